@@ -1,0 +1,71 @@
+"""birdie trains, compresses, packs and scores models under a byte budget.
+
+    import birdie
+
+    birdie.save(model, "model.birdie", budget=16_000_000)
+    state = birdie.load("model.birdie")
+    birdie.inspect("model.birdie").bits_per_weight
+
+Names are imported when they are first used, so that `import birdie` costs nothing.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from birdie.artifact import Summary, inspect, load, save
+    from birdie.errors import (
+        ArtifactError,
+        BirdieError,
+        BudgetError,
+        ConfigError,
+        DataError,
+        OutputError,
+        WeightsError,
+    )
+
+    __version__: str
+
+_HOMES = {
+    "birdie.artifact": ("Summary", "inspect", "load", "save"),
+    "birdie.errors": (
+        "ArtifactError",
+        "BirdieError",
+        "BudgetError",
+        "ConfigError",
+        "DataError",
+        "OutputError",
+        "WeightsError",
+    ),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ArtifactError",
+    "BirdieError",
+    "BudgetError",
+    "ConfigError",
+    "DataError",
+    "OutputError",
+    "Summary",
+    "WeightsError",
+    "__version__",
+    "inspect",
+    "load",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The public name `name`, imported now (PEP 562)."""
+    if name == "__version__":
+        return version("birdie")
+    if name not in _HOME:
+        raise AttributeError(f"module 'birdie' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

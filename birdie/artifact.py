@@ -1,0 +1,447 @@
+"""A model as one .birdie file: save, load, inspect. Schemes and entropy coding meet the container here.
+
+    state ──ties──► one tensor each ──scheme──► Encoded ──entropy──► Entry ─┐
+                                                                            ├─► container ─► model.birdie
+    second names ───────────────────────────────────────────► alias Entry ──┘
+
+No pickle and no code: a file decodes to tensors or raises ArtifactError. The same tensors in any order give the same
+bytes, whatever the number of threads. The numbers by which the file calls schemes and dtypes are pinned here and
+described in docs/format.md.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from birdie import container, files
+from birdie.compress.budget import fit_budget
+from birdie.compress.choose import Schemes, assign, encode_all, match, rules_of
+from birdie.compress.decoders import CAST_DTYPES, DECODERS
+from birdie.compress.lossless import Lossless
+from birdie.compress.scheme import Encoded
+from birdie.compress.state import fill, named_tensors, without_ties
+from birdie.container import ALIAS, Entry, Reader, Stream
+from birdie.device import dtype_name
+from birdie.entropy import coder as entropy
+from birdie.entropy.stream import Effort
+from birdie.errors import ArtifactError, ConfigError
+
+Source = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+M = TypeVar("M", bound=nn.Module)
+
+# The numbers in the file. Never change one; new ones go at the end.
+SCHEMES = {"lossless": 1, "grid": 2, "cast": 3}
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
+    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
+)  # fmt: skip
+_SCHEME_NAMES = {code: name for name, code in SCHEMES.items()}
+
+MIN_DECODED_LIMIT = 1 << 30
+DECODED_PER_BYTE = 64
+_ROUNDS = 4  # codings a budget search usually takes: only the progress bar relies on it
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """One tensor of a file: `scheme` is lossless, grid, fp16, bf16, or alias (a second name, no bytes of its own)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scheme: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is in a .birdie file.
+
+    Attributes:
+        path: of the file.
+        bytes: of the whole file.
+        budget: bytes it was allowed, or None.
+        weights: elements of all tensors, tied ones once.
+        tensors: sorted by name.
+        metadata: what the caller of `save` had to say.
+    """
+
+    path: str
+    bytes: int
+    budget: int | None
+    weights: int
+    tensors: tuple[TensorSummary, ...]
+    metadata: Mapping[str, Any]
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the file per weight; 0 when there are no weights."""
+        return 8 * self.bytes / self.weights if self.weights else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints: all but the metadata."""
+        rows = [
+            {"name": row.name, "shape": list(row.shape), "dtype": row.dtype, "scheme": row.scheme, "bytes": row.bytes}
+            for row in self.tensors
+        ]
+        return {
+            "path": self.path,
+            "bytes": self.bytes,
+            "budget": self.budget,
+            "weights": self.weights,
+            "bits_per_weight": self.bits_per_weight,
+            "tensors": rows,
+        }
+
+
+def save(
+    model: nn.Module | Mapping[str, Tensor],
+    path: Source,
+    *,
+    scheme: Schemes | None = None,
+    budget: int | None = None,
+    bits: float | None = None,
+    quality: float | None = None,
+    coder: Effort = "max",
+    calibration: object | None = None,
+    lossless: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Summary:
+    """Compress `model` into one file.
+
+    Args:
+        model: a module or its state dict; never changed.
+        path: the file to write; it appears whole or not at all.
+        scheme: how to store the matrices: a spec ("int6"), a scheme, or (pattern, spec) rules of which the first that
+            matches a name wins. Default: per-row int8, with everything small in 16 bits or lossless.
+        budget: bytes the file may have; the precision of what no rule names is chosen to land just under it.
+        bits: the same as bits per weight, everything included.
+        quality: not available in this version.
+        coder: "max" for the smallest file, "fast" for the quickest.
+        calibration: not available in this version.
+        lossless: keep every bit of every tensor.
+        metadata: JSON to store along.
+        progress: called with (done, total) as tensors are coded.
+        workers: threads; None takes every core. The bytes do not depend on it.
+
+    Raises:
+        ConfigError: settings contradict one another, or a spec or pattern is wrong.
+        WeightsError: a tensor is NaN or infinite and not lossless, or of a kind that cannot be stored.
+        BudgetError: nothing fits the budget.
+        OutputError: the file cannot be written.
+    """
+    _check_request(scheme, budget, bits, quality, coder, calibration, lossless)
+    default, rules = rules_of(scheme, targeted=budget is not None or bits is not None)
+    everything = named_tensors(model)
+    state, ties = without_ties(everything)
+    pinned = {ties.get(name, name): chosen for name, chosen in match(everything, rules).items()}
+    if bits is not None:
+        budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
+    about = _metadata_bytes(metadata, budget)
+    aliases = [Entry(name, ALIAS, *_described(state[target]), target=target) for name, target in ties.items()]
+    files.require_writable(Path(path).parent)
+    rounds = 1 if budget is None else _ROUNDS
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        meter = _Meter(progress, rounds * len(state))
+        packer = _Packer(pool, coder, aliases, about, meter)
+        if budget is not None:
+            quick = _Packer(pool, "fast", aliases, about, meter) if coder == "max" else None
+            rough = None if quick is None else (lambda e: len(quick(e)))
+            fit = fit_budget(state, lambda e: len(packer(e)), budget, pinned=pinned, rough=rough, workers=workers)
+            encoded = fit.encoded
+        else:
+            schemes = dict.fromkeys(state, Lossless()) if lossless else assign(state, pinned, default)
+            encoded = encode_all(state, schemes, workers=workers)
+        files.write_bytes(path, packer(encoded))
+        meter.finish()
+    return inspect(path)
+
+
+def _check_request(
+    scheme: Schemes | None,
+    budget: int | None,
+    bits: float | None,
+    quality: float | None,
+    coder: str,
+    calibration: object | None,
+    lossless: bool,
+) -> None:
+    for name, value in (("quality", quality), ("calibration", calibration)):
+        if value is not None:
+            raise ConfigError(f"{name} is not available in this version; use budget, bits or scheme")
+    if budget is not None and bits is not None:
+        raise ConfigError("budget and bits both set the size; give one of them")
+    if lossless and not (scheme is None and budget is None and bits is None):
+        raise ConfigError("lossless keeps every bit, so it takes no scheme, budget or bits; drop one side")
+    if bits is not None and not 0 < bits <= 64:
+        raise ConfigError(f"bits={bits} per weight is out of range; choose more than 0 and at most 64")
+    if coder not in ("max", "fast"):
+        raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
+
+
+def _described(weight: Tensor) -> tuple[int, tuple[int, ...]]:
+    return DTYPES.index(weight.dtype), tuple(weight.shape)
+
+
+def _metadata_bytes(metadata: Mapping[str, Any] | None, budget: int | None) -> bytes:
+    fields = {"budget": budget, "metadata": dict(metadata) if metadata else None}
+    present = {key: value for key, value in fields.items() if value is not None}
+    if not present:
+        return b""
+    try:
+        return json.dumps(present, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"metadata cannot be written as JSON ({error}); keep to text, finite numbers, lists and dicts"
+        ) from error
+
+
+class _Meter:
+    """Counts coded tensors for a progress callback; the total grows if the first guess was short."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def step(self) -> None:
+        self.done += 1
+        self.total = max(self.total, self.done)
+        self.report(self.done)
+
+    def finish(self) -> None:
+        self.report(self.total)
+
+    def report(self, done: int) -> None:
+        if self.progress is not None:
+            self.progress(done, self.total)
+
+
+class _Packer:
+    """Encoded tensors → the bytes of the whole file. What the last call coded is not coded again."""
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, effort: Effort, aliases: list[Entry], metadata: bytes, meter: _Meter
+    ) -> None:
+        self.pool, self.effort, self.aliases, self.metadata, self.meter = pool, effort, aliases, metadata, meter
+        self.known: dict[int, tuple[Encoded, Entry]] = {}
+
+    def __call__(self, encoded: Mapping[str, Encoded]) -> bytes:
+        futures = {
+            name: self.pool.submit(self._entry, name, item)
+            for name, item in encoded.items()
+            if id(item) not in self.known
+        }
+        entries = {}
+        for name, item in encoded.items():
+            entries[name] = futures[name].result() if name in futures else self.known[id(item)][1]
+            self.meter.step()
+        self.known = {id(item): (item, entries[name]) for name, item in encoded.items()}
+        return container.to_bytes([*entries.values(), *self.aliases], self.metadata)
+
+    def _entry(self, name: str, encoded: Encoded) -> Entry:
+        layout = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
+        streams = []
+        for values, expected in zip(encoded.streams, layout, strict=True):
+            coded = entropy.encode(values, expected.hints, self.effort)
+            streams.append(Stream(coded.coder, coded.payload))
+        code = DTYPES.index(encoded.dtype)
+        return Entry(name, SCHEMES[encoded.scheme], code, encoded.shape, encoded.params, tuple(streams))
+
+
+@overload
+def load(
+    path: Source,
+    *,
+    into: None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    lazy: bool = False,
+    max_bytes: int | None = None,
+    workers: int | None = None,
+) -> dict[str, Tensor]: ...
+@overload
+def load(
+    path: Source,
+    *,
+    into: M,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    lazy: bool = False,
+    max_bytes: int | None = None,
+    workers: int | None = None,
+) -> M: ...
+def load(
+    path: Source,
+    *,
+    into: nn.Module | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    lazy: bool = False,
+    max_bytes: int | None = None,
+    workers: int | None = None,
+) -> dict[str, Tensor] | nn.Module:
+    """Decode a file.
+
+    Args:
+        path: a .birdie file.
+        into: a module that takes the tensors; names and shapes must match exactly.
+        device: where the tensors (or the module) go; default the CPU (or where the module is).
+        dtype: what floating tensors (or the module) are cast to after decoding.
+        lazy: not available in this version.
+        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
+        workers: threads; None takes every core.
+
+    Returns:
+        name → tensor, tied names sharing one tensor; or `into`.
+
+    Raises:
+        ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
+        WeightsError: names or shapes do not match `into`.
+        ConfigError: `lazy` was asked for.
+    """
+    if lazy:
+        raise ConfigError("lazy loading is not available in this version; leave lazy out")
+    with Reader(path) as reader:
+        _check_size(reader, max_bytes)
+        stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+        with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+            tensors = dict(zip(stored, pool.map(lambda name: _decode(reader, name), stored), strict=True))
+        if into is None:
+            tensors = {name: _placed(tensor, device, dtype) for name, tensor in tensors.items()}
+        state = {name: tensors[_owner(reader, name)] for name in reader.names}
+    return state if into is None else fill(into, state, str(path)).to(device=device, dtype=dtype)
+
+
+def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> Tensor:
+    """Decode one tensor; only its own bytes are read.
+
+    Raises:
+        ArtifactError: there is no such tensor, it is corrupt, or it decodes to more than `max_bytes`.
+    """
+    with Reader(path) as reader:
+        owner = _owner(reader, name)
+        _check_size(reader, max_bytes, [owner])
+        return _decode(reader, owner)
+
+
+def inspect(path: Source) -> Summary:
+    """What is in a file, from its header alone.
+
+    Raises:
+        ArtifactError: the file is missing or its header is corrupt.
+    """
+    with Reader(path) as reader:
+        about = _parse_metadata(reader)
+        sizes = reader.table()
+        entries = [reader.entry(name) for name in reader.names]
+        rows = tuple(
+            TensorSummary(entry.name, entry.shape, dtype_name(_dtype(entry)), _scheme_name(entry), sizes[entry.name])
+            for entry in entries
+        )
+        weights = sum(_elements(entry.shape) for entry in entries if entry.scheme != ALIAS)
+        return Summary(str(path), reader.size, about.get("budget"), weights, rows, about.get("metadata", {}))
+
+
+def _parse_metadata(reader: Reader) -> dict[str, Any]:
+    if not reader.metadata:
+        return {}
+    try:
+        about = json.loads(reader.metadata)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"the metadata of {reader.where} is not JSON; the file is damaged") from error
+    whole = isinstance(about, dict) and isinstance(about.get("metadata", {}), dict)
+    if not whole or not isinstance(about.get("budget", 0), int):
+        raise ArtifactError(f"the metadata of {reader.where} is not what birdie writes; the file is damaged")
+    return dict(about)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _dtype(entry: Entry) -> torch.dtype:
+    if entry.dtype >= len(DTYPES):
+        raise ArtifactError(
+            f"tensor {entry.name!r} has dtype code {entry.dtype}, unknown to this version; update birdie"
+        )
+    return DTYPES[entry.dtype]
+
+
+def _scheme_name(entry: Entry) -> str:
+    if entry.scheme == ALIAS:
+        return "alias"
+    if entry.scheme not in _SCHEME_NAMES:
+        raise ArtifactError(
+            f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown to this version; update birdie"
+        )
+    name = _SCHEME_NAMES[entry.scheme]
+    if name == "cast" and entry.params in ((0,), (1,)):
+        return {torch.float16: "fp16", torch.bfloat16: "bf16"}[CAST_DTYPES[entry.params[0]]]
+    return name
+
+
+def _owner(reader: Reader, name: str) -> str:
+    """`name`, or the name it is an alias of.
+
+    Raises:
+        ArtifactError: there is no such entry, or the alias disagrees with what it points to.
+    """
+    entry = reader.entry(name)
+    if entry.scheme != ALIAS or entry.target is None:
+        return name
+    target = reader.entry(entry.target)
+    if (entry.shape, entry.dtype) != (target.shape, target.dtype):
+        raise ArtifactError(f"tensor {name!r} of {reader.where} differs in shape from {entry.target!r}, its tied twin")
+    return entry.target
+
+
+def _check_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | None = None) -> None:
+    limit = max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * reader.size) if max_bytes is None else max_bytes
+    entries = [reader.entry(name) for name in (reader.names if names is None else names)]
+    total = sum(_elements(entry.shape) * _dtype(entry).itemsize for entry in entries if entry.scheme != ALIAS)
+    if total > limit:
+        raise ArtifactError(
+            f"{reader.where} decodes to {total:,} bytes, more than the {limit:,} allowed; "
+            "raise max_bytes if you trust where it comes from"
+        )
+
+
+def _decode(reader: Reader, name: str) -> Tensor:
+    """Read and decode one stored entry.
+
+    Raises:
+        ArtifactError: it is corrupt, or uses a code of a newer version.
+    """
+    entry = reader.read(name)
+    dtype = _dtype(entry)
+    _scheme_name(entry)
+    scheme = _SCHEME_NAMES[entry.scheme]
+    try:
+        layout = DECODERS[scheme].layout(entry.shape, dtype, entry.params)
+        if len(layout) != len(entry.streams):
+            raise ArtifactError(f"scheme {scheme} needs {len(layout)} streams but {len(entry.streams)} are there")
+        streams = tuple(
+            entropy.decode(stream.coder, stream.payload, each.rows, each.columns, each.hints, each.dtype)
+            for stream, each in zip(entry.streams, layout, strict=True)
+        )
+        return DECODERS[scheme].decode(Encoded(scheme, entry.shape, dtype, entry.params, streams))
+    except ArtifactError as error:
+        raise ArtifactError(f"tensor {name!r} of {reader.where}: {error}") from error
+
+
+def _placed(tensor: Tensor, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)

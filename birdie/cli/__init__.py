@@ -1,0 +1,49 @@
+"""The command line: one file per command, the only place that prints, parses or exits.
+
+Commands are named here and imported when called, so `birdie --help` answers at once.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from birdie.cli.console import run
+from birdie.recipe_file import configuration
+
+COMMANDS = {
+    "demo": "Train a small GPT for a minute, compress it under a budget, score the file: the whole road.",
+    "prepare": "Turn text into shards and a tokenizer.",
+    "train": "Train a GPT by a recipe, then compress it and score the file.",
+    "compress": "Compress a checkpoint (.safetensors, .pt, .bin, .ptz, a Hugging Face folder) into one .birdie file.",
+    "decompress": "Turn a .birdie file back into .safetensors or .pt.",
+    "inspect": "Show what is in a .birdie file and who paid which bytes.",
+    "evaluate": "Score a .birdie file in bits per byte.",
+    "sample": "Let the model in a .birdie file write.",
+}
+
+
+def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
+    """The application that understands `tokens`, and the tokens it is to be called with."""
+    recipe = next((token for token in tokens[1:] if token.endswith(".toml") and not token.startswith("-")), None)
+    if tokens[:1] == ["train"] and recipe is not None:
+        # alone: beside other commands cyclopts takes the recipe's table [train] for the command of that name
+        app = App(name="birdie train", config=configuration(recipe), result_action="return_value")
+        app.default(importlib.import_module("birdie.cli.train").train)
+        return app, list(tokens[1:])
+    app = App(
+        name="birdie",
+        help="Train, compress, pack and score models under a byte budget.",
+        version="birdie.cli.console:version",
+        result_action="return_value",
+    )
+    for name, help_ in COMMANDS.items():
+        app.command(f"birdie.cli.{name}:{name}", name=name, help=help_)
+    return app, list(tokens)
+
+
+def main(tokens: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
+    tokens = sys.argv[1:] if tokens is None else tokens
+    sys.exit(run(build_app, tokens))

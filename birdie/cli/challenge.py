@@ -1,0 +1,264 @@
+"""The challenge's own entry point: its environment variables in, its log lines out.
+
+`train_gpt.py` calls `main`. Every setting of the challenge's script is a field of some recipe dataclass with its
+environment name, so a record's command runs as it stands. The lines of the log, their order and their number formats
+are the script's; what is ours is said in lines of our own (`birdie…`, `quantization_gap`, `cpu_cost`).
+"""
+
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import torch
+
+from birdie.cli.train import ctrl_c_asks
+from birdie.compress import baseline
+from birdie.device import choose_device
+from birdie.distributed import World, process_group, world_from_environment
+from birdie.errors import BirdieError
+from birdie.files import require_writable, write_bytes
+from birdie.pipeline import Event, Interrupted, Run, Started, Validated
+from birdie.pipeline import evaluate as evaluate_artifact
+from birdie.recipe import Recipe, load_recipe
+from birdie.score.bpb import Score
+from birdie.submit.code import code_bytes, source_files
+from birdie.train.loop import Step
+
+CAP = 16_000_000
+"""Bytes of code and model the challenge allows: decimal megabytes."""
+
+UNPACKED_BYTES = 2**32
+"""Most that an int8+zlib export of ours may unpack to: far above any model that could be trained here."""
+
+
+def entry() -> Path:
+    """The script that was started, train_gpt.py or what stands in for it: where counting the code begins."""
+    started = Path(sys.argv[0])
+    return started if started.suffix == ".py" and started.is_file() else Path(__file__)
+
+
+class Log:
+    """`logs/RUN_ID.txt` and the console, on rank 0 alone."""
+
+    def __init__(self, run_id: str, world: World) -> None:
+        self.path = Path("logs") / f"{run_id}.txt"
+        self.active = world.is_main
+        if self.active:
+            require_writable(self.path.parent)
+            self.path.write_text("")
+            sys.stdout.write(f"{self.path}\n")
+
+    def __call__(self, line: str, *, console: bool = True) -> None:
+        """Append `line` to the file and, unless told otherwise, to stdout."""
+        if not self.active:
+            return
+        with self.path.open("a") as file:
+            file.write(line + "\n")
+        if console:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+
+def main() -> None:
+    """Run by environment and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
+    try:
+        recipe = load_recipe()
+        device = choose_device(recipe.device, world_from_environment().local_rank)
+        with process_group(device) as world:
+            finished = record(recipe, os.environ.get("RUN_ID") or str(uuid.uuid4()), world)
+    except BirdieError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0 if finished else 130)
+
+
+def record(recipe: Recipe, run_id: str, world: World) -> bool:
+    """Train, export, score and log as the challenge's script does; False when Ctrl-C ended it early."""
+    log = Log(run_id, world)
+    _log_provenance(log)
+    run = Run(recipe, Path("runs") / run_id, world=world, notify=log)
+    last: Validated | None = None
+    with ctrl_c_asks() as stop:
+        for event in run.train(stop=stop, on_priming=lambda done, total: log(f"warmup_step:{done}/{total}")):
+            if isinstance(event, Validated):
+                last = event
+            _log_event(log, event, run)
+            if isinstance(event, Interrupted):
+                return False
+    _log_memory(log, run.device)
+    if last is not None:
+        _finish(log, run, last.score)
+    return True
+
+
+def _log_provenance(log: Log) -> None:
+    for path in source_files(entry()):
+        log(f"# {path.name}\n{path.read_text()}", console=False)
+    log("=" * 100, console=False)
+    log(f"Running Python {platform.python_version()}", console=False)
+    log(f"Running PyTorch {torch.__version__}", console=False)
+    smi = shutil.which("nvidia-smi")
+    found = (
+        subprocess.run([smi], capture_output=True, text=True, check=False).stdout if smi else "nvidia-smi: not found"
+    )
+    log(found, console=False)
+    log("=" * 100, console=False)
+
+
+def _log_started(log: Log, started: Started, run: Run) -> None:
+    recipe, model, train, optimizer = run.recipe, run.recipe.model, run.recipe.train, run.recipe.optimizer
+    scored = (started.val_tokens - 1) // train.train_seq_len * train.train_seq_len
+    log(f"val_bpb:enabled tokenizer_kind={run.tokenizer.kind} tokenizer_path={recipe.data.tokenizer}")
+    log(f"train_loader:dataset:{started.dataset} train_shards:{started.train_shards}")
+    log(f"val_loader:shards pattern={Path(recipe.data.path) / 'fineweb_val_*.bin'} tokens:{scored}")
+    log(f"model_params:{started.parameters}")
+    log(f"world_size:{started.world_size} grad_accum_steps:{started.micro_steps}")
+    kernels = ("cudnn", "flash", "mem_efficient", "math")
+    enabled = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in kernels}
+    log("sdp_backends:" + " ".join(f"{name}={on}" for name, on in enabled.items()))
+    log(f"attention_mode:gqa num_heads:{model.num_heads} num_kv_heads:{model.num_kv_heads}")
+    head_lr = 0.0 if model.tie_embeddings else optimizer.head_lr
+    embed_lr = optimizer.tied_embed_lr if model.tie_embeddings else optimizer.embed_lr
+    log(
+        f"tie_embeddings:{model.tie_embeddings} embed_lr:{embed_lr} head_lr:{head_lr} "
+        f"matrix_lr:{optimizer.matrix_lr} scalar_lr:{optimizer.scalar_lr}"
+    )
+    log(
+        f"train_batch_tokens:{train.train_batch_tokens} train_seq_len:{train.train_seq_len} "
+        f"iterations:{train.iterations} warmup_steps:{train.warmup_steps} "
+        f"max_wallclock_seconds:{train.max_wallclock_seconds:.3f}"
+    )
+    log(f"seed:{train.seed}")
+    log(
+        f"birdie:device:{started.device} compute_dtype:{started.compute_dtype} "
+        f"newton_schulz_dtype:{started.newton_schulz_dtype} run_folder:{run.folder}"
+    )
+    if run.device.type == "cpu":
+        _log_cpu_cost(log, run)
+
+
+def _log_cpu_cost(log: Log, run: Run) -> None:
+    """Say before the first step how long one will take: the defaults are made for eight H100s."""
+    a, b = torch.randn(1024, 512), torch.randn(512, 1024)
+    a @ b  # the first product sets up the library
+    began = time.perf_counter()
+    for _ in range(10):
+        a @ b
+    flops = 10 * 2 * 1024 * 512 * 1024 / (time.perf_counter() - began)
+    train, parameters = run.recipe.train, sum(p.numel() for p in run.model.parameters())
+    # 6 FLOPs a weight and token for forward and backward; all else in a step was measured at about as much again
+    step_s = 2 * 6 * parameters * train.train_batch_tokens / run.world.size / flops
+    steps = train.iterations
+    if train.max_wallclock_seconds:
+        steps = min(steps, math.ceil(train.max_wallclock_seconds / step_s))
+    log(
+        f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {step_s:.1f} s on this CPU "
+        f"({flops / 1e9:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {steps:,} steps take about "
+        f"{(train.warmup_steps + steps) * step_s / 60:.0f} min; "
+        "smaller TRAIN_BATCH_TOKENS, ITERATIONS and WARMUP_STEPS make it quick"
+    )
+
+
+def _log_event(log: Log, event: Event, run: Run) -> None:
+    total = run.recipe.train.iterations
+    if isinstance(event, Started):
+        _log_started(log, event, run)
+    elif isinstance(event, Step):
+        number, average = event.number, event.train_ms / event.number
+        if number <= 10 or number % run.recipe.run.log_every == 0 or event.stopping:
+            log(
+                f"step:{number}/{total} train_loss:{event.loss:.4f} "
+                f"train_time:{event.train_ms:.0f}ms step_avg:{average:.2f}ms"
+            )
+        if event.stopping and number < total:
+            log(f"stopping_early: wallclock_cap train_time:{event.train_ms:.0f}ms step:{number}/{total}")
+    elif isinstance(event, Validated):
+        score = event.score
+        log(
+            f"step:{event.step}/{total} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
+            f"train_time:{event.train_ms:.0f}ms step_avg:{event.train_ms / max(event.step, 1):.2f}ms"
+        )
+    elif isinstance(event, Interrupted):
+        log(f"interrupted: step:{event.step}/{total} saved:{event.path}")
+
+
+def _log_memory(log: Log, device: torch.device) -> None:
+    allocated = reserved = 0
+    if device.type == "cuda":
+        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    log(f"peak memory allocated: {allocated // 2**20} MiB reserved: {reserved // 2**20} MiB")
+
+
+def _finish(log: Log, run: Run, before: Score) -> None:
+    """Export both ways, score both from their bytes, and print what the challenge asks for."""
+    code = code_bytes(entry())
+    old = _int8_zlib(log, run, code)
+    summary = _birdie(log, run, code)
+    began = time.perf_counter()
+    new = evaluate_artifact(
+        run.folder / "model.birdie",
+        device=run.recipe.device,
+        dtype=run.recipe.train.compute_dtype,
+        world=run.world,
+        batch_tokens=run.recipe.validation.batch_tokens,
+    ).score
+    log(
+        f"final_birdie_roundtrip val_loss:{new.val_loss:.4f} val_bpb:{new.bpb:.4f} "
+        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
+    )
+    log(
+        f"quantization_gap: float_bpb:{before.bpb:.8f} int8_zlib_bpb:{old.bpb:.8f} "
+        f"int8_zlib_gap:{old.bpb - before.bpb:+.8f} birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - before.bpb:+.8f}"
+    )
+    log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
+    log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
+    log(f"Total submission size birdie: {summary + code} bytes")
+
+
+def _int8_zlib(log: Log, run: Run, code: int) -> Score:
+    """The challenge's own export: packed, written, read back, scored."""
+    path = run.folder / "final_model.int8.ptz"
+    if run.world.is_main:
+        state = run.model.state_dict()
+        export = run.recipe.export
+        packed = baseline.pack(state, int4_layers=export.int4_layers, int4_step=export.int4_step)
+        write_bytes(path, packed.blob)
+        raw = packed.tensor_bytes
+        log(f"Serialized model: {raw} bytes")
+        log(f"Code size: {code} bytes")
+        log(f"Total submission size: {raw + code} bytes")
+        log(
+            f"Serialized model int8+zlib: {len(packed.blob)} bytes (payload:{packed.payload_bytes} "
+            f"raw_torch:{packed.raw_bytes} payload_ratio:{packed.payload_ratio:.2f}x)"
+        )
+        log(f"Total submission size int8+zlib: {len(packed.blob) + code} bytes")
+    run.world.barrier()
+    began = time.perf_counter()
+    score = run.score(run.model_of(baseline.unpack(path.read_bytes(), UNPACKED_BYTES)))
+    log(
+        f"final_int8_zlib_roundtrip val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
+        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
+    )
+    return score
+
+
+def _birdie(log: Log, run: Run, code: int) -> int:
+    """Our artifact by the recipe's schemes, or by the bytes the cap leaves when those are too many; its size."""
+    path = run.folder / "model.birdie"
+    if run.world.is_main:
+        summary = run.export(path)
+        budget = CAP - code
+        if summary.bytes > budget and run.recipe.export.budget is None:
+            log(f"birdie:{summary.bytes} bytes do not fit {budget} (cap less code); precision chosen to fit")
+            summary = run.export(path, budget=budget)
+        log(f"Serialized model birdie: {summary.bytes} bytes ({summary.bits_per_weight:.3f} bits per weight)")
+    run.world.barrier()
+    return path.stat().st_size

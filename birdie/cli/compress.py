@@ -1,0 +1,79 @@
+"""`birdie compress`: any checkpoint into one small file."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from birdie import artifact
+from birdie.cli.console import Json, emit, progress_bar, say, show, size
+from birdie.cli.inspect import summary_table
+from birdie.compress.size import parse_size
+from birdie.errors import ConfigError
+from birdie.weights import read_state_dict
+
+
+def compress(
+    checkpoint: Annotated[Path, Parameter(help=".safetensors, .pt, .pth, .th, .bin, .ptz, or a Hugging Face folder.")],
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .birdie file to write.")],
+    lossless: Annotated[bool, Parameter(negative=(), help="Keep every bit of every tensor.")] = False,
+    budget: Annotated[str | None, Parameter(help="Bytes the file may take: 16MB, 16MiB, 250000.")] = None,
+    bits: Annotated[float | None, Parameter(help="Bits per weight the file may take, all included.")] = None,
+    quality: Annotated[float | None, Parameter(help="Nats of KL per token it may cost (not available yet).")] = None,
+    scheme: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="PATTERN=SPEC, repeatable, first match wins; SPEC: lossless, fp16, bf16, int2…int8, int8:step=4, "
+            "sigma:0.3.",
+        ),
+    ] = None,
+    coder: Annotated[Literal["max", "fast"], Parameter(help="Entropy coding: smallest, or quickest to load.")] = "max",
+    calibrate: Annotated[str | None, Parameter(help="A run or recipe to calibrate on (not available yet).")] = None,
+    json: Json = False,
+) -> None:
+    """Compress a checkpoint into one .birdie file.
+
+    Without a target every matrix becomes per-row int8 and everything else is kept as it is. With --budget or --bits the
+    precision of each tensor is chosen so that the file just fits.
+    """
+    if calibrate is not None:
+        raise ConfigError("--calibrate is not available in this version; leave it out")
+    if lossless and (scheme or budget or bits or quality):
+        raise ConfigError(
+            "--lossless keeps every bit, so it takes no --budget, --bits, --quality or --scheme; drop one side"
+        )
+    state = read_state_dict(checkpoint)
+    with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
+        summary = artifact.save(
+            state,
+            output,
+            scheme=[_pattern(text) for text in scheme] if scheme else None,
+            budget=None if budget is None else parse_size(budget),
+            bits=bits,
+            quality=quality,
+            coder=coder,
+            lossless=lossless,
+            progress=update,
+        )
+    if json:
+        emit(summary.to_json())
+        return
+    show(summary_table(summary))
+    before = _bytes_on_disk(checkpoint)
+    say(f"{size(before)} → {size(summary.bytes)} ({before / summary.bytes:.2f}× smaller): {output}")
+
+
+def _pattern(text: str) -> tuple[str, str]:
+    pattern, equals, spec = text.partition("=")
+    if not equals or not pattern or not spec:
+        raise ConfigError(f"--scheme {text!r} is not PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")
+    return pattern, spec
+
+
+def _bytes_on_disk(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in path.glob(pattern))
+    return path.stat().st_size

@@ -1,0 +1,134 @@
+"""How every command talks: tables and answers on stdout, progress and remarks on stderr, errors in one sentence.
+
+With `--json` stdout carries exactly one JSON object, an error included, and everything else goes to stderr.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from birdie.errors import BirdieError, ConfigError
+from birdie.recipe_file import explain
+
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="One JSON object on stdout, all else on stderr.")]
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+
+def version() -> str:
+    """birdie's version."""
+    return metadata.version("birdie")
+
+
+def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequence[str]) -> int:
+    """Run one command; returns the exit code and never lets a foreseen error through as a traceback."""
+    as_json = "--json" in tokens
+    try:
+        app, arguments = build(tokens)
+        app(arguments, exit_on_error=False, print_error=False)
+    except KeyboardInterrupt:
+        stderr.print("Stopped by Ctrl-C.")
+        return 130
+    except CycloptsError as error:
+        return _fail(ConfigError(explain(error)), as_json)
+    except BirdieError as error:
+        return _fail(error, as_json)
+    except (OSError, MemoryError) as error:
+        return _fail(error, as_json)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 0
+    return 0
+
+
+def _fail(error: Exception, as_json: bool) -> int:
+    if isinstance(error, MemoryError):
+        message = "out of memory; use a smaller model, batch or file"
+    elif isinstance(error, OSError) and not isinstance(error, BirdieError):
+        message = f"{error.filename or 'a file'}: {(error.strerror or str(error)).lower()}"
+    else:
+        message = " ".join(str(error).split())
+    if as_json:
+        emit({"error": {"type": type(error).__name__, "message": message}})
+    else:
+        stderr.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    return 1
+
+
+def remark(text: str) -> None:
+    """One line on stderr."""
+    stderr.print(text, soft_wrap=True, markup=False)
+
+
+def emit(answer: Mapping[str, Any]) -> None:
+    """The one JSON object of a `--json` run; NaN, which JSON lacks, becomes null."""
+    sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")
+    sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def show(table: Table) -> None:
+    """A table on stdout."""
+    stdout.print(table)
+
+
+def say(text: str) -> None:
+    """A line on stdout, never wrapped: it may be a path somebody copies."""
+    stdout.print(text, soft_wrap=True, markup=False)
+
+
+class RateColumn(ProgressColumn):
+    """Work per second, in the task's own unit."""
+
+    def render(self, task: Task) -> Text:
+        if not task.speed:
+            return Text("")
+        return Text(f"{quantity(task.speed)} {task.fields.get('unit', '')}/s", style="cyan")
+
+
+@contextmanager
+def progress_bar(description: str, unit: str) -> Iterator[Callable[[float, float | None], None]]:
+    """A bar on stderr; yields `update(done, total)`. Silent when stderr is not a terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        RateColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
+        task = progress.add_task(description, total=None, unit=unit)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def quantity(value: float) -> str:
+    """1,234,567 → "1.23M"."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def size(value: int) -> str:
+    """Bytes with thousands separators and unit."""
+    return f"{value:,} B"

@@ -1,0 +1,135 @@
+"""`birdie demo`: the whole road on text that lies on every machine, in about two minutes on two cores."""
+
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from cyclopts import Parameter
+from rich.table import Table
+
+from birdie.cli.console import Json, emit, progress_bar, remark, say, show
+from birdie.cli.prepare import prepare_with_bar
+from birdie.cli.train import follow
+from birdie.compress import baseline
+from birdie.compress.size import parse_size
+from birdie.data.corpus import stdlib_corpus
+from birdie.model.gpt import GPTConfig
+from birdie.pipeline import Run
+from birdie.pipeline import evaluate as evaluate_artifact
+from birdie.recipe import DataSettings, ExportSettings, Recipe, RunSettings
+from birdie.score.bpb import ValidationSettings
+from birdie.train.groups import OptimizerSettings
+from birdie.train.loop import TrainSettings
+
+VOCABULARY = 1024
+
+
+def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> Recipe:
+    """A GPT small enough to learn something in a minute on two cores."""
+    return Recipe(
+        data=DataSettings(
+            path=str(data / "datasets" / f"fineweb10B_sp{VOCABULARY}"),
+            tokenizer=str(data / "tokenizers" / f"fineweb_{VOCABULARY}_bpe.model"),
+            order="shuffled",
+        ),
+        model=GPTConfig(vocab_size=VOCABULARY, num_layers=4, model_dim=256, num_heads=4, num_kv_heads=2, mlp_mult=3),
+        train=TrainSettings(
+            iterations=100_000,  # the clock ends it
+            warmdown_iters=100_000,
+            warmup_steps=1,
+            train_batch_tokens=8_192,
+            train_seq_len=256,
+            accumulation=1,
+            max_wallclock_seconds=seconds,
+            seed=seed,
+        ),
+        optimizer=OptimizerSettings(muon_momentum_warmup_steps=100),
+        validation=ValidationSettings(every=0, max_tokens=131_072),
+        export=ExportSettings(budget=budget),
+        run=RunSettings(log_every=50, checkpoint_every=0),
+        device=device,
+    )
+
+
+def demo(
+    *,
+    budget: Annotated[str, Parameter(help="Bytes the artifact may take.")] = "1.2MB",
+    seconds: Annotated[float, Parameter(help="Training time.")] = 60.0,
+    folder: Annotated[Path, Parameter(help="Where data, run and artifact go.")] = Path("runs/demo"),
+    seed: Annotated[int, Parameter(help="Seed of the weights and of the data order.")] = 0,
+    device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
+    json: Json = False,
+) -> None:
+    """Train a small GPT on the sources of Python's standard library, compress it under a budget, score the file."""
+    allowed = parse_size(budget)
+    data = folder / "data"
+    if not (data / "datasets" / f"fineweb10B_sp{VOCABULARY}" / "dataset.json").is_file():
+        prepare_with_bar(stdlib_corpus(), vocab_size=VOCABULARY, root=data)
+    run = Run(
+        demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device), folder / "run", notify=remark
+    )
+    last, interrupted = follow(run)
+    if interrupted is not None or last is None:
+        raise KeyboardInterrupt
+    with progress_bar("compressing", "tensors") as update:
+        summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
+    with progress_bar("scoring the file", "tokens") as update:
+        result = evaluate_artifact(summary.path, device=device, progress=update)
+    float_bytes, old_bytes, old_bpb = _rivals(run)
+    answer: dict[str, Any] = {
+        "bytes": summary.bytes,
+        "budget": allowed,
+        "bpb_float": last.score.bpb,
+        "bpb_artifact": result.score.bpb,
+        "train_seconds": last.train_ms / 1000,
+        "steps": last.step,
+        "weights": summary.weights,
+        "bits_per_weight": summary.bits_per_weight,
+        "float_bytes": float_bytes,
+        "int8_zlib_bytes": old_bytes,
+        "bpb_int8_zlib": old_bpb,
+        "ci95": result.score.ci95,
+        "path": str(summary.path),
+    }
+    if json:
+        emit(answer)
+        return
+    show(_table(answer))
+    say(f"The artifact is {summary.path}; look inside with `birdie inspect {summary.path}`,")
+    say(f"let it write with `birdie sample {summary.path} --prompt 'def '`.")
+
+
+def _rivals(run: Run) -> tuple[int, int, float]:
+    """(bytes of torch.save + zlib of the floats, bytes and bpb of the challenge's int8 + zlib export)."""
+    state = run.model.state_dict()
+    buffer = BytesIO()
+    torch.save(state, buffer)
+    floats = zlib.compress(buffer.getvalue(), 9)
+    packed = baseline.pack(state)
+    decoded = baseline.unpack(packed.blob, 2 * packed.raw_bytes)
+    return len(floats), len(packed.blob), run.score(run.model_of(decoded)).bpb
+
+
+def _table(answer: dict[str, Any]) -> Table:
+    weights = answer["weights"]
+    table = Table(
+        title=f"{weights:,} weights, {answer['steps']} steps in {answer['train_seconds']:.0f} s, "
+        "Python's standard library held out by file"
+    )
+    table.add_column("model")
+    table.add_column("bytes", justify="right")
+    table.add_column("bits/weight", justify="right")
+    table.add_column("bits per byte", justify="right")
+    for name, size, bpb in (
+        ("float32, torch.save + zlib", answer["float_bytes"], answer["bpb_float"]),
+        ("int8, torch.save + zlib", answer["int8_zlib_bytes"], answer["bpb_int8_zlib"]),
+        ("birdie", answer["bytes"], answer["bpb_artifact"]),
+    ):
+        table.add_row(
+            name, f"{size:,}", f"{size * 8 / weights:.2f}", f"{bpb:.4f}", style="bold" if name == "birdie" else ""
+        )
+    table.add_section()
+    table.add_row("budget", f"{answer['budget']:,}", f"{answer['budget'] * 8 / weights:.2f}", "")
+    return table

@@ -1,0 +1,60 @@
+"""`birdie inspect`: what is in an artifact, from its header alone."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from birdie import artifact
+from birdie.cli.console import Json, emit, say, show, size
+
+
+def inspect(
+    file: Path,
+    /,
+    *,
+    metadata: Annotated[bool, Parameter(negative=(), help="Also show what the artifact says about itself.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what is in a .birdie file and who paid which bytes. Reads the header only."""
+    summary = artifact.inspect(file)
+    if json:
+        answer = summary.to_json()
+        emit({**answer, "metadata": dict(summary.metadata)} if metadata else answer)
+        return
+    show(summary_table(summary))
+    if metadata:
+        from rich.pretty import pretty_repr
+
+        say(pretty_repr(dict(summary.metadata)))
+
+
+def summary_table(summary: artifact.Summary) -> Table:
+    """Who paid what: one row a tensor, largest files' worth of tensors in full."""
+    table = Table(title=f"{summary.path}: {size(summary.bytes)}, {summary.bits_per_weight:.3f} bits per weight")
+    table.add_column("tensor")
+    table.add_column("shape")
+    table.add_column("dtype")
+    table.add_column("stored as")
+    table.add_column("bytes", justify="right")
+    table.add_column("bits/weight", justify="right")
+    table.add_column("share", justify="right")
+    for tensor in summary.tensors:
+        weights = 1
+        for extent in tensor.shape:
+            weights *= extent
+        table.add_row(
+            tensor.name,
+            "×".join(map(str, tensor.shape)) or "scalar",
+            tensor.dtype,
+            tensor.scheme,
+            f"{tensor.bytes:,}",
+            f"{tensor.bytes * 8 / weights:.2f}" if weights else "",
+            f"{tensor.bytes / summary.bytes:.1%}",
+        )
+    table.add_section()
+    table.add_row(
+        "total", f"{summary.weights:,} weights", "", "", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", ""
+    )
+    return table

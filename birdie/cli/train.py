@@ -1,0 +1,167 @@
+"""`birdie train`: a recipe into a run folder with checkpoints, an artifact and its score."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from birdie.artifact import Summary
+from birdie.cli.console import Json, emit, progress_bar, remark, say, show
+from birdie.cli.evaluate import evaluation_json
+from birdie.device import choose_device
+from birdie.distributed import process_group, world_from_environment
+from birdie.errors import ConfigError
+from birdie.files import write_bytes
+from birdie.pipeline import Evaluation, Event, Interrupted, Run, Saved, Started, Validated
+from birdie.pipeline import evaluate as evaluate_artifact
+from birdie.recipe import FLAT, Recipe
+from birdie.train.loop import Step
+
+
+def train(
+    recipe_file: Annotated[Path | None, Parameter(help="A recipe (.toml); flags and environment override it.")] = None,
+    /,
+    *,
+    run: Annotated[Path | None, Parameter(help="Run folder; default: runs/ and the recipe's digest.")] = None,
+    resume: Annotated[bool, Parameter(negative=(), help="Go on from the latest checkpoint of the run folder.")] = False,
+    recipe: Annotated[Recipe | None, FLAT] = None,
+    json: Json = False,
+) -> None:
+    """Train a GPT by a recipe, compress it and score the file.
+
+    Settings come from the flags below, else the environment, else the recipe file, else the defaults. Ctrl-C saves a
+    checkpoint; --resume goes on from it. Under torchrun every rank trains:
+    `torchrun --nproc_per_node=2 -m birdie train …`.
+    """
+    if recipe_file is not None and recipe_file.suffix != ".toml":  # those were read before this call
+        raise ConfigError(f"{recipe_file} is not a recipe file: its name must end in .toml")
+    recipe = recipe or Recipe()
+    folder = run or Path("runs") / recipe.digest
+    device = choose_device(recipe.device, world_from_environment().local_rank)
+    with process_group(device) as world:
+        remark_here = remark if world.is_main else _nothing
+        work = Run(recipe, folder, world=world, notify=remark_here)
+        last, interrupted = follow(work, resume=resume, shown=world.is_main)
+        if interrupted is not None:
+            if world.is_main:
+                remark(f"Stopped after step {interrupted.step}; saved in {interrupted.path}")
+                remark("Go on with the same command and --resume.")
+            raise KeyboardInterrupt
+        if not world.is_main:
+            return
+        with progress_bar("compressing", "tensors") as update:
+            summary = work.export(progress=update)
+        with progress_bar("scoring the file", "tokens") as update:
+            result = evaluate_artifact(summary.path, device=recipe.device, progress=update)
+    answer = run_json(work, last, summary, result)
+    write_bytes(folder / "summary.json", _dumps(answer))
+    if json:
+        emit(answer)
+    else:
+        show(run_table(work, last, summary, result))
+        say(f"artifact: {summary.path}")
+
+
+def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Validated | None, Interrupted | None]:
+    """Train to the end with a bar and log lines; returns the last validation and, if it was stopped, where."""
+    last: Validated | None = None
+    interrupted: Interrupted | None = None
+    with ctrl_c_asks() as stop, progress_bar("training", "steps") as update:
+        for event in work.train(resume=resume, stop=stop):
+            if isinstance(event, Validated):
+                last = event
+            elif isinstance(event, Interrupted):
+                interrupted = event
+            if shown:
+                _show(event, work.recipe, update)
+    return last, interrupted
+
+
+@contextmanager
+def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a question the run asks between steps; the second one stops at once."""
+    asked = False
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        remark("Stopping after this step (Ctrl-C again stops at once and saves nothing)")
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _show(event: Event, recipe: Recipe, update: Callable[[float, float | None], None]) -> None:
+    if isinstance(event, Step):
+        share = event.number / recipe.train.iterations
+        if recipe.train.max_wallclock_seconds:  # whichever end comes first
+            share = max(share, event.train_ms / 1000 / recipe.train.max_wallclock_seconds)
+        update(event.number, event.number / share)
+        if event.number <= 10 or event.number % recipe.run.log_every == 0 or event.stopping:
+            remark(
+                f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
+                f"{event.train_ms / 1000:.1f} s  {event.train_ms / event.number:.1f} ms/step"
+            )
+    elif isinstance(event, Validated):
+        remark(f"step {event.step}  validation {event.score.bpb:.4f} bits per byte ({event.score.tokens:,} tokens)")
+    elif isinstance(event, Saved):
+        remark(f"step {event.step}  saved {event.path}")
+    elif isinstance(event, Started):
+        remark(
+            f"{event.parameters:,} parameters, {event.compute_dtype} (Newton–Schulz {event.newton_schulz_dtype}) on "
+            f"{event.device}, {event.world_size} rank(s) × {event.micro_steps} micro-step(s), "
+            f"{event.train_tokens:,} training tokens in {event.dataset}"
+            + (f", resumed at step {event.resumed_at}" if event.resumed_at else "")
+        )
+
+
+def run_json(work: Run, last: Validated | None, summary: Summary, result: Evaluation) -> dict[str, Any]:
+    """What a run has to say for itself, for machines."""
+    return {
+        "run": str(work.folder),
+        "artifact": str(summary.path),
+        "bytes": summary.bytes,
+        "budget": summary.budget,
+        "bits_per_weight": summary.bits_per_weight,
+        "bpb_float": None if last is None else last.score.bpb,
+        "bpb_artifact": result.score.bpb,
+        "steps": 0 if last is None else last.step,
+        "train_seconds": 0.0 if last is None else last.train_ms / 1000,
+        "evaluation": evaluation_json(result),
+    }
+
+
+def run_table(work: Run, last: Validated | None, summary: Summary, result: Evaluation) -> Table:
+    """Float against artifact."""
+    weights = sum(p.numel() for p in work.model.parameters())
+    table = Table(title=f"{work.folder}: {weights:,} weights")
+    table.add_column("model")
+    table.add_column("bytes", justify="right")
+    table.add_column("bits/weight", justify="right")
+    table.add_column("bits per byte", justify="right")
+    if last is not None:
+        table.add_row("float32 weights", f"{weights * 4:,}", "32.00", f"{last.score.bpb:.4f}")
+    table.add_row("birdie artifact", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", f"{result.score.bpb:.4f}")
+    if summary.budget is not None:
+        table.add_row("budget", f"{summary.budget:,}", "", "")
+    return table
+
+
+def _dumps(answer: dict[str, Any]) -> bytes:
+    import json
+
+    return json.dumps(answer, indent=1).encode() + b"\n"
+
+
+def _nothing(_: str) -> None:
+    return None

@@ -1,0 +1,1 @@
+"""Weights to integers and back: schemes, their decoders, the choice among them, and the byte budget."""

@@ -1,0 +1,167 @@
+"""Which scheme each tensor gets: specs as people write them, and name patterns.
+
+    SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · sigma:0.3
+    rule     PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins
+
+What the rules leave gets the default; there, matrices of a few thousand weights and up take it, and what is smaller
+(norms, biases, gains) is kept in 16 bits or losslessly, as it costs next to nothing and matters much.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from birdie.compress.grid import Grid
+from birdie.compress.lossless import Cast, Lossless
+from birdie.compress.scheme import Encoded, Scheme
+from birdie.compress.tensors import REAL_DTYPES
+from birdie.errors import ConfigError
+
+SMALL = 4096  # elements below which a matrix is not worth a grid
+Rule = tuple[str, Scheme]
+Spec = str | Scheme
+Schemes = Spec | Mapping[str, Spec] | Sequence[tuple[str, Spec]]
+
+_FORMS = ("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "sigma:0.3")
+_INT = re.compile(r"int(\d+)(?::step=(\d+))?")
+_SIGMA = re.compile(r"sigma:([0-9.eE+-]+)")
+
+
+def parse_spec(text: str) -> Scheme:
+    """The scheme that `text` spells.
+
+    Raises:
+        ConfigError: it is not a spec, or its number is out of range.
+    """
+    spec = text.strip()
+    if spec == "lossless":
+        return Lossless()
+    if spec == "fp16":
+        return Cast("fp16")
+    if spec == "bf16":
+        return Cast("bf16")
+    if match := _INT.fullmatch(spec):
+        return Grid(bits=int(match[1]), multiple=int(match[2] or 1))
+    if match := _SIGMA.fullmatch(spec):
+        return Grid(sigma=_number(match[1]))
+    near = difflib.get_close_matches(spec, _FORMS, n=1, cutoff=0.0)[0]
+    raise ConfigError(f"scheme {text!r} is unknown; did you mean {near!r}? (one of {', '.join(_FORMS)})")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number of standard deviations; write for example sigma:0.3") from None
+
+
+def parse_rule(text: str) -> Rule:
+    """`PATTERN=SPEC` → (pattern, scheme).
+
+    Raises:
+        ConfigError: there is no "=", or the spec is not one.
+    """
+    pattern, equals, spec = text.partition("=")
+    if not equals or not pattern:
+        raise ConfigError(f"scheme rule {text!r} is not PATTERN=SPEC; write for example 'blocks.*=int6'")
+    return pattern, parse_spec(spec)
+
+
+def rules_of(scheme: Schemes | None, *, targeted: bool) -> tuple[Scheme, list[Rule]]:
+    """(default, rules) of what the caller gave as `scheme`; `targeted` when a budget decides what no rule names."""
+    if scheme is None:
+        return Grid(), []
+    if isinstance(scheme, Mapping):
+        scheme = list(scheme.items())
+    if isinstance(scheme, Sequence) and not isinstance(scheme, str):
+        return Grid(), [(pattern, _scheme(spec)) for pattern, spec in scheme]
+    if targeted:
+        raise ConfigError(
+            "a scheme for every tensor leaves a budget nothing to choose; give (pattern, spec) rules or drop one"
+        )
+    return _scheme(scheme), []
+
+
+def _scheme(spec: Spec) -> Scheme:
+    return parse_spec(spec) if isinstance(spec, str) else spec
+
+
+def is_matrix(weight: Tensor) -> bool:
+    """Whether a grid pays: a real floating tensor of two or more dimensions and at least `SMALL` elements."""
+    return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL
+
+
+def small_scheme(weight: Tensor) -> Scheme:
+    """For what is too small for a grid: float16 where that keeps about ten bits of what counts, else lossless.
+
+    Integers stay as they are, and so does a tensor whose values float16 cannot reach (a variance of 1e-7).
+    """
+    if weight.dtype not in (torch.float32, torch.float64) or not bool(torch.isfinite(weight).all()):
+        return Lossless() if weight.dtype not in REAL_DTYPES else Cast()
+    values = weight.detach().double()
+    error = (values.to(torch.float16).double() - values).norm()
+    return Cast() if bool(error <= values.norm() * 2.0**-10) else Lossless()
+
+
+def suit(scheme: Scheme, weight: Tensor) -> Scheme:
+    """`scheme` where it can hold `weight`, else the nearest that can: grids are for matrices of real floats."""
+    if not isinstance(scheme, Grid):
+        return scheme if weight.dtype in REAL_DTYPES else Lossless()
+    if weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel():
+        return scheme
+    return small_scheme(weight)
+
+
+def assign(state: Mapping[str, Tensor], pinned: Mapping[str, Scheme], default: Scheme) -> dict[str, Scheme]:
+    """The scheme of every tensor in `state`: the one it is pinned to (by `match`), else the default."""
+    schemes: dict[str, Scheme] = {}
+    for name, weight in state.items():
+        if name in pinned:
+            schemes[name] = suit(pinned[name], weight)
+        elif isinstance(default, Grid) and not is_matrix(weight):
+            schemes[name] = small_scheme(weight)
+        else:
+            schemes[name] = suit(default, weight)
+    return schemes
+
+
+def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:
+    """Name → scheme of the first rule whose pattern matches; names that no rule matches are left out.
+
+    Raises:
+        ConfigError: a pattern matches no tensor.
+    """
+    matched: dict[str, Scheme] = {}
+    for pattern, scheme in rules:
+        hits = [name for name in names if fnmatchcase(name, pattern)]
+        if not hits:
+            near = difflib.get_close_matches(pattern, list(names), n=1, cutoff=0.0)
+            hint = f"; the nearest name is {near[0]!r}" if near else ""
+            raise ConfigError(f"scheme pattern {pattern!r} matches no tensor{hint}")
+        for name in hits:
+            matched.setdefault(name, scheme)
+    return matched
+
+
+def encode_all(
+    state: Mapping[str, Tensor],
+    schemes: Mapping[str, Scheme],
+    *,
+    workers: int | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> dict[str, Encoded]:
+    """Encode every tensor of `state` by its scheme, several at a time; `done` is called after each, from any thread."""
+
+    def encode(name: str) -> Encoded:
+        encoded = schemes[name].encode(name, state[name])
+        done()
+        return encoded
+
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        return dict(zip(state, pool.map(encode, state), strict=True))

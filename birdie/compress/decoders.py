@@ -1,0 +1,99 @@
+"""Integers back to tensors: the decoding half of every scheme, and nothing of the encoders.
+
+    lossless   bit planes of any dtype                              params ()
+    grid       symbol · step of its row, in float32, cast once      params ()
+    cast       lossless planes of a float rounded to 16 bits        params (code of CAST_DTYPES,)
+
+Every decoder is a pure function in fixed order, so a file decodes to the same bits on every machine.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from birdie.compress.scheme import Decoder, Encoded, StreamLayout
+from birdie.compress.steps import steps
+from birdie.compress.tensors import FORMATS, REAL_DTYPES, from_bits, rows_columns
+from birdie.entropy.planes import join, plane_dtypes, plane_hints
+from birdie.entropy.stream import Hints
+from birdie.errors import ArtifactError
+
+CAST_DTYPES = (torch.float16, torch.bfloat16)
+SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")
+
+
+def _plane_layout(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[StreamLayout, ...]:
+    rows, columns = rows_columns(shape)
+    if rows * columns == 0:
+        return ()
+    word, words = FORMATS[dtype]
+    kinds = zip(plane_hints(word), plane_dtypes(word), strict=True)
+    return tuple(StreamLayout(rows, columns * words, hints, kind) for hints, kind in kinds)
+
+
+def _join_planes(encoded: Encoded, dtype: torch.dtype) -> Tensor:
+    """The tensor of `dtype` whose bit planes are the streams of `encoded`."""
+    if not encoded.streams:
+        return torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)[:0].reshape(encoded.shape)
+    return from_bits(join(encoded.streams, FORMATS[dtype][0]), encoded.shape, dtype)
+
+
+def _no_params(scheme: str, params: tuple[int, ...]) -> None:
+    if params:
+        raise ArtifactError(f"scheme {scheme} takes no parameters but the file gives {len(params)}")
+
+
+def _lossless_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    _no_params("lossless", params)
+    return _plane_layout(shape, dtype)
+
+
+def _lossless_decode(encoded: Encoded) -> Tensor:
+    return _join_planes(encoded, encoded.dtype)
+
+
+def _grid_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    _no_params("grid", params)
+    if dtype not in REAL_DTYPES:
+        raise ArtifactError(f"scheme grid cannot hold a tensor of {dtype}; the file is corrupt")
+    rows, columns = rows_columns(shape)
+    if rows * columns == 0:
+        raise ArtifactError("scheme grid cannot hold an empty tensor; the file is corrupt")
+    return StreamLayout(rows, columns, SYMBOLS), StreamLayout(rows, 1, SCALES)
+
+
+def _grid_decode(encoded: Encoded) -> Tensor:
+    symbols, scales = encoded.streams
+    values = torch.from_numpy(np.ascontiguousarray(symbols)).to(torch.float32)
+    values *= torch.from_numpy(steps(scales))
+    # The step is rounded up, so the largest symbol may stand for a little more than the dtype's largest number.
+    limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
+    return values.clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
+
+
+def _cast_dtype(params: tuple[int, ...]) -> torch.dtype:
+    if len(params) != 1 or not 0 <= params[0] < len(CAST_DTYPES):
+        raise ArtifactError(f"scheme cast has parameters {params}, none of ours; the file is corrupt or newer")
+    return CAST_DTYPES[params[0]]
+
+
+def _cast_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    if dtype not in (torch.float32, torch.float64):
+        raise ArtifactError(f"scheme cast cannot hold a tensor of {dtype}; the file is corrupt")
+    return _plane_layout(shape, _cast_dtype(params))
+
+
+def _cast_decode(encoded: Encoded) -> Tensor:
+    return _join_planes(encoded, _cast_dtype(encoded.params)).to(encoded.dtype)
+
+
+DECODERS: dict[str, Decoder] = {
+    "lossless": Decoder(_lossless_layout, _lossless_decode),
+    "grid": Decoder(_grid_layout, _grid_decode),
+    "cast": Decoder(_cast_layout, _cast_decode),
+}
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """The tensor that `encoded` stands for."""
+    return DECODERS[encoded.scheme].decode(encoded)

@@ -1,0 +1,22 @@
+"""Sizes as people write them. Bytes are decimal: 16MB is 16,000,000; 16MiB is 16,777,216."""
+
+import re
+
+from birdie.errors import ConfigError
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """ "16MB", "1.5 MiB" or "250000" → bytes, rounded down.
+
+    Raises:
+        ConfigError: `text` is not a positive size.
+    """
+    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].lower() not in UNITS:
+        raise ConfigError(f"{text!r} is not a size; write bytes (250000) or a unit: kB, MB, GB, KiB, MiB, GiB")
+    size = int(float(re.sub("[_,]", "", match[1])) * UNITS[match[2].lower()])
+    if size < 1:
+        raise ConfigError(f"{text!r} is no bytes at all; give a size above zero")
+    return size

@@ -1,0 +1,95 @@
+"""A tensor seen as a 2-D array, of its numbers or of its bit patterns.
+
+Rows are the first dimension and columns everything else, flattened; vectors and scalars are a single row. Entropy
+coding and quantization only ever see this form.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.entropy.planes import word_dtype
+from birdie.errors import ArtifactError, WeightsError
+
+Bits = NDArray[np.unsignedinteger[Any]]
+
+# How each dtype is laid out for `birdie.entropy.planes`: (format of one word, words per element). Complex numbers are
+# pairs of floats.
+FORMATS: dict[torch.dtype, tuple[str, int]] = {
+    torch.bool: ("bool", 1),
+    torch.uint8: ("uint8", 1),
+    torch.int8: ("int8", 1),
+    torch.uint16: ("uint16", 1),
+    torch.int16: ("int16", 1),
+    torch.uint32: ("uint32", 1),
+    torch.int32: ("int32", 1),
+    torch.uint64: ("uint64", 1),
+    torch.int64: ("int64", 1),
+    torch.float16: ("float16", 1),
+    torch.bfloat16: ("bfloat16", 1),
+    torch.float32: ("float32", 1),
+    torch.float64: ("float64", 1),
+    torch.complex32: ("float16", 2),
+    torch.complex64: ("float32", 2),
+    torch.complex128: ("float64", 2),
+    torch.float8_e4m3fn: ("float8_e4m3fn", 1),
+    torch.float8_e4m3fnuz: ("float8_e4m3fnuz", 1),
+    torch.float8_e5m2: ("float8_e5m2", 1),
+    torch.float8_e5m2fnuz: ("float8_e5m2fnuz", 1),
+    torch.float8_e8m0fnu: ("float8_e8m0fnu", 1),
+    torch.float4_e2m1fn_x2: ("float4_e2m1fn_x2", 1),
+}
+
+REAL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, columns) of a tensor of `shape`: the first dimension against the rest; one row below two dimensions."""
+    if len(shape) < 2:
+        return 1, shape[0] if shape else 1
+    columns = 1
+    for size in shape[1:]:
+        columns *= size
+    return shape[0], columns
+
+
+def to_bits(weight: Tensor) -> Bits:
+    """Bit patterns of `weight`, (rows, columns · words), unsigned integers of the word's width."""
+    rows, columns = rows_columns(tuple(weight.shape))
+    flat = weight.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    words = flat.view(torch.uint8).numpy().view(word_dtype(FORMATS[weight.dtype][0]))
+    return words.reshape(rows, columns * FORMATS[weight.dtype][1])
+
+
+def from_bits(bits: Bits, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Inverse of `to_bits`.
+
+    Raises:
+        ArtifactError: a boolean is neither 0 nor 1.
+    """
+    if dtype is torch.bool and bits.size and int(bits.max()) > 1:
+        raise ArtifactError("a boolean tensor holds a byte that is neither 0 nor 1; the file is corrupt")
+    data = np.ascontiguousarray(bits, dtype=word_dtype(FORMATS[dtype][0])).reshape(-1).view(np.uint8)
+    return torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
+    """The numbers of `weight` as float32, (rows, columns); a view of it where it already is that.
+
+    Raises:
+        WeightsError: some are NaN or infinite, or beyond float32.
+    """
+    values = weight.detach().cpu().contiguous()
+    bad = values.numel() - int(torch.isfinite(values).sum())
+    if bad:
+        raise WeightsError(
+            f"tensor {name!r} holds {bad:,} NaN or infinite values of {values.numel():,}; only lossless keeps those"
+        )
+    rows = values.to(torch.float32).reshape(rows_columns(tuple(weight.shape)))
+    if weight.dtype is torch.float64 and not bool(torch.isfinite(rows).all()):
+        raise WeightsError(f"tensor {name!r} holds values beyond float32; compress it with lossless")
+    array: NDArray[np.float32] = rows.numpy()
+    return array

@@ -1,0 +1,10 @@
+"""From text to batches: corpus → tokenizer → shards → batches, and what a token weighs in bytes.
+
+corpus           text sources with a fixed held-out part
+tokenizer        bytes and SentencePiece BPE: encode, decode, train
+byte_accounting  the UTF-8 bytes each token stands for, and a check of that against decoded text
+shards           the challenge's `.bin` files: read, write, validate
+dataset          a folder of shards: its totals, and whether a tokenizer made it
+prepare          corpus + tokenizer → shards in the challenge's layout
+batches          shards → training batches: memory-mapped, resumable, prefetched, split over ranks
+"""

@@ -1,0 +1,158 @@
+"""The challenge's shard format: token streams as `.bin` files.
+
+    256 × int32 little-endian: magic 20240520, version 1, number of tokens n, zeros
+    n × uint16 little-endian: token ids
+
+The size must be exactly 1024 + 2n bytes. Documents follow each other as BOS + tokens; `fineweb_train_000000.bin`,
+`fineweb_train_000001.bin`, … in name order are one stream. A shard is memory-mapped, never read whole.
+"""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.data.byte_accounting import Tokens
+from birdie.errors import ConfigError, DataError
+from birdie.files import atomic_path
+
+Split = Literal["train", "val"]
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+SHARD_TOKENS = 100_000_000
+_MAX_TOKENS = 2**31 - 1  # the count is an int32
+
+
+def _header(tokens: int) -> bytes:
+    header = np.zeros(HEADER_INTS, "<i4")
+    header[:3] = MAGIC, VERSION, tokens
+    return header.tobytes()
+
+
+def write_shard(path: str | os.PathLike[str], tokens: NDArray[np.integer[Any]]) -> None:
+    """Write `tokens` (N,) as one shard, whole or not at all.
+
+    Raises:
+        DataError: no tokens, or an id that uint16 cannot hold.
+        OutputError: the file cannot be written.
+    """
+    payload = _as_uint16(tokens)
+    if not 0 < len(payload) <= _MAX_TOKENS:
+        raise DataError(f"a shard holds 1 to {_MAX_TOKENS:,} tokens, not {len(payload):,}; {path} was not written")
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(_header(len(payload)))
+        file.write(payload.tobytes())
+
+
+def _as_uint16(tokens: NDArray[np.integer[Any]]) -> Tokens:
+    if tokens.dtype != np.uint16 and len(tokens) and not (tokens.min() >= 0 and tokens.max() < 2**16):
+        raise DataError(f"token ids {tokens.min()} to {tokens.max()} do not fit 16 bits; use a vocabulary up to 65,536")
+    return tokens.astype("<u2", copy=False)
+
+
+def read_shard(path: str | os.PathLike[str]) -> Tokens:
+    """The tokens (N,) of a shard as a read-only memory map.
+
+    Raises:
+        DataError: not a shard, of another version, empty, or of another size than its header says.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = np.frombuffer(file.read(HEADER_BYTES), np.uint8)
+        if len(header) < HEADER_BYTES:
+            raise DataError(f"{path} has {size:,} bytes, less than a shard's header of {HEADER_BYTES:,}; get it again")
+        magic, version, count = (int(value) for value in header.view("<i4")[:3])
+        _check_header(path, magic, version, count, size)
+        return np.memmap(path, "<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+    except OSError as error:
+        raise DataError(f"cannot read shard {path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _check_header(path: Path, magic: int, version: int, count: int, size: int) -> None:
+    if magic != MAGIC:
+        raise DataError(f"{path} is not a token shard: it begins with {magic}, a shard with {MAGIC}")
+    if version != VERSION:
+        raise DataError(f"{path} is a shard of version {version}; only version {VERSION} can be read")
+    if count <= 0:
+        raise DataError(f"the header of {path} says {count:,} tokens; a shard has at least one, so make it again")
+    expected = HEADER_BYTES + 2 * count
+    if size != expected:
+        raise DataError(
+            f"{path} has {size:,} bytes, but {count:,} tokens take {expected:,}; it was cut or damaged, get it again"
+        )
+
+
+class ShardWriter:
+    """Streams tokens into `<folder>/fineweb_<split>_%06d.bin`, each shard appearing when it is whole.
+
+    Use as a context manager; on an error the shard under way is dropped. The last shard is shorter; a stream without
+    tokens leaves no file.
+
+    Args:
+        folder: where the shards go.
+        split: "train" or "val".
+        shard_tokens: tokens a shard.
+
+    Raises:
+        ConfigError: `shard_tokens` is out of range.
+        OutputError: (in use) a file cannot be written.
+    """
+
+    def __init__(self, folder: Path, split: Split, shard_tokens: int = SHARD_TOKENS) -> None:
+        if not 0 < shard_tokens <= _MAX_TOKENS:
+            raise ConfigError(f"shard_tokens={shard_tokens} must lie between 1 and {_MAX_TOKENS:,}")
+        self.paths: list[Path] = []
+        self._folder = folder
+        self._split = split
+        self._shard_tokens = shard_tokens
+        self._open = ExitStack()
+        self._file: BinaryIO | None = None
+        self._written = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+        else:
+            self._open.__exit__(kind, error, trace)
+
+    def write(self, tokens: NDArray[np.integer[Any]]) -> None:
+        """Append `tokens` (N,) to the stream."""
+        rest = _as_uint16(tokens)
+        while len(rest):
+            file = self._file or self._start()
+            part = rest[: self._shard_tokens - self._written]
+            file.write(part.tobytes())
+            self._written += len(part)
+            rest = rest[len(part) :]
+            if self._written == self._shard_tokens:
+                self._finish()
+
+    def _start(self) -> BinaryIO:
+        path = self._folder / f"fineweb_{self._split}_{len(self.paths):06d}.bin"
+        temporary = self._open.enter_context(atomic_path(path))
+        self._file = self._open.enter_context(temporary.open("wb"))
+        self._file.write(bytes(HEADER_BYTES))
+        self._written = 0
+        self.paths.append(path)
+        return self._file
+
+    def _finish(self) -> None:
+        if self._file is not None:
+            self._file.seek(0)
+            self._file.write(_header(self._written))
+            self._file = None
+        self._open.close()

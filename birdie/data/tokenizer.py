@@ -1,0 +1,319 @@
+"""Tokenizers: raw bytes, and SentencePiece BPE with the challenge's settings (given as a `.model` or trained here).
+
+Both keep pad 0, bos 1, eos 2, unk 3. Ids are uint16, as in the shards. `encode` adds no BOS; a document in a shard is
+BOS + tokens. SentencePiece normalises (NFKC, runs of whitespace become one space): its text is the decoded text.
+"""
+
+import hashlib
+import io
+import os
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import sentencepiece
+from numpy.typing import NDArray
+
+from birdie.data.byte_accounting import ByteTable, Tokens
+from birdie.errors import ConfigError, DataError
+from birdie.files import write_bytes
+
+Kind = Literal["bytes", "sentencepiece"]
+
+MAX_VOCAB = 65_536  # ids are uint16
+SPACE = "\u2581"  # SentencePiece's mark for a space
+SAMPLE_BYTES = 32_000_000  # text a vocabulary is learned from: takes seconds, and more hardly changes a merge
+
+_TRAINER: dict[str, Any] = {
+    "model_type": "bpe",
+    "character_coverage": 0.999,
+    "byte_fallback": True,
+    "split_digits": True,
+    "normalization_rule_name": "nmt_nfkc",
+    "add_dummy_prefix": False,
+    "hard_vocab_limit": False,
+    "pad_id": 0,
+    "bos_id": 1,
+    "eos_id": 2,
+    "unk_id": 3,
+    "max_sentence_length": 1 << 24,  # bytes; the default leaves out lines above 4,192 without a word
+    "num_threads": 4,  # fixed: the model file records it, and the same text must give the same file everywhere
+    "minloglevel": 2,
+}
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    @property
+    def kind(self) -> Kind:
+        """Which family this is."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Family and vocabulary as data folders spell it: "byte260", "sp1024"."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        ...
+
+    @property
+    def bos_id(self) -> int:
+        """The id every document begins with."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of what defines the tokenizer: equal digests, equal tokens."""
+        ...
+
+    @property
+    def model_bytes(self) -> bytes:
+        """The model file; empty for raw bytes."""
+        ...
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of `text`, without BOS."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:
+        """`encode` of each of `texts`, on up to `threads` threads where that helps."""
+        ...
+
+    def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
+        """The text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD."""
+        ...
+
+    def byte_table(self, vocab_size: int | None = None) -> ByteTable:
+        """Bytes per id; at least `vocab_size` rows, for a model whose vocabulary is padded."""
+        ...
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"text has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, "
+            "which UTF-8 cannot hold; remove it"
+        ) from error
+
+
+def _empty_table(size: int) -> ByteTable:
+    """All ids unused: no bytes, boundaries."""
+    return ByteTable(np.zeros(size, np.int16), np.zeros(size, np.bool_), np.ones(size, np.bool_))
+
+
+class ByteTokenizer:
+    """Raw UTF-8, "byte260": id = byte + 4."""
+
+    kind: Kind = "bytes"
+    name = "byte260"
+    vocab_size = 260
+    bos_id = 1
+    digest = hashlib.sha256(b"byte260").hexdigest()
+    model_bytes = b""
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of `text`, without BOS."""
+        return np.frombuffer(_utf8(text), np.uint8).astype(np.uint16) + np.uint16(4)
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:  # noqa: ARG002
+        """`encode` of each of `texts`; a copy of memory, so threads would not help."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
+        """The text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
+
+        Raises:
+            DataError: an id is not below 260.
+        """
+        values = np.asarray(ids, np.int64)
+        _check_range(values, self.vocab_size)
+        return (values[values >= 4] - 4).astype(np.uint8).tobytes().decode(errors="replace")
+
+    def byte_table(self, vocab_size: int | None = None) -> ByteTable:
+        """Bytes per id: one for each byte, none for the four control ids."""
+        table = _empty_table(max(self.vocab_size, vocab_size or 0))
+        table.base_bytes[4:260] = 1
+        table.is_boundary[4:260] = False
+        return table
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model.
+
+    Args:
+        model: the bytes of a `.model` file.
+        source: where they came from, for messages.
+
+    Raises:
+        DataError: not a SentencePiece model, no BOS, or more ids than uint16 holds.
+    """
+
+    kind: Kind = "sentencepiece"
+
+    def __init__(self, model: bytes, source: str = "the SentencePiece model") -> None:
+        self.model_bytes = model
+        self.digest = hashlib.sha256(model).hexdigest()
+        self._source = source
+        self._processor: Any = sentencepiece.SentencePieceProcessor()
+        try:
+            loaded = bool(model) and self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise DataError(f"{source} is not a SentencePiece model or is damaged; give a .model file") from error
+        if not loaded:
+            raise DataError(f"{source} is empty; give a SentencePiece .model file")
+        self.vocab_size = int(self._processor.vocab_size())
+        self.bos_id = int(self._processor.bos_id())
+        self.name = f"sp{self.vocab_size}"
+        if self.vocab_size > MAX_VOCAB:
+            raise DataError(
+                f"{source} has {self.vocab_size:,} pieces; shards hold 16-bit ids, so at most {MAX_VOCAB:,}"
+            )
+        if self.bos_id < 0:
+            raise DataError(f"{source} defines no BOS piece, which marks where documents begin; train it with bos_id=1")
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of `text`, without BOS."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:
+        """`encode` of each of `texts`, on up to `threads` threads."""
+        for text in texts:
+            _utf8(text)
+        encoded = self._processor.encode(list(texts), num_threads=threads)
+        return [np.array(ids, np.uint16) for ids in encoded]
+
+    def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
+        """The text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
+
+        Raises:
+            DataError: an id is outside the vocabulary.
+        """
+        values = np.asarray(ids, np.int64)
+        _check_range(values, self.vocab_size)
+        return str(self._processor.decode(values.tolist()))
+
+    def byte_table(self, vocab_size: int | None = None) -> ByteTable:
+        """Bytes per id by piece type; ids beyond the model's own (a padded vocabulary) count as unused.
+
+        Raises:
+            DataError: "▁" is no piece of its own. SentencePiece then spells a lone space as three byte pieces, which
+                would count as three bytes of text (openai/parameter-golf #897: a score up to 20 % too good).
+        """
+        processor = self._processor
+        if processor.id_to_piece(processor.piece_to_id(SPACE)) != SPACE:
+            raise DataError(
+                f"{self._source} has no piece for a lone space ('{SPACE}'), so spaces become three byte tokens and "
+                "bits per byte come out too good; train it on text with spaces"
+            )
+        table = _empty_table(max(self.vocab_size, vocab_size or 0))
+        for i in range(self.vocab_size):
+            if processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i):
+                continue
+            table.is_boundary[i] = False
+            if processor.is_byte(i):  # named "<0xNN>", stands for one byte
+                table.base_bytes[i] = 1
+                continue
+            piece: str = processor.id_to_piece(i)
+            table.has_leading_space[i] = piece.startswith(SPACE)
+            table.base_bytes[i] = len(piece.removeprefix(SPACE).encode())
+        return table
+
+
+def _check_range(ids: NDArray[np.int64], vocab_size: int) -> None:
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise DataError(
+            f"token ids {ids.min()} to {ids.max()} are not all in the tokenizer's vocabulary of {vocab_size:,}; "
+            "use the tokenizer the tokens were made with"
+        )
+
+
+def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer:
+    """The tokenizer called `spec`: "bytes", or the path of a SentencePiece `.model`.
+
+    Raises:
+        DataError: no such file, or not a model.
+    """
+    if spec in ("bytes", ByteTokenizer.name):
+        return ByteTokenizer()
+    path = Path(spec)
+    try:
+        return SentencePieceTokenizer(path.read_bytes(), str(path))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DataError(f"tokenizer {path}: {reason}; give 'bytes' or the path of a SentencePiece .model") from error
+
+
+def train_sentencepiece(
+    documents: Iterable[str], vocab_size: int, target: Path | None = None, *, sample_bytes: int = SAMPLE_BYTES
+) -> SentencePieceTokenizer:
+    """Learn a BPE vocabulary with the challenge's settings; the same documents give the same model file.
+
+    Args:
+        documents: the training text; a uniform sample of its lines is used when it is longer than `sample_bytes`.
+        vocab_size: number of pieces, 260 of which are control pieces and bytes.
+        target: also write the model there.
+
+    Raises:
+        ConfigError: the vocabulary is too small to hold the characters of the text, or above 65,536.
+        DataError: no text, or too little of it for so many pieces.
+        OutputError: `target` cannot be written.
+    """
+    if not 260 < vocab_size <= MAX_VOCAB:
+        raise ConfigError(f"a vocabulary of {vocab_size:,} is not possible; choose 261 to {MAX_VOCAB:,}")
+    lines = _sample_lines(documents, sample_bytes)
+    if not lines:
+        raise DataError("there is no text to learn a vocabulary from; check the corpus")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **_TRAINER
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"a vocabulary of {vocab_size:,} does not fit this text ({_last_clause(error)}); try a larger one"
+        ) from error
+    tokenizer = SentencePieceTokenizer(model.getvalue())
+    if tokenizer.vocab_size != vocab_size:  # hard_vocab_limit is off, so the trainer stops early without an error
+        raise DataError(
+            f"the corpus has text for {tokenizer.vocab_size:,} pieces only, not {vocab_size:,}; "
+            "give more text or a smaller vocabulary"
+        )
+    if target is not None:
+        write_bytes(target, tokenizer.model_bytes)
+    return tokenizer
+
+
+def _last_clause(error: RuntimeError) -> str:
+    """The readable end of SentencePiece's message, which begins with a C++ file and condition."""
+    return str(error).strip().rsplit("] ", 1)[-1].strip(" .") or "no reason given"
+
+
+def _sample_lines(documents: Iterable[str], limit: int) -> list[str]:
+    """The stripped lines of `documents`, thinned evenly to at most `limit` bytes in one pass.
+
+    Each line draws a number; those below a bar stay, and the bar is halved whenever the lines kept grow over the limit.
+    """
+    draw = random.Random(0).random
+    kept: list[tuple[float, str]] = []
+    size, bar = 0, 1.0
+    for document in documents:
+        for raw in document.splitlines():
+            line = raw.replace("\0", " ").strip()
+            ticket = draw()
+            if not line or ticket >= bar:
+                continue
+            kept.append((ticket, line))
+            size += len(line.encode())
+            while size > limit and len(kept) > 1:
+                bar /= 2
+                kept = [(ticket, line) for ticket, line in kept if ticket < bar]
+                size = sum(len(line.encode()) for _, line in kept)
+    return [line for _, line in kept]

@@ -1,0 +1,165 @@
+"""Float and integer tensors as small integer planes, losslessly, by bit pattern.
+
+A trained float's exponent has 2.5 to 3 bits of entropy and its mantissa is close to noise (ZipNN, arXiv 2411.05239;
+DFloat11, arXiv 2504.11651), so the two are parted and coded each by what suits it. Planes run from the most to the
+least significant bits:
+
+    float64   exponent 11 | sign, mantissa 4 | six bytes of mantissa
+    float32   exponent 8  | sign, mantissa 7 | two bytes of mantissa
+    bfloat16  exponent 8  | sign, mantissa 7
+    float16   sign, exponent 5, mantissa 2   | one byte of mantissa
+    float8_*  the byte          int8, int16, uint8, uint16, bool  the value          wider integers  their bytes
+
+Nothing is interpreted: NaN payloads, infinities, subnormals and -0.0 come back bit for bit. Numpy only; formats are
+named as torch names its dtypes. Complex numbers are the caller's to view as pairs of floats.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.entropy.stream import Hints, Role
+from birdie.errors import ArtifactError, ConfigError
+
+Bits = NDArray[np.unsignedinteger]
+Plane = NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Bits `shift` … `shift + width - 1` of the word as one plane; `signed` reads them as two's complement."""
+
+    shift: int
+    width: int
+    role: Role
+    signed: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[np.integer]:
+        return np.dtype(f"{'i' if self.signed else 'u'}{1 if self.width <= 8 else 2}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """Width of the word in bits, whether the sign is moved below the exponent first, and the planes."""
+
+    word: int
+    fields: tuple[_Field, ...]
+    exponent: int = 0  # bits of exponent that trade places with the sign; 0 leaves the word as it is
+
+
+def _bytes(count: int, role: Role) -> tuple[_Field, ...]:
+    return tuple(_Field(8 * index, 8, role) for index in reversed(range(count)))
+
+
+_BYTE = _Format(8, (_Field(0, 8, "bytes"),))
+_FLOAT8 = _Format(8, (_Field(0, 8, "exponent"),))
+FORMATS: dict[str, _Format] = {
+    "float64": _Format(64, (_Field(53, 11, "exponent"), _Field(48, 5, "mantissa"), *_bytes(6, "mantissa")), 11),
+    "float32": _Format(32, (_Field(24, 8, "exponent"), *_bytes(3, "mantissa")), 8),
+    "bfloat16": _Format(16, (_Field(8, 8, "exponent"), _Field(0, 8, "mantissa")), 8),
+    "float16": _Format(16, (_Field(8, 8, "exponent"), _Field(0, 8, "mantissa"))),
+    "float8_e4m3fn": _FLOAT8,
+    "float8_e4m3fnuz": _FLOAT8,
+    "float8_e5m2": _FLOAT8,
+    "float8_e5m2fnuz": _FLOAT8,
+    "float8_e8m0fnu": _FLOAT8,
+    "float4_e2m1fn_x2": _BYTE,
+    "bool": _Format(8, (_Field(0, 1, "bytes"),)),
+    "uint8": _BYTE,
+    "int8": _Format(8, (_Field(0, 8, "symbols", signed=True),)),
+    "uint16": _Format(16, (_Field(0, 16, "symbols"),)),
+    "int16": _Format(16, (_Field(0, 16, "symbols", signed=True),)),
+    "uint32": _Format(32, _bytes(4, "bytes")),
+    "int32": _Format(32, _bytes(4, "bytes")),
+    "uint64": _Format(64, _bytes(8, "bytes")),
+    "int64": _Format(64, _bytes(8, "bytes")),
+}
+
+
+def _format(fmt: str) -> _Format:
+    try:
+        return FORMATS[fmt]
+    except KeyError:
+        raise ConfigError(f"no planes for dtype {fmt!r}; convert the tensor to one of {', '.join(FORMATS)}") from None
+
+
+def word_dtype(fmt: str) -> np.dtype[np.unsignedinteger]:
+    """The unsigned numpy dtype whose bits a tensor of dtype `fmt` is viewed as."""
+    return np.dtype(f"u{_format(fmt).word // 8}")
+
+
+def plane_dtypes(fmt: str) -> tuple[np.dtype[np.integer], ...]:
+    """The numpy dtype of each plane, in the order of `split`: what `coder.decode` is best asked for."""
+    return tuple(field.dtype for field in _format(fmt).fields)
+
+
+def plane_hints(fmt: str) -> tuple[Hints, ...]:
+    """The hints of each plane, in the order of `split`."""
+    return tuple(Hints(field.role) for field in _format(fmt).fields)
+
+
+def split(bits: Bits, fmt: str) -> tuple[Plane, ...]:
+    """Part the words `bits` (rows, columns) into planes of the same shape; `bits` is not changed.
+
+    Raises:
+        ConfigError: `fmt` is unknown, or `bits` is not the unsigned dtype of its width.
+    """
+    form = _format(fmt)
+    if bits.dtype != word_dtype(fmt):
+        raise ConfigError(f"planes of {fmt} need {word_dtype(fmt)} words, not {bits.dtype}; view the tensor so")
+    if form.exponent:
+        bits = _sign_below_exponent(bits, form)
+    planes = []
+    for field in form.fields:
+        mask = bits.dtype.type((1 << field.width) - 1)
+        plane = ((bits >> bits.dtype.type(field.shift)) & mask).astype(f"u{field.dtype.itemsize}")
+        planes.append(plane.view(field.dtype))
+    return tuple(planes)
+
+
+def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
+    """Put the planes of `split` together again: the words (rows, columns).
+
+    Raises:
+        ConfigError: `fmt` is unknown.
+        ArtifactError: a plane is missing, differs in shape, or holds a value its bits cannot.
+    """
+    form = _format(fmt)
+    if len(planes) != len(form.fields):
+        raise ArtifactError(f"{fmt} needs {len(form.fields)} planes, found {len(planes)}; the file is damaged")
+    dtype = word_dtype(fmt)
+    bits = np.zeros(planes[0].shape, dtype)
+    for index, (plane, field) in enumerate(zip(planes, form.fields, strict=True)):
+        if plane.shape != bits.shape:
+            raise ArtifactError(f"plane {index} of {fmt} is {plane.shape}, not {bits.shape}; the file is damaged")
+        if plane.dtype != field.dtype or field.width != 8 * field.dtype.itemsize:
+            _check_range(plane, field, index, fmt)
+        word = plane.astype(field.dtype).view(f"u{field.dtype.itemsize}").astype(dtype)
+        bits |= word << dtype.type(field.shift)
+    return _sign_on_top(bits, form) if form.exponent else bits
+
+
+def _check_range(plane: Plane, field: _Field, index: int, fmt: str) -> None:
+    low, high = (-(1 << field.width - 1), (1 << field.width - 1) - 1) if field.signed else (0, (1 << field.width) - 1)
+    if plane.size and (int(plane.min()) < low or int(plane.max()) > high):
+        raise ArtifactError(f"plane {index} of {fmt} holds values outside {low}…{high}; the file is damaged")
+
+
+def _sign_below_exponent(bits: Bits, form: _Format) -> Bits:
+    """sign, exponent, mantissa → exponent, sign, mantissa."""
+    kind = bits.dtype.type
+    mantissa = form.word - 1 - form.exponent
+    exponent = (bits << kind(1)) >> kind(mantissa + 1)
+    rest = (bits & kind((1 << mantissa) - 1)) | ((bits >> kind(form.word - 1)) << kind(mantissa))
+    return (exponent << kind(mantissa + 1)) | rest
+
+
+def _sign_on_top(bits: Bits, form: _Format) -> Bits:
+    kind = bits.dtype.type
+    mantissa = form.word - 1 - form.exponent
+    sign = (bits >> kind(mantissa)) & kind(1)
+    exponent = bits >> kind(mantissa + 1)
+    out: Bits = (sign << kind(form.word - 1)) | (exponent << kind(mantissa)) | (bits & kind((1 << mantissa) - 1))
+    return out

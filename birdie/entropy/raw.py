@@ -1,0 +1,90 @@
+"""Coders without a model: all values equal, plain bytes, and fixed-width bits. Noise costs no more than itself here."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.errors import ArtifactError
+
+Bytes = bytes | memoryview
+_BLOCK = 1 << 20  # values handled at a time: a bit costs a byte while it is being unpacked
+
+
+def encode_constant(value: int) -> bytes:
+    """The value as the fewest two's-complement bytes, little-endian; 0 takes none."""
+    return value.to_bytes((max(value, ~value).bit_length() + 8) // 8, "little", signed=True) if value else b""
+
+
+def decode_constant(
+    payload: Bytes,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[np.integer],
+    threads: int,  # noqa: ARG001 (one of the interchangeable decoders)
+) -> NDArray[np.integer]:
+    """Undo `encode_constant`: (rows, columns), every value the same."""
+    if len(payload) > 4:
+        raise ArtifactError(f"a constant stream has {len(payload)} bytes, at most 4 belong there; the file is damaged")
+    value = int.from_bytes(payload, "little", signed=True)
+    return np.full((rows, columns), check_range(value, value, dtype), dtype)
+
+
+def decode_bytes(
+    payload: Bytes,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[np.integer],
+    threads: int,  # noqa: ARG001 (one of the interchangeable decoders)
+) -> NDArray[np.integer]:
+    """One unsigned byte a value, rows one after the other."""
+    if len(payload) != rows * columns:
+        raise ArtifactError(f"a stream of bytes has {len(payload):,}, not {rows} × {columns}; the file is damaged")
+    values = np.frombuffer(payload, np.uint8).reshape(rows, columns)
+    if dtype == np.int8:
+        check_range(0, int(values.max()), dtype)
+    return values.astype(dtype)
+
+
+def encode_packed(values: NDArray[np.integer], low: int, high: int) -> bytes:
+    """Width in bits (1 byte), least value (4 bytes, signed), then values minus the least, low bit first."""
+    width = (high - low).bit_length()
+    flat = values.ravel()
+    parts = [bytes([width]), low.to_bytes(4, "little", signed=True)]
+    for start in range(0, flat.size, _BLOCK):  # a block of 2**20 values ends on a whole byte
+        offsets = (flat[start : start + _BLOCK].astype(np.int64) - low).astype(np.uint32)
+        bits = (offsets[:, None] >> np.arange(width, dtype=np.uint32) & 1).astype(np.uint8)
+        parts.append(np.packbits(bits, bitorder="little").tobytes())
+    return b"".join(parts)
+
+
+def decode_packed(
+    payload: Bytes,
+    rows: int,
+    columns: int,
+    dtype: np.dtype[np.integer],
+    threads: int,  # noqa: ARG001 (one of the interchangeable decoders)
+) -> NDArray[np.integer]:
+    """Undo `encode_packed`."""
+    count = rows * columns
+    width = payload[0] if len(payload) >= 5 else 0
+    if not 1 <= width <= 32 or len(payload) != 5 + (count * width + 7) // 8:
+        raise ArtifactError(f"a packed stream has {len(payload):,} bytes for {rows} × {columns}; the file is damaged")
+    low = int.from_bytes(payload[1:5], "little", signed=True)
+    data = np.frombuffer(payload, np.uint8, offset=5)
+    out = np.empty(count, dtype)
+    for start in range(0, count, _BLOCK):
+        size = min(_BLOCK, count - start)
+        bits = np.unpackbits(data[start // 8 * width :], count=size * width, bitorder="little").reshape(size, width)
+        offsets = np.zeros(size, np.int64)
+        for index in range(width):
+            offsets |= bits[:, index].astype(np.int64) << index
+        check_range(low + int(offsets.min()), low + int(offsets.max()), dtype)
+        out[start : start + size] = offsets + low
+    return out.reshape(rows, columns)
+
+
+def check_range(low: int, high: int, dtype: np.dtype[np.integer]) -> int:
+    """`low`, if every value from `low` to `high` fits `dtype`; else ArtifactError."""
+    info = np.iinfo(dtype)
+    if low < info.min or high > info.max:
+        raise ArtifactError(f"a stream holds {low}…{high}, which {dtype} cannot; the file is damaged")
+    return low

@@ -1,0 +1,19 @@
+"""What the entropy coder may know about an array besides its integers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["symbols", "scales", "sign", "exponent", "mantissa", "bytes"]
+Effort = Literal["max", "fast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Facts a probability model can use; both sides derive them from the tensor's scheme, so they cost no bytes.
+
+    Attributes:
+        role: what the integers are: quantized `symbols`, per-row `scales` (log2 indices, smooth in the row),
+            one plane of a float (`sign`, `exponent`, `mantissa`), or plain `bytes`.
+    """
+
+    role: Role = "symbols"

@@ -1,0 +1,38 @@
+"""Every error birdie raises on purpose. A message is one sentence: what is wrong, where, and what to do.
+
+BirdieError
+├── ConfigError        a setting is unknown, out of range, or contradicts another
+├── DataError          text, a shard, a tokenizer, or how they fit together
+├── WeightsError       a checkpoint we were given: unreadable, unsafe, NaN, an unsupported dtype
+├── ArtifactError      a .birdie file: truncated, corrupt, or over a limit
+├── BudgetError        the byte budget cannot be met
+└── OutputError        something could not be written: no space, no permission, no such folder
+"""
+
+
+class BirdieError(Exception):
+    """The root: catch this to catch everything birdie raises on purpose."""
+
+
+class ConfigError(BirdieError, ValueError):
+    """A setting is unknown, out of range, or contradicts another."""
+
+
+class DataError(BirdieError, ValueError):
+    """Text, a shard or a tokenizer is missing, malformed, or does not fit the others."""
+
+
+class WeightsError(BirdieError, ValueError):
+    """A checkpoint cannot be used: unreadable, unsafe to open, not finite, or of an unsupported kind."""
+
+
+class ArtifactError(BirdieError, ValueError):
+    """A .birdie file is truncated, corrupt, or larger than the limits allow."""
+
+
+class BudgetError(BirdieError, ValueError):
+    """No setting meets the byte budget."""
+
+
+class OutputError(BirdieError, OSError):
+    """A file or folder could not be written."""

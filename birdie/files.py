@@ -1,0 +1,110 @@
+"""Writing without half-written files: everything birdie leaves on disk goes through here.
+
+A file is written under a temporary name beside its target, flushed to the disk, and renamed over the target, so a
+reader sees the old bytes or the new bytes and a crash, a full disk or Ctrl-C leaves nothing behind under the real name.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from birdie.errors import OutputError
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+@contextmanager
+def atomic_path(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `target`; on success it becomes `target`, on any error it is removed.
+
+    Raises:
+        OutputError: the folder is missing or read-only, or the disk is full.
+    """
+    target = Path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        os.close(handle)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {_reason(error)}; choose a folder that can be written") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {_reason(error)}; nothing was changed there") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Like `atomic_path` for a folder of files: `target` appears whole, replacing an earlier one, or not at all.
+
+    Raises:
+        OutputError: as `atomic_path`.
+    """
+    target = Path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {_reason(error)}; choose a folder that can be written") from error
+    try:
+        yield temporary
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+        temporary.chmod(0o777 & ~_umask())
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+            target.replace(old / "replaced")
+            temporary.replace(target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            temporary.replace(target)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {_reason(error)}; nothing was changed there") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_bytes(target: str | os.PathLike[str], data: bytes | memoryview) -> None:
+    """Write `data` to `target`, whole or not at all."""
+    with atomic_path(target) as path:
+        path.write_bytes(data)
+
+
+def require_writable(folder: str | os.PathLike[str]) -> Path:
+    """Create `folder` if need be and prove that a file can be written there: asked before long work, not after it.
+
+    Raises:
+        OutputError: it cannot.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {_reason(error)}; choose another folder") from error
+    return folder
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,1 @@
+"""The language model: its configuration, one forward definition, and sampling from it."""

@@ -1,0 +1,216 @@
+"""A recipe: every setting of a run in one value that can be written down, compared and run again.
+
+The settings live beside what they set (`GPTConfig`, `TrainSettings`, …); this module only nests them, and resolves a
+recipe from four places, the later winning:
+
+    default  <  recipe file (TOML)  <  environment (the challenge's names)  <  command-line flag
+
+An unknown key in a file or flag is an error that names the nearest known one.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import App, CycloptsError, Parameter
+
+from birdie.compress.size import parse_size
+from birdie.data.batches import Order
+from birdie.entropy.stream import Effort
+from birdie.errors import BirdieError, ConfigError
+from birdie.model.gpt import GPTConfig
+from birdie.recipe_file import configuration, explain
+from birdie.score.bpb import ValidationSettings
+from birdie.train.groups import OptimizerSettings
+from birdie.train.loop import TrainSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    R = TypeVar("R", bound=DataclassInstance)
+else:
+    R = TypeVar("R")
+
+FLAT = Parameter(name="*")
+
+
+def _comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
+    return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Where the text is."""
+
+    path: Annotated[str, Parameter(env_var="DATA_PATH", help="Folder of shards (`*_train_*.bin`, `*_val_*.bin`).")] = (
+        "./data/datasets/fineweb10B_sp1024"
+    )
+    train: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Training shards by name or glob, instead of the folder.")
+    ] = ()
+    val: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Validation shards by name or glob, instead of the folder.")
+    ] = ()
+    tokenizer: Annotated[str, Parameter(env_var="TOKENIZER_PATH", help="A SentencePiece `.model`, or `bytes`.")] = (
+        "./data/tokenizers/fineweb_1024_bpe.model"
+    )
+    order: Annotated[
+        Order, Parameter(help="`sequential`: the challenge's endless stream; `shuffled`: seeded blocks of a sequence.")
+    ] = "sequential"
+
+    def __post_init__(self) -> None:
+        if self.order not in ("sequential", "shuffled"):
+            raise ConfigError(f"data order is {self.order!r}; choose sequential or shuffled")
+        if bool(self.train) != bool(self.val):
+            raise ConfigError("data train and val replace the data folder together; give both or neither")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """How the trained weights become an artifact."""
+
+    budget: Annotated[
+        str | None, Parameter(help="Bytes the artifact may take: 16MB = 16,000,000, 16MiB = 16,777,216. None: no cap.")
+    ] = None
+    scheme: Annotated[str, Parameter(help="What every matrix without a pattern of its own is stored as.")] = "int8"
+    int4_layers: Annotated[
+        tuple[int, ...],
+        Parameter(
+            env_var="INT4_LAYERS",
+            env_var_split=_comma_separated,
+            negative=(),
+            help="Layers whose int8 symbols are rounded to multiples of --export.int4-step.",
+        ),
+    ] = ()
+    int4_step: Annotated[int, Parameter(env_var="INT4_STEP", help="4 leaves 64 levels: int6.")] = 4
+    coder: Annotated[Effort, Parameter(help="Entropy coding effort: max (smallest) or fast.")] = "max"
+
+    def __post_init__(self) -> None:
+        if self.budget is not None:
+            parse_size(self.budget)
+        if self.int4_step < 1 or self.int4_step > 64:
+            raise ConfigError(f"int4_step is {self.int4_step}; it must be from 1 to 64")
+        if any(layer < 0 for layer in self.int4_layers):
+            raise ConfigError(f"int4_layers is {self.int4_layers}; layers count from 0")
+        if self.coder not in ("max", "fast"):
+            raise ConfigError(f"coder is {self.coder!r}; choose max or fast")
+
+    def schemes(self) -> list[tuple[str, str]]:
+        """(name pattern, spec) pairs, first match first."""
+        special = [(f"blocks.{layer}.*", f"int8:step={self.int4_step}") for layer in self.int4_layers]
+        return [*special, ("*", self.scheme)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run says and keeps while it goes."""
+
+    log_every: Annotated[
+        int, Parameter(env_var="TRAIN_LOG_EVERY", help="Steps between lines of the log, after the first ten.")
+    ] = 200
+    checkpoint_every: Annotated[
+        int, Parameter(help="Steps between checkpoints; 0 keeps one only at the end and on Ctrl-C.")
+    ] = 500
+
+    def __post_init__(self) -> None:
+        if self.log_every < 1:
+            raise ConfigError(f"log_every is {self.log_every}; it must be at least 1")
+        if self.checkpoint_every < 0:
+            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; it must be 0 (never) or a number of steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Every setting of a run."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    model: GPTConfig = field(default_factory=GPTConfig)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
+
+    def __post_init__(self) -> None:
+        unknown = [layer for layer in self.export.int4_layers if layer >= self.model.num_layers]
+        if unknown:
+            raise ConfigError(
+                f"int4_layers names layer {unknown[0]}, but the model has layers 0 to {self.model.num_layers - 1}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, ready for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ConfigError: a key is unknown or a value out of range.
+        """
+        return _build(cls, values)
+
+    def to_toml(self) -> str:
+        """The recipe as a file `load_recipe` reads back to an equal one."""
+        values = self.to_dict()
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+        for table, settings in values.items():
+            if isinstance(settings, dict):
+                lines += ["", f"[{table}]"]
+                lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
+        return "\n".join(lines).lstrip("\n") + "\n"
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that change with any setting."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _build(kind: type[R], values: Mapping[str, Any]) -> R:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            nearest = difflib.get_close_matches(key, fields, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ConfigError(f"{kind.__name__} has no setting {key!r}{hint}")
+        factory = fields[key].default_factory
+        if isinstance(value, Mapping) and callable(factory):
+            value = _build(type(factory()), value)
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+    return kind(**arguments)
+
+
+def _toml(value: Any) -> str:
+    # TOML's strings, numbers, booleans and arrays of these are spelled as JSON spells them
+    return json.dumps(value)
+
+
+def load_recipe(file: str | os.PathLike[str] | None = None, flags: Sequence[str] = ()) -> Recipe:
+    """Resolve a recipe: defaults, then `file`, then the environment, then `flags` (`["--model.num-layers", "4"]`).
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one), a value of the wrong type or out of range.
+    """
+    app = App(name="recipe", config=configuration(file), help_flags=[], version_flags=[])
+
+    @app.default
+    def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
+        return recipe or Recipe()
+
+    try:
+        command, bound, _ = app.parse_args(list(flags), exit_on_error=False, print_error=False)
+        recipe: Recipe = command(*bound.args, **bound.kwargs)
+    except BirdieError:
+        raise
+    except CycloptsError as error:
+        raise ConfigError(explain(error)) from error
+    return recipe

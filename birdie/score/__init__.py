@@ -1,0 +1,1 @@
+"""Scoring: bits per byte of what was decoded from bytes."""

@@ -1,0 +1,1 @@
+"""What a submission is made of and what it weighs."""

@@ -1,0 +1,1 @@
+"""Training: optimizers, schedules, checkpoints, the loop. Knows a model by its loss and its parameters' names only."""

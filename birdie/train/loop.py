@@ -1,0 +1,443 @@
+"""The training loop: `fit` yields a `Step` after each optimizer step, and callers score, print and save in between.
+
+    for step in (run := fit(model, batches, TrainSettings(), OptimizerSettings(), device=device)):
+        if step.number % 100 == 0:
+            run.save(folder)
+
+Notable: the clock runs only inside `fit`, never while it is suspended at a yield; priming runs real steps for caches
+and compilation and then restores weights, optimizer state, random generators and loader; the wall-clock cap and the
+learning rate follow the slowest rank's clock, so that all ranks take the same decisions; several ranks compute the
+gradient that one rank would.
+
+Source: the challenge's baseline script.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol, cast
+
+import torch
+from cyclopts import Parameter
+from torch import Tensor, nn
+
+from birdie.device import DtypeName, choose_dtype, compile_or_eager, dtype_name, synchronize
+from birdie.distributed import World
+from birdie.errors import ConfigError, WeightsError
+from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
+from birdie.train.groups import Optimizers, OptimizerSettings
+from birdie.train.schedule import lr_multiplier, muon_momentum
+
+
+class Trainable(Protocol):
+    """What `fit` asks of a model."""
+
+    compute_dtype: torch.dtype
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats (0-d) of targets, (batch, length), after ids, (batch, length)."""
+        ...
+
+    def to(self, device: torch.device) -> Any: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+class Batches(Protocol):
+    """What `fit` asks of a loader. Its state is a position in the whole stream, the same on every rank."""
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one micro-step of this rank, each (sequences, length) int64 on the CPU."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as what JSON can hold."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to that position."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Length, batch and precision of a run; the defaults are the challenge's.
+
+    Raises:
+        ConfigError: a value is out of range or two contradict each other.
+    """
+
+    iterations: Annotated[int, Parameter(env_var="ITERATIONS", help="Most steps of the run.")] = 20_000
+    warmdown_iters: Annotated[
+        int, Parameter(env_var="WARMDOWN_ITERS", help="Steps over which the learning rate falls to 0 at the end.")
+    ] = 1200
+    warmup_steps: Annotated[
+        int, Parameter(env_var="WARMUP_STEPS", help="Steps that prime caches and compiler and are then undone.")
+    ] = 20
+    train_batch_tokens: Annotated[
+        int, Parameter(env_var="TRAIN_BATCH_TOKENS", help="Tokens of a step over all ranks.")
+    ] = 524_288
+    train_seq_len: Annotated[int, Parameter(env_var="TRAIN_SEQ_LEN", help="Tokens of a training sequence.")] = 1024
+    max_wallclock_seconds: Annotated[
+        float, Parameter(env_var="MAX_WALLCLOCK_SECONDS", help="Limit on training time; 0: none.")
+    ] = 600.0
+    seed: Annotated[int, Parameter(env_var="SEED", help="Decides initial weights and batches.")] = 1337
+    accumulation: Annotated[
+        int, Parameter(help="Spans a step is cut into over all ranks; the number of ranks divides it.")
+    ] = 8
+    compute_dtype: Annotated[
+        DtypeName, Parameter(help="Dtype of activations; auto: bfloat16 where it is fast, else float32.")
+    ] = "auto"
+    compile: Annotated[bool, Parameter(help="Compile the model with torch.compile.")] = False
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "warmdown_iters", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("train_batch_tokens", "train_seq_len", "accumulation"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.max_wallclock_seconds < math.inf:
+            raise ConfigError(f"max_wallclock_seconds is {self.max_wallclock_seconds}; give seconds, or 0 for no limit")
+        if self.train_batch_tokens % (self.accumulation * self.train_seq_len):
+            raise ConfigError(
+                f"train_batch_tokens {self.train_batch_tokens} is not a whole number of sequences of "
+                f"{self.train_seq_len} in each of {self.accumulation} spans; "
+                f"choose a multiple of {self.accumulation * self.train_seq_len}"
+            )
+
+    @property
+    def cap_ms(self) -> float | None:
+        """The wall-clock limit in milliseconds, or None."""
+        return 1000 * self.max_wallclock_seconds or None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one optimizer step did.
+
+    Attributes:
+        number: steps done, this one included.
+        loss: mean cross-entropy in nats over its tokens, on all ranks, before the update.
+        train_ms: training time since the first step; suspensions at a yield do not count.
+        lr_multiplier: factor on the learning rates.
+        momentum: of Muon.
+        tokens: trained on in this step, over all ranks.
+        grad_norm: norm of the whole gradient before any clipping.
+        stopping: whether it is the last.
+    """
+
+    number: int
+    loss: float
+    train_ms: float
+    lr_multiplier: float
+    momentum: float
+    tokens: int
+    grad_norm: float
+    stopping: bool
+
+
+class Fit:
+    """A run in progress: iterate over it for its steps; between two of them it can be saved.
+
+    Attributes:
+        facts: what was resolved at the start (dtypes, groups, ranks), to be logged.
+    """
+
+    def __init__(
+        self,
+        model: Trainable,
+        batches: Batches,
+        settings: TrainSettings,
+        optimizer_settings: OptimizerSettings,
+        *,
+        world: World,
+        device: torch.device,
+        resume: Checkpoint | None,
+        notify: Callable[[str], None],
+        on_priming: Callable[[int, int], None],
+    ) -> None:
+        if settings.accumulation % world.size:
+            raise ConfigError(
+                f"{world.size} ranks do not divide accumulation {settings.accumulation}; choose a divisor"
+            )
+        self._model, self._batches, self._world, self._device = model, batches, world, device
+        self._settings, self._optimizer_settings = settings, optimizer_settings
+        self._on_priming = on_priming
+        model.to(device)
+        model.train()
+        model.compute_dtype = choose_dtype(settings.compute_dtype, device)
+        newton_schulz_dtype = choose_dtype(optimizer_settings.newton_schulz_dtype, device)
+        self._optimizers = Optimizers(
+            model.named_parameters(), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
+        )
+        self._loss = compile_or_eager(model.loss, notify) if settings.compile else model.loss
+        self._step, self._clock_ms = 0, 0.0
+        self._stop_requested = self._stop_agreed = self._inside_step = self._primed = False
+        self._resolved = {
+            **dataclasses.asdict(settings),
+            **dataclasses.asdict(optimizer_settings),
+            "compute_dtype": dtype_name(model.compute_dtype),
+            "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
+        }
+        self.facts: dict[str, Any] = {
+            "compute_dtype": dtype_name(model.compute_dtype),
+            "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
+            "world_size": world.size,
+            "micro_steps": settings.accumulation // world.size,
+            "groups": {
+                group: {
+                    "tensors": len(members),
+                    "parameters": sum(p.numel() for p in members.values()),
+                    "lr": self._optimizers.rates[group],
+                }
+                for group, members in self._optimizers.groups.items()
+            },
+        }
+        if resume is not None:
+            self._report_changes(resume, notify)
+            self._restore(resume)
+        for tensor in self._tensors().values():
+            world.broadcast_(tensor)
+
+    def __iter__(self) -> Iterator[Step]:
+        """Train to the end. Iterating anew goes on where the last iteration left off.
+
+        Raises:
+            ConfigError: the loss or the gradient is no longer finite; the weights are those before that step.
+        """
+        self.prime()
+        while self._remaining():
+            yield self._timed_step()
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._step
+
+    @property
+    def train_ms(self) -> float:
+        """Training time so far."""
+        return self._clock_ms
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a requested stop ended the run before its last step."""
+        return self._stop_agreed and self._step < self._settings.iterations and self._in_time()
+
+    def prime(self) -> None:
+        """Take real steps, then undo all they did: compilation and caches stay, state and clock do not.
+
+        Iterating does it when it was not done before; a second call does nothing.
+        """
+        if self._primed or not self._settings.warmup_steps or not self._remaining():
+            return
+        before = self._snapshot(self._optimizers.local_state())
+        for done in range(1, self._settings.warmup_steps + 1):
+            self._take_step()
+            self._on_priming(done, self._settings.warmup_steps)
+        synchronize(self._device)
+        self._restore(before)
+        self._primed = True
+
+    def request_stop(self) -> None:
+        """Let the step in progress, or else the next one, be the last on every rank: safe in a signal handler."""
+        self._stop_requested = True  # one rank alone must not leave the others waiting: `_timed_step` agrees on it
+
+    def state(self) -> Checkpoint:
+        """All that is needed to go on from here. With several ranks every one must call it.
+
+        Raises:
+            WeightsError: an exception left the run in the middle of a step.
+        """
+        return self._snapshot(self._optimizers.full_state())
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `state()` as the latest checkpoint of `folder`; rank 0 writes, every rank must call it.
+
+        Returns:
+            Where it lies (on rank 0), or `folder`.
+
+        Raises:
+            OutputError: it could not be written.
+            WeightsError: as `state`.
+        """
+        checkpoint = self.state()
+        return save_checkpoint(folder, checkpoint) if self._world.is_main else Path(folder)
+
+    def _in_time(self) -> bool:
+        cap_ms = self._settings.cap_ms
+        return cap_ms is None or self._clock_ms < cap_ms
+
+    def _remaining(self) -> bool:
+        return self._step < self._settings.iterations and self._in_time() and not self._stop_agreed
+
+    def _timed_step(self) -> Step:
+        """One step inside the clock, which then shows the same on every rank: the slowest's."""
+        synchronize(self._device)
+        start = time.perf_counter()
+        done = self._take_step()
+        synchronize(self._device)
+        microseconds = round(1000 * self._clock_ms + 1e6 * (time.perf_counter() - start))
+        self._clock_ms = self._world.max_int(microseconds, self._device) / 1000
+        self._stop_agreed = bool(self._world.max_int(int(self._stop_requested), self._device))
+        return dataclasses.replace(done, train_ms=self._clock_ms, stopping=not self._remaining())
+
+    def _take_step(self) -> Step:
+        """Gradient, clipping and update; the record's clock and end are for the caller to fill in."""
+        settings, optimizer_settings = self._settings, self._optimizer_settings
+        multiplier = lr_multiplier(
+            self._step,
+            self._clock_ms,
+            iterations=settings.iterations,
+            warmdown_iters=settings.warmdown_iters,
+            cap_ms=settings.cap_ms,
+        )
+        momentum = muon_momentum(
+            self._step,
+            start=optimizer_settings.muon_momentum_warmup_start,
+            final=optimizer_settings.muon_momentum,
+            warmup_steps=optimizer_settings.muon_momentum_warmup_steps,
+        )
+        self._inside_step = True
+        mean_loss, tokens = self._accumulate()
+        loss, grad_norm = self._clip(mean_loss)
+        self._optimizers.step(multiplier, momentum)
+        self._step += 1
+        self._inside_step = False
+        return Step(self._step, loss, self._clock_ms, multiplier, momentum, tokens, grad_norm, stopping=False)
+
+    def _accumulate(self) -> tuple[Tensor, int]:
+        """Leave the mean gradient over all ranks in the parameters; (mean loss, tokens of all ranks)."""
+        self._optimizers.zero_grad()
+        total = torch.zeros((), device=self._device)
+        tokens = 0
+        for _ in range(self._settings.accumulation // self._world.size):
+            ids, targets = self._batches.next()
+            tokens += ids.numel()
+            loss = self._loss(ids.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True))
+            loss = loss / self._settings.accumulation
+            loss.backward()
+            total += loss.detach()
+        if self._world.size > 1:
+            self._reduce(total)
+        return total, tokens * self._world.size
+
+    def _reduce(self, total: Tensor) -> None:
+        """Sum gradients and `total` over the ranks, in one buffer and one collective."""
+        gradients = [p.grad for p in self._optimizers.parameters if p.grad is not None]
+        flat = self._world.sum_(torch.cat([total.reshape(1), *(g.reshape(-1) for g in gradients)]))
+        total.copy_(flat[0])
+        for gradient, summed in zip(gradients, torch.split(flat[1:], [g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+    def _clip(self, loss: Tensor) -> tuple[float, float]:
+        """Clip the reduced gradient if that is asked for; (loss, norm before clipping), both finite.
+
+        Clipping comes after the reduction, so that it does not depend on the number of ranks.
+        """
+        parameters = self._optimizers.parameters
+        limit = self._optimizer_settings.grad_clip_norm
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if limit:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        values: list[float] = torch.stack((loss, norm)).tolist()  # one transfer for both
+        for name, value in zip(("loss", "gradient norm"), values, strict=True):
+            if not math.isfinite(value):
+                raise ConfigError(
+                    f"the {name} of step {self._step + 1} is {value}; lower the learning rates or look at the data"
+                )
+        return values[0], values[1]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            **{name: p.data for name, p in self._model.named_parameters()},
+            **dict(self._model.named_buffers()),
+        }
+
+    def _snapshot(self, optimizer: dict[str, Tensor]) -> Checkpoint:
+        if self._inside_step:
+            raise WeightsError(
+                f"training was interrupted inside step {self._step + 1}, so its state is neither before nor after it; "
+                "go on from the last checkpoint"
+            )
+        return Checkpoint(
+            step=self._step,
+            clock_ms=self._clock_ms,
+            weights={name: tensor.detach().clone() for name, tensor in self._tensors().items()},
+            optimizer=optimizer,
+            rng=rng_state(),
+            loader=self._batches.state_dict(),
+            settings=self._resolved,
+        )
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        tensors = self._tensors()
+        if odd := sorted(tensors.keys() ^ checkpoint.weights.keys()):
+            raise WeightsError(
+                f"model and checkpoint differ in tensor {odd[0]!r}; resume with the model that was saved"
+            )
+        for name, tensor in tensors.items():
+            saved = checkpoint.weights[name]
+            if saved.shape != tensor.shape:
+                raise WeightsError(
+                    f"tensor {name!r} has shape {tuple(saved.shape)} in the checkpoint and {tuple(tensor.shape)} in "
+                    "the model; resume with the model that was saved"
+                )
+            tensor.copy_(saved)
+        self._optimizers.load_state(checkpoint.optimizer)
+        self._batches.load_state_dict(checkpoint.loader)
+        self._step, self._clock_ms = checkpoint.step, checkpoint.clock_ms
+        set_rng_state(checkpoint.rng)
+
+    def _report_changes(self, resume: Checkpoint, notify: Callable[[str], None]) -> None:
+        """One line for each setting that is not what the checkpoint was trained with so far."""
+        for name, now in self._resolved.items():
+            if name in resume.settings and resume.settings[name] != now:
+                notify(f"resuming with {name} = {now}; the checkpoint was trained with {resume.settings[name]}")
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches,
+    settings: TrainSettings,
+    optimizer_settings: OptimizerSettings,
+    *,
+    world: World | None = None,
+    device: torch.device | None = None,
+    resume: Checkpoint | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+    on_priming: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Fit:
+    """A run that trains `model` in place, one `Step` at each iteration.
+
+    Args:
+        model: with `loss` and `compute_dtype` as in `Trainable`; rank 0's weights go to every rank.
+        batches: this rank's loader.
+        settings: length, batch, precision.
+        optimizer_settings: rates and momenta.
+        world: this process among its peers; None is one rank.
+        device: where to train; None is the CPU.
+        resume: a loaded checkpoint to go on from, clock included.
+        notify: gets lines worth telling the user.
+        on_priming: called with (done, total) after each priming step.
+
+    Raises:
+        ConfigError: the ranks do not divide the accumulation, or a parameter is in no or two optimizer groups.
+        WeightsError: the checkpoint does not fit the model.
+    """
+    return Fit(
+        cast(Trainable, model),
+        batches,
+        settings,
+        optimizer_settings,
+        world=world or World(),
+        device=device or torch.device("cpu"),
+        resume=resume,
+        notify=notify,
+        on_priming=on_priming,
+    )

@@ -1,0 +1,45 @@
+"""Fixtures for every test: a clean environment, and the shared data when it is there."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+
+from birdie.recipe import Recipe
+
+TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "RUN_ID"}
+
+
+def challenge_variables(kind: type) -> Iterator[str]:
+    """Every environment name some setting of a recipe listens to."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if dataclasses.is_dataclass(hint):
+            yield from challenge_variables(hint)
+        for parameter in getattr(hint, "__metadata__", ()):
+            assert isinstance(parameter.env_var, tuple), name
+            yield from parameter.env_var
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of the challenge left in the shell must not steer a test."""
+    for name in {*challenge_variables(Recipe), *TORCHRUN_VARIABLES}:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _two_threads() -> None:
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder BIRDIE_DATA names; tests that ask for it skip when it is unset."""
+    folder = os.environ.get("BIRDIE_DATA")
+    if not folder:
+        pytest.skip("BIRDIE_DATA is unset: the real data is not here")
+    return Path(folder)

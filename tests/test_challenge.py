@@ -1,0 +1,160 @@
+"""The challenge's entry point: its environment in, its log lines out, in its order and its number formats."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.submit.code import code_bytes, source_files
+
+ROOT = Path(__file__).resolve().parents[1]
+ENTRY = ROOT / "train_gpt.py"
+
+NUMBER = r"[0-9]+"
+ORDER = [
+    r"val_bpb:enabled tokenizer_kind=\w+ tokenizer_path=\S+",
+    rf"train_loader:dataset:\S+ train_shards:{NUMBER}",
+    rf"val_loader:shards pattern=\S+ tokens:{NUMBER}",
+    rf"model_params:{NUMBER}",
+    rf"world_size:{NUMBER} grad_accum_steps:{NUMBER}",
+    r"sdp_backends:cudnn=\w+ flash=\w+ mem_efficient=\w+ math=\w+",
+    rf"attention_mode:gqa num_heads:{NUMBER} num_kv_heads:{NUMBER}",
+    r"tie_embeddings:True embed_lr:0.03 head_lr:0.0 matrix_lr:0.02 scalar_lr:0.02",
+    rf"train_batch_tokens:{NUMBER} train_seq_len:{NUMBER} iterations:{NUMBER} warmup_steps:{NUMBER} "
+    r"max_wallclock_seconds:0.000",
+    rf"seed:{NUMBER}",
+    r"cpu_cost:a step of .*",
+    rf"warmup_step:1/{NUMBER}",
+    r"step:0/6 val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4} train_time:\d+ms step_avg:\d+\.\d{2}ms",
+    r"step:1/6 train_loss:\d+\.\d{4} train_time:\d+ms step_avg:\d+\.\d{2}ms",
+    r"step:3/6 val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4} train_time:\d+ms step_avg:\d+\.\d{2}ms",
+    r"step:6/6 train_loss:.*",
+    r"step:6/6 val_loss:.*",
+    rf"peak memory allocated: {NUMBER} MiB reserved: {NUMBER} MiB",
+    rf"Serialized model: {NUMBER} bytes",
+    rf"Code size: {NUMBER} bytes",
+    rf"Serialized model int8\+zlib: {NUMBER} bytes \(payload:{NUMBER} raw_torch:{NUMBER} payload_ratio:\d+\.\d\dx\)",
+    rf"Total submission size int8\+zlib: {NUMBER} bytes",
+    r"final_int8_zlib_roundtrip val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4} eval_time:\d+ms",
+    rf"Serialized model birdie: {NUMBER} bytes.*",
+    r"quantization_gap: .*",
+    r"final_int8_zlib_roundtrip_exact val_loss:\d+\.\d{8} val_bpb:\d+\.\d{8}",
+    r"final_birdie_roundtrip_exact val_loss:\d+\.\d{8} val_bpb:\d+\.\d{8}",
+    rf"Total submission size birdie: {NUMBER} bytes",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    assert (
+        run(
+            build_app,
+            ["prepare", str(ROOT / "birdie" / "**" / "*.py"), "--tokenizer", "bytes", "-o", str(root), "--json"],
+        )
+        == 0
+    )
+    return next((root / "datasets").iterdir())
+
+
+def launch(folder: Path, data: Path, ranks: int = 1, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the record's command, made tiny, in `folder`."""
+    settings = {
+        "RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "VOCAB_SIZE": "260", "NUM_LAYERS": "3",
+        "MODEL_DIM": "32", "NUM_HEADS": "2", "NUM_KV_HEADS": "1", "MAX_WALLCLOCK_SECONDS": "0", "VAL_LOSS_EVERY": "3",
+        "TRAIN_LOG_EVERY": "5", "MATRIX_LR": "0.02", "SCALAR_LR": "0.02", "TIED_EMBED_LR": "0.03", "INT4_LAYERS": "1,2",
+        "INT4_STEP": "4", "ITERATIONS": "6", "WARMUP_STEPS": "2", "TRAIN_BATCH_TOKENS": "1024", "TRAIN_SEQ_LEN": "64",
+        "VAL_MAX_TOKENS": "4096", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    } | changes  # fmt: skip
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run(
+        [*start, str(ENTRY)], cwd=folder, env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("record")
+    done = launch(folder, data)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.splitlines()
+
+
+def test_the_lines_come_in_the_challenge_order(logged: tuple[Path, list[str]]) -> None:
+    _, lines = logged
+    assert lines[0] == "logs/tiny.txt"
+    at = 0
+    for pattern in ORDER:
+        found = next((i for i in range(at, len(lines)) if re.fullmatch(pattern, lines[i])), None)
+        assert found is not None, f"no line like {pattern} after {lines[at - 1]!r}"
+        at = found + 1
+    assert at == len(lines), f"something follows the last line: {lines[at:]}"
+
+
+def test_the_log_holds_the_source_and_every_line(logged: tuple[Path, list[str]]) -> None:
+    folder, lines = logged
+    log = (folder / "logs" / "tiny.txt").read_text()
+    assert "class GPT(nn.Module)" in log
+    assert "Running PyTorch" in log
+    assert all(line in log for line in lines[1:])
+
+
+def number(lines: list[str], start: str) -> int:
+    return int(re.search(r": (\d+) bytes", next(line for line in lines if line.startswith(start)))[1])
+
+
+def test_code_counts_every_source_that_is_loaded(logged: tuple[Path, list[str]]) -> None:
+    folder, lines = logged
+    code = number(lines, "Code size")
+    assert code == code_bytes(ENTRY)
+    counted = {path.name for path in source_files(ENTRY)}
+    assert {"train_gpt.py", "gpt.py", "rans.py", "container.py", "bpb.py", "__init__.py"} <= counted
+    model = (folder / "runs" / "tiny" / "model.birdie").stat().st_size
+    assert number(lines, "Total submission size birdie") == model + code
+
+
+def test_birdie_is_smaller_and_as_good(logged: tuple[Path, list[str]]) -> None:
+    _, lines = logged
+    assert number(lines, "Serialized model birdie") < number(lines, "Serialized model int8+zlib")
+    old, new = (
+        float(re.search(r"val_bpb:(\S+)", next(line for line in lines if line.startswith(name)))[1])
+        for name in ("final_int8_zlib_roundtrip_exact", "final_birdie_roundtrip_exact")
+    )
+    assert abs(old - new) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_give_the_one_rank_result(ranks: int, logged: tuple[Path, list[str]], data: Path, tmp_path: Path) -> None:
+    done = launch(tmp_path, data, ranks)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"world_size:{ranks} grad_accum_steps:{8 // ranks}" in lines
+    last = [line for line in (logged[1], lines) for line in line if line.startswith("final_birdie_roundtrip_exact")]
+    one, many = (float(re.search(r"val_loss:(\S+)", line)[1]) for line in last)
+    assert many == pytest.approx(one, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"NUM_LAYERS": "ten"}, "NUM_LAYERS"),
+        ({"DATA_PATH": "nowhere"}, "nowhere"),
+        ({"TRAIN_BATCH_TOKENS": "1000"}, "1000"),
+        ({"INT4_LAYERS": "9"}, "layer 9"),
+        ({"VOCAB_SIZE": "100"}, "vocab_size"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(data: Path, tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    done = launch(tmp_path, data, **changes)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,273 @@
+"""The command line as a user meets it: answers, `--json`, errors in one sentence, exit codes, nothing half-written."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from birdie.cli import COMMANDS, build_app
+from birdie.cli.console import run
+
+Ask = Callable[..., tuple[int, dict, str]]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`ask("inspect", file)` → (exit code, the JSON object, stderr)."""
+
+    def call(*tokens: object) -> tuple[int, dict, str]:
+        code = run(build_app, [*map(str, tokens), "--json"])
+        out, err = capsys.readouterr()
+        lines = out.splitlines()
+        assert len(lines) == 1, f"stdout must carry one JSON object, got {out!r}"
+        return code, json.loads(lines[0]), err
+
+    return call
+
+
+TINY = [
+    "--model.vocab-size", "300", "--model.num-layers", "2", "--model.model-dim", "32", "--model.num-heads", "2",
+    "--model.num-kv-heads", "1", "--train.train-batch-tokens", "512", "--train.train-seq-len", "64",
+    "--train.accumulation", "2", "--train.warmup-steps", "1", "--train.iterations", "6",
+    "--train.max-wallclock-seconds", "0", "--validation.every", "3", "--validation.max-tokens", "2000",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small data set made of this project's own sources."""
+    root = tmp_path_factory.mktemp("prepared")
+    sources = Path(__file__).resolve().parents[1] / "birdie" / "**" / "*.py"
+    code = run(build_app, ["prepare", str(sources), "--tokenizer", "bytes", "-o", str(root), "--json"])
+    assert code == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def data_flags(prepared: Path) -> list[str]:
+    folder = next((prepared / "datasets").iterdir())
+    return ["--data.path", str(folder), "--data.tokenizer", "bytes"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, data_flags: list[str]) -> Path:
+    """A run folder with an artifact."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert run(build_app, ["train", "--run", str(folder), *TINY, *data_flags, "--json"]) == 0
+    return folder
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "weights.safetensors"
+    save_file({"a.weight": torch.randn(256, 192), "b.weight": torch.randn(64, 256), "b.bias": torch.randn(64)}, path)
+    return path
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert run(build_app, [name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out, name
+
+
+def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
+    code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--lossless")
+    assert code == 0
+    assert answer["bytes"] == (tmp_path / "w.birdie").stat().st_size
+    assert {"path", "bytes", "budget", "weights", "bits_per_weight", "tensors"} <= answer.keys()
+    assert {"name", "shape", "dtype", "scheme", "bytes"} <= answer["tensors"][0].keys()
+    assert ask("decompress", tmp_path / "w.birdie", "-o", tmp_path / "back.safetensors")[0] == 0
+    before, after = load_file(weights), load_file(tmp_path / "back.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_budget_is_met(ask: Ask, weights: Path, tmp_path: Path) -> None:
+    code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--budget", "40kB")
+    assert code == 0
+    assert answer["budget"] == 40_000
+    assert 39_900 <= answer["bytes"] <= 40_000
+    code, shown, _ = ask("inspect", tmp_path / "w.birdie")
+    assert code == 0
+    assert shown["bytes"] == answer["bytes"]
+
+
+def test_tables_are_for_people(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app, ["compress", str(weights), "-o", str(tmp_path / "w.birdie"), "--scheme", "a.*=int6"]) == 0
+    out = capsys.readouterr().out
+    assert "a.weight" in out
+    assert "× smaller" in out
+    assert run(build_app, ["inspect", str(tmp_path / "w.birdie")]) == 0
+    assert "256×192" in capsys.readouterr().out
+
+
+def test_train_leaves_a_run_folder(trained: Path) -> None:
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["bytes"] == (trained / "model.birdie").stat().st_size
+    assert summary["steps"] == 6
+    assert abs(summary["bpb_artifact"] - summary["bpb_float"]) < 0.1
+    assert (trained / "recipe.toml").is_file()
+    assert (trained / "checkpoints" / "latest").is_file()
+
+
+def test_evaluate_repeats_the_score(ask: Ask, trained: Path) -> None:
+    code, answer, _ = ask("evaluate", trained / "model.birdie")
+    summary = json.loads((trained / "summary.json").read_text())
+    assert code == 0
+    assert answer["bpb"] == pytest.approx(summary["bpb_artifact"], rel=1e-6)
+    assert {"bpb", "val_loss", "tokens", "bytes", "documents", "ci95", "seconds"} <= answer.keys()
+    assert set(answer["seconds"]) == {"decode", "compile", "score", "adapt"}
+
+
+def test_sample_is_repeatable(ask: Ask, trained: Path) -> None:
+    tokens = ["sample", trained / "model.birdie", "--prompt", "def f(", "--tokens", "12", "--seed", "3"]
+    code, first, _ = ask(*tokens)
+    assert code == 0
+    assert first["text"].startswith("def f(")
+    assert ask(*tokens)[1] == first
+
+
+def test_a_recipe_file_trains_again(trained: Path, tmp_path: Path, ask: Ask) -> None:
+    code, answer, _ = ask("train", trained / "recipe.toml", "--run", tmp_path / "again")
+    assert code == 0
+    before = json.loads((trained / "summary.json").read_text())
+    assert answer["bpb_float"] == before["bpb_float"]
+    assert answer["bytes"] == before["bytes"]
+
+
+def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--run", str(folder)]
+    with subprocess.Popen(
+        [*command, "--train.iterations", "100000"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3 "):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert "saved in" in rest
+    state = next((folder / "checkpoints").glob("step-*/state.json"))
+    step = json.loads(state.read_text())["step"]
+    done = subprocess.run(
+        [*command, "--resume", "--train.iterations", str(step + 2), "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"resumed at step {step}" in done.stderr
+    assert json.loads(done.stdout)["steps"] == step + 2
+
+
+class Bomb:
+    """Unpickling this would leave a file behind."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.target}",)
+
+
+def damaged(path: Path, where: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * where)] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_a_pickle_that_wants_to_run_code_does_not(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+    code, answer, _ = ask("compress", tmp_path / "evil.pt", "-o", tmp_path / "out.birdie")
+    assert code == 1
+    assert answer["error"]["type"] == "WeightsError"
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "out.birdie").exists()
+
+
+def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
+    good = tmp_path / "good.birdie"
+    assert ask("compress", weights, "-o", good)[0] == 0
+    for number, share in enumerate((0.0, 0.001, 0.3, 0.999)):
+        bad = tmp_path / f"bad{number}.birdie"
+        bad.write_bytes(good.read_bytes())
+        damaged(bad, share)
+        code, answer, _ = ask("decompress", bad, "-o", tmp_path / "out.pt")
+        assert (code, answer["error"]["type"]) == (1, "ArtifactError"), share
+        assert "\n" not in answer["error"]["message"]
+    for size in (0, 5, 40, good.stat().st_size - 1):
+        bad = tmp_path / f"cut{size}.birdie"
+        bad.write_bytes(good.read_bytes()[:size])
+        assert ask("decompress", bad, "-o", tmp_path / "out.pt")[1]["error"]["type"] == "ArtifactError"
+    assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "said"),
+    [
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "1kB"], "BudgetError", "smallest"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "much"], "ConfigError", "'much'"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "2 to 8 bits"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int6"], "ConfigError", "PATTERN=SPEC"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"], "ConfigError", "not available"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x"], "ConfigError", "not available"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--bugdet", "1MB"], "ConfigError", "--budget"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--lossless", "--bits", "4"], "ConfigError", "--lossless"),
+        (["compress", "{weights}", "-o", "{weights}/o.birdie"], "OutputError", "cannot write"),
+        (["compress", "{tmp}/none.pt", "-o", "{tmp}/o.birdie"], "WeightsError", "none.pt"),
+        (["compress", "{nan}", "-o", "{tmp}/o.birdie"], "WeightsError", "'bad'"),
+        (["inspect", "{tmp}/none.birdie"], "ArtifactError", "none.birdie"),
+        (["inspect", "{weights}"], "ArtifactError", "weights.safetensors"),
+        (["evaluate", "{plain}"], "ArtifactError", "birdie GPT"),
+        (["decompress", "{plain}", "-o", "{tmp}/o.txt"], "ConfigError", ".safetensors"),
+        (["prepare"], "ConfigError", "source"),
+        (["prepare", "{tmp}/nothing*"], "DataError", "nothing"),
+        (["train", "{tmp}/none.toml"], "ConfigError", "none.toml"),
+        (["train", "--data.path", "{tmp}/nowhere"], "DataError", "nowhere"),
+        (["tarin"], "ConfigError", "train"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(
+    ask: Ask, weights: Path, tmp_path: Path, tokens: list[str], kind: str, said: str
+) -> None:
+    nan, plain = tmp_path / "nan.safetensors", tmp_path / "plain.birdie"
+    save_file({"bad": torch.full((128, 128), float("nan"))}, nan)
+    assert ask("compress", weights, "-o", plain)[0] == 0
+    places = {"weights": weights, "tmp": tmp_path, "nan": nan, "plain": plain}
+    code, answer, _ = ask(*(token.format(**places) for token in tokens))
+    assert code == 1
+    assert answer["error"]["type"] == kind, answer
+    assert said in answer["error"]["message"]
+    assert "\n" not in answer["error"]["message"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {weights.name, nan.name, plain.name}, "something half-written was left behind"
+
+
+def test_without_json_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(build_app, ["inspect", str(tmp_path / "none.birdie")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"line {i} has {i * i} words and more" for i in range(3000)))
+    ask("prepare", text, "--documents", "line", "--vocab-size", "300", "-o", tmp_path / "other")
+    model = next((tmp_path / "other" / "tokenizers").iterdir())
+    code, answer, _ = ask("evaluate", trained / "model.birdie", "--tokenizer", model)
+    assert (code, answer["error"]["type"]) == (1, "DataError")
+    flags = [*data_flags[:2], "--data.tokenizer", model]
+    code, answer, _ = ask("train", "--run", tmp_path / "run", *TINY, *flags)
+    assert (code, answer["error"]["type"]) == (1, "DataError")
+    assert not (tmp_path / "run").exists()

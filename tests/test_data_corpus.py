@@ -1,0 +1,127 @@
+"""Text sources: the same documents in the same order, a held-out part that never moves, and clear refusals."""
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from birdie.data.corpus import Corpus, file_corpus, stdlib_corpus
+from birdie.errors import ConfigError, DataError
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder
+
+
+def both(corpus: Corpus) -> tuple[list[str], list[str]]:
+    return list(corpus.train()), list(corpus.validation())
+
+
+def test_the_standard_library_is_split_by_file_and_ordered() -> None:
+    corpus = stdlib_corpus()
+    train, held_out = ([file.key for file in files] for files in (corpus.train_files, corpus.validation_files))
+    assert train == sorted(train)
+    assert held_out == sorted(held_out)
+    assert set(train).isdisjoint(held_out)
+    assert 0.02 < len(held_out) / len(train + held_out) < 0.10
+    assert "dataclasses.py" in train + held_out
+    parts = {part for key in train + held_out for part in key.split("/")}
+    assert parts.isdisjoint({"site-packages", "test", "tests", "idle_test", "__pycache__"})
+    assert corpus == stdlib_corpus()
+
+
+def test_a_document_of_the_standard_library_is_a_source_file() -> None:
+    first = stdlib_corpus().train_files[0]
+    assert next(stdlib_corpus().train()) == (Path(sysconfig.get_path("stdlib")) / first.key).read_text("utf-8")
+
+
+def test_the_held_out_files_are_pinned(tmp_path: Path) -> None:
+    """The split hashes names with SHA-256: these stay held out on every machine and Python."""
+    write(tmp_path, {f"{i:02}.txt": f"text {i}" for i in range(40)})
+    corpus = file_corpus([tmp_path], validation_fraction=0.1)
+    numbers = [6, 8, 18, 20, 27, 39]
+    assert [file.key for file in corpus.validation_files] == [f"{i:02}.txt" for i in numbers]
+    train, held_out = both(corpus)
+    assert len(train) == 34
+    assert held_out == [f"text {i}" for i in numbers]
+
+
+def test_few_files_are_split_by_document_and_copies_stay_together(tmp_path: Path) -> None:
+    lines = [f"line {i % 50}" for i in range(200)]
+    write(tmp_path, {"a.txt": "\n".join(lines)})
+    train, held_out = both(file_corpus([tmp_path / "a.txt"], validation_fraction=0.2))
+    assert sorted(train + held_out) == sorted(lines)
+    assert set(train).isdisjoint(held_out)
+    assert held_out
+
+
+def test_files_folders_and_globs_are_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"in/a.txt": "a", "in/sub/b.txt": "b", "in/.hidden": "no", "val.txt": "v"})
+    monkeypatch.chdir(tmp_path)
+    ways: list[list[str | Path]] = [["in"], [tmp_path / "in"], ["in/**/*.txt"], ["in/a.txt", "in/sub/*"], ["in", "in"]]
+    for patterns in ways:
+        assert both(file_corpus(patterns, validation=["val.txt"], documents="file")) == (["a", "b"], ["v"])
+
+
+def test_a_name_with_brackets_is_found(tmp_path: Path) -> None:
+    write(tmp_path, {"a[1].txt": "a\nb\nc\nd"})
+    train, held_out = both(file_corpus([tmp_path / "a[1].txt"], validation_fraction=0.5))
+    assert sorted(train + held_out) == ["a", "b", "c", "d"]
+
+
+def test_what_a_document_is(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "one\r\n\n \ntwo\u2028still\n", "b.txt": "three\n", "c.jsonl": '{"text": "x\\ny"}\n\n'})
+    val = [tmp_path / "b.txt"]
+
+    def train(*names: str, **settings: str) -> list[str]:
+        return list(file_corpus([tmp_path / n for n in names], validation=val, **settings).train())  # type: ignore[arg-type]
+
+    assert train("a.txt", documents="line") == train("a.txt") == ["one", "two\u2028still"]
+    assert train("a.txt", documents="file") == ["one\n\n \ntwo\u2028still\n"]
+    assert train("a.txt", "c.jsonl", documents="line")[-1] == "x\ny"
+
+
+def test_validation_files_are_not_trained_on(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "a", "b.txt": "b"})
+    assert both(file_corpus([tmp_path], validation=[tmp_path / "b.txt"], documents="file")) == (["a"], ["b"])
+    with pytest.raises(DataError, match="nothing is left to train on"):
+        file_corpus([tmp_path], validation=[tmp_path / "*"])
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '"text"', "{}", '{"text": 3}', '{"text": null}', '{"text": "\\ud800"}', "[" * 100_000]
+)
+def test_malformed_json_lines_are_named(tmp_path: Path, line: str) -> None:
+    write(tmp_path, {"a.jsonl": json.dumps({"text": "ok"}) + "\n" + line})
+    with pytest.raises(DataError, match=r"a.jsonl, line 2 is not a JSON object"):
+        both(file_corpus([tmp_path / "a.jsonl"]))
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": b"caf\xe9 \xff"})
+    with pytest.raises(DataError, match=r"a.txt is not UTF-8 text"):
+        list(file_corpus([tmp_path / "a.txt"]).train())
+
+
+def test_empty_corpora_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": " \n", "b.txt": "one line"})
+    with pytest.raises(DataError, match="matches no file"):
+        file_corpus([tmp_path / "*.md"])
+    with pytest.raises(DataError, match="matches no file"):
+        file_corpus([write(tmp_path / "empty", {".hidden": ""})])
+    with pytest.raises(DataError, match="no training documents"):
+        both(file_corpus([tmp_path / "a.txt"]))
+    with pytest.raises(DataError, match="no validation documents"):
+        both(file_corpus([tmp_path / "b.txt"], validation_fraction=1e-9))
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="documents='word'"):
+        file_corpus(["a"], documents="word")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"validation_fraction=1\.5"):
+        file_corpus(["a"], validation_fraction=1.5)

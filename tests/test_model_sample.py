@@ -1,0 +1,65 @@
+"""Sampling follows the model: greedy takes its argmax, a seed decides, the context is cropped."""
+
+import pytest
+import torch
+
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.model.sample import generate
+
+
+@pytest.fixture
+def model() -> GPT:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=30, num_layers=2, model_dim=32, num_heads=4, num_kv_heads=2))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return model
+
+
+START = torch.tensor([1, 2, 3])
+
+
+def test_temperature_zero_takes_the_likeliest_token(model: GPT) -> None:
+    ids = START
+    for token in generate(model, START, 10, temperature=0):
+        assert token == model(ids[None])[0, -1].argmax()
+        ids = torch.cat((ids, torch.tensor([token])))
+
+
+def test_top_one_is_greedy(model: GPT) -> None:
+    assert list(generate(model, START, 10, top_k=1)) == list(generate(model, START, 10, temperature=0))
+
+
+def test_top_k_draws_among_the_k_likeliest(model: GPT) -> None:
+    likeliest = set(model(START[None])[0, -1].topk(3).indices.tolist())
+    generator = torch.Generator().manual_seed(0)
+    drawn = {next(generate(model, START, 1, temperature=5.0, top_k=3, generator=generator)) for _ in range(100)}
+    assert drawn == likeliest
+
+
+def test_a_seed_decides_the_text(model: GPT) -> None:
+    texts = [list(generate(model, START, 20, generator=torch.Generator().manual_seed(s))) for s in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+    assert all(len(text) == 20 for text in texts)
+
+
+def test_only_the_last_tokens_of_the_context_count(model: GPT) -> None:
+    other = torch.tensor([9, 9, 2, 3])
+    same = [list(generate(model, ids, 10, temperature=0, context=2)) for ids in (START, other)]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"context": 0}, "context is 0"),
+        ({"ids": torch.tensor([], dtype=torch.int64)}, "at least one token"),
+        ({"ids": torch.tensor([30])}, "leave the vocabulary of 30"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_at_the_call(model: GPT, arguments: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generate(model, **{"ids": START, "tokens": 1, **arguments})

@@ -1,0 +1,122 @@
+"""Bits per byte: the definition, spelled out token by token, and its independence of batches and ranks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from birdie.distributed import World
+from birdie.errors import DataError
+from birdie.score import bpb as bpb_module
+from birdie.score.bpb import bits_per_byte
+
+BOS, VOCABULARY = 1, 16
+CPU = torch.device("cpu")
+
+
+class Bigram:
+    """A model whose loss depends on the token before the target alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.nats = -torch.log_softmax(torch.randn(VOCABULARY, VOCABULARY, generator=generator), 1)
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        assert reduction == "none"
+        return self.nats[ids, targets]
+
+
+class Table:
+    """Token t stands for t mod 4 bytes, one more after an even token; BOS for none."""
+
+    def count(self, previous: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        return np.where(targets == BOS, 0, targets % 4 + (previous % 2 == 0))
+
+
+def stream(length: int, seed: int = 0) -> np.ndarray:
+    tokens = np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.uint16)
+    tokens[:: max(7, length // 5)] = BOS
+    return tokens
+
+
+def score(tokens: np.ndarray, **changes: object):
+    settings = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": CPU} | changes
+    return bits_per_byte(Bigram(), tokens, Table(), **settings)
+
+
+@given(st.integers(9, 400), st.integers(1, 12), st.integers(1, 200))
+def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> None:
+    tokens, model, table = stream(length), Bigram(), Table()
+    windows = (length - 1) // seq_len
+    if windows < 1:
+        return
+    nats = bytes_ = 0.0
+    for i in range(windows * seq_len):
+        nats += float(model.nats[int(tokens[i]), int(tokens[i + 1])])
+        bytes_ += int(table.count(tokens[i : i + 1], tokens[i + 1 : i + 2])[0])
+    result = score(tokens, seq_len=seq_len, batch_tokens=batch_tokens)
+    assert result.tokens == windows * seq_len
+    assert result.bytes == bytes_
+    assert result.val_loss == pytest.approx(nats / result.tokens, rel=1e-6)
+    assert result.bpb == pytest.approx(nats / math.log(2) / bytes_, rel=1e-6)
+
+
+def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = stream(1000)
+    whole = score(tokens, batch_tokens=10_000).bpb
+    assert score(tokens, batch_tokens=1).bpb == pytest.approx(whole, rel=1e-12)
+    monkeypatch.setattr(bpb_module, "MAX_FORWARD_TOKENS", 8)
+    assert score(tokens, batch_tokens=10_000).bpb == pytest.approx(whole, rel=1e-12)
+
+
+class OneOf(World):
+    """A rank whose sums are its own: what it would have sent to the others."""
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_ranks_share_the_windows_and_lose_none(size: int) -> None:
+    tokens = stream(1001)
+    parts = [score(tokens, world=OneOf(rank, size)) for rank in range(size)]
+    one = score(tokens)
+    assert sum(part.bytes for part in parts) == one.bytes
+    # every rank divides its own nats by all tokens, so the shares add up to the mean of all
+    assert sum(part.val_loss for part in parts) == pytest.approx(one.val_loss, rel=1e-9)
+
+
+def test_interval_shrinks_with_documents_and_covers() -> None:
+    few, many = score(stream(500)), score(np.concatenate([stream(500, seed) for seed in range(16)]))
+    assert many.documents > few.documents
+    assert 0 < many.ci95 < few.ci95
+    assert abs(many.bpb - few.bpb) < 3 * few.ci95
+
+
+def test_one_document_has_no_interval() -> None:
+    tokens = stream(100)
+    tokens[1:] = np.where(tokens[1:] == BOS, 2, tokens[1:])
+    assert math.isnan(score(tokens).ci95)
+
+
+def test_progress_ends_at_the_total() -> None:
+    seen: list[tuple[float, float | None]] = []
+    score(stream(1000), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_stream_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(DataError, match="fewer than one window"):
+        score(stream(8))
+
+
+def test_a_loss_that_is_not_finite_is_refused() -> None:
+    model = Bigram()
+    model.nats[3] = math.nan
+    with pytest.raises(DataError, match="not finite"):
+        bits_per_byte(model, stream(500), Table(), seq_len=8, batch_tokens=64, bos_id=BOS, device=CPU)

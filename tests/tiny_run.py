@@ -1,0 +1,53 @@
+"""A training run small enough to repeat many times in a test: model, loader and settings."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from birdie.distributed import World
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.train.groups import OptimizerSettings
+from birdie.train.loop import TrainSettings
+
+VOCAB, LENGTH, SEQUENCES, SPANS = 32, 16, 2, 4
+OPTIMIZERS = OptimizerSettings(matrix_lr=0.02, newton_schulz_dtype="float32")
+
+
+class TinyBatches:
+    """Sorted random tokens, so that there is something to learn; its position counts spans over all ranks."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
+        self.position = 0
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.position + self.world.rank)
+        self.position += self.world.size
+        rows = torch.randint(0, VOCAB, (SEQUENCES, LENGTH + 1), generator=generator).sort(dim=1).values
+        return rows[:, :-1], rows[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def tiny_model(seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
+    return GPT(GPTConfig(vocab_size=VOCAB, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2))
+
+
+def tiny_settings(**changes: Any) -> TrainSettings:
+    defaults = {
+        "iterations": 12,
+        "warmdown_iters": 6,
+        "warmup_steps": 0,
+        "train_batch_tokens": SPANS * SEQUENCES * LENGTH,
+        "train_seq_len": LENGTH,
+        "accumulation": SPANS,
+        "max_wallclock_seconds": 0,
+        "compute_dtype": "float32",
+    }
+    return TrainSettings(**(defaults | changes))

@@ -1,0 +1,3 @@
+from birdie.cli.challenge import main
+
+main()
