@@ -34,6 +34,19 @@ def test_the_multiplier_is_a_fraction_and_never_grows_with_time(
     assert by_time(step, elapsed * 1.5 + 1, cap, warmdown) <= now
 
 
+def test_a_fraction_falls_over_that_share_of_steps_or_of_time() -> None:
+    by_fraction = [
+        lr_multiplier(step, 0.0, iterations=100, warmdown_iters=1, cap_ms=None, warmdown_fraction=0.4)
+        for step in (0, 60, 80, 100)
+    ]
+    timed = [
+        lr_multiplier(7, ms, iterations=1, warmdown_iters=1, cap_ms=1000.0, warmdown_fraction=0.4)
+        for ms in (0.0, 600.0, 800.0, 1000.0)
+    ]
+    assert by_fraction == pytest.approx([1, 1, 0.5, 0])
+    assert timed == pytest.approx(by_fraction)
+
+
 def test_no_warmdown_keeps_the_rate() -> None:
     assert by_steps(100, warmdown=0) == by_time(5, 1e9, warmdown=0) == 1
 

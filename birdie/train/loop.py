@@ -75,6 +75,9 @@ class TrainSettings:
     warmdown_iters: Annotated[
         int, Parameter(env_var="WARMDOWN_ITERS", help="Steps over which the learning rate falls to 0 at the end.")
     ] = 1200
+    warmdown_fraction: Annotated[
+        float | None, Parameter(help="Share of the run over which it falls, instead of a number of steps.")
+    ] = None
     warmup_steps: Annotated[
         int, Parameter(env_var="WARMUP_STEPS", help="Steps that prime caches and compiler and are then undone.")
     ] = 20
@@ -101,6 +104,8 @@ class TrainSettings:
         for name in ("train_batch_tokens", "train_seq_len", "accumulation"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.warmdown_fraction is not None and not 0 <= self.warmdown_fraction <= 1:
+            raise ConfigError(f"warmdown_fraction is {self.warmdown_fraction}; it must be from 0 to 1")
         if not 0 <= self.max_wallclock_seconds < math.inf:
             raise ConfigError(f"max_wallclock_seconds is {self.max_wallclock_seconds}; give seconds, or 0 for no limit")
         if self.train_batch_tokens % (self.accumulation * self.train_seq_len):
@@ -295,6 +300,7 @@ class Fit:
             self._clock_ms,
             iterations=settings.iterations,
             warmdown_iters=settings.warmdown_iters,
+            warmdown_fraction=settings.warmdown_fraction,
             cap_ms=settings.cap_ms,
         )
         momentum = muon_momentum(

@@ -1,11 +1,20 @@
 """How the learning rate and Muon's momentum move over a run.
 
 Under a wall-clock cap the number of steps is not known beforehand, so the warmdown is measured in time: it begins when
-what remains is what `warmdown_iters` steps take at the mean pace so far. Source: the challenge's baseline script.
+what remains is what `warmdown_iters` steps take at the mean pace so far. Given as a fraction of the run it needs no
+guess of the pace at all. Sources: the challenge's baseline script; the fraction is that of its later records.
 """
 
 
-def lr_multiplier(step: int, elapsed_ms: float, *, iterations: int, warmdown_iters: int, cap_ms: float | None) -> float:
+def lr_multiplier(
+    step: int,
+    elapsed_ms: float,
+    *,
+    iterations: int,
+    warmdown_iters: int,
+    cap_ms: float | None,
+    warmdown_fraction: float | None = None,
+) -> float:
     """The factor in [0, 1] on every learning rate for the step that follows `step` finished ones.
 
     Args:
@@ -14,7 +23,11 @@ def lr_multiplier(step: int, elapsed_ms: float, *, iterations: int, warmdown_ite
         iterations: steps of the whole run; sets the warmdown only where there is no cap.
         warmdown_iters: length of the linear fall to zero, in steps; 0 keeps the rate constant.
         cap_ms: limit on the training time; None where steps end the run.
+        warmdown_fraction: length of the fall as a share of the run, instead of `warmdown_iters`.
     """
+    if warmdown_fraction is not None:
+        left = 1 - (step / max(iterations, 1) if cap_ms is None else elapsed_ms / cap_ms)
+        return min(1.0, max(0.0, left) / warmdown_fraction) if warmdown_fraction else 1.0
     if warmdown_iters == 0:
         return 1.0
     if cap_ms is None:
