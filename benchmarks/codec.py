@@ -6,9 +6,6 @@ compressors get a torch.save of the same dict of tensors. Kernels are warm; time
 
 import argparse
 import io
-import json
-import platform
-import subprocess
 import time
 import zlib
 from collections.abc import Callable
@@ -21,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from benchmarks.report import report
 from birdie import container
 from birdie.entropy import coder
 from birdie.entropy.general import GENERAL
@@ -112,14 +110,7 @@ def row(
     }
 
 
-def commit() -> str | None:
-    """The commit this runs from, or None outside a repository."""
-    here = Path(__file__).parent
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def measure(path: Path) -> dict[str, Any]:
+def measure(path: Path) -> list[Row]:
     """All rows for one file."""
     tensors = int8_tensors(path)
     if not tensors:
@@ -129,15 +120,7 @@ def measure(path: Path) -> dict[str, Any]:
     torch.save(tensors, buffer)
     efforts: tuple[Effort, ...] = ("max", "fast")
     rows = [birdie_row(arrays, effort) for effort in efforts]
-    rows += [general_row(name, arrays, buffer.getvalue()) for name in GENERAL]
-    packages = ("torch", "numpy", "numba", "birdie")
-    return {
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
-        "machine": {"processor": platform.processor() or platform.machine(), "system": platform.platform()},
-        "commit": commit(),
-        "weights": path.name,
-        "rows": rows,
-    }
+    return rows + [general_row(name, arrays, buffer.getvalue()) for name in GENERAL]
 
 
 def main() -> None:
@@ -147,14 +130,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result = measure(options.weights)
-    if options.json:
-        print(json.dumps(result))
-        return
-    for line in result["rows"]:
-        figures = (f"{line[key]:.2f} s" if line[key] is not None else "–" for key in ("encode_s", "decode_s"))
-        size = f"{line['bytes']:,}" if line["bytes"] is not None else line["version"]
-        print(f"{line['codec']:26} {size:>12}  {'  '.join(figures)}  exact: {line['exact']}")
+    report(measure(options.weights), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,35 @@
-"""What every benchmark prints: versions, machine, commit and rows, as one JSON object."""
+"""What every benchmark prints: its rows as a table, or with versions, machine and commit as one JSON object."""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from birdie import provenance
 
+Row = Mapping[str, Any]
 
-def report(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print `rows` on stdout: as JSON, or as aligned columns."""
+
+def report(rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print `rows` on stdout."""
     if as_json:
-        answer = {
-            "versions": provenance.versions(),
-            "machine": provenance.machine(),
-            "commit": provenance.commit(),
-            "rows": list(rows),
-        }
-        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+        head = {"versions": provenance.versions(), "machine": provenance.machine(), "commit": provenance.commit()}
+        sys.stdout.write(json.dumps({**head, "rows": list(rows)}, indent=1) + "\n")
         return
+    table = Table()
+    for key in rows[0]:
+        table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
     for row in rows:
-        sys.stdout.write("  ".join(f"{key} {value}" for key, value in row.items()) + "\n")
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"

@@ -9,9 +9,7 @@ the plain loop's.
 """
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie import provenance
+from benchmarks.report import report
 from birdie.device import choose_device, synchronize
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.train.groups import OptimizerSettings
@@ -134,13 +132,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu (default: auto)")
     arguments = parser.parse_args()
     rows = measure(arguments.seconds, arguments.seed, choose_device(arguments.device))
-    if arguments.json:
-        head = {"versions": provenance.versions(), "machine": provenance.machine(), "commit": provenance.commit()}
-        json.dump({**head, "rows": rows}, sys.stdout, indent=2)
-        print()
-        return
-    for row in rows:
-        print(f"{row['loop']:<8}{row['tokens_per_s']:>12,.0f} tokens/s   × {row['ratio']:.2f}")
+    report(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

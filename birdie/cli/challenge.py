@@ -154,8 +154,8 @@ def _log_cpu_cost(log: Log, run: Run) -> None:
         a @ b
     flops = 10 * 2 * 1024 * 512 * 1024 / (time.perf_counter() - began)
     train, parameters = run.recipe.train, sum(p.numel() for p in run.model.parameters())
-    # 6 FLOPs a weight and token for forward and backward; all else in a step was measured at about as much again
-    step_s = 2 * 6 * parameters * train.train_batch_tokens / run.world.size / flops
+    # 6 FLOPs a weight and token for forward and backward; steps were measured at 2 to 3 times what those products take
+    step_s = 2.5 * 6 * parameters * train.train_batch_tokens / run.world.size / flops
     steps = train.iterations
     if train.max_wallclock_seconds:
         steps = min(steps, math.ceil(train.max_wallclock_seconds / step_s))

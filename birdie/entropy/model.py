@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from birdie.entropy.numbers import Reader, Writer, unzigzag, zigzag
@@ -228,26 +229,47 @@ def _climb(inside: NDArray[np.float64], stride: int) -> tuple[NDArray[np.float64
     """Log2 frequencies at the knots that give `inside` the highest likelihood, and the counts they expect.
 
     The family is exponential with hat functions that sum to one, so generalised iterative scaling (Darroch and
-    Ratcliff 1972) climbs without a step size. Sums are numpy's own, so the result does not depend on threads.
+    Ratcliff 1972) climbs without a step size.
     """
-    width = inside.size
-    where = np.arange(width)
-    left, along = where >> stride, (where & (1 << stride) - 1) / (1 << stride)
-    count = knot_count(width, stride)
+    logs = np.zeros(knot_count(inside.size, stride) + 1)
+    expected = np.empty(inside.size)
+    _scale_iteratively(inside, stride, logs, expected)
+    return logs[:-1], expected
 
-    def hats(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        leftward = np.bincount(left, values * (1 - along), count + 1)
-        rightward = np.bincount(left + 1, values * along, count + 1)
-        return np.asarray((leftward + rightward)[:count], np.float64)
 
+@njit(nogil=True, cache=True)
+def _add_hats(values, stride, sums):  # type: ignore[no-untyped-def]
+    """Add to sums (knots + 1,) what each knot's hat function sees of values (width,)."""
+    width = 1.0 / (1 << stride)
+    for i in range(values.size):
+        along = (i & (1 << stride) - 1) * width
+        sums[i >> stride] += values[i] * (1 - along)
+        sums[(i >> stride) + 1] += values[i] * along
+
+
+@njit(nogil=True, cache=True)
+def _scale_iteratively(inside, stride, logs, expected):  # type: ignore[no-untyped-def]
+    """Fill logs (knots + 1,), whose last place only takes what would fall outside, and expected (width,)."""
+    knots, width, unit = logs.size - 1, inside.size, 1.0 / (1 << stride)
+    wanted, seen, area = np.zeros(knots + 1), np.zeros(knots + 1), np.zeros(knots + 1)
+    _add_hats(inside, stride, wanted)
+    _add_hats(np.ones(width), stride, area)
     total = inside.sum()
-    wanted = hats(inside) + 0.3
-    logs = np.log2(wanted / (hats(np.ones(width)) + 1e-9))
-    expected = inside
+    for k in range(knots):
+        logs[k] = np.log2((wanted[k] + 0.3) / (area[k] + 1e-9))
     for step in range(24):
-        line = logs[left] * (1 - along) + logs[np.minimum(left + 1, count - 1)] * along
-        expected = np.exp2(line - line.max())
-        expected *= total / expected.sum()
-        if step < 23:
-            logs = logs + np.log2(wanted / (hats(expected) + 0.3))
-    return logs, expected
+        highest = logs[:knots].max()
+        mass = 0.0
+        for i in range(width):
+            k, along = i >> stride, (i & (1 << stride) - 1) * unit
+            line = logs[k] * (1 - along) + logs[min(k + 1, knots - 1)] * along
+            expected[i] = np.exp2(line - highest)
+            mass += expected[i]
+        for i in range(width):
+            expected[i] *= total / mass
+        if step == 23:
+            break
+        seen[:] = 0
+        _add_hats(expected, stride, seen)
+        for k in range(knots):
+            logs[k] += np.log2((wanted[k] + 0.3) / (seen[k] + 0.3))
