@@ -95,7 +95,7 @@ class TrainSettings:
     compute_dtype: Annotated[
         DtypeName, Parameter(help="Dtype of activations; auto: bfloat16 where it is fast, else float32.")
     ] = "auto"
-    compile: Annotated[bool, Parameter(help="Compile the model with torch.compile.")] = False
+    compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
 
     def __post_init__(self) -> None:
         for name in ("iterations", "warmdown_iters", "warmup_steps"):
@@ -180,12 +180,14 @@ class Fit:
         self._optimizers = Optimizers(
             model.named_parameters(), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
         )
-        self._loss = compile_or_eager(model.loss, notify) if settings.compile else model.loss
+        compiles = device.type == "cuda" if settings.compile is None else settings.compile
+        self._loss = compile_or_eager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0
         self._stop_requested = self._stop_agreed = self._inside_step = self._primed = False
         self._resolved = {
             **dataclasses.asdict(settings),
             **dataclasses.asdict(optimizer_settings),
+            "compile": compiles,
             "compute_dtype": dtype_name(model.compute_dtype),
             "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
         }
