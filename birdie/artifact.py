@@ -10,10 +10,12 @@ described in docs/format.md.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -26,7 +28,7 @@ from birdie.compress.choose import Schemes, assign, encode_all, match, rules_of
 from birdie.compress.decoders import CAST_DTYPES, DECODERS
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded
-from birdie.compress.state import fill, named_tensors, without_ties
+from birdie.compress.state import fill, named_tensors, placed, require_request, require_target, whole, without_ties
 from birdie.container import ALIAS, Entry, Reader, Stream
 from birdie.device import dtype_name
 from birdie.entropy import coder as entropy
@@ -142,6 +144,8 @@ def save(
         BudgetError: nothing fits the budget.
         OutputError: the file cannot be written.
     """
+    require_request(path, scheme, metadata)
+    budget, workers = whole("budget", budget), whole("workers", workers)
     _check_request(scheme, budget, bits, quality, coder, calibration, lossless)
     default, rules = rules_of(scheme, targeted=budget is not None or bits is not None)
     everything = named_tensors(model)
@@ -172,7 +176,7 @@ def save(
 def _check_request(
     scheme: Schemes | None,
     budget: int | None,
-    bits: float | None,
+    bits: Any,
     quality: float | None,
     coder: str,
     calibration: object | None,
@@ -185,8 +189,8 @@ def _check_request(
         raise ConfigError("budget and bits both set the size; give one of them")
     if lossless and not (scheme is None and budget is None and bits is None):
         raise ConfigError("lossless keeps every bit, so it takes no scheme, budget or bits; drop one side")
-    if bits is not None and not 0 < bits <= 64:
-        raise ConfigError(f"bits={bits} per weight is out of range; choose more than 0 and at most 64")
+    if bits is not None and not (isinstance(bits, Real) and 0 < float(bits) <= 64):
+        raise ConfigError(f"bits={bits!r} per weight is out of range; choose more than 0 and at most 64")
     if coder not in ("max", "fast"):
         raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
 
@@ -307,18 +311,20 @@ def load(
 
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
-        WeightsError: names or shapes do not match `into`.
-        ConfigError: `lazy` was asked for.
+        WeightsError: names, shapes or kinds of numbers do not match `into`, or it has no memory (meta).
+        ConfigError: `lazy` was asked for, or a setting is wrong.
     """
     if lazy:
         raise ConfigError("lazy loading is not available in this version; leave lazy out")
+    require_target(path, into, device, dtype)
+    max_bytes, workers = whole("max_bytes", max_bytes, 0), whole("workers", workers)
     with Reader(path) as reader:
         _check_size(reader, max_bytes)
         stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
         with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-            tensors = dict(zip(stored, pool.map(lambda name: _decode(reader, name), stored), strict=True))
+            tensors = dict(zip(stored, pool.map(lambda name: _decode(reader, name, workers), stored), strict=True))
         if into is None:
-            tensors = {name: _placed(tensor, device, dtype) for name, tensor in tensors.items()}
+            tensors = {name: placed(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[_owner(reader, name)] for name in reader.names}
     return state if into is None else fill(into, state, str(path)).to(device=device, dtype=dtype)
 
@@ -328,7 +334,9 @@ def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> T
 
     Raises:
         ArtifactError: there is no such tensor, it is corrupt, or it decodes to more than `max_bytes`.
+        ConfigError: no file can have that path.
     """
+    require_target(path)
     with Reader(path) as reader:
         owner = _owner(reader, name)
         _check_size(reader, max_bytes, [owner])
@@ -340,7 +348,9 @@ def inspect(path: Source) -> Summary:
 
     Raises:
         ArtifactError: the file is missing or its header is corrupt.
+        ConfigError: no file can have that path.
     """
+    require_target(path)
     with Reader(path) as reader:
         about = _parse_metadata(reader)
         sizes = reader.table()
@@ -349,7 +359,7 @@ def inspect(path: Source) -> Summary:
             TensorSummary(entry.name, entry.shape, dtype_name(_dtype(entry)), _scheme_name(entry), sizes[entry.name])
             for entry in entries
         )
-        weights = sum(_elements(entry.shape) for entry in entries if entry.scheme != ALIAS)
+        weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
         return Summary(str(path), reader.size, about.get("budget"), weights, rows, about.get("metadata", {}))
 
 
@@ -364,13 +374,6 @@ def _parse_metadata(reader: Reader) -> dict[str, Any]:
     if not whole or not isinstance(about.get("budget", 0), int):
         raise ArtifactError(f"the metadata of {reader.where} is not what birdie writes; the file is damaged")
     return dict(about)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _dtype(entry: Entry) -> torch.dtype:
@@ -412,7 +415,7 @@ def _owner(reader: Reader, name: str) -> str:
 def _check_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | None = None) -> None:
     limit = max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * reader.size) if max_bytes is None else max_bytes
     entries = [reader.entry(name) for name in (reader.names if names is None else names)]
-    total = sum(_elements(entry.shape) * _dtype(entry).itemsize for entry in entries if entry.scheme != ALIAS)
+    total = sum(math.prod(entry.shape) * _dtype(entry).itemsize for entry in entries if entry.scheme != ALIAS)
     if total > limit:
         raise ArtifactError(
             f"{reader.where} decodes to {total:,} bytes, more than the {limit:,} allowed; "
@@ -420,8 +423,8 @@ def _check_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | No
         )
 
 
-def _decode(reader: Reader, name: str) -> Tensor:
-    """Read and decode one stored entry.
+def _decode(reader: Reader, name: str, threads: int | None = None) -> Tensor:
+    """Read and decode one stored entry on at most `threads` threads.
 
     Raises:
         ArtifactError: it is corrupt, or uses a code of a newer version.
@@ -435,13 +438,9 @@ def _decode(reader: Reader, name: str) -> Tensor:
         if len(layout) != len(entry.streams):
             raise ArtifactError(f"scheme {scheme} needs {len(layout)} streams but {len(entry.streams)} are there")
         streams = tuple(
-            entropy.decode(stream.coder, stream.payload, each.rows, each.columns, each.hints, each.dtype)
+            entropy.decode(stream.coder, stream.payload, each.rows, each.columns, each.hints, each.dtype, threads)
             for stream, each in zip(entry.streams, layout, strict=True)
         )
         return DECODERS[scheme].decode(Encoded(scheme, entry.shape, dtype, entry.params, streams))
     except ArtifactError as error:
         raise ArtifactError(f"tensor {name!r} of {reader.where}: {error}") from error
-
-
-def _placed(tensor: Tensor, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
-    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)

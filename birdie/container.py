@@ -9,6 +9,7 @@ file before anything is allocated, and the payloads must fill the file exactly. 
 """
 
 import functools
+import math
 import os
 import struct
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from birdie import files
+from birdie.cursor import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
@@ -28,7 +30,10 @@ VERSION = 1
 ALIAS = 0
 
 MAX_HEADER_BYTES = 1 << 26
-MAX_ENTRIES = 1 << 20
+HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file
+MAX_ENTRIES = 1 << 17
+MAX_NAMES_BYTES = 1 << 24  # of all names together
+MAX_FIELDS = 1 << 20  # dimensions, parameters and streams of all entries together
 MAX_NAME_BYTES = 1 << 12
 MAX_DIMS = 16
 MAX_PARAMS = 1 << 12
@@ -103,13 +108,13 @@ def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
     """
     ordered = _resolved(sorted(entries, key=lambda entry: _name_bytes(entry.name)))
     header = _encode_header(ordered, metadata)
+    payloads = [stream.payload for entry in ordered for stream in entry.streams]
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
     packed, flags = packer.compress(header) + packer.flush(), _DEFLATED
-    if len(packed) >= len(header):
+    if len(packed) >= len(header) or len(header) > _longest_header(len(packed) + sum(map(len, payloads))):
         packed, flags = header, 0
     head = _HEAD.pack(VERSION, flags, len(packed), len(header))
     crc = zlib.crc32(packed, zlib.crc32(head))
-    payloads = (stream.payload for entry in ordered for stream in entry.streams)
     return b"".join((MAGIC, head, struct.pack("<I", crc), packed, *payloads))
 
 
@@ -159,12 +164,8 @@ class Reader:
 
     def _open(self) -> None:
         header, self.header_bytes = self._read_header()
-        self.metadata, entries = _decode_header(header, self.where)
-        self._placed: dict[str, Placed] = {}
-        offset = self.header_bytes
-        for placed in entries:
-            self._placed[placed.entry.name] = replace(placed, offset=offset)
-            offset += placed.length
+        self.metadata, entries, offset = _decode_header(header, self.where, self.header_bytes)
+        self._placed = {placed.entry.name: placed for placed in entries}
         if offset != self._size:
             raise ArtifactError(
                 f"{self.where} has {self._size:,} bytes, its header describes {offset:,}; it is cut or has bytes added"
@@ -182,7 +183,7 @@ class Reader:
         version, flags, packed_length, length = _HEAD.unpack(head)
         if version != VERSION:
             raise ArtifactError(f"{self.where} has format version {version}, {VERSION} is read here; update birdie")
-        if length > MAX_HEADER_BYTES or packed_length > length or flags > _DEFLATED:
+        if length > _longest_header(self._size) or packed_length > length or flags > _DEFLATED:
             raise ArtifactError(f"{self.where} declares an impossible header ({packed_length:,} → {length:,} bytes)")
         if packed_length > self._size - _PREFIX_BYTES:
             raise ArtifactError(f"{self.where} is cut inside its header; copy it again")
@@ -277,6 +278,8 @@ def _resolved(ordered: list[Entry]) -> list[Entry]:
         raise ConfigError(f"two tensors are named {twice!r}; names must differ")
     if len(ordered) > MAX_ENTRIES:
         raise ConfigError(f"a file holds at most {MAX_ENTRIES:,} tensors, not {len(ordered):,}; split the model")
+    if sum(len(entry.name.encode()) for entry in ordered) > MAX_NAMES_BYTES:
+        raise ConfigError(f"the names of all tensors have more than {MAX_NAMES_BYTES:,} bytes; shorten them")
     resolved = []
     for entry in ordered:
         if entry.scheme == ALIAS:
@@ -287,6 +290,8 @@ def _resolved(ordered: list[Entry]) -> list[Entry]:
         if problem := _over_limit(entry):
             raise ConfigError(f"tensor {entry.name!r} cannot be stored: {problem}")
         resolved.append(entry)
+    if sum(len(entry.shape) + len(entry.params) + len(entry.streams) for entry in resolved) > MAX_FIELDS:
+        raise ConfigError(f"the tensors have more than {MAX_FIELDS:,} dimensions and streams; split the model")
     return resolved
 
 
@@ -310,42 +315,35 @@ def _over_limit(entry: Entry) -> str | None:
 
 def _elements(shape: Sequence[int]) -> int:
     """Product of the non-zero sizes: an empty dimension must not hide an absurd one."""
-    product = 1
-    for size in shape:
-        product *= max(size, 1)
-    return product
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return math.prod(filter(None, shape))
 
 
 def _encode_header(ordered: list[Entry], metadata: bytes) -> bytes:
-    out = bytearray(_varint(len(metadata)) + metadata + _varint(len(ordered)))
+    out = bytearray(varint(len(metadata)) + metadata + varint(len(ordered)))
     before = b""
     for entry in ordered:
         name = entry.name.encode()
         shared = next((i for i, (a, b) in enumerate(zip(before, name, strict=False)) if a != b), len(before))
-        out += _varint(shared) + _varint(len(name) - shared) + name[shared:]
+        out += varint(shared) + varint(len(name) - shared) + name[shared:]
         before = name
     out += bytes(entry.scheme for entry in ordered) + bytes(entry.dtype for entry in ordered)
-    out += b"".join(_varint(len(entry.shape)) + b"".join(map(_varint, entry.shape)) for entry in ordered)
+    out += b"".join(varint(len(entry.shape)) + b"".join(map(varint, entry.shape)) for entry in ordered)
     for entry in ordered:
-        out += _varint(len(entry.params)) + b"".join(_varint(v << 1 if v >= 0 else ~(v << 1)) for v in entry.params)
+        out += varint(len(entry.params)) + b"".join(varint(v << 1 if v >= 0 else ~(v << 1)) for v in entry.params)
     for entry in ordered:
-        out += _varint(len(entry.streams)) + bytes(stream.coder for stream in entry.streams)
-    out += b"".join(_varint(len(stream.payload)) for entry in ordered for stream in entry.streams)
+        out += varint(len(entry.streams)) + bytes(stream.coder for stream in entry.streams)
+    out += b"".join(varint(len(stream.payload)) for entry in ordered for stream in entry.streams)
     for entry in ordered:
         crc = functools.reduce(lambda crc, stream: zlib.crc32(stream.payload, crc), entry.streams, 0)
         out += struct.pack("<I", crc) if any(stream.payload for stream in entry.streams) else b""
     if len(out) > MAX_HEADER_BYTES:
         raise ConfigError(f"the header has {len(out):,} bytes, at most {MAX_HEADER_BYTES:,} go; shorten the metadata")
     return bytes(out)
+
+
+def _longest_header(size: int) -> int:
+    """Bytes that the header of a file of `size` bytes may unpack to: a small file must not cost much to open."""
+    return min(MAX_HEADER_BYTES, max(1 << 20, HEADER_RATIO * size))
 
 
 def _unpack_header(packed: bytes, flags: int, length: int, where: str) -> bytes:
@@ -363,48 +361,15 @@ def _unpack_header(packed: bytes, flags: int, length: int, where: str) -> bytes:
     return header
 
 
-@dataclass(slots=True)
-class _Cursor:
-    """Reads the header's numbers in order; every overrun is an ArtifactError naming the place."""
-
-    data: bytes
-    where: str
-    position: int = 0
-
-    def fail(self, what: str) -> ArtifactError:
-        return ArtifactError(f"the header of {self.where} is damaged near byte {self.position}: {what}")
-
-    def take(self, count: int) -> bytes:
-        if count > len(self.data) - self.position:
-            raise self.fail("it ends too early")
-        self.position += count
-        return self.data[self.position - count : self.position]
-
-    def varint(self, limit: int, what: str) -> int:
-        value = shift = 0
-        byte = 0x80
-        while byte >= 0x80 and shift <= 63:
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            shift += 7
-        if value > limit or byte >= 0x80 or (byte == 0 and shift > 7):
-            raise self.fail(f"{what} {value:,} is over {limit:,} or has needless bytes")
-        return value
-
-    def count(self, limit: int, what: str) -> int:
-        """A count of things that take a byte each at least: more than the bytes left is damage."""
-        value = self.varint(limit, what)
-        if value > len(self.data) - self.position:
-            raise self.fail(f"{what} {value:,} is more than the header can hold")
-        return value
-
-
-def _decode_names(cursor: _Cursor, count: int) -> list[str]:
+def _decode_names(cursor: Cursor, count: int) -> list[str]:
     names: list[str] = []
-    before = b""
+    before, total = b"", 0
     for position in range(count):
         shared = cursor.varint(len(before), "length of a shared prefix")
         raw = before[:shared] + cursor.take(cursor.count(MAX_NAME_BYTES - shared, "length of a name"))
+        total += len(raw)
+        if total > MAX_NAMES_BYTES:
+            raise cursor.fail(f"all names together have more than {MAX_NAMES_BYTES:,} bytes")
         if position and raw <= before:
             raise cursor.fail("names are not in strictly rising order")
         try:
@@ -415,35 +380,33 @@ def _decode_names(cursor: _Cursor, count: int) -> list[str]:
     return names
 
 
-def _decode_header(header: bytes, where: str) -> tuple[bytes, list[Placed]]:
-    """The metadata and all entries, their offsets still to be filled in."""
-    cursor = _Cursor(header, where)
+def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[Placed], int]:
+    """The metadata, all entries, whose payloads begin at `offset`, and where these end."""
+    cursor = Cursor(header, where, MAX_FIELDS)
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
     count = cursor.count(MAX_ENTRIES, "number of entries")
     names = _decode_names(cursor, count)
     schemes, dtypes = cursor.take(count), cursor.take(count)
-    shapes = [_numbers(cursor, MAX_DIMS, MAX_ELEMENTS, "size of a dimension") for _ in range(count)]
+    shapes = [cursor.column(MAX_DIMS, MAX_ELEMENTS, "size of a dimension") for _ in range(count)]
     if any(_elements(shape) > MAX_ELEMENTS for shape in shapes):
         raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
-    zigzag = [_numbers(cursor, MAX_PARAMS, 2 * _INT64 - 1, "parameter") for _ in range(count)]
+    zigzag = [cursor.column(MAX_PARAMS, 2 * _INT64 - 1, "parameter") for _ in range(count)]
     params = [tuple(v >> 1 ^ -(v & 1) for v in numbers) for numbers in zigzag]
-    coders = [cursor.take(cursor.count(MAX_STREAMS, "number of streams")) for _ in range(count)]
-    lengths = [tuple(cursor.varint(_INT64, "length of a stream") for _ in codes) for codes in coders]
+    coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) for _ in range(count)]
+    lengths = [cursor.varints(len(codes), _INT64, "length of a stream") for codes in coders]
     crcs = [int.from_bytes(cursor.take(4), "little") if any(sizes) else 0 for sizes in lengths]
     if cursor.position != len(header):
         raise cursor.fail("bytes follow the last field")
     placed = []
+    empty = [Stream(code, b"") for code in range(MAX_CODE + 1)]
     for i, name in enumerate(names):
-        streams = tuple(Stream(code, b"") for code in coders[i])
+        streams = tuple(empty[code] for code in coders[i])
         target = None
         if schemes[i] == ALIAS:
             if len(params[i]) != 1 or streams or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
                 raise cursor.fail(f"alias {name!r} points to no stored tensor")
             target = names[params[i][0]]
         entry = Entry(name, schemes[i], dtypes[i], shapes[i], params[i], streams, target)
-        placed.append(Placed(entry, lengths[i], 0, crcs[i]))
-    return metadata, placed
-
-
-def _numbers(cursor: _Cursor, most: int, limit: int, what: str) -> tuple[int, ...]:
-    return tuple(cursor.varint(limit, what) for _ in range(cursor.count(most, f"count before a {what}")))
+        placed.append(Placed(entry, lengths[i], offset, crcs[i]))
+        offset += sum(lengths[i])
+    return metadata, placed, offset

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch
 
 from birdie.errors import ConfigError
 
@@ -20,12 +21,17 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     """The device called `name`; "auto" takes CUDA, then MPS, then the CPU.
 
     Raises:
-        ConfigError: the device is not one of ours or this machine does not have it.
+        ConfigError: the device is not one of ours, or this machine does not have it or not one for each rank.
     """
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         name = "cuda" if has_cuda else "mps" if has_mps else "cpu"
     if name == "cuda" and has_cuda:
+        if local_rank >= (count := torch.cuda.device_count()):
+            raise ConfigError(
+                f"local rank {local_rank} finds no GPU of its own, as this machine shows {count}; "
+                "start one rank for each GPU"
+            )
         return torch.device("cuda", local_rank)
     if (name == "mps" and has_mps) or name == "cpu":
         return torch.device(name)
@@ -65,7 +71,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 def compile_or_eager(function: Callable[..., Any], notify: Callable[[str], None]) -> Callable[..., Any]:
     """torch.compile that falls back to eager, for good, when compiling fails; `notify` gets the one line that says so.
 
-    Compilation happens at the first call, so that is where the fallback happens too.
+    Compilation happens inside a call, so that is where the fallback happens too; torch would leave the backward graph
+    to the first `backward()`, beyond reach of the fallback, and is told to compile it with the forward.
+
+    Raises (in use):
+        torch.OutOfMemoryError: there is too little memory; eager would need more still.
     """
     compiled = torch.compile(function, dynamic=False)
     state = {"use": compiled}
@@ -74,7 +84,10 @@ def compile_or_eager(function: Callable[..., Any], notify: Callable[[str], None]
         if state["use"] is function:
             return function(*args, **kwargs)
         try:
-            return compiled(*args, **kwargs)
+            with functorch.patch("force_non_lazy_backward_lowering", True):
+                return compiled(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # the compiler raises many kinds; a real error of `function` comes back in eager
             lines = str(error).strip().splitlines() or [type(error).__name__]
             notify(f"torch.compile does not work here ({lines[0][:120]}); going on without it")

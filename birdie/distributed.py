@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from birdie.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -41,6 +43,18 @@ class World:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return int(tensor.item())
 
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether `flag` is true on any rank."""
+        return bool(self.max_int(int(flag), device))
+
+    def share(self, value: str) -> str:
+        """Rank 0's `value`, on every rank."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Copy `tensor` of rank `source` into every rank's, in place; returns it."""
         if self.size > 1:
@@ -54,29 +68,65 @@ class World:
 
 
 def launched_by_torchrun() -> bool:
-    """Whether torchrun's environment variables are set."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Whether torchrun's environment variables are set.
+
+    Raises:
+        ConfigError: only one of them is.
+    """
+    found = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if len(found) == 1:
+        raise ConfigError(f"of RANK and WORLD_SIZE only {found[0]} is set; start with torchrun, or unset it")
+    return bool(found)
 
 
 def world_from_environment() -> World:
-    """The `World` torchrun describes, or one rank; joins no process group yet."""
+    """The `World` torchrun describes, or one rank; joins no process group yet.
+
+    Raises:
+        ConfigError: the environment describes no world.
+    """
     if not launched_by_torchrun():
         return World()
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), local_rank)
+    world = World(_integer("RANK"), _integer("WORLD_SIZE"), _integer("LOCAL_RANK", "0"))
+    if not 0 <= world.rank < world.size or world.local_rank < 0:
+        raise ConfigError(
+            f"RANK {world.rank} of WORLD_SIZE {world.size} with LOCAL_RANK {world.local_rank} cannot be; "
+            "start with torchrun"
+        )
+    return world
+
+
+def _integer(name: str, default: str = "") -> int:
+    text = os.environ.get(name, default)
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}, not a whole number; start with torchrun") from error
 
 
 @contextmanager
 def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator[World]:
-    """Join the process group torchrun describes, leave it at the end; without torchrun, a world of one."""
+    """Join the process group torchrun describes, leave it at the end; without torchrun, a world of one.
+
+    Raises:
+        ConfigError: the environment describes no process group, or the other ranks cannot be reached.
+    """
     world = world_from_environment()
     if world.size == 1:
         yield world
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+    on_cuda = device.type == "cuda"
+    try:
+        dist.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            timeout=timedelta(minutes=timeout_minutes),
+            device_id=device if on_cuda else None,
+        )
+    except (ValueError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"cannot join the other ranks ({reason}); start with torchrun") from error
     try:
         yield world
     finally:

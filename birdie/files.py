@@ -13,6 +13,9 @@ from pathlib import Path
 
 from birdie.errors import OutputError
 
+UMASK = os.umask(0o022)  # it can only be read by setting it, which threads must not see: once, here
+os.umask(UMASK)
+
 
 def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
@@ -25,7 +28,7 @@ def atomic_path(target: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OutputError: the folder is missing or read-only, or the disk is full.
     """
-    target = Path(target)
+    target = require_file(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
@@ -37,7 +40,7 @@ def atomic_path(target: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(0o666 & ~UMASK)
         temporary.replace(target)
     except OutputError:
         raise
@@ -66,7 +69,7 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
             if path.is_file():
                 with path.open("rb+") as file:
                     os.fsync(file.fileno())
-        temporary.chmod(0o777 & ~_umask())
+        temporary.chmod(0o777 & ~UMASK)
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
             target.replace(old / "replaced")
@@ -88,6 +91,26 @@ def write_bytes(target: str | os.PathLike[str], data: bytes | memoryview) -> Non
         path.write_bytes(data)
 
 
+def require_file(target: str | os.PathLike[str]) -> Path:
+    """`target`, links followed, if a file can stand there: asked before long work, not after it.
+
+    Raises:
+        OutputError: something other than a plain file is there already.
+    """
+    target = Path(target)
+    try:
+        if target.is_symlink():  # the file it leads to is replaced, not the link
+            target = target.resolve()
+        if target.exists() and not target.is_file():
+            kind = "a folder" if target.is_dir() else "not a plain file"
+            raise OutputError(f"cannot write {target}: it is {kind}; give the name of a file")
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"cannot write {target}: {_reason(error)}; choose another file") from error
+    return target
+
+
 def require_writable(folder: str | os.PathLike[str]) -> Path:
     """Create `folder` if need be and prove that a file can be written there: asked before long work, not after it.
 
@@ -102,9 +125,3 @@ def require_writable(folder: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {_reason(error)}; choose another folder") from error
     return folder
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,15 +1,13 @@
-"""The road as functions: shards → training run → artifact → score. No printing: callers consume events.
+"""The road from shards to an artifact, without printing: callers consume events.
 
     Run(recipe, folder) ── train() ──► Started, Step, Validated, Saved … ──► model
             │                                                                  │
             └── export(path) ──────────────► model.birdie ◄────────────────────┘
-                                                  │
-                                        evaluate(path) ──► Evaluation          (only what was decoded is scored)
+                                                  └──► evaluation
 
 A run folder holds `recipe.toml`, `checkpoints/` and, once exported, `model.birdie`.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
-from birdie.errors import ArtifactError, ConfigError, DataError
+from birdie.errors import ConfigError
 from birdie.files import require_writable, write_bytes
 from birdie.model.gpt import GPT
 from birdie.recipe import DataSettings, Recipe
@@ -92,27 +90,13 @@ class Interrupted:
 Event = Started | Step | Validated | Saved | Interrupted
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A decoded artifact's score and where the time went.
-
-    Attributes:
-        seconds: decode, compile, score, adapt.
-        warnings: doubts about shards or tokenizer that did not stop the scoring.
-    """
-
-    score: Score
-    bytes: int
-    seconds: dict[str, float]
-    warnings: tuple[str, ...]
-
-
 class Run:
     """A training run on this rank: its data, its model and the folder it leaves behind.
 
     Args:
         recipe: every setting.
         folder: the run folder; made if need be.
+        replace: whether an earlier run in the folder may be overwritten.
         world: this rank among its peers.
         notify: gets one-line remarks (a fallback taken, a doubt about the data).
 
@@ -121,8 +105,16 @@ class Run:
         OutputError: the folder cannot be written.
     """
 
-    def __init__(self, recipe: Recipe, folder: Path, *, world: World | None = None, notify: Notify = _silent) -> None:
-        self.recipe, self.folder, self.notify = recipe, Path(folder), notify
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        replace: bool = False,
+        world: World | None = None,
+        notify: Notify = _silent,
+    ) -> None:
+        self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.dataset = _open(recipe.data)
@@ -134,7 +126,6 @@ class Run:
         self.table = self.tokenizer.byte_table(recipe.model.vocab_size)
         if self.world.is_main:
             require_writable(self.folder)
-            write_bytes(self.folder / "recipe.toml", recipe.to_toml().encode())
         torch.manual_seed(recipe.train.seed)
         self.model = GPT(recipe.model).to(self.device)
         self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
@@ -159,6 +150,7 @@ class Run:
             ConfigError: the loss is no longer finite, or the ranks do not divide the batch.
             WeightsError: the checkpoint does not fit the model.
         """
+        checkpoint = self._checkpoint(resume)
         settings = self.recipe.train
         batches = Batches(
             self.dataset.train,
@@ -179,50 +171,77 @@ class Run:
                 self.recipe.optimizer,
                 world=self.world,
                 device=self.device,
-                resume=self._checkpoint() if resume else None,
+                resume=checkpoint,
+                about=self._identity(),
                 notify=self.notify,
                 on_priming=on_priming,
+                stop=stop,
             )
-            yield from self._follow(going, stop)
+            if self.world.is_main:
+                write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+            yield from self._follow(going)
         finally:
             batches.close()
 
-    def _follow(self, going: Fit, stop: Callable[[], bool]) -> Iterator[Event]:
+    def _follow(self, going: Fit) -> Iterator[Event]:
         self.steps = going.step
         yield self._started(going)
         save_every, validate_every = self.recipe.run.checkpoint_every, self.recipe.validation.every
-        going.prime()
-        if going.step == 0 and validate_every:
-            yield Validated(0, 0.0, self.score(self.model))
         validated = None
+        going.prime()
+        if going.step == 0 and validate_every and not going.interrupted:
+            validated = 0
+            yield Validated(0, 0.0, self.score(self.model))
         for step in going:
             self.steps = step.number
             yield step
-            if stop():
-                going.request_stop()
-            if step.stopping or (save_every and step.number % save_every == 0):
-                yield Saved(step.number, going.save(self.checkpoints))
-            if going.interrupted:
-                yield Interrupted(step.number, self.checkpoints)
-                return
-            if step.stopping or (validate_every and step.number % validate_every == 0):
+            if not going.interrupted and (step.stopping or (validate_every and step.number % validate_every == 0)):
                 validated = step.number
                 yield Validated(step.number, step.train_ms, self.score(self.model))
-        if validated != going.step:  # resumed after the last step
+            if step.stopping or (save_every and step.number % save_every == 0):
+                yield Saved(step.number, going.save(self.checkpoints))
+        if going.interrupted:
+            if self.steps == 0:  # stopped while priming
+                yield Saved(0, going.save(self.checkpoints))
+            yield Interrupted(going.step, self.checkpoints)
+        elif validated != going.step:  # resumed after the last step
             yield Validated(going.step, going.train_ms, self.score(self.model))
 
-    def _checkpoint(self) -> Checkpoint | None:
-        if (self.checkpoints / POINTER).is_file():
-            return load_checkpoint(self.checkpoints)
-        self.notify(f"there is no checkpoint in {self.checkpoints} yet; starting from the beginning")
-        return None
+    def _checkpoint(self, resume: bool) -> Checkpoint | None:
+        """What to go on from; refuses to overwrite a run unasked and to go on with another model or other data."""
+        if not (self.checkpoints / POINTER).is_file():
+            if resume:
+                self.notify(f"there is no checkpoint in {self.checkpoints} yet; starting from the beginning")
+            return None
+        if not resume:
+            if not self.replace:
+                raise ConfigError(f"{self.folder} holds a run already; go on with --resume, or choose another --folder")
+            return None
+        checkpoint = load_checkpoint(self.checkpoints)
+        for name, now in self._identity().items():
+            before = checkpoint.about.get(name, now)
+            if before != now:
+                raise ConfigError(f"cannot resume: {name} is {now}, but the run in {self.folder} has {before}")
+        return checkpoint
+
+    def _identity(self) -> dict[str, Any]:
+        """What must not change between a checkpoint and going on from it: model, tokenizer, and the order of data."""
+        values = self.recipe.to_dict()
+        train = ("train_batch_tokens", "train_seq_len", "accumulation", "seed")
+        return {
+            **{f"model.{name}": value for name, value in values["model"].items()},
+            **{f"train.{name}": values["train"][name] for name in train},
+            "data.order": values["data"]["order"],
+            "tokenizer": self.tokenizer.digest,
+            "train_tokens": self.dataset.train_tokens,
+        }
 
     def _started(self, going: Fit) -> Started:
         return Started(
             parameters=sum(p.numel() for p in self.model.parameters()),
             world_size=self.world.size,
             micro_steps=self.recipe.train.accumulation // self.world.size,
-            dataset=Path(self.recipe.data.path).name,
+            dataset=self.dataset.train[0].parent.name,
             train_shards=len(self.dataset.train),
             train_tokens=self.dataset.train_tokens,
             val_tokens=len(self.val_tokens),
@@ -290,6 +309,18 @@ class Run:
         }
 
 
+def on_main(world: World, device: torch.device, work: Callable[[], None]) -> None:
+    """Do `work` on rank 0 while the others wait; when it fails there they end too, without a word of their own."""
+    failure: Exception | None = None
+    if world.is_main:
+        try:
+            work()
+        except Exception as error:
+            failure = error
+    if world.any(failure is not None, device):
+        raise failure or SystemExit(1)
+
+
 def _check_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> None:
     if tokenizer.vocab_size > recipe.model.vocab_size:
         raise ConfigError(
@@ -304,95 +335,7 @@ def _open(data: DataSettings) -> Dataset:
     return open_dataset(data.path)
 
 
-def _open_validation(given: str | None, data: DataSettings) -> Dataset:
-    """What to score on: a folder of shards, or validation shards by name or glob; left out, that of the training."""
-    if given is None:
-        return _open(data)
-    return open_dataset(given) if Path(given).is_dir() else open_dataset(val=given)
-
-
 def _validation_stream(dataset: Dataset, recipe: Recipe) -> NDArray[np.uint16]:
     tokens = dataset.validation_tokens()
     limit = recipe.validation.max_tokens
     return tokens[: limit + 1] if limit else tokens
-
-
-def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mapping[str, Any]]:
-    """Rebuild the model an artifact holds: (model in evaluation mode, the recipe it was trained by, metadata).
-
-    Raises:
-        ArtifactError: the file is corrupt, or is not a birdie GPT.
-    """
-    summary = artifact.inspect(path)
-    metadata = summary.metadata
-    if metadata.get("model") != "gpt":
-        raise ArtifactError(
-            f"{path} does not hold a birdie GPT; only artifacts of `birdie train` can be scored or sampled"
-        )
-    try:
-        recipe = Recipe.from_dict(metadata["recipe"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{path} describes its model in a way this version does not know: {error}") from error
-    model = GPT(recipe.model)
-    artifact.load(path, into=model)
-    return model.to(device).eval(), recipe, metadata
-
-
-def evaluate(
-    path: Path | str,
-    *,
-    data: str | None = None,
-    tokenizer: str | None = None,
-    seq_len: int | None = None,
-    batch_tokens: int | None = None,
-    max_tokens: int | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
-    world: World | None = None,
-    progress: Progress | None = None,
-) -> Evaluation:
-    """Decode an artifact and score it; what is left out comes from the recipe in the artifact.
-
-    Raises:
-        ArtifactError: the file is corrupt.
-        DataError: shards or tokenizer are missing, or not those the model was trained with.
-    """
-    world = world or World()
-    place = choose_device(device, world.local_rank)
-    began = time.perf_counter()
-    model, recipe, metadata = load_gpt(path, place)
-    model.compute_dtype = choose_dtype(dtype, place)
-    decode_s = time.perf_counter() - began
-    pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
-    check_same_tokenizer(pieces, metadata["tokenizer"], tokenizer or recipe.data.tokenizer)
-    dataset = _open_validation(data, recipe.data)
-    warnings = tuple(check_tokenizer(dataset, pieces))
-    limit = recipe.validation.max_tokens if max_tokens is None else max_tokens
-    tokens = dataset.validation_tokens()
-    seq_len = seq_len or recipe.train.train_seq_len
-    score = bits_per_byte(
-        model,
-        tokens[: limit + 1] if limit else tokens,
-        pieces.byte_table(recipe.model.vocab_size),
-        seq_len=seq_len,
-        batch_tokens=batch_tokens or recipe.validation.batch_tokens,
-        bos_id=pieces.bos_id,
-        device=place,
-        world=world,
-        progress=progress,
-    )
-    seconds = {"decode": decode_s, "compile": 0.0, "score": score.seconds, "adapt": 0.0}
-    return Evaluation(score, Path(path).stat().st_size, seconds, warnings)
-
-
-def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any], given: str) -> None:
-    """Refuse a tokenizer other than the one in the artifact's metadata: its ids would mean other text.
-
-    Raises:
-        DataError: the two differ.
-    """
-    if tokenizer.digest != trained_with["sha256"]:
-        raise DataError(
-            f"the model was trained with tokenizer {trained_with['kind']} {trained_with['sha256'][:12]}, "
-            f"but {given} is {tokenizer.kind} {tokenizer.digest[:12]}; give the one it was trained with (--tokenizer)"
-        )

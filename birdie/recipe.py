@@ -111,15 +111,19 @@ class RunSettings:
     """What a run says and keeps while it goes."""
 
     log_every: Annotated[
-        int, Parameter(env_var="TRAIN_LOG_EVERY", help="Steps between lines of the log, after the first ten.")
+        int, Parameter(env_var="TRAIN_LOG_EVERY", help="Steps between lines of the log, after the first ten; 0: none.")
     ] = 200
     checkpoint_every: Annotated[
         int, Parameter(help="Steps between checkpoints; 0 keeps one only at the end and on Ctrl-C.")
     ] = 500
 
+    def logs(self, step: int) -> bool:
+        """Whether this step gets a line."""
+        return self.log_every > 0 and (step <= 10 or step % self.log_every == 0)
+
     def __post_init__(self) -> None:
-        if self.log_every < 1:
-            raise ConfigError(f"log_every is {self.log_every}; it must be at least 1")
+        if self.log_every < 0:
+            raise ConfigError(f"log_every is {self.log_every}; it must be 0 (none) or a number of steps")
         if self.checkpoint_every < 0:
             raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; it must be 0 (never) or a number of steps")
 

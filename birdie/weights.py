@@ -24,12 +24,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from birdie.compress import baseline
+from birdie.compress.state import is_text, named_tensors
 from birdie.entropy.general import GENERAL
 from birdie.errors import BirdieError, WeightsError
 
 PICKLED = (".pt", ".pth", ".th", ".bin")
-INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-SINGLE_NAMES = ("model.safetensors", "pytorch_model.bin")
+FOLDER_NAMES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
 MAX_INDEX_BYTES = 1 << 26
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
@@ -58,6 +63,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         empty = path.stat().st_size == 0
     except OSError as error:
         raise WeightsError(f"cannot open {path}: {(error.strerror or str(error)).lower()}; check the path") from error
+    except ValueError as error:
+        raise WeightsError(f"{str(path)!r} is no path a file can have ({error}); check the path") from error
     if empty:
         raise WeightsError(f"{path} is empty; copy it again")
     if path.suffix == ".safetensors":
@@ -78,9 +85,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _unpickle(source: Path | io.BytesIO, path: Path) -> Any:
     """What torch.save wrote, opened without running code."""
-    mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
     try:
+        mapped = _can_be_mapped(source, path)
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+    except WeightsError:
+        raise
     except pickle.UnpicklingError as error:
         if "GLOBAL" in str(error) or "global" in str(error):
             raise WeightsError(
@@ -100,21 +111,51 @@ def _unpickle(source: Path | io.BytesIO, path: Path) -> Any:
         ) from error
 
 
+def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
+    """Whether `source` is a zip file whose entries lie in it as they are: torch maps deflated ones without inflating.
+
+    Raises:
+        WeightsError: it is a zip file that must be read into memory and would take too much.
+    """
+    if not zipfile.is_zipfile(source):
+        return False
+    with zipfile.ZipFile(source) as archive:
+        entries = archive.infolist()
+    if isinstance(source, Path) and all(entry.compress_type == zipfile.ZIP_STORED for entry in entries):
+        return True
+    total, limit = sum(entry.file_size for entry in entries), _unpacked_limit(path)
+    if total > limit:
+        raise WeightsError(
+            f"{path} cannot be unpacked: its entries would grow to {total:,} bytes, more than the {limit:,} allowed; "
+            "save it again without compression if you trust it"
+        )
+    return False
+
+
+def _unpacked_limit(path: Path) -> int:
+    """Bytes that what is in `path` may take once unpacked."""
+    return max(MIN_UNPACKED_LIMIT, UNPACKED_PER_BYTE * path.stat().st_size)
+
+
 def _unpacked(path: Path) -> bytes:
     """The bytes under the general compressor that `path` was packed with; bounded."""
     data = path.read_bytes()
-    limit = max(MIN_UNPACKED_LIMIT, UNPACKED_PER_BYTE * len(data))
     if data[:2] == b"PK":
         return data
-    known = [name for magic, name in _MAGIC.items() if data.startswith(magic)]
-    for name in known or ("zlib", "brotli"):
+    known = [name for magic, name in _MAGIC.items() if data.startswith(magic)] or ["zlib", "brotli"]
+    reasons: list[BirdieError] = []
+    for name in known:
         try:
-            return GENERAL[name].decompress(data, limit)
+            return GENERAL[name].decompress(data, _unpacked_limit(path))
         except BirdieError as error:
-            reason = error
-    raise WeightsError(
-        f"{path} cannot be unpacked as {' or '.join(known or ('zlib', 'brotli'))} ({reason})"
-    ) from reason
+            reasons.append(error)
+    reason = reasons[0] if _looks_like_zlib(data) else reasons[-1]
+    raise WeightsError(f"{path} cannot be unpacked as {' or '.join(known)} ({reason})") from reason
+
+
+def _looks_like_zlib(data: bytes) -> bool:
+    """Whether `data` starts with the two bytes of RFC 1950: deflate, and a multiple of 31."""
+    return len(data) >= 2 and data[0] & 15 == 8 and int.from_bytes(data[:2], "big") % 31 == 0
 
 
 def _first_line(error: BaseException) -> str:
@@ -125,6 +166,9 @@ def _first_line(error: BaseException) -> str:
 def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
     """The one dict of tensors in `content`."""
     if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
+        for group in ("quantized", "scales", "passthrough"):
+            if isinstance(content.get(group), Mapping):
+                named_tensors(content[group])
         return baseline.dequantize(content)
     if not isinstance(content, Mapping):
         kind = type(content).__name__
@@ -158,13 +202,10 @@ def _is_tensor_dict(value: Any) -> bool:
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:
-    for name in INDEX_NAMES:
+    for name in FOLDER_NAMES:
         if (folder / name).is_file():
-            return _read_shards(folder / name)
-    for name in SINGLE_NAMES:
-        if (folder / name).is_file():
-            return _read_file(folder / name)
-    raise WeightsError(f"{folder} holds none of {', '.join(INDEX_NAMES + SINGLE_NAMES)}; give the checkpoint's file")
+            return _read_shards(folder / name) if name.endswith(".json") else _read_file(folder / name)
+    raise WeightsError(f"{folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -197,7 +238,11 @@ def _weight_map(index: Path) -> dict[str, str]:
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(f"{index} is not an index with a weight_map; copy it again") from error
+    if not pairs:
+        raise WeightsError(f"{index} has an empty weight_map; copy it again")
     for name, shard in pairs.items():
+        if not is_text(name) or (isinstance(shard, str) and not is_text(shard)):
+            raise WeightsError(f"{index} places {name!r} in {shard!r}, which are not both text; copy it again")
         if not isinstance(shard, str) or not _inside(shard):
             raise WeightsError(
                 f"{index} places {name!r} in {shard!r}, outside its own folder; do not trust this checkpoint"
@@ -207,7 +252,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _inside(shard: str) -> bool:
     path = PurePosixPath(shard)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not set(shard) & set("\\:\0")
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not set(shard) & set("\\:")
 
 
 def _without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -24,11 +24,14 @@ def challenge_variables(kind: type) -> Iterator[str]:
             yield from parameter.env_var
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable of the challenge left in the shell must not steer a test."""
+@pytest.fixture(autouse=True, scope="session")
+def _clean_environment() -> Iterator[None]:
+    """A variable of the challenge left in the shell must not steer a test, nor a fixture of a module."""
+    patch = pytest.MonkeyPatch()
     for name in {*challenge_variables(Recipe), *TORCHRUN_VARIABLES}:
-        monkeypatch.delenv(name, raising=False)
+        patch.delenv(name, raising=False)
+    yield
+    patch.undo()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,6 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
 
 import birdie
 from birdie import container
@@ -20,6 +22,7 @@ from birdie.compress.decoders import DECODERS
 from birdie.compress.grid import Grid
 from birdie.compress.tensors import FORMATS, to_bits
 from birdie.container import Entry, Reader, Stream
+from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError, BudgetError, ConfigError, OutputError, WeightsError
 
 DTYPE_NAMES = [
@@ -195,13 +198,70 @@ def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
         ({"bits": 0}, "bits=0"),
         ({"budget": 0}, "budget 0"),
         ({"coder": "best"}, "'best'"),
+        ({"budget": 6000.0}, r"budget 6000\.0 is not a whole number"),
+        ({"budget": "6kB"}, "'6kB'"),
+        ({"bits": "4"}, "bits='4'"),
+        ({"bits": float("nan")}, "bits=nan"),
+        ({"workers": -1}, "workers -1"),
+        ({"metadata": [1]}, "metadata is a list"),
+        ({"metadata": "abc"}, "metadata is a str"),
+        ({"scheme": 5}, "scheme 5 is neither"),
+        ({"scheme": Grid}, "neither spec nor rule"),
+        ({"scheme": ["int6"]}, "'int6' is neither"),
+        ({"scheme": [("*", 5)]}, "5.* is neither"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_clear_sentence(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        birdie.save(model(), tmp_path / "x.birdie", **settings)
+        birdie.save(model(), tmp_path / "new" / "x.birdie", **settings)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "bogus"}, "device 'bogus' is unknown"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is unknown or not available"),
+        ({"into": {}}, "into is a dict"),
+        ({"into": nn.Linear(8, 9), "dtype": torch.int32}, "cast to int32"),
+        ({"dtype": "float32"}, "'float32' is not a torch.dtype"),
+        ({"workers": 0}, "workers 0"),
+        ({"max_bytes": 1e9}, "max_bytes 1000000000"),
+    ],
+)
+def test_loading_into_what_cannot_be_is_refused_before_the_file_is_read(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        birdie.load(tmp_path / "missing.birdie", **settings)
+
+
+@pytest.mark.parametrize("path", ["a\0b.birdie", "\ud800.birdie", 3, None])
+def test_paths_that_no_file_can_have_are_refused(path: Any) -> None:
+    for use in (lambda: birdie.save(model(), path), lambda: birdie.load(path), lambda: birdie.inspect(path)):
+        with pytest.raises(ConfigError, match="not a path"):
+            use()
+
+
+def test_whole_numbers_of_any_kind_are_budgets(tmp_path: Path) -> None:
+    state: dict[str, torch.Tensor] = {"steps": torch.arange(5)}
+    summary = birdie.save(state, tmp_path / "x.birdie", budget=np.int64(900), coder="fast")  # type: ignore[arg-type]
+    assert summary.budget == birdie.inspect(tmp_path / "x.birdie").budget == 900
+
+
+def test_one_worker_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    birdie.save(model(), tmp_path / "x.birdie", coder="fast")
+    decode, threads = entropy.decode, []
+
+    def spy(*args: Any) -> Any:
+        threads.append(args[6])
+        return decode(*args)
+
+    monkeypatch.setattr(entropy, "decode", spy)
+    birdie.load(tmp_path / "x.birdie", workers=1)
+    assert set(threads) == {1}
 
 
 @pytest.mark.parametrize(
@@ -212,11 +272,30 @@ def test_settings_that_make_no_sense_are_one_clear_sentence(
         ({"a": torch.ones(2, 2).to_sparse()}, "'a'"),
         ({"a": torch.ones(2, device="meta")}, "meta"),
         ({"a": {"b": torch.ones(1)}}, "flat dict"),
+        ({"a": torch.zeros(1).expand(1 << 44)}, r"'a' \(\(17592186044416,\), which repeats 4 bytes"),
+        ({"a": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)}, "'a' .nested"),
+        ({"a": UninitializedParameter()}, "'a' .lazy"),
+        ({"a": FakeTensorMode().from_tensor(torch.ones(3))}, "'a' .a FakeTensor tensor without data"),
+        ({"a\0": torch.ones(1)}, "not text"),
+        ({"a\ud800": torch.ones(1)}, "not text"),
+        ("model.pt", "the model is a str"),
+        ([torch.ones(1)], "the model is a list"),
     ],
 )
-def test_what_is_not_a_plain_tensor_is_refused(tmp_path: Path, item: dict[Any, Any], said: str) -> None:
+def test_what_is_not_a_plain_tensor_is_refused(tmp_path: Path, item: Any, said: str) -> None:
     with pytest.raises(WeightsError, match=said):
         birdie.save(item, tmp_path / "x.birdie")
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_views_that_negate_or_conjugate_are_stored_as_what_they_show(tmp_path: Path, lossless: bool) -> None:
+    base = torch.randn(80, 64)
+    pairs = torch.view_as_complex(torch.randn(4, 2))
+    state = {"neg": torch._neg_view(base), "conj": pairs.conj(), "imag": pairs.conj().imag}
+    birdie.save(state, tmp_path / "x.birdie", lossless=lossless, coder="fast")
+    loaded = birdie.load(tmp_path / "x.birdie")
+    assert torch.equal(loaded["conj"], pairs.conj())
+    assert all(torch.allclose(loaded[name], state[name], atol=0.03) for name in ("neg", "imag"))
 
 
 def test_modules_go_in_and_come_out(tmp_path: Path) -> None:
@@ -237,6 +316,17 @@ def test_a_module_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
         birdie.load(tmp_path / "x.birdie", into=nn.Linear(8, 9, bias=False))
     with pytest.raises(WeightsError, match=r"missing: 0\.bias, 0\.weight"):
         birdie.load(tmp_path / "x.birdie", into=nn.Sequential(nn.Linear(8, 9)))
+
+
+def test_a_module_that_would_lose_the_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.birdie"
+    birdie.save(nn.Linear(8, 9), path, lossless=True)
+    for into, how in ((nn.Linear(8, 9, device="meta"), "to_empty"), (nn.LazyLinear(9), "run it once")):
+        with pytest.raises(WeightsError, match=rf"'weight' of the module, which has no memory; .*{how}"):
+            birdie.load(path, into=into)
+    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True)
+    with pytest.raises(WeightsError, match="numbers: weight complex64 in the file, float32 in the module"):
+        birdie.load(path, into=nn.Linear(8, 9))
 
 
 def test_summary_and_metadata(tmp_path: Path) -> None:

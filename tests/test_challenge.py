@@ -130,6 +130,25 @@ def test_birdie_is_smaller_and_as_good(logged: tuple[Path, list[str]]) -> None:
     assert abs(old - new) < 0.02
 
 
+def test_a_capped_run_stops_early_and_says_so_last(data: Path, tmp_path: Path) -> None:
+    done = launch(tmp_path, data, MAX_WALLCLOCK_SECONDS="1", ITERATIONS="100000", VAL_LOSS_EVERY="0", EVAL_STRIDE="64")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    stopped = next(i for i, line in enumerate(lines) if line.startswith("stopping_early: wallclock_cap train_time:"))
+    assert re.match(r"step:\d+/100000 val_loss:", lines[stopped - 1])
+    assert lines[stopped + 1].startswith("peak memory")
+    assert sum("val_loss" in line and line.startswith("step:") for line in lines) == 1
+    assert any(line.startswith("birdie:EVAL_STRIDE is set, but") for line in lines)
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_a_run_without_a_name(data: Path, tmp_path: Path) -> None:
+    done = launch(tmp_path, data, 2, RUN_ID="")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Total submission size birdie")
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_ranks_give_the_one_rank_result(ranks: int, logged: tuple[Path, list[str]], data: Path, tmp_path: Path) -> None:

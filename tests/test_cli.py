@@ -61,7 +61,7 @@ def data_flags(prepared: Path) -> list[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory, data_flags: list[str]) -> Path:
     """A run folder with an artifact."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    assert run(build_app, ["train", "--run", str(folder), *TINY, *data_flags, "--json"]) == 0
+    assert run(build_app, ["train", "--folder", str(folder), *TINY, *data_flags, "--json"]) == 0
     return folder
 
 
@@ -137,7 +137,7 @@ def test_sample_is_repeatable(ask: Ask, trained: Path) -> None:
 
 
 def test_a_recipe_file_trains_again(trained: Path, tmp_path: Path, ask: Ask) -> None:
-    code, answer, _ = ask("train", trained / "recipe.toml", "--run", tmp_path / "again")
+    code, answer, _ = ask("train", trained / "recipe.toml", "--folder", tmp_path / "again")
     assert code == 0
     before = json.loads((trained / "summary.json").read_text())
     assert answer["bpb_float"] == before["bpb_float"]
@@ -146,7 +146,7 @@ def test_a_recipe_file_trains_again(trained: Path, tmp_path: Path, ask: Ask) -> 
 
 def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
-    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--run", str(folder)]
+    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
     with subprocess.Popen(
         [*command, "--train.iterations", "100000"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as process:
@@ -167,6 +167,36 @@ def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"resumed at step {step}" in done.stderr
     assert json.loads(done.stdout)["steps"] == step + 2
+
+
+def test_a_run_is_not_overwritten_unasked(trained: Path, ask: Ask) -> None:
+    before = (trained / "recipe.toml").read_text()
+    code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--train.iterations", "2")
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert "--resume" in answer["error"]["message"]
+    assert (trained / "recipe.toml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "change", [["--model.logit-softcap", "5"], ["--data.order", "shuffled"], ["--train.train-seq-len", "32"]]
+)
+def test_resuming_something_else_is_refused(trained: Path, ask: Ask, change: list[str]) -> None:
+    before = (trained / "recipe.toml").read_text()
+    code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--resume", *change)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert change[0].removeprefix("--").replace("-", "_") in answer["error"]["message"]
+    assert (trained / "recipe.toml").read_text() == before
+
+
+@pytest.mark.slow
+def test_torchrun_trains_on_every_rank(trained: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "birdie"]
+    arguments = ["train", str(trained / "recipe.toml"), "--folder", str(tmp_path / "two"), "--json"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    one = json.loads((trained / "summary.json").read_text())
+    two = json.loads(done.stdout)
+    assert two["bpb_float"] == pytest.approx(one["bpb_float"], abs=1e-4)
 
 
 class Bomb:
@@ -216,6 +246,8 @@ def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
     [
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "1kB"], "BudgetError", "smallest"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "much"], "ConfigError", "'much'"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "9" * 400 + "GB"], "ConfigError", "no size"),
+        (["compress", "{weights}", "-o", "{tmp}"], "OutputError", "is a folder"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "2 to 8 bits"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int6"], "ConfigError", "PATTERN=SPEC"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"], "ConfigError", "not available"),
@@ -260,6 +292,23 @@ def test_without_json_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixtu
     assert err.count("\n") == 1
 
 
+def test_names_reach_the_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tensor's name may look like markup or like an order to the terminal."""
+    torch.save({"[/x]": torch.zeros(3), "a[bold].w": torch.zeros(3), "\x1b[2Jclear": torch.zeros(3)}, tmp_path / "m.pt")
+    assert run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", str(tmp_path / "m[red].birdie")]) == 0
+    out, err = capsys.readouterr()
+    assert "[/x]" in out
+    assert "a[bold].w" in out
+    assert "\x1b[2J" not in out + err
+
+
+def test_the_output_is_never_the_input(ask: Ask, weights: Path) -> None:
+    before = weights.read_bytes()
+    code, answer, _ = ask("compress", weights, "-o", weights)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert weights.read_bytes() == before
+
+
 def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"line {i} has {i * i} words and more" for i in range(3000)))
@@ -268,6 +317,6 @@ def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[
     code, answer, _ = ask("evaluate", trained / "model.birdie", "--tokenizer", model)
     assert (code, answer["error"]["type"]) == (1, "DataError")
     flags = [*data_flags[:2], "--data.tokenizer", model]
-    code, answer, _ = ask("train", "--run", tmp_path / "run", *TINY, *flags)
+    code, answer, _ = ask("train", "--folder", tmp_path / "run", *TINY, *flags)
     assert (code, answer["error"]["type"]) == (1, "DataError")
     assert not (tmp_path / "run").exists()

@@ -1,5 +1,6 @@
 """A budget is met: never over, and within a thousandth under it, by real coded bytes."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.budget import ROUNDS, fit_budget
+from birdie.compress.budget import FINEST, ROUNDS, TINY, TOLERANCE, fit_budget
 from birdie.compress.grid import Grid
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded
@@ -16,12 +17,16 @@ from birdie.errors import BudgetError, ConfigError
 
 
 def entropy_bytes(encoded: Mapping[str, Encoded]) -> int:
-    """A stand-in for real coding: the order-0 entropy of every stream, and forty bytes of header."""
+    """A stand-in for real coding: the order-0 entropy of every stream, and forty bytes of header.
+
+    Of wide numbers only the top bits have an entropy to speak of; the rest are stored as they are where there are any.
+    """
     bits = 0.0
     for item in encoded.values():
         for stream in item.streams:
-            counts = np.unique(stream, return_counts=True)[1]
-            bits -= float((counts * np.log2(counts / stream.size)).sum())
+            low = max(0, int(np.abs(stream.astype(np.int64)).max()).bit_length() - 8)
+            counts = np.unique(stream >> low, return_counts=True)[1]
+            bits += low * np.count_nonzero(stream) - float((counts * np.log2(counts / stream.size)).sum())
     return 40 + int(bits / 8)
 
 
@@ -75,6 +80,63 @@ def test_an_impossible_budget_says_what_is_possible() -> None:
         fit_budget({"norm": torch.randn(1000)}, entropy_bytes, 50)
     with pytest.raises(ConfigError, match="-1"):
         fit_budget(model(), entropy_bytes, -1)
+
+
+STATES = {
+    "small matrices": {f"{index}": torch.randn(60, 60) * 0.02 for index in range(6)},
+    "one vector": {"v": torch.randn(30_000)},
+    "embedding": {"tok_emb.weight": torch.randn(2000, 32), "w": torch.randn(64, 64)},
+    "sparse": {"w": torch.randn(256, 512).masked_fill(torch.rand(256, 512) > 0.02, 0)},
+    "crowded": {"w": torch.randn(64, 64), "v": torch.randn(30_000), "norm": torch.ones(64), "steps": torch.tensor(5)},
+    "huge": {"w": torch.randn(64, 128) * 1e25},
+    "tiny": {"w": torch.randn(64, 128) * 1e-42},
+}
+
+
+def slack(state: Mapping[str, torch.Tensor], budget: int) -> int:
+    """What a fit may leave: the tolerance, and one step of the scale where a single row holds all."""
+    steps = sum(weight.numel() for weight in state.values() if weight.ndim == 1) // 16 // 8
+    return max(TINY, budget // TOLERANCE) + int(1.1 * steps)
+
+
+@pytest.mark.parametrize("kind", STATES)
+@settings(max_examples=6, deadline=None)
+@given(bits=st.floats(1.0, 14.0), rough=st.sampled_from([None, 1.0, 1.3, 3.0]))
+def test_any_model_is_kept_or_lands_just_below_or_is_told_its_smallest_size(
+    kind: str, bits: float, rough: float | None
+) -> None:
+    """A rough size that is far too large changes nothing about it."""
+    state = STATES[kind]
+    budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
+    quick = None if rough is None else (lambda encoded: int(rough * entropy_bytes(encoded)))
+    try:
+        fit = fit_budget(state, entropy_bytes, budget, rough=quick)
+    except BudgetError as error:
+        least = int(re.findall(r"takes ([\d,]+) bytes", str(error))[0].replace(",", ""))
+        assert budget < least == fit_budget(state, entropy_bytes, least).bytes
+    else:
+        assert fit.bytes <= budget
+        whole = {item.scheme for item in fit.encoded.values()} == {"lossless"}
+        assert whole or fit.sigma == 2**FINEST or fit.bytes >= budget - slack(state, budget)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_budget_that_lossless_fits_is_lossless_and_a_little_less_is_not_far_from_it(kind: str) -> None:
+    state = STATES[kind]
+    exact = entropy_bytes({name: Lossless().encode(name, weight) for name, weight in state.items()})
+    for rough in (None, lambda encoded: 3 * entropy_bytes(encoded)):
+        fit = fit_budget(state, entropy_bytes, exact, rough=rough)
+        assert fit.bytes == exact
+        assert {item.scheme for item in fit.encoded.values()} == {"lossless"}
+    if kind not in ("sparse", "tiny"):
+        count = sum(weight.numel() for weight in state.values())
+        assert fit_budget(state, entropy_bytes, exact - 1).bytes >= 16 / 8 * count
+
+
+def test_what_is_small_is_coarsened_only_when_it_crowds_the_rest() -> None:
+    state = {"w": torch.randn(256, 256), "v": torch.randn(5000).abs() + 1}
+    roomy, crowded = (fit_budget(state, entropy_bytes, budget).encoded["v"].scheme for budget in (40_000, 15_000))
+    assert (roomy, crowded) == ("cast", "grid")
 
 
 def test_pinned_tensors_keep_their_scheme() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from birdie.compress.choose import assign, encode_all, match, parse_rule, parse_spec, small_scheme
+from birdie.compress.choose import SMALL, assign, encode_all, match, parse_rule, parse_spec, small_scheme, suit
 from birdie.compress.decoders import decode
 from birdie.compress.grid import Grid
 from birdie.compress.lossless import Cast, Lossless
@@ -62,7 +62,7 @@ STATE = {
 
 
 def test_the_first_matching_rule_wins_and_the_rest_get_the_default() -> None:
-    rules = [("blocks.1.*", Lossless()), ("blocks.*", Grid(bits=6))]
+    rules: list[tuple[str, Scheme]] = [("blocks.1.*", Lossless()), ("blocks.*", Grid(bits=6))]
     assert assign(STATE, match(STATE, rules), Grid()) == {
         "blocks.0.w": Grid(bits=6),
         "blocks.0.norm": Cast(),
@@ -87,6 +87,16 @@ def test_small_tensors_keep_their_precision() -> None:
     assert small_scheme(torch.full((10,), 1e-7)) == Lossless()  # float16 would keep three bits of it
     assert small_scheme(torch.full((10,), 1e6)) == Lossless()
     assert small_scheme(torch.arange(3)) == Lossless()
+    assert small_scheme(torch.tensor([1.0, 0.0, -2.0])) == Cast()
+    assert small_scheme(torch.tensor([1.0, 1e-9, 2e-8])) == Lossless()  # one would become zero, one subnormal
+    assert small_scheme(torch.tensor([1.0, 1e-60], dtype=torch.float64)) == Lossless()
+
+
+def test_a_rule_puts_a_vector_on_a_grid_from_as_many_elements_as_a_matrix_up() -> None:
+    assert suit(Grid(bits=4), torch.randn(SMALL)) == Grid(bits=4)
+    assert suit(Grid(bits=4), torch.ones(SMALL - 1)) == Cast()
+    assert suit(Grid(bits=4), torch.randn(2, 2)) == Grid(bits=4)
+    assert assign({"v": torch.ones(SMALL)}, {}, Grid(bits=4)) == {"v": Cast()}
 
 
 def test_encoding_in_parallel_equals_one_by_one() -> None:

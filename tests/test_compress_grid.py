@@ -115,6 +115,17 @@ def test_extreme_magnitudes_stay_finite(scheme: Grid, magnitude: float) -> None:
     assert bool(((decoded - weight).abs() <= 1.1 * magnitude).all())
 
 
+@pytest.mark.parametrize("scheme", [Grid(), Grid(sigma=0.3)])
+def test_rows_below_the_smallest_step_are_kept_losslessly_not_made_zero(scheme: Grid) -> None:
+    for weight in (random_weight(8, 16) * 1e-42, random_weight(8, 16).double() * 1e-60):
+        assert torch.equal(decode(scheme.encode("w", weight)), weight)
+    mixed = random_weight(8, 16)
+    mixed[3] *= 1e-38
+    assert torch.equal(decode(scheme.encode("w", mixed)), mixed)
+    mixed[3] = 0
+    assert scheme.encode("w", mixed).scheme == "grid"
+
+
 def test_the_largest_half_does_not_become_infinite() -> None:
     weight = torch.full((2, 8), 65504.0, dtype=torch.float16)
     assert bool(torch.isfinite(decode(Grid().encode("w", weight))).all())

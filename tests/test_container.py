@@ -2,6 +2,7 @@
 is noticed. A short run of the fuzzer of `tests/hostile` closes the file."""
 
 import dataclasses
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from birdie import container
 from birdie.container import ALIAS, Entry, Reader, Stream
 from birdie.errors import ArtifactError, ConfigError
-from tests.hostile import fuzz
+from tests.hostile import bombs, fuzz
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 STREAMS = st.builds(Stream, st.integers(0, 255), st.binary(max_size=20))
@@ -141,6 +142,30 @@ def test_golden_file_reads_and_is_written_alike() -> None:
     reader = Reader(golden)
     assert reader.metadata == b"{}"
     assert [reader.read(name) for name in reader.names[:-1]] == sample()[:-1]
+    written = container.to_bytes(sample(), b"{}")
+    assert unpacked(written) == unpacked(golden)
+
+
+def unpacked(data: bytes) -> tuple[bytes, bytes]:
+    """The header as it was before packing, and the payloads."""
+    end = Reader(data).header_bytes
+    return zlib.decompress(data[22:end], -15) if data[9] else data[22:end], data[end:]
+
+
+def test_a_header_that_would_unpack_too_far_is_stored_as_it_is() -> None:
+    data = container.to_bytes(sample(), b" " * (2 << 20))
+    assert data[9] == 0
+    assert Reader(data).metadata == b" " * (2 << 20)
+
+
+def test_mutated_artifacts_are_refused_or_harmless() -> None:
+    fuzz.fuzz(300, 0, "artifact")
+
+
+@pytest.mark.slow
+def test_small_files_cost_little() -> None:
+    """Opened (and decoded) in a process that may take little more memory than it decodes to, and little time."""
+    bombs.run()
 
 
 def test_mutations_are_refused_or_harmless() -> None:

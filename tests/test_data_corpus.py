@@ -60,6 +60,22 @@ def test_few_files_are_split_by_document_and_copies_stay_together(tmp_path: Path
     assert held_out
 
 
+@pytest.mark.parametrize("fraction", [1e-9, 0.05, 1 - 1e-9])
+@pytest.mark.parametrize("count", [2, 3, 19, 20, 21])
+def test_however_few_files_both_sides_get_one(tmp_path: Path, count: int, fraction: float) -> None:
+    write(tmp_path, {f"{i}.txt": f"text {i}" for i in range(count)})
+    train, held_out = both(file_corpus([tmp_path], validation_fraction=fraction))
+    assert sorted(train + held_out) == sorted(f"text {i}" for i in range(count))
+    assert train
+    assert held_out
+
+
+def test_compiled_python_in_a_folder_is_no_text(tmp_path: Path) -> None:
+    write(tmp_path, {"a.py": "a = 1", "b.py": "b = 1", "__pycache__/a.pyc": b"\xff\x00"})
+    for pattern in (tmp_path, tmp_path / "*"):
+        assert len(file_corpus([pattern]).train_files) == 2
+
+
 def test_files_folders_and_globs_are_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"in/a.txt": "a", "in/sub/b.txt": "b", "in/.hidden": "no", "val.txt": "v"})
     monkeypatch.chdir(tmp_path)
@@ -116,7 +132,7 @@ def test_empty_corpora_are_refused(tmp_path: Path) -> None:
         file_corpus([write(tmp_path / "empty", {".hidden": ""})])
     with pytest.raises(DataError, match="no training documents"):
         both(file_corpus([tmp_path / "a.txt"]))
-    with pytest.raises(DataError, match="no validation documents"):
+    with pytest.raises(DataError, match=r"no validation documents.*--validation.*--documents line"):
         both(file_corpus([tmp_path / "b.txt"], validation_fraction=1e-9))
 
 

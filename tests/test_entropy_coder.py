@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from birdie.entropy import coder, static
+from birdie.entropy.numbers import MAX_NUMBER, Reader, Writer
 from birdie.entropy.stream import Hints
 from birdie.errors import ArtifactError, ConfigError
 from tests.reference import decoder as reference
@@ -103,7 +104,10 @@ def test_the_reference_decoder_agrees_on_arbitrary_arrays(values: Integers) -> N
 
 
 def test_golden_streams_decode_to_what_they_did() -> None:
-    """Files written once stay readable. GENERATE_EXPECTED=1 writes the streams anew: a breaking change."""
+    """Old files stay readable, and their values give the same bytes.
+
+    GENERATE_EXPECTED=1 writes the streams anew: a breaking change.
+    """
     if os.environ.get("GENERATE_EXPECTED"):
         pinned = {name: coder.encode(values) for name, values in FEATURES.items()}
         rows = {name: {"coder": c.coder, "shape": FEATURES[name].shape, "payload": c.payload.hex(),
@@ -114,6 +118,7 @@ def test_golden_streams_decode_to_what_they_did() -> None:
     for name, row in golden.items():
         payload = bytes.fromhex(row["payload"])
         assert digest(coder.decode(row["coder"], payload, *row["shape"])) == row["sha256"], name
+        assert coder.encode(FEATURES[name]) == coder.Coded(row["coder"], payload), name
 
 
 def digest(values: Integers) -> str:
@@ -158,6 +163,33 @@ def test_every_truncation_is_an_artifact_error(feature: str) -> None:
     for length in range(0, len(coded.payload), max(1, len(coded.payload) // 50)):
         with pytest.raises(ArtifactError):
             coder.decode(coded.coder, coded.payload[:length], *values.shape)
+
+
+@pytest.mark.parametrize(
+    ("code", "payload"),
+    [
+        (coder.CONSTANT, b"\0"),
+        (coder.CONSTANT, b"\1\0"),
+        (coder.CONSTANT, b"\xff\xff"),
+        (coder.CONSTANT, b"\1\0\0\0\0"),
+        (coder.STATIC, b"\x84\0" + bytes(8)),
+    ],
+)
+def test_needless_bytes_are_refused(code: int, payload: bytes) -> None:
+    with pytest.raises(ArtifactError):
+        coder.decode(code, payload, 16, 16)
+
+
+def test_numbers_end_where_the_format_says() -> None:
+    for number, sound in ((MAX_NUMBER, True), (MAX_NUMBER + 1, False)):
+        writer = Writer()
+        writer.put(0, number)
+        reader = Reader(writer.finish())
+        if sound:
+            assert reader.take_all(0, 1).tolist() == [number]
+        else:
+            with pytest.raises(ArtifactError, match="above"):
+                reader.take_all(0, 1)
 
 
 def test_wrong_calls_say_what_is_wrong() -> None:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "birdie"
 # Top to bottom. Names on one row may import what stands above the row, and of the row only themselves.
 ROWS: list[set[str]] = [
     {"errors"},
-    {"files", "device", "distributed", "provenance"},
+    {"cursor", "files", "device", "distributed", "provenance"},
     {"data", "model", "train", "entropy"},
     {"compress"},
     {"container"},
@@ -21,6 +21,7 @@ ROWS: list[set[str]] = [
     {"score"},
     {"recipe_file"},
     {"recipe"},
+    {"evaluation"},
     {"pipeline"},
     {"submit"},
     {"cli"},

@@ -38,6 +38,21 @@ def test_top_k_draws_among_the_k_likeliest(model: GPT) -> None:
     assert drawn == likeliest
 
 
+@pytest.mark.parametrize("top_k", [None, 3])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-45, 5e-324])
+def test_the_limit_of_low_temperatures_is_greedy(model: GPT, temperature: float, top_k: int | None) -> None:
+    cold = list(generate(model, START, 10, temperature=temperature, top_k=top_k))
+    assert cold == list(generate(model, START, 10, temperature=0))
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 50.0}, {"temperature": 50.0, "top_k": 9}, {"temperature": 0}])
+def test_only_ids_of_the_vocabulary_given_are_drawn(model: GPT, settings: dict) -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = set(generate(model, START, 200, vocab_size=5, generator=generator, **settings))
+    assert drawn <= set(range(5))
+    assert settings["temperature"] == 0 or len(drawn) == 5
+
+
 def test_a_seed_decides_the_text(model: GPT) -> None:
     texts = [list(generate(model, START, 20, generator=torch.Generator().manual_seed(s))) for s in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
@@ -54,6 +69,8 @@ def test_only_the_last_tokens_of_the_context_count(model: GPT) -> None:
     ("arguments", "message"),
     [
         ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"vocab_size": 31}, "vocab_size is 31; it must be from 1 to the model's 30"),
         ({"top_k": 0}, "top_k is 0"),
         ({"context": 0}, "context is 0"),
         ({"ids": torch.tensor([], dtype=torch.int64)}, "at least one token"),

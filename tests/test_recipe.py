@@ -1,5 +1,6 @@
 """A recipe resolves default < file < environment < flag, writes itself down, and names what it does not know."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from birdie.compress.size import parse_size
 from birdie.errors import ConfigError
 from birdie.recipe import Recipe, load_recipe
+from birdie.recipe_file import SETTINGS
 
 
 @pytest.fixture
@@ -16,6 +18,11 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.toml"
     path.write_text('device = "cpu"\n[model]\nnum_layers = 4\nmodel_dim = 128\n[export]\nint4_layers = [1, 2]\n')
     return path
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "recipes").glob("*.toml")), ids=lambda p: p.name)
+def test_every_recipe_that_ships_is_understood(path: Path) -> None:
+    assert load_recipe(path) != Recipe()
 
 
 def test_defaults_are_the_challenge() -> None:
@@ -76,7 +83,7 @@ def test_the_digest_changes_with_any_setting() -> None:
         (["--export.int4-layers", "12"], "layer 12"),
         (["--export.budget", "lots"], "'lots' is not a size"),
         (["--data.order", "random"], "random"),
-        (["--run.log-every", "0"], "log_every is 0"),
+        (["--run.log-every", "-1"], "log_every is -1"),
         (["--validation.every", "-1"], "every is -1"),
     ],
 )
@@ -92,6 +99,19 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path: Path) -> None:
     path.write_text("[model]\nnum_layer = 4\n")
     with pytest.raises(ConfigError, match="num-layers"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(("text", "said"), [("model = 3", "[model]"), ("modle = 3", "model"), ("json = true", "json")])
+def test_what_is_no_setting_of_a_recipe_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_recipe(path)
+    assert said in str(error.value)
+
+
+def test_the_tables_of_a_file_are_those_of_a_recipe() -> None:
+    assert set(SETTINGS) == {field.name for field in dataclasses.fields(Recipe)}
 
 
 def test_a_file_that_is_not_toml_says_so(tmp_path: Path) -> None:

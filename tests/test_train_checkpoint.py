@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
+from birdie.data.batches import Batches, Order
+from birdie.data.shards import write_shard
 from birdie.errors import OutputError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.train.checkpoint import load_checkpoint, save_checkpoint
+from birdie.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from birdie.train.groups import OptimizerSettings
 from birdie.train.loop import Fit, fit
 
@@ -56,6 +59,35 @@ def test_a_resumed_run_is_bit_identical(warmup_steps: int, tmp_path: Path) -> No
     assert a.loader == b.loader
 
 
+@pytest.mark.parametrize(("order", "warmup_steps"), [("sequential", 2), ("shuffled", 0)])
+def test_a_resumed_run_reads_on_through_the_shards(order: Order, warmup_steps: int, tmp_path: Path) -> None:
+    """The real loader is ahead of the run by what it prefetched: that must not be skipped."""
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 3000, dtype=np.uint16)
+    for index, part in enumerate(np.split(tokens, [1000])):
+        write_shard(tmp_path / f"fineweb_train_{index:06d}.bin", part)
+    settings = tiny_settings(warmup_steps=warmup_steps, iterations=6)
+
+    def go(model: GPT, resume: Checkpoint | None = None) -> dict[int, float]:
+        batches = Batches(
+            sorted(tmp_path.glob("*.bin")),
+            batch_tokens=settings.train_batch_tokens,
+            seq_len=settings.train_seq_len,
+            accumulation=settings.accumulation,
+            order=order,
+        )
+        losses = {}
+        for step in (run := fit(model, batches, settings, OPTIMIZERS, resume=resume)):
+            losses[step.number] = step.loss
+            if step.number == 3 and resume is None:
+                run.save(tmp_path / "run")
+        batches.close()
+        return losses
+
+    whole = go(tiny_model())
+    resumed = go(tiny_model(seed=5), load_checkpoint(tmp_path / "run"))
+    assert resumed == {number: loss for number, loss in whole.items() if number > 3}
+
+
 def test_after_kill_9_the_curve_is_bit_identical(tmp_path: Path) -> None:
     """The process saves after every step and is killed while it runs, wherever that hits it."""
     process = subprocess.Popen([sys.executable, __file__, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -96,6 +128,12 @@ def test_changed_settings_are_reported(tmp_path: Path) -> None:
     settings = tiny_settings(iterations=ITERATIONS)
     fit(tiny_model(), TinyBatches(), settings, changed, resume=resume, notify=lines.append)
     assert lines == ["resuming with matrix_lr = 0.5; the checkpoint was trained with 0.02"]
+
+
+def test_what_the_caller_notes_comes_back(tmp_path: Path) -> None:
+    about = {"tokenizer": "abc", "model": {"num_layers": 3, "tied": True, "softcap": None}}
+    fit(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, about=about).save(tmp_path)
+    assert load_checkpoint(tmp_path).about == about
 
 
 def test_only_the_latest_checkpoint_is_kept(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, SPANS, TinyBatches, tiny_model, tiny_settings
+from tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, SPANS, VOCAB, TinyBatches, tiny_model, tiny_settings
 from torch import multiprocessing
 
 from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
+from birdie.train.checkpoint import Checkpoint
 from birdie.train.groups import OptimizerSettings
 from birdie.train.loop import Fit, fit
 
@@ -56,18 +57,29 @@ def test_the_same_run_twice_is_bit_identical() -> None:
     assert losses(start()) == losses(start())
 
 
+class NoisyBatches(TinyBatches):
+    """Takes torch's global generator along, as dropout or a loader that augments would."""
+
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, targets = super().next()
+        return (ids + torch.randint(0, VOCAB, ids.shape)) % VOCAB, targets
+
+
 def test_priming_leaves_no_trace() -> None:
-    assert losses(start(warmup_steps=5)) == losses(start(warmup_steps=0))
+    def curve(warmup_steps: int) -> list[float]:
+        return losses(fit(tiny_model(), NoisyBatches(), tiny_settings(warmup_steps=warmup_steps), OPTIMIZERS))
+
+    assert curve(5) == curve(0)
 
 
 def test_priming_leaves_no_trace_in_optimizer_loader_or_generators() -> None:
-    primed = start(warmup_steps=5, iterations=1)
-    next(iter(primed))
-    after = torch.rand(())
-    plain = start(iterations=1)
-    next(iter(plain))
-    assert torch.equal(after, torch.rand(()))
-    a, b = primed.state(), plain.state()
+    def after_one_step(warmup_steps: int) -> tuple[Checkpoint, torch.Tensor]:
+        run = fit(tiny_model(), NoisyBatches(), tiny_settings(warmup_steps=warmup_steps, iterations=1), OPTIMIZERS)
+        next(iter(run))
+        return run.state(), torch.rand(())
+
+    (a, next_a), (b, next_b) = after_one_step(5), after_one_step(0)
+    assert torch.equal(next_a, next_b)
     assert a.loader == b.loader
     assert a.optimizer.keys() == b.optimizer.keys()
     assert all(torch.equal(a.optimizer[key], b.optimizer[key]) for key in a.optimizer)
@@ -95,15 +107,32 @@ def test_the_cap_ends_the_run_after_the_step_that_reaches_it() -> None:
     assert steps[-1].lr_multiplier < 1
 
 
-def test_after_a_request_to_stop_one_whole_step_more_is_the_last(tmp_path: Path) -> None:
-    run = start()
-    for step in run:
-        if step.number == 3:
-            run.request_stop()
-        last = step
-    assert last.number == 4
-    assert last.stopping
+def test_a_stop_asked_for_during_a_step_makes_it_the_last(tmp_path: Path) -> None:
+    run = fit(tiny_model(), (batches := TinyBatches()), tiny_settings(), OPTIMIZERS, stop=lambda: batches.position > 9)
+    steps = list(run)
+    assert [step.stopping for step in steps] == [False, False, True]  # a step takes 4 spans
+    assert run.interrupted
+    assert list(run) == []
     run.save(tmp_path)
+
+
+def test_a_stop_asked_for_during_priming_leaves_the_run_at_its_start() -> None:
+    done: list[int] = []
+    run = fit(
+        tiny_model(),
+        TinyBatches(),
+        tiny_settings(warmup_steps=5),
+        OPTIMIZERS,
+        stop=lambda: done[-1:] == [2],
+        on_priming=lambda step, _: done.append(step),
+    )
+    assert list(run) == []
+    assert done == [1, 2]
+    assert run.interrupted
+    assert (run.step, run.train_ms) == (0, 0)
+    plain = start().state()
+    assert all(torch.equal(value, plain.weights[name]) for name, value in run.state().weights.items())
+    assert run.state().loader == plain.loader
 
 
 def test_accumulation_does_not_change_the_gradient() -> None:
@@ -152,6 +181,8 @@ def test_what_auto_became_is_on_record() -> None:
     ("change", "message"),
     [
         ({"iterations": -1}, "iterations is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
         ({"accumulation": 0}, "accumulation is 0"),
         ({"max_wallclock_seconds": float("inf")}, "max_wallclock_seconds is inf"),
         ({"train_batch_tokens": 100}, "train_batch_tokens 100 is not a whole number of sequences of 16"),

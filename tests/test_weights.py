@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import os
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,39 @@ def test_a_packed_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (tmp_path / "x.ptz").write_bytes(blob)
         with pytest.raises(WeightsError, match="cannot be unpacked"):
             read_state_dict(tmp_path / "x.ptz")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".ptz"])
+def test_deflated_entries_are_inflated_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """A mapped deflated entry would be read as weights, wrong ones; an inflated one may be a bomb."""
+    path = tmp_path / f"x{suffix}"
+    zeros = {"w": torch.zeros(300, 300), **state()}
+    with zipfile.ZipFile(io.BytesIO(saved(zeros))) as stored, zipfile.ZipFile(path, "w") as deflated:
+        for entry in stored.infolist():
+            deflated.writestr(entry.filename, stored.read(entry), zipfile.ZIP_DEFLATED)
+    assert equal(read_state_dict(path), zeros)
+    monkeypatch.setattr("birdie.weights.MIN_UNPACKED_LIMIT", 1000)
+    with pytest.raises(WeightsError, match=r"cannot be unpacked: .* more than the"):
+        read_state_dict(path)
+
+
+def test_damaged_zlib_is_reported_as_zlib(tmp_path: Path) -> None:
+    blob = bytearray(zlib.compress(saved(state()), 9))
+    blob[len(blob) // 2] ^= 255
+    (tmp_path / "x.ptz").write_bytes(blob)
+    with pytest.raises(WeightsError, match=r"\(zlib -9 data is damaged"):
+        read_state_dict(tmp_path / "x.ptz")
+
+
+@pytest.mark.parametrize("group", ["quantized", "passthrough"])
+def test_an_int8_export_with_a_key_that_is_no_name_is_refused(tmp_path: Path, group: str) -> None:
+    content = torch.load(io.BytesIO(zlib.decompress(baseline.pack(state()).blob)), weights_only=True)
+    content[group][3] = torch.ones(1)
+    (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(content)))
+    with pytest.raises(WeightsError, match="item 3"):
+        read_state_dict(tmp_path / "x.ptz")
 
 
 @pytest.mark.parametrize(
@@ -213,10 +247,20 @@ def test_shards_outside_their_folder_are_refused(tmp_path: Path, shard: Any) -> 
         read_state_dict(tmp_path / "model")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": null}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {}}'])
 def test_a_broken_index_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="weight_map"):
+        read_state_dict(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [{"a\ud800": "x.safetensors"}, {"a\0": "x.safetensors"}, {"a": "\ud800.safetensors"}, {"a": "\0.safetensors"}],
+)
+def test_an_index_with_names_that_are_no_text_is_refused(tmp_path: Path, weight_map: dict[str, str]) -> None:
+    write_folder(tmp_path, weight_map)
+    with pytest.raises(WeightsError, match="not both text"):
         read_state_dict(tmp_path)
 
 
@@ -229,6 +273,12 @@ def test_a_shard_that_lacks_its_tensor_is_named(tmp_path: Path) -> None:
 def test_single_file_folders(tmp_path: Path) -> None:
     save_file(state(), tmp_path / "model.safetensors")
     assert equal(read_state_dict(tmp_path), state())
+
+
+def test_safetensors_go_before_pickles(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a.weight": "model-1.bin"}, safe=False)
+    save_file({"safe": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert read_state_dict(tmp_path).keys() == {"safe"}
 
 
 def test_real_checkpoints(shared_data: Path) -> None:

@@ -4,6 +4,7 @@ Commands are named here and imported when called, so `birdie --help` answers at 
 """
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -46,4 +47,7 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
     tokens = sys.argv[1:] if tokens is None else tokens
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show must not end the command
+            stream.reconfigure(errors="replace")
     sys.exit(run(build_app, tokens))

@@ -5,7 +5,7 @@ environment name, so a record's command runs as it stands. The lines of the log,
 are the script's; what is ours is said in lines of our own (`birdie…`, `quantization_gap`, `cpu_cost`).
 """
 
-import math
+import io
 import os
 import platform
 import shutil
@@ -17,14 +17,15 @@ from pathlib import Path
 
 import torch
 
+from birdie.cli.console import guarded
+from birdie.cli.cost import estimate
 from birdie.cli.train import ctrl_c_asks
 from birdie.compress import baseline
 from birdie.device import choose_device
 from birdie.distributed import World, process_group, world_from_environment
-from birdie.errors import BirdieError
+from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.files import require_writable, write_bytes
-from birdie.pipeline import Event, Interrupted, Run, Started, Validated
-from birdie.pipeline import evaluate as evaluate_artifact
+from birdie.pipeline import Event, Interrupted, Run, Started, Validated, on_main
 from birdie.recipe import Recipe, load_recipe
 from birdie.score.bpb import Score
 from birdie.submit.code import code_bytes, source_files
@@ -43,6 +44,14 @@ def entry() -> Path:
     return started if started.suffix == ".py" and started.is_file() else Path(__file__)
 
 
+LATER = {
+    "EVAL_STRIDE": "sliding windows are",
+    "EVAL_BATCH_SEQS": "sliding windows are",
+    "USE_FP8": "fp8 training is",
+}
+"""Variables of records whose techniques are not here yet."""
+
+
 class Log:
     """`logs/RUN_ID.txt` and the console, on rank 0 alone."""
 
@@ -51,14 +60,14 @@ class Log:
         self.active = world.is_main
         if self.active:
             require_writable(self.path.parent)
-            self.path.write_text("")
+            self.path.write_text("", encoding="utf-8")
             sys.stdout.write(f"{self.path}\n")
 
     def __call__(self, line: str, *, console: bool = True) -> None:
         """Append `line` to the file and, unless told otherwise, to stdout."""
         if not self.active:
             return
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         if console:
             sys.stdout.write(line + "\n")
@@ -67,41 +76,60 @@ class Log:
 
 def main() -> None:
     """Run by environment and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
-    try:
-        recipe = load_recipe()
-        device = choose_device(recipe.device, world_from_environment().local_rank)
-        with process_group(device) as world:
-            finished = record(recipe, os.environ.get("RUN_ID") or str(uuid.uuid4()), world)
-    except BirdieError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(0 if finished else 130)
+    sys.exit(guarded(_main))
 
 
-def record(recipe: Recipe, run_id: str, world: World) -> bool:
-    """Train, export, score and log as the challenge's script does; False when Ctrl-C ended it early."""
+def _main() -> None:
+    recipe = load_recipe()
+    device = choose_device(recipe.device, world_from_environment().local_rank)
+    with process_group(device) as world:
+        run_id = world.share(os.environ.get("RUN_ID") or str(uuid.uuid4()))
+        record(recipe, run_id, world)
+
+
+def record(recipe: Recipe, run_id: str, world: World) -> None:
+    """Train, export, score and log as the challenge's script does.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended it early; the checkpoint is saved.
+    """
     log = Log(run_id, world)
     _log_provenance(log)
-    run = Run(recipe, Path("runs") / run_id, world=world, notify=log)
+    folder = Path("runs") / run_id
+    run = Run(recipe, folder, replace=True, world=world, notify=lambda line: log(f"birdie:{line}"))
+    for name, what in LATER.items():
+        if os.environ.get(name, "0") != "0":
+            log(f"birdie:{name} is set, but {what} not available in this version; going on without")
     last: Validated | None = None
-    with ctrl_c_asks() as stop:
+    capped: Step | None = None
+    with ctrl_c_asks(shown=world.is_main) as stop:
         for event in run.train(stop=stop, on_priming=lambda done, total: log(f"warmup_step:{done}/{total}")):
+            _log_event(log, event, run)
             if isinstance(event, Validated):
                 last = event
-            _log_event(log, event, run)
-            if isinstance(event, Interrupted):
-                return False
+            elif isinstance(event, Step) and event.stopping and _at_cap(event, recipe):
+                capped = event
+            elif isinstance(event, Interrupted):
+                log(f"birdie:go on with: birdie train {folder}/recipe.toml --folder {folder} --resume")
+                raise KeyboardInterrupt
+    if capped is not None:
+        log(
+            f"stopping_early: wallclock_cap train_time:{capped.train_ms:.0f}ms "
+            f"step:{capped.number}/{recipe.train.iterations}"
+        )
     _log_memory(log, run.device)
     if last is not None:
         _finish(log, run, last.score)
-    return True
+
+
+def _at_cap(step: Step, recipe: Recipe) -> bool:
+    cap_ms = recipe.train.cap_ms
+    return cap_ms is not None and step.train_ms >= cap_ms and step.number < recipe.train.iterations
 
 
 def _log_provenance(log: Log) -> None:
     for path in source_files(entry()):
-        log(f"# {path.name}\n{path.read_text()}", console=False)
+        log(f"# {path.name}\n{path.read_text(encoding='utf-8')}", console=False)
     log("=" * 100, console=False)
     log(f"Running Python {platform.python_version()}", console=False)
     log(f"Running PyTorch {torch.__version__}", console=False)
@@ -118,7 +146,8 @@ def _log_started(log: Log, started: Started, run: Run) -> None:
     scored = (started.val_tokens - 1) // train.train_seq_len * train.train_seq_len
     log(f"val_bpb:enabled tokenizer_kind={run.tokenizer.kind} tokenizer_path={recipe.data.tokenizer}")
     log(f"train_loader:dataset:{started.dataset} train_shards:{started.train_shards}")
-    log(f"val_loader:shards pattern={Path(recipe.data.path) / 'fineweb_val_*.bin'} tokens:{scored}")
+    pattern = recipe.data.val[0] if recipe.data.val else str(Path(recipe.data.path) / "fineweb_val_*.bin")
+    log(f"val_loader:shards pattern={pattern} tokens:{scored}")
     log(f"model_params:{started.parameters}")
     log(f"world_size:{started.world_size} grad_accum_steps:{started.micro_steps}")
     kernels = ("cudnn", "flash", "mem_efficient", "math")
@@ -146,24 +175,11 @@ def _log_started(log: Log, started: Started, run: Run) -> None:
 
 
 def _log_cpu_cost(log: Log, run: Run) -> None:
-    """Say before the first step how long one will take: the defaults are made for eight H100s."""
-    a, b = torch.randn(1024, 512), torch.randn(512, 1024)
-    a @ b  # the first product sets up the library
-    began = time.perf_counter()
-    for _ in range(10):
-        a @ b
-    flops = 10 * 2 * 1024 * 512 * 1024 / (time.perf_counter() - began)
-    train, parameters = run.recipe.train, sum(p.numel() for p in run.model.parameters())
-    # 6 FLOPs a weight and token for forward and backward; steps were measured at 2 to 3 times what those products take
-    step_s = 2.5 * 6 * parameters * train.train_batch_tokens / run.world.size / flops
-    steps = train.iterations
-    if train.max_wallclock_seconds:
-        steps = min(steps, math.ceil(train.max_wallclock_seconds / step_s))
+    cost, train = estimate(run), run.recipe.train
     log(
-        f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {step_s:.1f} s on this CPU "
-        f"({flops / 1e9:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {steps:,} steps take about "
-        f"{(train.warmup_steps + steps) * step_s / 60:.0f} min; "
-        "smaller TRAIN_BATCH_TOKENS, ITERATIONS and WARMUP_STEPS make it quick"
+        f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {cost.step_s:.1f} s on this CPU "
+        f"({cost.gflops:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {cost.steps:,} steps take about "
+        f"{cost.minutes:.0f} min; smaller TRAIN_BATCH_TOKENS, ITERATIONS and WARMUP_STEPS make it quick"
     )
 
 
@@ -172,14 +188,11 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
     if isinstance(event, Started):
         _log_started(log, event, run)
     elif isinstance(event, Step):
-        number, average = event.number, event.train_ms / event.number
-        if number <= 10 or number % run.recipe.run.log_every == 0 or event.stopping:
+        if run.recipe.run.logs(event.number) or (event.stopping and run.recipe.run.log_every):
             log(
-                f"step:{number}/{total} train_loss:{event.loss:.4f} "
-                f"train_time:{event.train_ms:.0f}ms step_avg:{average:.2f}ms"
+                f"step:{event.number}/{total} train_loss:{event.loss:.4f} "
+                f"train_time:{event.train_ms:.0f}ms step_avg:{event.train_ms / event.number:.2f}ms"
             )
-        if event.stopping and number < total:
-            log(f"stopping_early: wallclock_cap train_time:{event.train_ms:.0f}ms step:{number}/{total}")
     elif isinstance(event, Validated):
         score = event.score
         log(
@@ -226,21 +239,7 @@ def _finish(log: Log, run: Run, before: Score) -> None:
 def _int8_zlib(log: Log, run: Run, code: int) -> Score:
     """The challenge's own export: packed, written, read back, scored."""
     path = run.folder / "final_model.int8.ptz"
-    if run.world.is_main:
-        state = run.model.state_dict()
-        export = run.recipe.export
-        packed = baseline.pack(state, int4_layers=export.int4_layers, int4_step=export.int4_step)
-        write_bytes(path, packed.blob)
-        raw = packed.tensor_bytes
-        log(f"Serialized model: {raw} bytes")
-        log(f"Code size: {code} bytes")
-        log(f"Total submission size: {raw + code} bytes")
-        log(
-            f"Serialized model int8+zlib: {len(packed.blob)} bytes (payload:{packed.payload_bytes} "
-            f"raw_torch:{packed.raw_bytes} payload_ratio:{packed.payload_ratio:.2f}x)"
-        )
-        log(f"Total submission size int8+zlib: {len(packed.blob) + code} bytes")
-    run.world.barrier()
+    on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
     began = time.perf_counter()
     score = run.score(run.model_of(baseline.unpack(path.read_bytes(), UNPACKED_BYTES)))
     log(
@@ -250,15 +249,34 @@ def _int8_zlib(log: Log, run: Run, code: int) -> Score:
     return score
 
 
+def _write_int8_zlib(log: Log, run: Run, code: int, path: Path) -> None:
+    state, export = run.model.state_dict(), run.recipe.export
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_bytes(run.folder / "final_model.pt", buffer.getvalue())
+    log(f"Serialized model: {buffer.tell()} bytes")
+    log(f"Code size: {code} bytes")
+    log(f"Total submission size: {buffer.tell() + code} bytes")
+    packed = baseline.pack(state, int4_layers=export.int4_layers, int4_step=export.int4_step)
+    write_bytes(path, packed.blob)
+    log(
+        f"Serialized model int8+zlib: {len(packed.blob)} bytes (payload:{packed.payload_bytes} "
+        f"raw_torch:{packed.raw_bytes} payload_ratio:{packed.payload_ratio:.2f}x)"
+    )
+    log(f"Total submission size int8+zlib: {len(packed.blob) + code} bytes")
+
+
 def _birdie(log: Log, run: Run, code: int) -> int:
     """Our artifact by the recipe's schemes, or by the bytes the cap leaves when those are too many; its size."""
     path = run.folder / "model.birdie"
-    if run.world.is_main:
-        summary = run.export(path)
-        budget = CAP - code
-        if summary.bytes > budget and run.recipe.export.budget is None:
-            log(f"birdie:{summary.bytes} bytes do not fit {budget} (cap less code); precision chosen to fit")
-            summary = run.export(path, budget=budget)
-        log(f"Serialized model birdie: {summary.bytes} bytes ({summary.bits_per_weight:.3f} bits per weight)")
-    run.world.barrier()
+    on_main(run.world, run.device, lambda: _write_birdie(log, run, code, path))
     return path.stat().st_size
+
+
+def _write_birdie(log: Log, run: Run, code: int, path: Path) -> None:
+    summary = run.export(path)
+    budget = CAP - code
+    if summary.bytes > budget and run.recipe.export.budget is None:
+        log(f"birdie:{summary.bytes} bytes do not fit {budget} (cap less code); precision chosen to fit")
+        summary = run.export(path, budget=budget)
+    log(f"Serialized model birdie: {summary.bytes} bytes ({summary.bits_per_weight:.3f} bits per weight)")

@@ -10,6 +10,7 @@ from birdie.cli.console import Json, emit, progress_bar, say, show, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.size import parse_size
 from birdie.errors import ConfigError
+from birdie.files import require_file
 from birdie.weights import read_state_dict
 
 
@@ -36,9 +37,12 @@ def compress(
 ) -> None:
     """Compress a checkpoint into one .birdie file.
 
-    Without a target every matrix becomes per-row int8 and everything else is kept as it is. With --budget or --bits the
-    precision of each tensor is chosen so that the file just fits.
+    Without a target every matrix becomes per-row int8; what is small is kept in 16 bits where that is close enough and
+    losslessly elsewhere. With --budget or --bits the precision of each tensor is chosen so that the file just fits.
     """
+    require_file(output)
+    if output.exists() and checkpoint.exists() and output.samefile(checkpoint):
+        raise ConfigError(f"{output} is the checkpoint itself; give the .birdie file a name of its own")
     if calibrate is not None:
         raise ConfigError("--calibrate is not available in this version; leave it out")
     if lossless and (scheme or budget or bits or quality):

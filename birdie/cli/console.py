@@ -5,7 +5,9 @@ With `--json` stdout carries exactly one JSON object, an error included, and eve
 
 import json
 import math
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -32,27 +34,46 @@ def version() -> str:
 
 
 def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequence[str]) -> int:
-    """Run one command; returns the exit code and never lets a foreseen error through as a traceback."""
-    as_json = "--json" in tokens
-    try:
+    """Run one command; returns the exit code."""
+
+    def command() -> None:
         app, arguments = build(tokens)
         app(arguments, exit_on_error=False, print_error=False)
+
+    return guarded(command, as_json=any(token.partition("=")[0] == "--json" for token in tokens))
+
+
+def guarded(command: Callable[[], None], *, as_json: bool = False) -> int:
+    """Call `command`; returns 0, 1 after an error in one sentence, or 130 after Ctrl-C.
+
+    Under torchrun all ranks meet the same error: each says it on stderr, and rank 0 alone writes JSON.
+    """
+    as_json = as_json and os.environ.get("RANK", "0") == "0"
+    try:
+        command()
     except KeyboardInterrupt:
+        if as_json:
+            emit({"error": {"type": "KeyboardInterrupt", "message": "stopped by Ctrl-C"}})
         stderr.print("Stopped by Ctrl-C.")
         return 130
-    except CycloptsError as error:
-        return _fail(ConfigError(explain(error)), as_json)
-    except BirdieError as error:
-        return _fail(error, as_json)
-    except (OSError, MemoryError) as error:
-        return _fail(error, as_json)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0
+    except CycloptsError as error:
+        return _fail(ConfigError(explain(error)), as_json)
+    except Exception as error:
+        foreseen = isinstance(error, BirdieError | OSError | MemoryError) or _out_of_memory(error)
+        if not foreseen:  # a defect of ours: say so, and where
+            traceback.print_exc(file=sys.stderr)
+        return _fail(error, as_json)
     return 0
 
 
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, unimported
+
+
 def _fail(error: Exception, as_json: bool) -> int:
-    if isinstance(error, MemoryError):
+    if _out_of_memory(error):
         message = "out of memory; use a smaller model, batch or file"
     elif isinstance(error, OSError) and not isinstance(error, BirdieError):
         message = f"{error.filename or 'a file'}: {(error.strerror or str(error)).lower()}"
@@ -72,7 +93,7 @@ def remark(text: str) -> None:
 
 def emit(answer: Mapping[str, Any]) -> None:
     """The one JSON object of a `--json` run; NaN, which JSON lacks, becomes null."""
-    sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")
+    sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")  # ASCII, whatever the terminal's encoding
     sys.stdout.flush()
 
 
@@ -110,7 +131,7 @@ def progress_bar(description: str, unit: str) -> Iterator[Callable[[float, float
     """A bar on stderr; yields `update(done, total)`. Silent when stderr is not a terminal."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         RateColumn(),
@@ -127,6 +148,11 @@ def quantity(value: float) -> str:
         if value >= limit:
             return f"{value / limit:.3g}{suffix}"
     return f"{value:.3g}"
+
+
+def plain(name: str) -> Text:
+    """A name from a file as it is: no markup in it counts, and what could steer a terminal is shown instead of sent."""
+    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name))
 
 
 def size(value: int) -> str:

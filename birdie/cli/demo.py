@@ -15,9 +15,10 @@ from birdie.cli.train import follow
 from birdie.compress import baseline
 from birdie.compress.size import parse_size
 from birdie.data.corpus import stdlib_corpus
+from birdie.errors import ConfigError
+from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.model.gpt import GPTConfig
 from birdie.pipeline import Run
-from birdie.pipeline import evaluate as evaluate_artifact
 from birdie.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.score.bpb import ValidationSettings
 from birdie.train.groups import OptimizerSettings
@@ -64,12 +65,13 @@ def demo(
 ) -> None:
     """Train a small GPT on the sources of Python's standard library, compress it under a budget, score the file."""
     allowed = parse_size(budget)
+    if not seconds > 0:
+        raise ConfigError(f"--seconds is {seconds}; give the training some time")
     data = folder / "data"
     if not (data / "datasets" / f"fineweb10B_sp{VOCABULARY}" / "dataset.json").is_file():
         prepare_with_bar(stdlib_corpus(), vocab_size=VOCABULARY, root=data)
-    run = Run(
-        demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device), folder / "run", notify=remark
-    )
+    recipe = demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device)
+    run = Run(recipe, folder / "run", replace=True, notify=remark)
     last, interrupted = follow(run)
     if interrupted is not None or last is None:
         raise KeyboardInterrupt

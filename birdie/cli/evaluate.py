@@ -6,9 +6,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, emit, progress_bar, remark, show, size
-from birdie.pipeline import Evaluation
-from birdie.pipeline import evaluate as evaluate_artifact
+from birdie.cli.console import Json, emit, plain, progress_bar, remark, show, size
+from birdie.evaluation import Evaluation
+from birdie.evaluation import evaluate as evaluate_artifact
 
 
 def evaluate(
@@ -22,7 +22,7 @@ def evaluate(
     seq_len: Annotated[int | None, Parameter(help="Window length; default: that of training.")] = None,
     max_tokens: Annotated[int | None, Parameter(help="Score only this many tokens; 0: all.")] = None,
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
-    dtype: Annotated[str, Parameter(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[str | None, Parameter(help="auto, float32 or bfloat16; default: that of training.")] = None,
     json: Json = False,
 ) -> None:
     """Score a .birdie file in bits per byte over the validation split."""
@@ -62,7 +62,7 @@ def evaluation_json(result: Evaluation) -> dict[str, object]:
 
 def _table(file: Path, result: Evaluation) -> Table:
     score = result.score
-    table = Table(title=f"{file}: {size(result.bytes)}", show_header=False)
+    table = Table(title=plain(f"{file}: {size(result.bytes)}"), show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("bits per byte", f"{score.bpb:.5f} ± {score.ci95:.5f} (95 %, over documents)")

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie import artifact
-from birdie.cli.console import Json, emit, say, show, size
+from birdie.cli.console import Json, emit, plain, say, show, size
 
 
 def inspect(
@@ -31,9 +31,9 @@ def inspect(
 
 
 def summary_table(summary: artifact.Summary) -> Table:
-    """Who paid what: one row a tensor, largest files' worth of tensors in full."""
-    table = Table(title=f"{summary.path}: {size(summary.bytes)}, {summary.bits_per_weight:.3f} bits per weight")
-    table.add_column("tensor")
+    """Who paid what: one row a tensor."""
+    table = Table(title=plain(f"{summary.path}: {size(summary.bytes)}, {summary.bits_per_weight:.3f} bits per weight"))
+    table.add_column("tensor", overflow="fold")
     table.add_column("shape")
     table.add_column("dtype")
     table.add_column("stored as")
@@ -45,7 +45,7 @@ def summary_table(summary: artifact.Summary) -> Table:
         for extent in tensor.shape:
             weights *= extent
         table.add_row(
-            tensor.name,
+            plain(tensor.name),
             "×".join(map(str, tensor.shape)) or "scalar",
             tensor.dtype,
             tensor.scheme,

@@ -32,7 +32,7 @@ def prepare(
         Literal["auto", "file", "line"], Parameter(help="A document is a file or a line; auto: a line in .jsonl.")
     ] = "auto",
     tokenizer: Annotated[str | None, Parameter(help="`bytes` or a SentencePiece .model; default: learn one.")] = None,
-    vocab_size: Annotated[int, Parameter(help="Pieces to learn when no tokenizer is given.")] = 1024,
+    vocab_size: Annotated[int | None, Parameter(help="Pieces to learn, 1024 by default.")] = None,
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="Root of the challenge's data layout.")] = Path(
         "data"
     ),
@@ -45,13 +45,15 @@ def prepare(
     """
     if not source:
         raise ConfigError("birdie prepare needs a source: stdlib, or files, folders or globs")
+    if tokenizer is not None and vocab_size is not None:
+        raise ConfigError("--tokenizer brings its own vocabulary; leave --vocab-size out")
     if source == ("stdlib",):
-        if validation:
-            raise ConfigError("stdlib has a fixed held-out split; --validation goes with files of your own")
+        if validation or documents != "auto":
+            raise ConfigError("stdlib has its own documents and split; --validation and --documents are for files")
         corpus = stdlib_corpus()
     else:
         corpus = file_corpus(source, validation=validation, documents=documents)
-    result = prepare_with_bar(corpus, tokenizer=tokenizer, vocab_size=vocab_size, root=output)
+    result = prepare_with_bar(corpus, tokenizer=tokenizer, vocab_size=vocab_size or 1024, root=output)
     if json:
         emit({"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)})
         return

@@ -11,8 +11,8 @@ from birdie.cli.console import Json, emit
 from birdie.data.tokenizer import load_tokenizer
 from birdie.device import choose_device
 from birdie.errors import ConfigError
+from birdie.evaluation import check_same_tokenizer, load_gpt
 from birdie.model.sample import generate
-from birdie.pipeline import check_same_tokenizer, load_gpt
 
 
 def sample(
@@ -33,6 +33,8 @@ def sample(
     """Let the model in a .birdie file write."""
     if tokens < 1:
         raise ConfigError(f"--tokens is {tokens}; it must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"--seed is {seed}; it must be from 0 to 2^63 - 1")
     place = choose_device(device)
     model, recipe, metadata = load_gpt(file, place)
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
@@ -49,6 +51,7 @@ def sample(
         top_k=top_k,
         context=recipe.train.train_seq_len,
         generator=generator,
+        vocab_size=pieces.vocab_size,
     ):
         if token == pieces.bos_id:  # the model has ended its document
             break
@@ -62,4 +65,4 @@ def sample(
     if json:
         emit({"prompt": prompt, "text": pieces.decode([*ids[1:], *written]), "tokens": len(written)})
     else:
-        sys.stdout.write("\n")
+        sys.stdout.write(pieces.decode([*ids[1:], *written])[len(shown) :] + "\n")

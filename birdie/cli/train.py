@@ -11,14 +11,16 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.artifact import Summary
-from birdie.cli.console import Json, emit, progress_bar, remark, say, show
+from birdie.cli.console import Json, emit, plain, progress_bar, remark, say, show
+from birdie.cli.cost import estimate
 from birdie.cli.evaluate import evaluation_json
 from birdie.device import choose_device
 from birdie.distributed import process_group, world_from_environment
 from birdie.errors import ConfigError
+from birdie.evaluation import Evaluation
+from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.files import write_bytes
-from birdie.pipeline import Evaluation, Event, Interrupted, Run, Saved, Started, Validated
-from birdie.pipeline import evaluate as evaluate_artifact
+from birdie.pipeline import Event, Interrupted, Run, Saved, Started, Validated
 from birdie.recipe import FLAT, Recipe
 from birdie.train.loop import Step
 
@@ -27,7 +29,7 @@ def train(
     recipe_file: Annotated[Path | None, Parameter(help="A recipe (.toml); flags and environment override it.")] = None,
     /,
     *,
-    run: Annotated[Path | None, Parameter(help="Run folder; default: runs/ and the recipe's digest.")] = None,
+    folder: Annotated[Path | None, Parameter(help="Run folder; default: runs/ and the recipe's digest.")] = None,
     resume: Annotated[bool, Parameter(negative=(), help="Go on from the latest checkpoint of the run folder.")] = False,
     recipe: Annotated[Recipe | None, FLAT] = None,
     json: Json = False,
@@ -41,7 +43,7 @@ def train(
     if recipe_file is not None and recipe_file.suffix != ".toml":  # those were read before this call
         raise ConfigError(f"{recipe_file} is not a recipe file: its name must end in .toml")
     recipe = recipe or Recipe()
-    folder = run or Path("runs") / recipe.digest
+    folder = folder or Path("runs") / recipe.digest
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         remark_here = remark if world.is_main else _nothing
@@ -71,19 +73,22 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
     """Train to the end with a bar and log lines; returns the last validation and, if it was stopped, where."""
     last: Validated | None = None
     interrupted: Interrupted | None = None
-    with ctrl_c_asks() as stop, progress_bar("training", "steps") as update:
-        for event in work.train(resume=resume, stop=stop):
+    with ctrl_c_asks(shown=shown) as stop, progress_bar("training", "steps") as update:
+        for event in work.train(resume=resume, stop=stop, on_priming=update):
             if isinstance(event, Validated):
                 last = event
             elif isinstance(event, Interrupted):
                 interrupted = event
             if shown:
                 _show(event, work.recipe, update)
+                if isinstance(event, Started) and work.device.type == "cpu":
+                    cost = estimate(work)
+                    remark(f"about {cost.step_s:.2g} s a step on this CPU, {cost.minutes:.3g} min in all")
     return last, interrupted
 
 
 @contextmanager
-def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
+def ctrl_c_asks(*, shown: bool = True) -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C into a question the run asks between steps; the second one stops at once."""
     asked = False
 
@@ -92,7 +97,8 @@ def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        remark("Stopping after this step (Ctrl-C again stops at once and saves nothing)")
+        if shown:
+            remark("Stopping after this step (Ctrl-C again stops at once and saves nothing)")
 
     previous = signal.signal(signal.SIGINT, handle)
     try:
@@ -107,7 +113,7 @@ def _show(event: Event, recipe: Recipe, update: Callable[[float, float | None], 
         if recipe.train.max_wallclock_seconds:  # whichever end comes first
             share = max(share, event.train_ms / 1000 / recipe.train.max_wallclock_seconds)
         update(event.number, event.number / share)
-        if event.number <= 10 or event.number % recipe.run.log_every == 0 or event.stopping:
+        if recipe.run.logs(event.number) or event.stopping:
             remark(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
                 f"{event.train_ms / 1000:.1f} s  {event.train_ms / event.number:.1f} ms/step"
@@ -144,7 +150,7 @@ def run_json(work: Run, last: Validated | None, summary: Summary, result: Evalua
 def run_table(work: Run, last: Validated | None, summary: Summary, result: Evaluation) -> Table:
     """Float against artifact."""
     weights = sum(p.numel() for p in work.model.parameters())
-    table = Table(title=f"{work.folder}: {weights:,} weights")
+    table = Table(title=plain(f"{work.folder}: {weights:,} weights"))
     table.add_column("model")
     table.add_column("bytes", justify="right")
     table.add_column("bits/weight", justify="right")

@@ -4,7 +4,9 @@
     rule     PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins
 
 What the rules leave gets the default; there, matrices of a few thousand weights and up take it, and what is smaller
-(norms, biases, gains) is kept in 16 bits or losslessly, as it costs next to nothing and matters much.
+(norms, biases, gains) is kept in 16 bits or losslessly, as it costs next to nothing and matters much. A rule that names
+a tensor goes further: its grid is used for any matrix, and for a vector, as one row, from as many elements up; below
+that, the vector is kept in 16 bits or losslessly even so.
 """
 
 import difflib
@@ -23,7 +25,7 @@ from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.tensors import REAL_DTYPES
 from birdie.errors import ConfigError
 
-SMALL = 4096  # elements below which a matrix is not worth a grid
+SMALL = 4096  # elements below which a tensor is not worth a grid
 Rule = tuple[str, Scheme]
 Spec = str | Scheme
 Schemes = Spec | Mapping[str, Spec] | Sequence[tuple[str, Spec]]
@@ -97,25 +99,29 @@ def is_matrix(weight: Tensor) -> bool:
     return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL
 
 
-def small_scheme(weight: Tensor) -> Scheme:
-    """For what is too small for a grid: float16 where that keeps about ten bits of what counts, else lossless.
+def takes_grid(weight: Tensor) -> bool:
+    """Whether a grid can hold it at some gain: any matrix of real floats, and vectors of at least `SMALL` elements."""
+    return weight.dtype in REAL_DTYPES and (weight.numel() > 0 if weight.ndim >= 2 else weight.numel() >= SMALL)
 
-    Integers stay as they are, and so does a tensor whose values float16 cannot reach (a variance of 1e-7).
+
+def small_scheme(weight: Tensor) -> Scheme:
+    """For what is too small for a grid: float16 where that keeps about ten bits of every value, else lossless.
+
+    Integers stay as they are, and so does a tensor with a value that float16 cannot reach or would make zero or
+    subnormal: a variance of 1e-9 counts, however large its neighbours are.
     """
     if weight.dtype not in (torch.float32, torch.float64) or not bool(torch.isfinite(weight).all()):
         return Lossless() if weight.dtype not in REAL_DTYPES else Cast()
-    values = weight.detach().double()
-    error = (values.to(torch.float16).double() - values).norm()
-    return Cast() if bool(error <= values.norm() * 2.0**-10) else Lossless()
+    rounded = weight.detach().to(torch.float16).double().abs()
+    normal = (rounded >= torch.finfo(torch.float16).tiny) & rounded.isfinite()
+    return Cast() if bool((normal | (weight == 0)).all()) else Lossless()
 
 
 def suit(scheme: Scheme, weight: Tensor) -> Scheme:
-    """`scheme` where it can hold `weight`, else the nearest that can: grids are for matrices of real floats."""
+    """`scheme` where it can hold `weight`, else the nearest that can: see `takes_grid` for what a grid can."""
     if not isinstance(scheme, Grid):
         return scheme if weight.dtype in REAL_DTYPES else Lossless()
-    if weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel():
-        return scheme
-    return small_scheme(weight)
+    return scheme if takes_grid(weight) else small_scheme(weight)
 
 
 def assign(state: Mapping[str, Tensor], pinned: Mapping[str, Scheme], default: Scheme) -> dict[str, Scheme]:

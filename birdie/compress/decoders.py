@@ -14,7 +14,7 @@ from torch import Tensor
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.steps import steps
 from birdie.compress.tensors import FORMATS, REAL_DTYPES, from_bits, rows_columns
-from birdie.entropy.planes import join, plane_dtypes, plane_hints
+from birdie.entropy.planes import blocks, join, plane_dtypes, plane_hints
 from birdie.entropy.stream import Hints
 from birdie.errors import ArtifactError
 
@@ -64,11 +64,14 @@ def _grid_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, 
 
 def _grid_decode(encoded: Encoded) -> Tensor:
     symbols, scales = encoded.streams
-    values = torch.from_numpy(np.ascontiguousarray(symbols)).to(torch.float32)
-    values *= torch.from_numpy(steps(scales))
     # The step is rounded up, so the largest symbol may stand for a little more than the dtype's largest number.
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
-    return values.clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
+    out = torch.empty(symbols.shape, dtype=encoded.dtype)
+    for block in blocks(*symbols.shape):
+        values = torch.from_numpy(symbols[block].astype(np.float32, order="C"))
+        values *= torch.from_numpy(steps(scales[block[0]]))
+        out[block] = values.clamp_(-limit, limit).to(encoded.dtype)
+    return out.reshape(encoded.shape)
 
 
 def _cast_dtype(params: tuple[int, ...]) -> torch.dtype:

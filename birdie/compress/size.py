@@ -1,6 +1,7 @@
 """Sizes as people write them. Bytes are decimal: 16MB is 16,000,000; 16MiB is 16,777,216."""
 
 import re
+from decimal import Decimal
 
 from birdie.errors import ConfigError
 
@@ -16,7 +17,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].lower() not in UNITS:
         raise ConfigError(f"{text!r} is not a size; write bytes (250000) or a unit: kB, MB, GB, KiB, MiB, GiB")
-    size = int(float(re.sub("[_,]", "", match[1])) * UNITS[match[2].lower()])
-    if size < 1:
-        raise ConfigError(f"{text!r} is no bytes at all; give a size above zero")
+    size = int(Decimal(re.sub("[_,]", "", match[1])) * UNITS[match[2].lower()])
+    if not 1 <= size < 2**63:
+        raise ConfigError(f"{text[:40]!r} is no size a file can have; give one above zero and below 2^63 bytes")
     return size

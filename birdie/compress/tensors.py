@@ -82,7 +82,7 @@ def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
     Raises:
         WeightsError: some are NaN or infinite, or beyond float32.
     """
-    values = weight.detach().cpu().contiguous()
+    values = weight.detach().cpu().resolve_conj().resolve_neg().contiguous()
     bad = values.numel() - int(torch.isfinite(values).sum())
     if bad:
         raise WeightsError(

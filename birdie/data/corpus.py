@@ -1,16 +1,19 @@
 """Text sources: documents for training and held-out documents for validation, always in the same order.
 
 A corpus is a list of files and a rule that says which of their documents are held out. The rule hashes names or text
-(SHA-256, never Python's own hash), so a document is on the same side on every machine and after files are added.
+(SHA-256, never Python's own hash), so a document is on the same side on every machine, and stays there when files are
+added, unless so few were there before that one had to be chosen.
 """
 
 import hashlib
 import json
+import math
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -105,27 +108,47 @@ class Corpus:
         return self._documents(self.validation_files, held_out=True)
 
     def _documents(self, files: tuple[TextFile, ...], *, held_out: bool) -> Iterator[str]:
+        if self.held_out_fraction is None:
+            chosen = _all_documents(files)
+        else:
+            end = _held_out_below(map(_place, _all_documents(files)), self.held_out_fraction)
+            chosen = (text for text in _all_documents(files) if (_place(text) < end) == held_out)
         empty = True
-        for file in files:
-            for text in file.documents():
-                if self.held_out_fraction is None or _is_held_out(text, self.held_out_fraction) == held_out:
-                    empty = False
-                    yield text
-        if empty:
-            split = "validation" if held_out else "training"
+        for text in chosen:
+            empty = False
+            yield text
+        if empty and held_out:
             raise DataError(
-                f"corpus {self.name} has no {split} documents; give more text, or other files for validation"
+                f"corpus {self.name} has no validation documents; give files to validate on (--validation), "
+                "or split the text by lines (--documents line)"
             )
+        if empty:
+            raise DataError(f"corpus {self.name} has no training documents; give more text")
 
 
-def _is_held_out(name: str, fraction: float) -> bool:
-    """Whether `name` falls into the held-out `fraction`: its SHA-256 as a number in [0, 1)."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < fraction * 2**64
+def _all_documents(files: Iterable[TextFile]) -> Iterator[str]:
+    return chain.from_iterable(file.documents() for file in files)
+
+
+def _place(name: str) -> int:
+    """Where `name` lies among all names: the head of its SHA-256, in [0, 2**64)."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def _held_out_below(places: Iterable[int], fraction: float) -> int:
+    """The place below which names are held out: `fraction` of the way, but so that both sides get at least one."""
+    end, least, greatest = math.ceil(fraction * 2**64), 2**64, 0
+    for place in places:
+        least, greatest = min(least, place), max(greatest, place)
+        if least < end <= greatest:
+            return end
+    return min(max(end, least + 1), greatest)
 
 
 def _split_by_file(name: str, files: Sequence[TextFile], fraction: float) -> Corpus:
-    train = tuple(file for file in files if not _is_held_out(file.key, fraction))
-    return Corpus(name, train, tuple(file for file in files if _is_held_out(file.key, fraction)))
+    end = _held_out_below((_place(file.key) for file in files), fraction)
+    train = tuple(file for file in files if _place(file.key) >= end)
+    return Corpus(name, train, tuple(file for file in files if _place(file.key) < end))
 
 
 def stdlib_corpus() -> Corpus:
@@ -158,7 +181,7 @@ def file_corpus(
     validation_fraction: float = VALIDATION_FRACTION,
     name: str = "files",
 ) -> Corpus:
-    """Local text: files, folders (everything in them that is not hidden) or globs, in sorted order.
+    """Local text: files, folders (everything in them but hidden files and `__pycache__`) or globs, in sorted order.
 
     A `.jsonl` file has one document a line, in field "text". In text files a document is the whole file or a line, as
     `documents` says; "auto" takes whole files, or lines when there is just one text file, which could not be split.
@@ -167,7 +190,8 @@ def file_corpus(
         patterns: the text, to train on and (unless `validation` is given) to hold documents out of.
         validation: text to validate on, instead of a held-out share. Files in both are used for validation only.
         documents: what a document of a text file is.
-        validation_fraction: share held out, by file with 20 files or more, else by document.
+        validation_fraction: share held out, by file with 20 files or more, else by document; at least one and never
+            all of them.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -223,5 +247,5 @@ def _matches(pattern: str) -> Iterator[tuple[Path, str]]:
         inside = match.rglob("*") if match.is_dir() else [match]
         for path in inside:
             hidden = any(part.startswith(".") for part in path.relative_to(match).parts)
-            if path.is_file() and not hidden:
+            if path.is_file() and not hidden and "__pycache__" not in path.relative_to(root).parts:
                 yield path.resolve(), path.relative_to(root).as_posix()

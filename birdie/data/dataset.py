@@ -7,7 +7,7 @@ then only their names, their largest id and what they decode to can speak for a 
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from glob import glob
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from birdie.data.byte_accounting import Tokens, split_documents
-from birdie.data.shards import read_shard
+from birdie.data.shards import Split, read_shard
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
 from birdie.files import write_bytes
@@ -27,6 +27,8 @@ _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as file names spell it
 _SAMPLE_TOKENS = 65_536
 _LEAST_REPRODUCED = 0.95  # share of tokens that come back from text; see check_tokenizer
 _HEAD_TOKENS = 1 << 22  # of a train shard, looked at for the largest id
+
+_SPLITS: dict[Split, str] = {"train": "training", "val": "validation"}
 
 Patterns = str | Path | Sequence[str | Path]
 
@@ -133,10 +135,22 @@ class Dataset:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def open_dataset(folder: str | os.PathLike[str] | None = None, *, train: Patterns = (), val: Patterns = ()) -> Dataset:
+def open_dataset(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    train: Patterns = (),
+    val: Patterns = (),
+    splits: Collection[Split] = ("train", "val"),
+) -> Dataset:
     """The data set in `folder` (files `*_train_*.bin` and `*_val_*.bin`), or of the files and globs given.
 
     Every header is checked. With files given, one of the splits may be left out.
+
+    Args:
+        folder: where the shards lie.
+        train: training shards, instead of a folder.
+        val: validation shards, instead of a folder.
+        splits: the splits to take from the folder; one that is left out comes back empty and need not be there.
 
     Raises:
         ConfigError: neither or both of folder and files are given.
@@ -148,21 +162,30 @@ def open_dataset(folder: str | os.PathLike[str] | None = None, *, train: Pattern
         folder = Path(folder)
         if not folder.is_dir():
             raise DataError(f"data folder {folder} does not exist; make it with birdie prepare or give another")
-        train, val = sorted(folder.glob("*_train_*.bin")), sorted(folder.glob("*_val_*.bin"))
-        if not train or not val:
-            missing = "training (*_train_*.bin)" if not train else "validation (*_val_*.bin)"
-            raise DataError(f"{folder} has no {missing} shards; prepare the data or give the files one by one")
+        train, val = (_in_folder(folder, split) if split in splits else [] for split in _SPLITS)
     files = Dataset(_expand(train), _expand(val))
     folders = {path.parent for path in files.train + files.val}
     info = DatasetInfo.read(folders.pop()) if len(folders) == 1 else None
     _check_one_vocabulary(files, info)
-    totals = files.train_tokens, files.val_tokens
-    if folder is not None and info is not None and totals != (info.train.tokens, info.val.tokens):
-        raise DataError(
-            f"{folder / INFO_NAME} counts {info.train.tokens:,} training and {info.val.tokens:,} validation tokens, "
-            f"the shards hold {totals[0]:,} and {totals[1]:,}; a shard is missing or foreign, prepare the data again"
-        )
+    held = {"train": files.train_tokens, "val": files.val_tokens}  # reads every header
+    if folder is not None and info is not None:
+        counted = {"train": info.train.tokens, "val": info.val.tokens}
+        for split in splits:
+            if held[split] != counted[split]:
+                raise DataError(
+                    f"{folder / INFO_NAME} counts {counted[split]:,} {_SPLITS[split]} tokens, the shards hold "
+                    f"{held[split]:,}; a shard is missing or foreign, prepare the data again"
+                )
     return Dataset(files.train, files.val, info)
+
+
+def _in_folder(folder: Path, split: Split) -> list[Path]:
+    pattern = f"*_{split}_*.bin"
+    if not (found := sorted(folder.glob(pattern))):
+        raise DataError(
+            f"{folder} has no {_SPLITS[split]} ({pattern}) shards; prepare the data or give the files one by one"
+        )
+    return found
 
 
 def _expand(patterns: Patterns) -> tuple[Path, ...]:

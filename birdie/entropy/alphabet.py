@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from birdie.entropy.numbers import Reader, Writer, unzigzag, zigzag
+from birdie.entropy.numbers import Reader, Writer, zigzag
 from birdie.errors import ArtifactError
 
 Symbols = NDArray[np.uint16]
@@ -106,20 +106,19 @@ def low_bits(values: NDArray[np.integer], alphabet: Alphabet) -> bytes:
     return data[:-8].tobytes()
 
 
-def join(tokens: NDArray[np.integer], low: bytes | memoryview, alphabet: Alphabet) -> NDArray[np.int64]:
-    """Values of `tokens` and their `low_bits`.
+def join(tokens: Symbols, low: bytes | memoryview, alphabet: Alphabet, out: NDArray[np.integer]) -> None:
+    """Write the values of `tokens` and their `low_bits` into `out`, both flat.
 
     Raises:
-        ArtifactError: there are more or fewer low bits than the tokens ask for.
+        ArtifactError: there are more or fewer low bits than the tokens ask for, or a value does not fit `out`.
     """
-    lengths = np.maximum((tokens.astype(np.int64) - (1 << _DIRECT) >> _DETAIL) + 1, 0)
-    widths = np.where(lengths > 0, lengths + _DIRECT - 1 - _DETAIL, 0).astype(np.uint8)
-    if (int(widths.sum(dtype=np.int64)) + 7) // 8 != len(low):
-        raise ArtifactError("a stream has the wrong number of low bits; the file is damaged")
-    offsets = np.empty(tokens.shape, np.int64)
-    data = np.concatenate([np.frombuffer(low, np.uint8), np.zeros(8, np.uint8)])
-    _unpack(np.ascontiguousarray(tokens, np.int64).ravel(), widths.ravel(), data, offsets.ravel())
-    return unzigzag(offsets) + alphabet.centre
+    token = np.arange(_TOKENS)
+    widths = np.where(token >> _DIRECT > 0, (token - (1 << _DIRECT) >> _DETAIL) + _DIRECT - _DETAIL, 0)
+    bounds = np.iinfo(out.dtype)
+    data = np.frombuffer(low, np.uint8)
+    bits = _unpack(tokens, widths, data, alphabet.centre, bounds.min, bounds.max, out)
+    if (bits + 7) // 8 != len(low):
+        raise ArtifactError("a stream has the wrong number of low bits, or a number out of range; the file is damaged")
 
 
 def _offsets(values: NDArray[np.integer], centre: int) -> NDArray[np.int64]:
@@ -144,14 +143,23 @@ def _pack(numbers, widths, data):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _unpack(tokens, widths, data, out):  # type: ignore[no-untyped-def]
+def _unpack(tokens, widths, data, centre, lowest, highest, out):  # type: ignore[no-untyped-def]
+    """Bits used; -8 when there are too few or a value is out of range."""
     at = 0
     for index in range(tokens.size):
-        number = tokens[index]
+        number = np.int64(tokens[index])
+        width = widths[number]
         if number >= 256:
             number = 8 + ((number - 256) & 7)
+        if at + width > 8 * data.size:
+            return -8
         low = np.int64(0)
-        for place in range(widths[index]):
+        for place in range(width):
             low |= np.int64((data[at >> 3] >> (at & 7)) & 1) << place
             at += 1
-        out[index] = number << widths[index] | low
+        number = number << width | low
+        number = ((number >> 1) ^ -(number & 1)) + centre
+        if number < lowest or number > highest:
+            return -8
+        out[index] = number
+    return at

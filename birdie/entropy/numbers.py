@@ -103,7 +103,8 @@ class Reader:
     def take_chain(self, context: int, count: int, most: int) -> NDArray[np.int64]:
         """`count` numbers, each in the context `context + min(the number before, most)`."""
         out = np.empty(count, np.int64)
-        _take(self._words, self._state, *self._models, context, most, out)
+        if not _take(self._words, self._state, *self._models, context, most, out):
+            raise ArtifactError(f"a number in a stream is above {MAX_NUMBER:,}; the file is damaged")
         return out
 
     def finish(self) -> None:
@@ -220,3 +221,6 @@ def _take(words, state, probability, count, context, most, out):  # type: ignore
             n = 2 * n + bit
         before = n - 1
         out[index] = before
+        if before > MAX_NUMBER:
+            return False
+    return True

@@ -14,6 +14,7 @@ Nothing is interpreted: NaN payloads, infinities, subnormals and -0.0 come back 
 named as torch names its dtypes. Complex numbers are the caller's to view as pairs of floats.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from birdie.errors import ArtifactError, ConfigError
 
 Bits = NDArray[np.unsignedinteger]
 Plane = NDArray[np.integer]
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +131,29 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
     form = _format(fmt)
     if len(planes) != len(form.fields):
         raise ArtifactError(f"{fmt} needs {len(form.fields)} planes, found {len(planes)}; the file is damaged")
-    dtype = word_dtype(fmt)
-    bits = np.zeros(planes[0].shape, dtype)
+    dtype, shape = word_dtype(fmt), planes[0].shape
     for index, (plane, field) in enumerate(zip(planes, form.fields, strict=True)):
-        if plane.shape != bits.shape:
-            raise ArtifactError(f"plane {index} of {fmt} is {plane.shape}, not {bits.shape}; the file is damaged")
+        if plane.shape != shape:
+            raise ArtifactError(f"plane {index} of {fmt} is {plane.shape}, not {shape}; the file is damaged")
         if plane.dtype != field.dtype or field.width != 8 * field.dtype.itemsize:
             _check_range(plane, field, index, fmt)
-        word = plane.astype(field.dtype).view(f"u{field.dtype.itemsize}").astype(dtype)
-        bits |= word << dtype.type(field.shift)
-    return _sign_on_top(bits, form) if form.exponent else bits
+    out = np.empty(shape, dtype)
+    for block in blocks(*shape):
+        bits = np.zeros(out[block].shape, dtype)
+        for plane, field in zip(planes, form.fields, strict=True):
+            word = plane[block].astype(field.dtype, order="C").view(f"u{field.dtype.itemsize}").astype(dtype)
+            bits |= word << dtype.type(field.shift)
+        out[block] = _sign_on_top(bits, form) if form.exponent else bits
+    return out
+
+
+def blocks(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of an array of at most 2**20 elements, so that temporaries stay small beside it."""
+    width = min(max(columns, 1), _BLOCK)
+    height = _BLOCK // width
+    for row in range(0, rows, height):
+        for column in range(0, columns, width):
+            yield slice(row, row + height), slice(column, column + width)
 
 
 def _check_range(plane: Plane, field: _Field, index: int, fmt: str) -> None:

@@ -21,11 +21,11 @@ def decode_constant(
     dtype: np.dtype[np.integer],
     threads: int,  # noqa: ARG001 (one of the interchangeable decoders)
 ) -> NDArray[np.integer]:
-    """Undo `encode_constant`: (rows, columns), every value the same."""
-    if len(payload) > 4:
-        raise ArtifactError(f"a constant stream has {len(payload)} bytes, at most 4 belong there; the file is damaged")
-    value = int.from_bytes(payload, "little", signed=True)
-    return np.full((rows, columns), check_range(value, value, dtype), dtype)
+    """Undo `encode_constant`: (rows, columns), every value the same; read-only, as there is one value in memory."""
+    value = int.from_bytes(payload[:4], "little", signed=True)
+    if bytes(payload) != encode_constant(value):
+        raise ArtifactError(f"a constant stream has {len(payload)} bytes that it does not need; the file is damaged")
+    return np.broadcast_to(np.array(check_range(value, value, dtype), dtype), (rows, columns))
 
 
 def decode_bytes(

@@ -6,6 +6,7 @@ need no symbols of their own.
 """
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from birdie.entropy.alphabet import Symbols
@@ -58,10 +59,7 @@ def subtract(symbols: Symbols, distances: Distances, size: int) -> Symbols:
 
 def add(symbols: Symbols, distances: Distances, size: int) -> None:
     """Undo `subtract` in place."""
-    centre = size // 2
-    for row in np.flatnonzero(distances):
-        total = symbols[row].astype(np.int64) + symbols[row - distances[row]] - centre
-        symbols[row] = (total % size).astype(np.uint16)
+    _add(symbols, distances, size)
 
 
 def put(writer: Writer, distances: Distances) -> None:
@@ -79,3 +77,13 @@ def take(reader: Reader, rows: int) -> Distances:
     if (distances > np.arange(rows)).any():
         raise ArtifactError("a row of a stream refers to a row that does not exist; the file is damaged")
     return distances
+
+
+@njit(nogil=True, cache=True)
+def _add(symbols, distances, size):  # type: ignore[no-untyped-def]
+    for row in range(symbols.shape[0]):
+        if distances[row]:
+            above = row - distances[row]
+            for column in range(symbols.shape[1]):
+                total = np.int64(symbols[row, column]) + np.int64(symbols[above, column]) - size // 2
+                symbols[row, column] = np.uint16(total % size)

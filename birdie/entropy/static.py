@@ -27,6 +27,7 @@ _Integer = TypeVar("_Integer", bound=np.integer)
 
 CHUNK = 1 << 20
 MIN_PRECISION = 8
+MIN_COLUMNS = 8  # of rows that have references or classes: shorter ones would cost more to describe than they save
 _SCAN, _PRECISION, _CLASSES, _WORDS = 5, 6, 7, 21
 
 
@@ -105,7 +106,7 @@ def _best_plan(symbols: Symbols, alphabet: Alphabet, effort: Effort) -> _Plan:
     for columns_first in (False,) if effort == "fast" else (False, True):
         scanned = np.ascontiguousarray(symbols.T) if columns_first else symbols
         rows, columns = scanned.shape
-        if rows < 8 or columns < 8 or symbols.size < 2048 or rows * size > 1 << 27:
+        if rows < 8 or columns < MIN_COLUMNS or symbols.size < 2048 or rows * size > 1 << 27:
             continue
         numbers = (16,) if effort == "fast" else (2, 4, 8, 16, 32)
         plans += _classed(scanned, columns_first, None, size, precision, numbers)
@@ -197,6 +198,8 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     count = reader.take(_CLASSES, row_classes.MAX_CLASSES - 1, "the number of classes") + 1
     if scan & 1:
         rows, columns = columns, rows
+    if columns < MIN_COLUMNS and (scan & 2 or count > 1):
+        raise ArtifactError(f"rows of {columns} in a stream have references or classes; the file is damaged")
     distances = reference.take(reader, rows) if scan & 2 else None
     classes = row_classes.take(reader, rows, count) if count > 1 else np.zeros(rows, np.uint8)
     shapes = [model.Shape.take(reader, alphabet.size) for _ in range(count)]
@@ -213,8 +216,9 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     low = _decode_chunks(rest, lengths, parts, table, precision, threads)
     if alphabet.kind != alphabets.SPLIT and len(low):
         raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
-    done = out if plain else _valued(out, distances, alphabet, low, dtype)
-    return np.ascontiguousarray(done.T) if scan & 1 else done
+    if not plain:
+        out = _valued(out, distances, alphabet, low, dtype)
+    return out.T if scan & 1 else out
 
 
 def _side(payload: Bytes) -> tuple[NDArray[np.uint16], memoryview]:
@@ -222,15 +226,17 @@ def _side(payload: Bytes) -> tuple[NDArray[np.uint16], memoryview]:
     length = shift = at = 0
     view = memoryview(payload)
     while True:
-        if at >= min(len(view), 5):
+        if at >= min(len(view), 10):
             raise ArtifactError("a coded stream is cut at its start; the file is damaged")
         length |= (view[at] & 0x7F) << shift
         shift += 7
         at += 1
         if view[at - 1] < 0x80:
             break
-    if length > (len(view) - at) // 2:
-        raise ArtifactError("a coded stream is cut in its side information; the file is damaged")
+    if (at > 1 and view[at - 1] == 0) or length > (len(view) - at) // 2:
+        raise ArtifactError(
+            "a coded stream is cut in its side information or misstates its length; the file is damaged"
+        )
     return np.frombuffer(view[at : at + 2 * length], "<u2").astype(np.uint16), view[at + 2 * length :]
 
 
@@ -271,12 +277,12 @@ def _valued(
 ) -> NDArray[np.integer]:
     if distances is not None:
         reference.add(symbols, distances, alphabet.size)
+    out = np.empty(symbols.shape, dtype)
     if alphabet.kind == alphabets.SPLIT:
-        wide = alphabets.join(symbols, low, alphabet)
-        check_range(int(wide.min()), int(wide.max()), dtype)
-        return wide.astype(dtype)
+        alphabets.join(symbols.ravel(), low, alphabet, out.ravel())
+        return out
     check_range(int(alphabet.values[0]), int(alphabet.values[-1]), dtype)
-    return alphabet.values.astype(dtype)[symbols]
+    return np.take(alphabet.values.astype(dtype), symbols, out=out, mode="clip")
 
 
 def _varint(value: int) -> bytes:

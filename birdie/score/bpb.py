@@ -123,7 +123,10 @@ def bits_per_byte(
     world = world or World()
     windows = (len(tokens) - 1) // seq_len
     if windows < 1:
-        raise DataError(f"validation has {len(tokens):,} tokens, fewer than one window of {seq_len} + 1; use more text")
+        raise DataError(
+            f"validation has {len(tokens):,} tokens, fewer than one window of {seq_len} + 1; "
+            "score more tokens, or choose a shorter window"
+        )
     started = time.perf_counter()
     mine = _share(windows, world)
     document_of = np.cumsum(np.asarray(tokens[: windows * seq_len + 1]) == bos_id)

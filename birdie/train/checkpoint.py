@@ -6,7 +6,7 @@
         ├── model.safetensors       weights by name
         ├── optimizer.safetensors   "parameter/tensor", Muon's momentum gathered from all ranks
         ├── rng.safetensors         states of the random generators
-        └── state.json              step, clock, position of the loader, settings, versions
+        └── state.json              step, clock, position of the loader, settings, what the caller noted, versions
 
 A checkpoint is written whole under a new name before `latest` points to it, and only then are older ones removed: a
 process killed at any moment leaves one that loads.
@@ -44,6 +44,7 @@ class Checkpoint:
         rng: states of the random generators, as `rng_state` gives them.
         loader: what the loader's `state_dict` gave; must survive JSON.
         settings: the settings of the run, with every "auto" resolved.
+        about: what the caller of `fit` wants remembered; must survive JSON.
         versions: of the software that wrote it.
     """
 
@@ -54,6 +55,7 @@ class Checkpoint:
     rng: dict[str, Tensor]
     loader: dict[str, Any]
     settings: dict[str, Any]
+    about: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
 
 
@@ -71,6 +73,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> P
         "clock_ms": checkpoint.clock_ms,
         "loader": checkpoint.loader,
         "settings": checkpoint.settings,
+        "about": checkpoint.about,
         "versions": checkpoint.versions,
     }
     with atomic_folder(target) as temporary:
@@ -111,6 +114,7 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
             rng=load_file(source / "rng.safetensors"),
             loader=dict(state["loader"]),
             settings=dict(state["settings"]),
+            about=dict(state.get("about", {})),
             versions=dict(state["versions"]),
         )
     except WeightsError:

@@ -15,10 +15,10 @@ Source: the challenge's baseline script.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, cast
 
 import torch
 from cyclopts import Parameter
@@ -29,38 +29,8 @@ from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.groups import Optimizers, OptimizerSettings
+from birdie.train.protocols import Batches, Trainable
 from birdie.train.schedule import lr_multiplier, muon_momentum
-
-
-class Trainable(Protocol):
-    """What `fit` asks of a model."""
-
-    compute_dtype: torch.dtype
-
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats (0-d) of targets, (batch, length), after ids, (batch, length)."""
-        ...
-
-    def to(self, device: torch.device) -> Any: ...
-    def train(self, mode: bool = True) -> Any: ...
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-    def named_buffers(self) -> Iterator[tuple[str, Tensor]]: ...
-
-
-class Batches(Protocol):
-    """What `fit` asks of a loader. Its state is a position in the whole stream, the same on every rank."""
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one micro-step of this rank, each (sequences, length) int64 on the CPU."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position, as what JSON can hold."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to that position."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +68,8 @@ class TrainSettings:
     compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}; it must be from 0 to {2**63 - 1}")
         for name in ("iterations", "warmdown_iters", "warmup_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
@@ -163,6 +135,8 @@ class Fit:
         world: World,
         device: torch.device,
         resume: Checkpoint | None,
+        about: Mapping[str, Any],
+        stop: Callable[[], bool],
         notify: Callable[[str], None],
         on_priming: Callable[[int, int], None],
     ) -> None:
@@ -172,7 +146,7 @@ class Fit:
             )
         self._model, self._batches, self._world, self._device = model, batches, world, device
         self._settings, self._optimizer_settings = settings, optimizer_settings
-        self._on_priming = on_priming
+        self._about, self._stop, self._on_priming = dict(about), stop, on_priming
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
@@ -183,7 +157,7 @@ class Fit:
         compiles = device.type == "cuda" if settings.compile is None else settings.compile
         self._loss = compile_or_eager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0
-        self._stop_requested = self._stop_agreed = self._inside_step = self._primed = False
+        self._stop_agreed = self._inside_step = self._primed = False
         self._resolved = {
             **dataclasses.asdict(settings),
             **dataclasses.asdict(optimizer_settings),
@@ -233,13 +207,14 @@ class Fit:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a requested stop ended the run before its last step."""
+        """Whether `stop()` ended the run before its last step."""
         return self._stop_agreed and self._step < self._settings.iterations and self._in_time()
 
     def prime(self) -> None:
         """Take real steps, then undo all they did: compilation and caches stay, state and clock do not.
 
-        Iterating does it when it was not done before; a second call does nothing.
+        Iterating does it when it was not done before; a second call does nothing. A stop asked for meanwhile ends the
+        run with no step taken.
         """
         if self._primed or not self._settings.warmup_steps or not self._remaining():
             return
@@ -247,13 +222,11 @@ class Fit:
         for done in range(1, self._settings.warmup_steps + 1):
             self._take_step()
             self._on_priming(done, self._settings.warmup_steps)
+            if self._agree_on_stop():
+                break
         synchronize(self._device)
         self._restore(before)
         self._primed = True
-
-    def request_stop(self) -> None:
-        """Let the step in progress, or else the next one, be the last on every rank: safe in a signal handler."""
-        self._stop_requested = True  # one rank alone must not leave the others waiting: `_timed_step` agrees on it
 
     def state(self) -> Checkpoint:
         """All that is needed to go on from here. With several ranks every one must call it.
@@ -283,6 +256,11 @@ class Fit:
     def _remaining(self) -> bool:
         return self._step < self._settings.iterations and self._in_time() and not self._stop_agreed
 
+    def _agree_on_stop(self) -> bool:
+        """Whether any rank wants to stop: one that left alone would leave the others waiting."""
+        self._stop_agreed = self._world.any(self._stop(), self._device)
+        return self._stop_agreed
+
     def _timed_step(self) -> Step:
         """One step inside the clock, which then shows the same on every rank: the slowest's."""
         synchronize(self._device)
@@ -291,7 +269,7 @@ class Fit:
         synchronize(self._device)
         microseconds = round(1000 * self._clock_ms + 1e6 * (time.perf_counter() - start))
         self._clock_ms = self._world.max_int(microseconds, self._device) / 1000
-        self._stop_agreed = bool(self._world.max_int(int(self._stop_requested), self._device))
+        self._agree_on_stop()
         return dataclasses.replace(done, train_ms=self._clock_ms, stopping=not self._remaining())
 
     def _take_step(self) -> Step:
@@ -381,6 +359,7 @@ class Fit:
             rng=rng_state(),
             loader=self._batches.state_dict(),
             settings=self._resolved,
+            about=self._about,
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -418,6 +397,8 @@ def fit(
     world: World | None = None,
     device: torch.device | None = None,
     resume: Checkpoint | None = None,
+    about: Mapping[str, Any] | None = None,
+    stop: Callable[[], bool] = lambda: False,
     notify: Callable[[str], None] = lambda _: None,
     on_priming: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Fit:
@@ -431,6 +412,8 @@ def fit(
         world: this process among its peers; None is one rank.
         device: where to train; None is the CPU.
         resume: a loaded checkpoint to go on from, clock included.
+        about: what checkpoints shall remember for the caller, as JSON can hold it.
+        stop: asked after every step; True on any rank makes that step the last on all.
         notify: gets lines worth telling the user.
         on_priming: called with (done, total) after each priming step.
 
@@ -446,6 +429,8 @@ def fit(
         world=world or World(),
         device=device or torch.device("cpu"),
         resume=resume,
+        about=about or {},
+        stop=stop,
         notify=notify,
         on_priming=on_priming,
     )

@@ -3,21 +3,25 @@
 The law: sound tensors of the declared shape, or `ArtifactError`; never another exception, a crash, a hang or memory
 beyond the limit. Each batch runs in a subprocess of its own with a memory limit, killed when it takes too long. Half of
 the mutations get their checksums repaired, so that the decoders behind them are really reached. Another target is
-another function `(data) -> None` in `TARGETS`; it raises ArtifactError or returns.
+another function `(data) -> None` in `TARGETS`, with the files it starts from; it raises ArtifactError or returns.
 """
 
 import argparse
+import dataclasses
 import random
 import resource
 import struct
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from birdie import artifact as artifacts
 from birdie import container
 from birdie.entropy import coder
 from birdie.errors import ArtifactError
@@ -80,13 +84,14 @@ def mutate_inside(data: bytes, rng: random.Random) -> bytes:
     """Mutate the header's contents or a payload, and make every length and checksum agree again."""
     reader = container.Reader(data)
     if rng.random() < 0.5:
-        name = next(name for name in reader.names if name != "tied")
-        entry = reader.read(name)
-        stream = entry.streams[0]
-        code = rng.choice([stream.coder] * 6 + [rng.randrange(8)])
-        payload = mutate(stream.payload or b"\0", rng)
-        changed = container.Entry(name, 1, 2, entry.shape, entry.params, (container.Stream(code, payload),))
-        return container.to_bytes([changed, container.Entry("tied", 0, 2, entry.shape, target=name)], b"{}")
+        entries = [reader.read(name) for name in reader.names]
+        at = rng.choice([index for index, entry in enumerate(entries) if entry.streams])
+        streams = list(entries[at].streams)
+        place = rng.randrange(len(streams))
+        code = rng.choice([streams[place].coder] * 6 + [rng.randrange(8)])
+        streams[place] = container.Stream(code, mutate(streams[place].payload or b"\0", rng))
+        entries[at] = dataclasses.replace(entries[at], streams=tuple(streams))
+        return container.to_bytes(entries, reader.metadata)
     flags, packed = data[9], data[PREFIX : reader.header_bytes]
     header = mutate(zlib.decompress(packed, -15) if flags else packed, rng)
     head = struct.pack("<BBII", container.VERSION, 0, len(header), len(header))
@@ -108,15 +113,45 @@ def decode_all(data: bytes) -> None:
                 raise RuntimeError(f"{name}: decoded to {values.shape}, not {(rows, columns)}")
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {"streams": decode_all}
+def artifact_seeds() -> list[bytes]:
+    """Whole small artifacts: every scheme, several dtypes, tied names."""
+    random_numbers = torch.Generator().manual_seed(3)
+    matrix = torch.randn(48, 40, generator=random_numbers)
+    state = {"a": matrix, "b": matrix.bfloat16(), "bool": matrix > 0, "c": matrix[:8].half(), "n": torch.arange(9)}
+    state["tied"] = state["a"]
+    out = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "seed.birdie"
+        for options in ({"scheme": "int6"}, {"lossless": True}, {"scheme": "bf16"}):
+            artifacts.save(state, path, coder="fast", workers=1, **options)
+            out.append(path.read_bytes())
+    return out
 
 
-def run(count: int, seed: int, target: Callable[[bytes], None] = decode_all) -> dict[str, int]:
+def load_all(data: bytes) -> None:
+    """The target: load the artifact as a user would."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mutated.birdie"
+        path.write_bytes(data)
+        for name, tensor in artifacts.load(path, max_bytes=1 << 20, workers=1).items():
+            if tensor.numel() * tensor.itemsize > 1 << 20:
+                raise RuntimeError(f"{name}: decoded to {tuple(tensor.shape)}, beyond the limit")
+
+
+Target = Callable[[bytes], None]
+TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
+    "streams": (decode_all, seeds),
+    "artifact": (load_all, artifact_seeds),
+}
+
+
+def run(count: int, seed: int, name: str = "streams") -> dict[str, int]:
     """Mutate and decode `count` times in this process; how many were accepted and refused.
 
     Anything but ArtifactError comes out as it is, after the seed that leads to it.
     """
-    sound = seeds()
+    target, sound_files = TARGETS[name]
+    sound = sound_files()
     tally = {"accepted": 0, "refused": 0}
     for index in range(seed, seed + count):
         rng = random.Random(index)
@@ -142,11 +177,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.inside:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        sys.stdout.write(f"{options.seed}: {run(options.count, options.seed, TARGETS[options.target])}\n")
+        sys.stdout.write(f"{options.seed}: {run(options.count, options.seed, options.target)}\n")
         return
-    for start in range(options.seed, options.seed + options.count, BATCH):
-        size = min(BATCH, options.seed + options.count - start)
-        command = [sys.executable, "-m", "tests.hostile.fuzz", "--inside", "--target", options.target]
+    fuzz(options.count, options.seed, options.target)
+
+
+def fuzz(count: int, seed: int, target: str) -> None:
+    """Run `count` mutations in killable subprocesses under the memory limit."""
+    for start in range(seed, seed + count, BATCH):
+        size = min(BATCH, seed + count - start)
+        command = [sys.executable, "-m", "tests.hostile.fuzz", "--inside", "--target", target]
         command += ["--count", str(size), "--seed", str(start)]
         subprocess.run(command, check=True, timeout=SECONDS_PER_BATCH, cwd=Path(__file__).resolve().parents[2])
 

@@ -1,0 +1,38 @@
+"""What the training loop asks of a model and of a loader."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Trainable(Protocol):
+    """What `fit` asks of a model."""
+
+    compute_dtype: torch.dtype
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats (0-d) of targets, (batch, length), after ids, (batch, length)."""
+        ...
+
+    def to(self, device: torch.device) -> Any: ...
+    def train(self, mode: bool = True) -> Any: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+class Batches(Protocol):
+    """What `fit` asks of a loader. Its state is a position in the whole stream, the same on every rank."""
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one micro-step of this rank, each (sequences, length) int64 on the CPU."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as what JSON can hold."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to that position."""
+        ...
