@@ -13,7 +13,7 @@ test: .venv/installed  ## everything that must hold: lint, types, all tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
 fast: .venv/installed  ## the tests worth running after every change
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow"
 
 lint: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check --lint

@@ -6,6 +6,7 @@ from birdie.errors import ArtifactError
 
 
 def varint(value: int) -> bytes:
+    """LEB128: seven bits a byte, low bits first, the high bit set on all bytes but the last."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from birdie import artifact as artifacts
-from birdie import container
+from birdie import container, cursor
 from birdie.container import Entry, Reader, Stream
 from birdie.entropy import coder
 from birdie.entropy.numbers import Writer
 from birdie.errors import ArtifactError
 
-varint = container._varint
+varint = cursor.varint
 
 
 def header_file(header: bytes) -> bytes:
