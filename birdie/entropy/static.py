@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from birdie.cursor import varint
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import classes as row_classes
 from birdie.entropy import model, rans, reference
@@ -64,7 +65,7 @@ def encode(values: NDArray[np.integer], effort: Effort) -> bytes:
     low = alphabets.low_bits(scanned, alphabet) if alphabet.kind == alphabets.SPLIT else b""
     side = _describe(plan, alphabet, [chunk.size for chunk in chunks])
     words = b"".join(chunk.astype("<u2").tobytes() for chunk in (side, *chunks))
-    return _varint(side.size) + words + low
+    return varint(side.size) + words + low
 
 
 def _describe(plan: _Plan, alphabet: Alphabet, lengths: list[int]) -> NDArray[np.uint16]:
@@ -283,12 +284,3 @@ def _valued(
         return out
     check_range(int(alphabet.values[0]), int(alphabet.values[-1]), dtype)
     return np.take(alphabet.values.astype(dtype), symbols, out=out, mode="clip")
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

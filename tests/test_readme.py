@@ -1,0 +1,37 @@
+"""The README is true: its Python runs, its commands exist, and their flags are known."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from birdie.cli import COMMANDS, build_app
+from birdie.cli.console import run
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_commands_and_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
+    used = re.findall(r"^birdie (\w+)(.*)$", shell, re.MULTILINE)
+    assert {name for name, _ in used} == set(COMMANDS) - {"demo"}
+    for name, rest in used:
+        assert name in COMMANDS
+        assert run(build_app, [name, "--help"]) == 0
+        known = capsys.readouterr().out
+        for flag in re.findall(r"\s(--?[a-z][\w.-]*)", rest.partition("#")[0]):
+            assert flag in known, f"README uses {flag}, which birdie {name} does not know"
+
+
+def test_paths_exist() -> None:
+    root = Path(__file__).resolve().parents[1]
+    for path in re.findall(r"`?((?:recipes|docs|tests|benchmarks)/[\w./]+\.\w+)`?", README):
+        assert (root / path).exists(), path
