@@ -59,6 +59,8 @@ class Started:
     device: str
     compute_dtype: str
     newton_schulz_dtype: str
+    compiled: bool
+    groups: Mapping[str, Mapping[str, Any]]
     resumed_at: int
 
 
@@ -248,6 +250,8 @@ class Run:
             device=str(self.device),
             compute_dtype=going.facts["compute_dtype"],
             newton_schulz_dtype=going.facts["newton_schulz_dtype"],
+            compiled=going.facts["compiled"],
+            groups=going.facts["groups"],
             resumed_at=going.step,
         )
 

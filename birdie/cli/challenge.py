@@ -168,8 +168,10 @@ def _log_started(log: Log, started: Started, run: Run) -> None:
     log(f"seed:{train.seed}")
     log(
         f"birdie:device:{started.device} compute_dtype:{started.compute_dtype} "
-        f"newton_schulz_dtype:{started.newton_schulz_dtype} run_folder:{run.folder}"
+        f"newton_schulz_dtype:{started.newton_schulz_dtype} compiled:{started.compiled} run_folder:{run.folder}"
     )
+    for name, group in started.groups.items():
+        log(f"birdie:group:{name} tensors:{group['tensors']} parameters:{group['parameters']} lr:{group['lr']}")
     if run.device.type == "cpu":
         _log_cpu_cost(log, run)
 

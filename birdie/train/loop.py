@@ -168,6 +168,7 @@ class Fit:
         self.facts: dict[str, Any] = {
             "compute_dtype": dtype_name(model.compute_dtype),
             "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
+            "compiled": compiles,
             "world_size": world.size,
             "micro_steps": settings.accumulation // world.size,
             "groups": {
