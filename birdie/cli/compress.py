@@ -67,7 +67,9 @@ def compress(
         return
     show(summary_table(summary))
     before = _bytes_on_disk(checkpoint)
-    say(f"{size(before)} → {size(summary.bytes)} ({before / summary.bytes:.2f}× smaller): {output}")
+    ratio = before / summary.bytes
+    change = f"{ratio:.2f}× smaller" if ratio >= 1 else f"{1 / ratio:.2f}× larger"
+    say(f"{size(before)} → {size(summary.bytes)} ({change}): {output}")
 
 
 def _pattern(text: str) -> tuple[str, str]:

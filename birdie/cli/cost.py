@@ -27,7 +27,10 @@ class Cost:
 
 
 def estimate(run: Run) -> Cost:
-    """Time a few matrix products and scale: 6 FLOPs a weight and token for forward and backward."""
+    """Time a few matrix products and scale: 6 FLOPs a weight and token for forward and backward.
+
+    Small models take longer than this says: their steps are not all products.
+    """
     a, b = torch.randn(1024, 512), torch.randn(512, 1024)
     a @ b  # the first product sets up the library
     began = time.perf_counter()

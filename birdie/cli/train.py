@@ -83,7 +83,7 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
                 _show(event, work.recipe, update)
                 if isinstance(event, Started) and work.device.type == "cpu":
                     cost = estimate(work)
-                    remark(f"about {cost.step_s:.2g} s a step on this CPU, {cost.minutes:.3g} min in all")
+                    remark(f"at least {cost.step_s:.2g} s a step on this CPU, {cost.minutes:.1f} min in all")
     return last, interrupted
 
 
