@@ -169,6 +169,16 @@ def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["steps"] == step + 2
 
 
+def test_ctrl_c_has_an_answer(ask: Ask, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("birdie.artifact.save", interrupted)
+    code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
+    assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
+    assert "Stopped by Ctrl-C" in err
+
+
 def test_a_run_is_not_overwritten_unasked(trained: Path, ask: Ask) -> None:
     before = (trained / "recipe.toml").read_text()
     code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--train.iterations", "2")

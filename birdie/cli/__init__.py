@@ -30,7 +30,12 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
     recipe = next((token for token in tokens[1:] if token.endswith(".toml") and not token.startswith("-")), None)
     if tokens[:1] == ["train"] and recipe is not None:
         # alone: beside other commands cyclopts takes the recipe's table [train] for the command of that name
-        app = App(name="birdie train", config=configuration(recipe), result_action="return_value")
+        app = App(
+            name="birdie train",
+            config=configuration(recipe),
+            result_action="return_value",
+            suppress_keyboard_interrupt=False,
+        )
         app.default(importlib.import_module("birdie.cli.train").train)
         return app, list(tokens[1:])
     app = App(
@@ -38,6 +43,7 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
         help="Train, compress, pack and score models under a byte budget.",
         version="birdie.cli.console:version",
         result_action="return_value",
+        suppress_keyboard_interrupt=False,  # ours: it has an answer in JSON too
     )
     for name, help_ in COMMANDS.items():
         app.command(f"birdie.cli.{name}:{name}", name=name, help=help_)
