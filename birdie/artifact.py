@@ -9,7 +9,6 @@ bytes, whatever the number of threads. The numbers by which the file calls schem
 described in docs/format.md.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie import container, files
+from birdie import metadata as about_file
 from birdie.compress.budget import fit_budget
 from birdie.compress.choose import Schemes, assign, encode_all, match, rules_of
 from birdie.compress.decoders import CAST_DTYPES, DECODERS
@@ -76,6 +76,7 @@ class Summary:
         weights: elements of all tensors, tied ones once.
         tensors: sorted by name.
         metadata: what the caller of `save` had to say.
+        tree: how the tensors nest, where the file holds a whole checkpoint (birdie.tree); else None.
     """
 
     path: str
@@ -84,6 +85,7 @@ class Summary:
     weights: int
     tensors: tuple[TensorSummary, ...]
     metadata: Mapping[str, Any]
+    tree: Any = None
 
     @property
     def bits_per_weight(self) -> float:
@@ -118,6 +120,7 @@ def save(
     calibration: object | None = None,
     lossless: bool = False,
     metadata: Mapping[str, Any] | None = None,
+    tree: Any = None,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Summary:
@@ -135,6 +138,7 @@ def save(
         calibration: not available in this version.
         lossless: keep every bit of every tensor.
         metadata: JSON to store along.
+        tree: how the tensors nest (birdie.tree); birdie.repack gives it.
         progress: called with (done, total) as tensors are coded.
         workers: threads; None takes every core. The bytes do not depend on it.
 
@@ -153,7 +157,7 @@ def save(
     pinned = {ties.get(name, name): chosen for name, chosen in match(everything, rules).items()}
     if bits is not None:
         budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
-    about = _metadata_bytes(metadata, budget)
+    about = about_file.to_bytes(metadata, budget, tree)
     aliases = [Entry(name, ALIAS, *_described(state[target]), target=target) for name, target in ties.items()]
     files.require_writable(Path(path).parent)
     rounds = 1 if budget is None else _ROUNDS
@@ -197,19 +201,6 @@ def _check_request(
 
 def _described(weight: Tensor) -> tuple[int, tuple[int, ...]]:
     return DTYPES.index(weight.dtype), tuple(weight.shape)
-
-
-def _metadata_bytes(metadata: Mapping[str, Any] | None, budget: int | None) -> bytes:
-    fields = {"budget": budget, "metadata": dict(metadata) if metadata else None}
-    present = {key: value for key, value in fields.items() if value is not None}
-    if not present:
-        return b""
-    try:
-        return json.dumps(present, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"metadata cannot be written as JSON ({error}); keep to text, finite numbers, lists and dicts"
-        ) from error
 
 
 class _Meter:
@@ -352,7 +343,7 @@ def inspect(path: Source) -> Summary:
     """
     require_target(path)
     with Reader(path) as reader:
-        about = _parse_metadata(reader)
+        about = about_file.parse(bytes(reader.metadata), reader.where)
         sizes = reader.table()
         entries = [reader.entry(name) for name in reader.names]
         rows = tuple(
@@ -360,20 +351,8 @@ def inspect(path: Source) -> Summary:
             for entry in entries
         )
         weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
-        return Summary(str(path), reader.size, about.get("budget"), weights, rows, about.get("metadata", {}))
-
-
-def _parse_metadata(reader: Reader) -> dict[str, Any]:
-    if not reader.metadata:
-        return {}
-    try:
-        about = json.loads(reader.metadata)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"the metadata of {reader.where} is not JSON; the file is damaged") from error
-    whole = isinstance(about, dict) and isinstance(about.get("metadata", {}), dict)
-    if not whole or not isinstance(about.get("budget", 0), int):
-        raise ArtifactError(f"the metadata of {reader.where} is not what birdie writes; the file is damaged")
-    return dict(about)
+        extra = about.get("metadata", {}), about.get("tree")
+        return Summary(str(path), reader.size, about.get("budget"), weights, rows, *extra)
 
 
 def _dtype(entry: Entry) -> torch.dtype:

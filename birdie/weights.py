@@ -6,7 +6,8 @@
     folder or .index.json          Hugging Face shards (safetensors preferred)
 
 A checkpoint that nests its tensors (state_dict, model, …) is unwrapped when there is exactly one choice, and prefixes
-that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied.
+that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied. `read_object` gives what
+torch.save wrote as it is.
 """
 
 import io
@@ -39,7 +40,7 @@ MAX_INDEX_BYTES = 1 << 26
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
 _PREFIXES = ("module.", "_orig_mod.")
-_MAGIC = {b"\xfd7zXZ\x00": "lzma", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {b"\xfd7zXZ\x00": ["lzma"], b"\x28\xb5\x2f\xfd": ["zstd"], b"\x5d\x00\x00": ["lzma", "brotli"]}
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -58,7 +59,37 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return _without_prefixes(state)
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def read_object(path: str | os.PathLike[str]) -> Any:
+    """All that torch.save wrote to a .pt, .pth, .th, .bin or .ptz, nested and typed as it is, on the CPU.
+
+    Raises:
+        WeightsError: the file is missing, damaged, of another kind, or holds code.
+    """
+    path = Path(path)
+    _require_content(path)
+    if path.suffix not in (*PICKLED, ".ptz"):
+        raise WeightsError(f"{path} is not a file that torch.save writes; give {', '.join(PICKLED)} or .ptz")
+    return _unpickle(path if path.suffix in PICKLED else io.BytesIO(_unpacked(path)), path)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Any, bool]:
+    """What a lossless copy of a checkpoint has to keep, and whether that is a whole object or a dict of tensors alone.
+
+    A .ptz is kept whole, and so is what no single state dict can be taken from; of all else `read_state_dict` is kept.
+
+    Raises:
+        WeightsError: as `read_object` and `read_state_dict`.
+    """
+    path = Path(path)
+    if path.is_dir() or path.suffix not in (*PICKLED, ".ptz"):
+        return read_state_dict(path), False
+    content = read_object(path)
+    if path.suffix != ".ptz" and isinstance(content, Mapping) and len(found := _tensor_dicts(content)) == 1:
+        return _without_prefixes(found[0]), False
+    return content, True
+
+
+def _require_content(path: Path) -> None:
     try:
         empty = path.stat().st_size == 0
     except OSError as error:
@@ -67,12 +98,14 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{str(path)!r} is no path a file can have ({error}); check the path") from error
     if empty:
         raise WeightsError(f"{path} is empty; copy it again")
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    _require_content(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    if path.suffix in PICKLED:
-        return _tensors(_unpickle(path, path), path)
-    if path.suffix == ".ptz":
-        return _tensors(_unpickle(io.BytesIO(_unpacked(path)), path), path)
+    if path.suffix in (*PICKLED, ".ptz"):
+        return _tensors(read_object(path), path)
     raise WeightsError(f"{path} ends in {path.suffix!r}; birdie reads .safetensors, {', '.join(PICKLED)} and .ptz")
 
 
@@ -142,7 +175,7 @@ def _unpacked(path: Path) -> bytes:
     data = path.read_bytes()
     if data[:2] == b"PK":
         return data
-    known = [name for magic, name in _MAGIC.items() if data.startswith(magic)] or ["zlib", "brotli"]
+    known = next((names for magic, names in _MAGIC.items() if data.startswith(magic)), ["zlib", "brotli"])
     reasons: list[BirdieError] = []
     for name in known:
         try:

@@ -11,7 +11,8 @@ from birdie.cli.inspect import summary_table
 from birdie.compress.size import parse_size
 from birdie.errors import ConfigError
 from birdie.files import require_file
-from birdie.weights import read_state_dict
+from birdie.repack import save_object
+from birdie.weights import read_checkpoint, read_state_dict
 
 
 def compress(
@@ -19,7 +20,9 @@ def compress(
     /,
     *,
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .birdie file to write.")],
-    lossless: Annotated[bool, Parameter(negative=(), help="Keep every bit of every tensor.")] = False,
+    lossless: Annotated[
+        bool, Parameter(negative=(), help="Keep every bit of every tensor, and all of a .ptz.")
+    ] = False,
     budget: Annotated[str | None, Parameter(help="Bytes the file may take: 16MB, 16MiB, 250000.")] = None,
     bits: Annotated[float | None, Parameter(help="Bits per weight the file may take, all included.")] = None,
     quality: Annotated[float | None, Parameter(help="Nats of KL per token it may cost (not available yet).")] = None,
@@ -39,6 +42,9 @@ def compress(
 
     Without a target every matrix becomes per-row int8; what is small is kept in 16 bits where that is close enough and
     losslessly elsewhere. With --budget or --bits the precision of each tensor is chosen so that the file just fits.
+
+    With --lossless a .ptz (the challenge's exports: torch.save under zlib, zstd, lzma or brotli) is kept whole, its
+    integers as integers and all that stands beside them; `birdie decompress` gives it back.
     """
     require_file(output)
     if output.exists() and checkpoint.exists() and output.samefile(checkpoint):
@@ -49,27 +55,36 @@ def compress(
         raise ConfigError(
             "--lossless keeps every bit, so it takes no --budget, --bits, --quality or --scheme; drop one side"
         )
-    state = read_state_dict(checkpoint)
+    content, whole = read_checkpoint(checkpoint) if lossless else (read_state_dict(checkpoint), False)
+    before = _bytes_on_disk(checkpoint)
     with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
-        summary = artifact.save(
-            state,
-            output,
-            scheme=[_pattern(text) for text in scheme] if scheme else None,
-            budget=None if budget is None else parse_size(budget),
-            bits=bits,
-            quality=quality,
-            coder=coder,
-            lossless=lossless,
-            progress=update,
-        )
+        if whole:
+            summary = save_object(content, output, coder=coder, progress=update)
+        else:
+            summary = artifact.save(
+                content,
+                output,
+                scheme=[_pattern(text) for text in scheme] if scheme else None,
+                budget=None if budget is None else parse_size(budget),
+                bits=bits,
+                quality=quality,
+                coder=coder,
+                lossless=lossless,
+                progress=update,
+            )
     if json:
-        emit(summary.to_json())
+        emit(summary.to_json() | {"input_bytes": before, "saved_bytes": before - summary.bytes})
         return
     show(summary_table(summary))
-    before = _bytes_on_disk(checkpoint)
-    ratio = before / summary.bytes
-    change = f"{ratio:.2f}× smaller" if ratio >= 1 else f"{1 / ratio:.2f}× larger"
-    say(f"{size(before)} → {size(summary.bytes)} ({change}): {output}")
+    say(f"{size(before)} → {size(summary.bytes)} ({_change(before, summary.bytes, lossless)}): {output}")
+
+
+def _change(before: int, after: int, lossless: bool) -> str:
+    """What it was worth: bytes bought back for free, or how many times smaller what was quantized is."""
+    if lossless and 0 < after <= before:
+        return f"{size(before - after)}, {(before - after) / before:.1%}, back"
+    ratio = before / after
+    return f"{ratio:.2f}× smaller" if ratio >= 1 else f"{1 / ratio:.2f}× larger"
 
 
 def _pattern(text: str) -> tuple[str, str]:

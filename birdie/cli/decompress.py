@@ -1,7 +1,9 @@
 """`birdie decompress`: an artifact back into a checkpoint other tools read."""
 
+import io
+import zlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from cyclopts import Parameter
@@ -14,41 +16,57 @@ from birdie.cli.console import Json, emit, say, size
 from birdie.compress.size import parse_size
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.files import atomic_path, require_file
+from birdie.repack import load_object
+
+WRITTEN = (".safetensors", ".pt", ".pth", ".ptz")
 
 
 def decompress(
     file: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .safetensors or .pt file to write.")],
+    output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .safetensors, .pt, .pth or .ptz to write.")],
     max_size: Annotated[
         str | None, Parameter(help="Refuse to decode more than this; default the larger of 1 GiB and 64 × the file.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Turn a .birdie file back into .safetensors or .pt."""
-    if output.suffix not in (".safetensors", ".pt", ".pth"):
-        raise ConfigError(f"cannot write {output.name}: its name must end in .safetensors, .pt or .pth")
+    """Turn a .birdie file back into .safetensors, .pt, or .ptz (torch.save under zlib).
+
+    What was compressed whole comes back whole, but for .safetensors, which gets its tensors by path.
+    """
+    if output.suffix not in WRITTEN:
+        raise ConfigError(
+            f"cannot write {output.name}: its name must end in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}"
+        )
     require_file(output)
-    state = artifact.load(file, max_bytes=None if max_size is None else parse_size(max_size))
-    if not isinstance(state, dict):  # load without `into` gives a dict; this tells the type checker
-        raise WeightsError(f"{file} did not decode to tensors")
+    limit = None if max_size is None else parse_size(max_size)
+    flat = output.suffix == ".safetensors"
+    content = artifact.load(file, max_bytes=limit) if flat else load_object(file, max_bytes=limit)
     with atomic_path(output) as path:
         try:
-            _write(state, path, output.suffix)
+            _write(content, path, output.suffix)
         except (RuntimeError, SafetensorError) as error:  # how torch and safetensors say that the disk is full
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-    written = output.stat().st_size
+    written, tensors = output.stat().st_size, len(artifact.inspect(file).tensors)
     if json:
-        emit({"path": str(output), "bytes": written, "tensors": len(state)})
+        emit({"path": str(output), "bytes": written, "tensors": tensors})
     else:
-        say(f"{len(state)} tensors, {size(written)}: {output}")
+        say(f"{tensors} tensors, {size(written)}: {output}")
 
 
-def _write(state: dict[str, Tensor], path: Path, suffix: str) -> None:
-    if suffix != ".safetensors":
-        torch.save(state, path)
-        return
+def _write(content: Any, path: Path, suffix: str) -> None:
+    if suffix == ".safetensors":
+        _write_safetensors(content, path)
+    elif suffix == ".ptz":
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        path.write_bytes(zlib.compress(buffer.getvalue(), 9))
+    else:
+        torch.save(content, path)
+
+
+def _write_safetensors(state: dict[str, Tensor], path: Path) -> None:
     if "__metadata__" in state:
         raise WeightsError("safetensors cannot hold a tensor named __metadata__; write a .pt file instead")
     try:
