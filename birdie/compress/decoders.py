@@ -1,6 +1,7 @@
 """Integers back to tensors: the decoding half of every scheme, and nothing of the encoders.
 
     lossless   bit planes of any dtype                              params ()
+               integers as half bytes, values or differences        params (code of integers.DTYPES,)
     grid       symbol · step of its row, in float32, cast once      params ()
     cast       lossless planes of a float rounded to 16 bits        params (code of CAST_DTYPES,)
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from birdie.compress import integers
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.steps import steps
 from birdie.compress.tensors import FORMATS, REAL_DTYPES, from_bits, rows_columns
@@ -44,11 +46,12 @@ def _no_params(scheme: str, params: tuple[int, ...]) -> None:
 
 
 def _lossless_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    _no_params("lossless", params)
-    return _plane_layout(shape, dtype)
+    return integers.layout(shape, dtype, params) if params else _plane_layout(shape, dtype)
 
 
 def _lossless_decode(encoded: Encoded) -> Tensor:
+    if encoded.params:
+        return integers.decode(encoded.streams[0], encoded.params[0], encoded.shape, encoded.dtype)
     return _join_planes(encoded, encoded.dtype)
 
 
