@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": "Show what is in a .birdie file and who paid which bytes.",
     "evaluate": "Score a .birdie file in bits per byte.",
     "sample": "Let the model in a .birdie file write.",
+    "decoder": "Write the decoder as one small Python file that needs no birdie.",
 }
 
 

@@ -1,0 +1,31 @@
+"""`birdie decoder`: the decoder as one small Python file, for where birdie is not installed."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from birdie import files
+from birdie.cli.console import Json, emit, say, size
+from birdie.entropy.stream import Effort
+from birdie.submit import pack, standalone
+
+
+def decoder(
+    *,
+    output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .py file to write.")] = Path("decode.py"),
+    coder: Annotated[Effort, Parameter(help="max decodes every file; fast only those of --coder fast.")] = "max",
+    unpacked: Annotated[bool, Parameter(negative=(), help="Write the source as it is before packing.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a decoder of .birdie files as one small .py file that needs numpy, numba and torch."""
+    files.require_file(output)
+    built = standalone.build(coder)
+    data = built.source.encode() if unpacked else built.packed
+    files.write_bytes(output, data)
+    if json:
+        answer = {"path": str(output), "bytes": len(data), "coder": coder, "modules": dict(built.bytes_by_module)}
+        emit(answer | {"forms": pack.forms(built.source, built.about), "messages": list(built.messages)})
+        return
+    say(f"{size(len(data))}: {output}")
+    say("import load and load_object from it, or run: python decode.py MODEL.birdie OUT.pt")

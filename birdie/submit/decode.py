@@ -1,0 +1,57 @@
+"""What the one-file decoder does: read a .birdie file from a path or from bytes. Nothing here writes, trains or fills.
+
+The building blocks are those of `birdie.artifact` and `birdie.repack`; only what surrounds them is left out: modules,
+devices, dtypes and a choice of threads.
+"""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from birdie import metadata, tree
+from birdie.artifact import _check_size, _decode, _owner
+from birdie.container import ALIAS, Reader
+
+Source = str | os.PathLike[str] | bytes
+
+
+def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
+    """Decode a file.
+
+    Args:
+        source: a path, or the bytes of a .birdie file.
+        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
+
+    Returns:
+        name → tensor on the CPU, tied names sharing one tensor.
+
+    Raises:
+        ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
+    """
+    with Reader(source) as reader:
+        return _tensors(reader, max_bytes)
+
+
+def load_object(source: Source, max_bytes: int | None = None) -> Any:
+    """The whole checkpoint that `birdie.repack` stored; of any other file what `load` gives. Raises as `load`."""
+    with Reader(source) as reader:
+        skeleton = metadata.parse(bytes(reader.metadata), reader.where).get("tree")
+        tensors = _tensors(reader, max_bytes)
+    return tensors if skeleton is None else tree.rebuild(skeleton, tensors)
+
+
+def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
+    _check_size(reader, max_bytes)
+    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        tensors = dict(zip(stored, pool.map(lambda name: _decode(reader, name), stored), strict=True))
+    return {name: tensors[_owner(reader, name)] for name in reader.names}
+
+
+def main() -> None:
+    """`python decode.py MODEL.birdie OUT.pt`."""
+    torch.save(load_object(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,82 @@
+"""The decoder as one small Python file that needs numpy, numba and torch but no birdie.
+
+    birdie.submit.decode ─bundle─► one module ─minify, rename, emit─► source ─pack─► decode.py
+
+It is cut out of birdie's own modules, so it decodes what they decode, bit for bit, with the same checks. The file
+defines `load`, `load_object`, `ArtifactError` and `__version__`; `python decode.py MODEL.birdie OUT.pt` runs it.
+ArtifactError carries a number instead of a sentence: `Standalone.messages[number - 1]` is the sentence.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from birdie.entropy.stream import Effort
+from birdie.errors import ConfigError
+from birdie.provenance import versions
+from birdie.submit.bundle import bundle
+from birdie.submit.emit import emit
+from birdie.submit.minify import minify
+from birdie.submit.pack import pack
+from birdie.submit.rename import rename
+
+ENTRY = "birdie.submit.decode"
+EXPORTS = {
+    "load": (ENTRY, "load"),
+    "load_object": (ENTRY, "load_object"),
+    "ArtifactError": ("birdie.errors", "ArtifactError"),
+}
+OMITTED: Mapping[str, tuple[str, ...]] = {"fast": ("birdie.entropy.mixing",), "max": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class Standalone:
+    """A decoder in one file.
+
+    Attributes:
+        packed: the file.
+        about: its first line.
+        source: what it unpacks to.
+        messages: what ArtifactError's numbers stand for, from 1 on, as birdie's source words it.
+        bytes_by_module: bytes of `source` that each module of birdie takes.
+    """
+
+    packed: bytes
+    about: str
+    source: str
+    messages: tuple[str, ...]
+    bytes_by_module: Mapping[str, int]
+
+
+def build(coder: Effort = "max") -> Standalone:
+    """The decoder for files of either effort ("max") or for those that `--coder fast` writes.
+
+    The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams as of an unknown coder.
+
+    Raises:
+        ConfigError: `coder` is neither.
+    """
+    if coder not in OMITTED:
+        raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
+    version = versions()["birdie"]
+    found = bundle(EXPORTS | {"main": (ENTRY, "main")}, OMITTED[coder])
+    tree = minify(found.tree, (*EXPORTS, "main"))
+    ends = f"__version__ = {version!r}\nif __name__ == '__main__': main()"
+    tree.body += ast.parse(ends).body
+    owners = [_owner(node, found.owners) for node in tree.body]
+    tree = rename(tree, (*EXPORTS, "__version__"))
+    sizes: Counter[str] = Counter()
+    for node, owner in zip(tree.body, owners, strict=True):
+        sizes[owner] += len(emit(ast.Module([node], []))) if owner else 0
+    source, about = emit(tree), f"birdie {version}"
+    sizes["imports and the rest"] = len(source) - sum(sizes.values())
+    return Standalone(pack(source, about), about, source, found.messages, dict(sizes.most_common()))
+
+
+def _owner(node: ast.stmt, owners: Mapping[str, str]) -> str:
+    """The module of birdie that a definition came from; "" for all else."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return owners.get(node.name, "")
+    names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
+    return owners.get(names[0], "") if names else ""
