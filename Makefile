@@ -4,7 +4,11 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-.PHONY: demo test fast lint clean
+# NNCodec needs numpy < 2, which has no wheels for newer Pythons.
+OLD_PYTHON ?= $(shell for p in python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info >= (3, 13))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: demo test fast lint rivals clean
 
 demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file
 	$(BIN)/birdie demo
@@ -18,6 +22,9 @@ fast: .venv/installed  ## the tests worth running after every change
 lint: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check --lint
 
+rivals: .venv-rivals/installed  ## what benchmarks.codec compares with, in an environment of its own
+	@for p in zpaq lrzip; do command -v $$p >/dev/null || echo "$$p comes from the system: apt install $$p"; done
+
 .venv/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "birdie needs Python 3.11 or newer on the PATH" >&2; exit 1; }
 	@echo "Installing into .venv (a minute or two, once)"
@@ -25,5 +32,12 @@ lint: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+.venv-rivals/installed: benchmarks/rivals.txt
+	@test -n "$(OLD_PYTHON)" || { echo "the rivals need Python 3.11 or 3.12 on the PATH" >&2; exit 1; }
+	@echo "Installing into .venv-rivals (NNCodec is compiled: some minutes, once)"
+	$(OLD_PYTHON) -m venv .venv-rivals
+	.venv-rivals/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/rivals.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-rivals .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

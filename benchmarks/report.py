@@ -21,7 +21,8 @@ def report(rows: Sequence[Row], *, as_json: bool) -> None:
         return
     table = Table()
     for key in rows[0]:
-        table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
+        words = isinstance(rows[0][key], str)
+        table.add_column(key, justify="left" if words else "right", no_wrap=not words)
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)

@@ -1,0 +1,264 @@
+"""Named sets of tensors that coders are compared on: what a quantizer made of a checkpoint, or the checkpoint itself.
+
+    stored     the integers a quantized file holds
+    uniform    one step for a whole tensor, 0.41 of its standard deviation
+    sdclip6    the records' SDClip: row step = 12.85 σ / 31, clipped to ±31; embeddings 20 σ / 127, clipped to ±127
+    rowmax6    row step = largest magnitude / 31
+    resnet     NNCodec's grid at qp -32 on every weight tensor, rounded to nearest
+    bf16 fp32  all float tensors, cast or as they are
+    gaussian   no file: ten million normal values on uniform's grid, for speed
+
+Each set keeps the steps a decoder would need, but no coder is charged for them: the integers are what is compared.
+"""
+
+import io
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.errors import WeightsError
+from birdie.weights import read_state_dict
+
+Integers = NDArray[np.integer]
+INTEGER_DTYPES = (torch.int8, torch.int16)
+FLOAT_DTYPES = (torch.float32, torch.bfloat16)
+MAX_UNPACKED = 1 << 30
+
+UNIFORM_STEP = 0.41  # of the tensor's standard deviation
+MATRIX_CLIP, EMBEDDING_CLIP = 12.85, 20.0  # of the row's standard deviation
+NNC_QP, NNC_DENSITY = -32, 2
+_LLAMA2C_HEADER = 7
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolSet:
+    """Tensors by name, all of `INTEGER_DTYPES` or all of `FLOAT_DTYPES`.
+
+    Attributes:
+        name: of the set.
+        tensors: what is coded, of any shape, contiguous.
+        steps: float steps by tensor name, one a row or one in all; empty where there are none.
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    steps: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the tensors are symbols, not floats."""
+        return all(tensor.dtype in INTEGER_DTYPES for tensor in self.tensors.values())
+
+    @property
+    def arrays(self) -> dict[str, Integers]:
+        """The symbols by tensor name; floats as the 16- or 32-bit words they are stored in."""
+        words = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
+        return {
+            name: tensor.view(words.get(tensor.dtype, tensor.dtype)).numpy() for name, tensor in self.tensors.items()
+        }
+
+    @property
+    def symbols(self) -> int:
+        """Elements in all."""
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensors as they stand."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def make(name: str, path: Path | None) -> SymbolSet:
+    """The set `name` of the checkpoint in `path`; "auto" takes stored integers where there are any, else bf16.
+
+    Raises:
+        WeightsError: the file is unreadable, or has no tensor this set is made of.
+    """
+    if name == "gaussian":
+        return gaussian()
+    if path is None:
+        raise WeightsError(f"the set {name!r} is made of a checkpoint; name its file")
+    if name in ("auto", "stored"):
+        found = stored(path)
+        if found.tensors or name == "stored":
+            return _some(found, path)
+        name = "bf16"
+    return _some(FLOAT_SETS[name](floats(path)), path)
+
+
+def _some(found: SymbolSet, path: Path) -> SymbolSet:
+    if not found.tensors:
+        raise WeightsError(f"{path} holds no tensor for the set {found.name!r}; choose another set or file")
+    return found
+
+
+def stored(path: Path) -> SymbolSet:
+    """The int8 and int16 tensors of a file; of the challenge's .ptz those it calls quantized."""
+    if path.suffix == ".ptz":
+        data = zlib.decompressobj().decompress(path.read_bytes(), MAX_UNPACKED)
+        whole = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        state: Mapping[str, object] = whole.get("quantized", whole)
+    else:
+        state = _state(path)
+    kept = {
+        name: tensor.contiguous()
+        for name, tensor in state.items()
+        if isinstance(tensor, Tensor) and tensor.dtype in INTEGER_DTYPES and tensor.numel()
+    }
+    return SymbolSet("stored", kept)
+
+
+def floats(path: Path) -> dict[str, Tensor]:
+    """The floating tensors of a checkpoint as float32, tied ones once."""
+    out: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in _state(path).items():
+        if tensor.is_floating_point() and tensor.numel() and (tensor.data_ptr(), tensor.shape) not in seen:
+            seen.add((tensor.data_ptr(), tensor.shape))
+            out[name] = tensor.detach().float().contiguous()
+    return out
+
+
+def _state(path: Path) -> dict[str, Tensor]:
+    return (read_llama2c(path) if path.suffix == ".bin" else None) or read_state_dict(path)
+
+
+def read_llama2c(path: Path) -> dict[str, Tensor] | None:
+    """A checkpoint in llama2.c's first format (seven int32, then float32 tensors in a fixed order), or None."""
+    words = np.fromfile(path, "<i4")
+    if words.size < _LLAMA2C_HEADER:
+        return None
+    dim, hidden, layers, heads, kv_heads, vocabulary, length = (int(word) for word in words[:_LLAMA2C_HEADER])
+    if min(dim, hidden, layers, heads, kv_heads, length) <= 0 or dim % heads:
+        return None
+    kv, half = dim // heads * kv_heads, dim // heads // 2
+    shapes = {
+        "tok_embeddings.weight": (abs(vocabulary), dim),
+        "attention_norm.weight": (layers, dim),
+        "wq.weight": (layers, dim, dim),
+        "wk.weight": (layers, kv, dim),
+        "wv.weight": (layers, kv, dim),
+        "wo.weight": (layers, dim, dim),
+        "ffn_norm.weight": (layers, dim),
+        "w1.weight": (layers, hidden, dim),
+        "w2.weight": (layers, dim, hidden),
+        "w3.weight": (layers, hidden, dim),
+        "norm.weight": (dim,),
+        "freq_cis_real": (length, half),
+        "freq_cis_imag": (length, half),
+    } | ({"output.weight": (vocabulary, dim)} if vocabulary < 0 else {})
+    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    if _LLAMA2C_HEADER + sum(sizes) != words.size:
+        return None
+    parts = np.split(words[_LLAMA2C_HEADER:].view("<f4"), np.cumsum(sizes)[:-1])
+    out: dict[str, Tensor] = {}
+    for (name, shape), part in zip(shapes.items(), parts, strict=True):
+        whole = torch.from_numpy(part.reshape(shape).copy())
+        if len(shape) < 3:
+            out[name] = whole
+        else:  # a model's layers are tensors of their own
+            out |= {f"layers.{index}.{name}": layer for index, layer in enumerate(whole)}
+    return out
+
+
+def matrices(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of two or more dimensions: what is quantized."""
+    return {name: tensor for name, tensor in state.items() if tensor.ndim >= 2}
+
+
+def uniform(state: Mapping[str, Tensor]) -> SymbolSet:
+    """One step a tensor, rounded to nearest; nothing is clipped but at the ends of int16."""
+    tensors, steps = {}, {}
+    for name, weight in matrices(state).items():
+        step = UNIFORM_STEP * weight.std(correction=0)
+        steps[name] = torch.where(step > 0, step, torch.ones_like(step))
+        tensors[name] = _narrow(_rounded(weight, steps[name], (1 << 15) - 1))
+    return SymbolSet("uniform", tensors, steps)
+
+
+def sdclip6(state: Mapping[str, Tensor]) -> SymbolSet:
+    """Steps from each row's standard deviation, kept in fp16 as the records do; embeddings in 8 bits."""
+
+    def step(name: str, rows: Tensor) -> tuple[Tensor, int]:
+        clip, top = (EMBEDDING_CLIP, 127) if "emb" in name else (MATRIX_CLIP, 31)
+        return clip * rows.std(1, correction=0) / top, top
+
+    return _by_rows("sdclip6", state, step)
+
+
+def rowmax6(state: Mapping[str, Tensor]) -> SymbolSet:
+    """Steps from each row's largest magnitude, kept in fp16."""
+    return _by_rows("rowmax6", state, lambda _, rows: (rows.abs().amax(1) / 31, 31))
+
+
+def _by_rows(
+    set_name: str, state: Mapping[str, Tensor], step_of: Callable[[str, Tensor], tuple[Tensor, int]]
+) -> SymbolSet:
+    tensors, steps = {}, {}
+    for name, weight in matrices(state).items():
+        rows = weight.flatten(1)
+        step, top = step_of(name, rows)
+        kept = step.half()
+        steps[name] = torch.where(kept > 0, kept, torch.ones_like(kept))  # a row of zeros, or as good as
+        tensors[name] = _rounded(rows, steps[name].float()[:, None], top).reshape(weight.shape).to(torch.int8)
+    return SymbolSet(set_name, tensors, steps)
+
+
+def nnc_step(qp: int = NNC_QP, density: int = NNC_DENSITY) -> float:
+    """NNCodec's step (its bindings.cpp, quantLayer): (2^d + (qp mod 2^d)) · 2^(floor(qp / 2^d) - d), here 2^-8."""
+    return float(((1 << density) + (qp & ((1 << density) - 1))) * 2.0 ** ((qp >> density) - density))
+
+
+def resnet(state: Mapping[str, Tensor]) -> SymbolSet:
+    """The weights on NNCodec's grid without its trellis."""
+    step = torch.tensor(nnc_step())
+    tensors = {name: _narrow(_rounded(weight, step, (1 << 15) - 1)) for name, weight in matrices(state).items()}
+    return SymbolSet("resnet", tensors, dict.fromkeys(tensors, step))
+
+
+def bf16(state: Mapping[str, Tensor]) -> SymbolSet:
+    """Every float tensor in bfloat16."""
+    return SymbolSet("bf16", {name: tensor.to(torch.bfloat16) for name, tensor in state.items()})
+
+
+def fp32(state: Mapping[str, Tensor]) -> SymbolSet:
+    """Every float tensor as it is."""
+    return SymbolSet("fp32", dict(state))
+
+
+def gaussian(matrices: int = 10, side: int = 1024, seed: int = 0) -> SymbolSet:
+    """Normal matrices (side, side) with log-normal row scales, on `uniform`'s grid: symbols in any number."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for index in range(matrices):
+        scales = torch.exp(0.3 * torch.randn(side, 1, generator=generator))
+        state[f"matrix.{index}"] = scales * torch.randn(side, side, generator=generator)
+    made = uniform(state)
+    return SymbolSet("gaussian", made.tensors, made.steps)
+
+
+def _rounded(weight: Tensor, step: Tensor, top: int) -> Tensor:
+    return torch.round(weight.double() / step.double()).clamp(-top, top).to(torch.int16)
+
+
+def _narrow(symbols: Tensor) -> Tensor:
+    """int8 where all values fit, else int16."""
+    fits = int(symbols.min()) >= -128 and int(symbols.max()) <= 127
+    return symbols.to(torch.int8) if fits else symbols
+
+
+FLOAT_SETS: dict[str, Callable[[Mapping[str, Tensor]], SymbolSet]] = {
+    "uniform": uniform,
+    "sdclip6": sdclip6,
+    "rowmax6": rowmax6,
+    "resnet": resnet,
+    "bf16": bf16,
+    "fp32": fp32,
+}
+SETS = ("auto", "stored", *FLOAT_SETS, "gaussian")
