@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from itertools import pairwise
 
 _TOKEN = re.compile(
@@ -108,6 +109,7 @@ def _decorated(node: ast.FunctionDef | ast.ClassDef, depth: int, lines: list[str
     return [*(" " * depth + mark for mark in marks), *lines]
 
 
+@cache
 def _opened(text: str, before: str = "", after: str = "") -> str:
     """`text`, one line of code, without the spaces and parentheses that `before + text + after` can do without."""
     tokens = [token for token in _TOKEN.findall(text) if not token.isspace()]

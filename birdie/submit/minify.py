@@ -8,7 +8,7 @@ and an attribute whose name contains "__" belongs to one class and is reached in
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 _FOLDED: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: int.__add__,
@@ -17,27 +17,38 @@ _FOLDED: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.LShift: int.__lshift__,
     ast.RShift: int.__rshift__,
 }
+_IMPORTS = ast.Import | ast.ImportFrom
 _LARGEST = 1 << 62  # constants stay within what compiled kernels call an int64
 _LOOKED_AT = (ast.Constant, ast.Name, ast.Attribute, ast.JoinedStr, ast.FormattedValue)
 
 
 def minify(tree: ast.Module, exports: Collection[str]) -> ast.Module:
     """`tree`, smaller in every way but for names, which `rename.rename` shortens. `tree` itself is changed."""
+    _plain_dataclasses(tree)
     before = ""
     while before != (now := ast.dump(tree)):
         before = now
         tree = _inline_constants(tree, exports)
         _make_positional(tree)
         _drop_parameters(tree)
+        _fix_parameters(tree)
+        _return_at_once(tree)
         _drop_attributes(tree)
         _shake(tree, exports)
     return tree
 
 
+def _plain_dataclasses(tree: ast.Module) -> None:
+    """Dataclasses without frozen and slots, which keep programmers from mistakes: nothing here asks for their hash."""
+    for owner in tree.body:
+        if isinstance(owner, ast.ClassDef):
+            owner.decorator_list = [each.func if isinstance(each, ast.Call) else each for each in owner.decorator_list]
+
+
 class _Fold(ast.NodeTransformer):
     """Puts values in the place of constants' names and folds what integers of at most 62 bits make."""
 
-    def __init__(self, values: dict[str, ast.Constant]) -> None:
+    def __init__(self, values: Mapping[str, ast.Constant]) -> None:
         self.values = values
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -52,6 +63,26 @@ class _Fold(ast.NodeTransformer):
         value = fold(left, right)
         short = len(str(value)) <= len(ast.unparse(node)) and 0 <= value <= _LARGEST
         return ast.copy_location(ast.Constant(value), node) if short else node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        sides = [each.value for each in (node.left, *node.comparators) if isinstance(each, ast.Constant)]
+        if len(sides) == 2 == 1 + len(node.ops) and None in sides and isinstance(node.ops[0], ast.Is | ast.IsNot):
+            return ast.copy_location(ast.Constant((sides[0] is sides[1]) == isinstance(node.ops[0], ast.Is)), node)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        void = isinstance(node.op, ast.And)  # `True and x` is x, and so is `None or x`
+        while len(node.values) > 1 and isinstance(first := node.values[0], ast.Constant) and bool(first.value) is void:
+            del node.values[0]
+        return node.values[0] if len(node.values) == 1 else node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.test, ast.Constant):
+            return node.body if node.test.value else node.orelse
+        return node
 
 
 def _integer(node: ast.expr) -> int | None:
@@ -161,6 +192,59 @@ def _drop_parameters(tree: ast.Module) -> None:
             _drop_parameter(args, index)
 
 
+def _fix_parameters(tree: ast.Module) -> None:
+    """Parameters that are the same constant in every call become that constant."""
+    all_calls = _Calls(tree)
+    for function, hidden in _functions(tree):
+        args = function.args
+        calls = all_calls.of(function.name)
+        if not calls or args.vararg or args.kwarg or args.kwonlyargs or args.posonlyargs:
+            continue
+        bound = Counter(n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        bound += Counter(node.arg for node in ast.walk(function) if isinstance(node, ast.arg))
+        for index in reversed(range(hidden, len(args.args))):
+            name, default = args.args[index].arg, index - len(args.args) + len(args.defaults)
+            given = [_argument(call, index - hidden, name) for call in calls]
+            values = [each or (args.defaults[default] if default >= 0 else None) for each in given]
+            constants = [each for each in values if isinstance(each, ast.Constant)]
+            same = len(constants) == len(values) and len({repr(each.value) for each in constants}) == 1
+            if same and bound[name] == 1 and not isinstance(constants[0].value, str):
+                fold = _Fold({name: constants[0]})
+                function.body = [fold.visit(part) for part in function.body]
+                for call in calls:
+                    _drop_argument(call, index - hidden, name)
+                _drop_parameter(args, index)
+
+
+def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
+    if index < len(call.args):
+        return call.args[index]
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _return_at_once(tree: ast.Module) -> None:
+    """`x = …; return x` is `return …`."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        uses = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name))
+        for body in _bodies(function):
+            last = body[-1] if len(body) > 1 else None
+            value = last.value if isinstance(last, ast.Return) else None
+            before = body[-2] if len(body) > 1 else None
+            if not isinstance(before, ast.Assign) or not isinstance(value, ast.Name) or uses[value.id] != 2:
+                continue
+            if [ast.unparse(target) for target in before.targets] == [value.id]:
+                body[-2:] = [ast.Return(before.value)]
+
+
+def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for each in ast.walk(node):
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(inner := getattr(each, name, None), list):
+                yield inner
+
+
 def _drop_parameter(args: ast.arguments, index: int) -> None:
     default = index - (len(args.args) - len(args.defaults))
     if default >= 0:
@@ -198,7 +282,9 @@ def _idle(node: ast.expr) -> bool:
 
 def _drop_attributes(tree: ast.Module) -> None:
     """Fields of classes and attributes of `self` that nobody reads."""
-    read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    imported = {each.asname or each.name for node in tree.body if isinstance(node, _IMPORTS) for each in node.names}
+    loads = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)]
+    read = {each.attr for each in loads if not (isinstance(each.value, ast.Name) and each.value.id in imported)}
     read |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg}
     all_calls = _Calls(tree)
     for owner in tree.body:
@@ -242,7 +328,7 @@ def _shake(tree: ast.Module, exports: Collection[str]) -> None:
     used = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
     body: list[ast.stmt] = []
     for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, _IMPORTS):
             node.names = [each for each in node.names if used[each.asname or each.name]]
             if not node.names:
                 continue

@@ -196,10 +196,10 @@ class _Renamer(ast.NodeTransformer):
         return node
 
     def _locals(self, scope: ast.AST) -> dict[str, str]:
-        """A short name for each name bound anywhere in `scope`: parameters first, then as they appear."""
+        """A short name for each name bound anywhere in `scope`, in the order in which they appear."""
         names: list[str] = []
         fixed: set[str] = set()
-        for node in ast.walk(scope):
+        for node in _in_order(scope):
             if isinstance(node, ast.arg):
                 names.append(node.arg)
                 fixed |= {node.arg} & self.kept
@@ -212,3 +212,9 @@ class _Renamer(ast.NodeTransformer):
         wanted = [name for name in dict.fromkeys(names) if name not in fixed and name not in self.top]
         free = (name for name in _short(ascii_lowercase) if name not in fixed)
         return dict(zip(wanted, free, strict=False))
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)
