@@ -2,7 +2,9 @@
 
     model.birdie ── load_gpt ──► GPT, recipe ── evaluate ──► Evaluation
 
-Only what was decoded is ever scored, and scoring opens validation shards alone.
+Only what was decoded is ever scored, and scoring opens validation shards alone. An int8 export of the challenge that
+was compressed whole (birdie.repack) is scored as well: dequantized as the challenge does it, its model's shape read off
+its tensors, the rest of its settings the challenge's defaults.
 """
 
 import time
@@ -14,13 +16,17 @@ from typing import Any
 import torch
 
 from birdie import artifact
+from birdie.compress import baseline
+from birdie.compress.state import fill
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.model.gpt import GPT
+from birdie.model.shape import config_of
 from birdie.recipe import DataSettings, Recipe
+from birdie.repack import load_object
 from birdie.score.bpb import Score, bits_per_byte
 
 Progress = Callable[[float, float | None], None]
@@ -46,9 +52,12 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
 
     Raises:
         ArtifactError: the file is corrupt, or is not a birdie GPT.
+        WeightsError: it is an export of a model other than the challenge's GPT.
     """
     summary = artifact.inspect(path)
     metadata = summary.metadata
+    if summary.tree is not None:
+        return *_load_export(path, device), metadata
     if metadata.get("model") != "gpt":
         raise ArtifactError(
             f"{path} does not hold a birdie GPT; only artifacts of `birdie train` can be scored or sampled"
@@ -60,6 +69,15 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
     model = GPT(recipe.model)
     artifact.load(path, into=model)
     return model.to(device).eval(), recipe, metadata
+
+
+def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
+    """The GPT in a challenge's int8 export that was compressed whole, and the recipe its shape tells of."""
+    state = baseline.dequantize(load_object(path))
+    recipe = Recipe(model=config_of(state))
+    model = GPT(recipe.model)
+    fill(model, state, str(path))
+    return model.to(device).eval(), recipe
 
 
 def evaluate(
@@ -92,9 +110,9 @@ def evaluate(
     model.compute_dtype = choose_dtype(dtype or recipe.train.compute_dtype, place)
     decode_s = time.perf_counter() - began
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
-    check_same_tokenizer(pieces, metadata["tokenizer"], tokenizer or recipe.data.tokenizer)
+    check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)
     dataset = _open_validation(data, recipe.data)
-    warnings = tuple(check_tokenizer(dataset, pieces))
+    warnings = (*check_tokenizer(dataset, pieces), *_doubts(metadata))
     limit = recipe.validation.max_tokens if max_tokens is None else max_tokens
     tokens = dataset.validation_tokens()
     seq_len = recipe.train.train_seq_len if seq_len is None else seq_len
@@ -121,13 +139,20 @@ def _open_validation(given: str | None, data: DataSettings) -> Dataset:
     return open_dataset(place, splits=["val"]) if given is None or Path(place).is_dir() else open_dataset(val=place)
 
 
-def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any], given: str) -> None:
-    """Refuse a tokenizer other than the one in the artifact's metadata: its ids would mean other text.
+def _doubts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a score rests on that the file does not say."""
+    if metadata.get("model") == "gpt":
+        return ()
+    return ("the export does not say how its model computes: it is scored as the challenge's baseline GPT",)
+
+
+def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] | None, given: str) -> None:
+    """Refuse a tokenizer other than the one in the artifact's metadata: its ids would mean other text; None: unknown.
 
     Raises:
         DataError: the two differ.
     """
-    if tokenizer.digest != trained_with["sha256"]:
+    if trained_with is not None and tokenizer.digest != trained_with["sha256"]:
         raise DataError(
             f"the model was trained with tokenizer {trained_with['kind']} {trained_with['sha256'][:12]}, "
             f"but {given} is {tokenizer.kind} {tokenizer.digest[:12]}; give the one it was trained with (--tokenizer)"

@@ -70,7 +70,7 @@ def rebuild(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
     reader = _Reader(tensors)
     try:
         content = reader.node(skeleton, ())
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
         if isinstance(error, ArtifactError):
             raise
         raise _damaged(f"has a part that cannot be read ({str(error).splitlines()[0][:80] or 'no reason'})") from error
@@ -110,7 +110,7 @@ def _put_leaf(value: Any, path: Path) -> Json:
     kind = type(value)
     if value is None or kind is bool or (kind is float and math.isfinite(value)):
         return value
-    if kind is str and not any("\ud800" <= letter <= "\udfff" for letter in value):
+    if kind is str and _is_text(value):
         return value
     if kind is int and value.bit_length() <= MAX_INTEGER_BITS:
         return value
@@ -131,6 +131,14 @@ def _put_leaf(value: Any, path: Path) -> Json:
     what = f"a {kind.__name__} that is no text or too long" if kind in (str, int) else f"a {kind.__name__}"
     where = f"{_name(path)!r} of the checkpoint" if path else "the checkpoint"
     raise WeightsError(f"{where} is or holds {what}, which a .birdie file cannot keep; save it again without")
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it: no half of a surrogate pair."""
+    try:
+        return bool(value.encode()) or not value
+    except UnicodeEncodeError:
+        return False
 
 
 def _sized(form: str) -> Callable[[str], tuple[float, ...]]:
@@ -180,19 +188,23 @@ class _Writer:
         if kind is dict:
             return self._dict(value, path)
         if kind in _MAPPINGS:
-            extra = dict(vars(value))
-            about = [self.node(extra.pop("_metadata"), (*path, "~m"))] if "_metadata" in extra else []
-            if extra:
-                raise WeightsError(
-                    f"{_name(path)!r} of the checkpoint has the attribute {next(iter(extra))!r}, which a .birdie file "
-                    "cannot keep; save it as a plain dict"
-                )
-            return [_MAPPINGS[kind], self._dict(value, path), *about]
+            return self._mapping(value, path)
         if kind in _PLACES:
             return [_PLACES[kind], *(self.node(item, (*path, str(i))) for i, item in enumerate(value))]
         if kind is set:
             return ["set", *sorted((self._leaf(item, path) for item in value), key=json.dumps)]
         return self._leaf(value, path)
+
+    def _mapping(self, value: Mapping[Any, Any], path: Path) -> Json:
+        extra = dict(vars(value))
+        about = [extra.pop("_metadata")] if "_metadata" in extra else []
+        if extra:
+            raise WeightsError(
+                f"{_name(path)!r} of the checkpoint has the attribute {next(iter(extra))!r}, which a .birdie file "
+                "cannot keep; save it as a plain dict"
+            )
+        held = self._dict(value, path)
+        return [_MAPPINGS[type(value)], held, *(self.node(item, (*path, "~m")) for item in about)]
 
     def _dict(self, value: Mapping[Any, Any], path: Path) -> Json:
         names = [self._leaf(key, path) for key in value]

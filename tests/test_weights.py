@@ -16,7 +16,7 @@ from torch import nn
 
 from birdie.compress import baseline
 from birdie.errors import WeightsError
-from birdie.weights import read_state_dict
+from birdie.weights import read_checkpoint, read_object, read_state_dict
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -53,7 +53,7 @@ def test_safetensors(tmp_path: Path) -> None:
     assert equal(read_state_dict(tmp_path / "x.safetensors"), state())
 
 
-@pytest.mark.parametrize("packer", ["zlib", "lzma", "zstd", "brotli", "none"])
+@pytest.mark.parametrize("packer", ["zlib", "lzma", "lzma alone", "zstd", "brotli", "none"])
 def test_packed_torch_files(tmp_path: Path, packer: str) -> None:
     raw = saved(state())
     if packer == "zstd":
@@ -61,9 +61,35 @@ def test_packed_torch_files(tmp_path: Path, packer: str) -> None:
     elif packer == "brotli":
         blob = pytest.importorskip("brotli").compress(raw)
     else:
-        blob = {"zlib": zlib.compress, "lzma": lzma.compress, "none": bytes}[packer](raw)
+        alone = lzma.compress(raw, format=lzma.FORMAT_ALONE)
+        blob = {"zlib": zlib.compress(raw), "lzma": lzma.compress(raw), "lzma alone": alone, "none": raw}[packer]
     (tmp_path / "x.ptz").write_bytes(blob)
     assert equal(read_state_dict(tmp_path / "x.ptz"), state())
+    assert equal(read_object(tmp_path / "x.ptz"), state())
+
+
+def test_what_a_lossless_copy_keeps(tmp_path: Path) -> None:
+    """A .ptz whole; of all else the one state dict, where there is one, and the whole where there are several."""
+    nested = {"model": state(), "step": 3}
+    (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(nested)))
+    content, whole = read_checkpoint(tmp_path / "x.ptz")
+    assert whole
+    assert content["step"] == 3
+    assert equal(content["model"], state())
+    torch.save(nested, tmp_path / "x.pt")
+    content, whole = read_checkpoint(tmp_path / "x.pt")
+    assert not whole
+    assert equal(content, state())
+    torch.save({"model": state(), "ema": state()}, tmp_path / "x.pt")
+    content, whole = read_checkpoint(tmp_path / "x.pt")
+    assert whole
+    assert content.keys() == {"model", "ema"}
+    save_file(state(), tmp_path / "x.safetensors")
+    content, whole = read_checkpoint(tmp_path / "x.safetensors")
+    assert not whole
+    assert equal(content, state())
+    with pytest.raises(WeightsError, match=r"not a file that torch\.save writes"):
+        read_object(tmp_path / "x.safetensors")
 
 
 def test_the_challenges_int8_export_is_dequantized(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def sample(
     place = choose_device(device)
     model, recipe, metadata = load_gpt(file, place)
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
-    check_same_tokenizer(pieces, metadata["tokenizer"], tokenizer or recipe.data.tokenizer)
+    check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)
     ids = [pieces.bos_id, *pieces.encode(prompt).tolist()]
     generator = torch.Generator(place).manual_seed(seed)
     written: list[int] = []
