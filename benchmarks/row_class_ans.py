@@ -17,12 +17,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 Integers = NDArray[np.integer]
-Matrix = NDArray[np.float64]
+Matrix = NDArray[np.float32]
 
 CLASS_COUNTS = (4, 8, 16)
 PRECISIONS = (12, 13, 14)
 _LOWEST = 1 << 31
-_SEEDS = 4
+_SEEDS = 3
 _ROUNDS = 40
 _FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 1, "pb": 1}]
 
@@ -93,7 +93,7 @@ def cluster(counts: NDArray[np.int64], kinds: int) -> NDArray[np.uint8]:
 
     Of several starts (k-means++) the one whose classes have the least entropy is kept.
     """
-    points = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1))
+    points = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1)).astype(np.float32)
     best, best_bits = np.zeros(len(points), np.int64), np.inf
     for seed in range(_SEEDS):
         found = _k_means(points, kinds, np.random.default_rng(seed))
@@ -125,7 +125,7 @@ def normalized(counts: NDArray[np.int64], precision: int) -> NDArray[np.int64]:
 def _k_means(points: Matrix, kinds: int, random: np.random.Generator) -> NDArray[np.int64]:
     centres = points[[int(random.integers(len(points)))]]
     for _ in range(kinds - 1):
-        far = np.maximum(_distances(points, centres).min(1), 0)
+        far = np.maximum(_distances(points, centres).min(1), 0).astype(np.float64)
         chance = far / far.sum() if far.sum() > 0 else None
         centres = np.vstack([centres, points[[int(random.choice(len(points), p=chance))]]])
     found = np.full(len(points), -1)
@@ -141,8 +141,8 @@ def _k_means(points: Matrix, kinds: int, random: np.random.Generator) -> NDArray
 
 
 def _distances(points: Matrix, centres: Matrix) -> Matrix:
-    """Squared, (points, centres)."""
-    squares: Matrix = (points**2).sum(1)[:, None] - 2 * points @ centres.T + (centres**2).sum(1)
+    """Squared, (points, centres); points have length 1 (those of rows without values do not matter)."""
+    squares: Matrix = 1 - 2 * points @ centres.T + (centres**2).sum(1)
     return squares
 
 
