@@ -311,9 +311,7 @@ def load(
     max_bytes, workers = whole("max_bytes", max_bytes, 0), whole("workers", workers)
     with Reader(path) as reader:
         _check_size(reader, max_bytes)
-        stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
-        with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-            tensors = dict(zip(stored, pool.map(lambda name: _decode(reader, name, workers), stored), strict=True))
+        tensors = _decode_all(reader, workers or os.cpu_count() or 1)
         if into is None:
             tensors = {name: placed(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[_owner(reader, name)] for name in reader.names}
@@ -400,6 +398,17 @@ def _check_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | No
             f"{reader.where} decodes to {total:,} bytes, more than the {limit:,} allowed; "
             "raise max_bytes if you trust where it comes from"
         )
+
+
+def _decode_all(reader: Reader, workers: int) -> dict[str, Tensor]:
+    """Every stored tensor, the longest first; one that would keep the others waiting is decoded on many threads."""
+    lengths = reader.table()
+    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+    stored.sort(key=lengths.__getitem__, reverse=True)
+    share = sum(lengths.values()) / workers
+    with ThreadPoolExecutor(workers) as pool:
+        decoded = pool.map(lambda name: _decode(reader, name, workers if lengths[name] > share else 1), stored)
+        return dict(zip(stored, decoded, strict=True))
 
 
 def _decode(reader: Reader, name: str, threads: int | None = None) -> Tensor:

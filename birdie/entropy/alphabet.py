@@ -106,6 +106,12 @@ def low_bits(values: NDArray[np.integer], alphabet: Alphabet) -> bytes:
     return data[:-8].tobytes()
 
 
+def look_up(symbols: Symbols, alphabet: Alphabet, out: NDArray[np.integer]) -> None:
+    """Write the values of `symbols` (rows, columns) into `out`, whose dtype holds all of the alphabet."""
+    word = f"u{out.itemsize}"  # signed or not: one kernel less to compile
+    _look_up(symbols, alphabet.values.astype(out.dtype).view(word), out.view(word))
+
+
 def join(tokens: Symbols, low: bytes | memoryview, alphabet: Alphabet, out: NDArray[np.integer]) -> None:
     """Write the values of `tokens` and their `low_bits` into `out`, both flat.
 
@@ -131,6 +137,13 @@ def _tokens(offsets: NDArray[np.int64]) -> tuple[Symbols, NDArray[np.uint8]]:
     widths = np.where(lengths > _DIRECT, lengths - 1 - _DETAIL, 0)
     far = (1 << _DIRECT) + (lengths - 1 - _DIRECT << _DETAIL) + (offsets >> widths) - (1 << _DETAIL)
     return np.where(lengths > _DIRECT, far, offsets).astype(np.uint16), widths.astype(np.uint8)
+
+
+@njit(nogil=True, cache=True)
+def _look_up(symbols, values, out):  # type: ignore[no-untyped-def]
+    for row in range(symbols.shape[0]):
+        for column in range(symbols.shape[1]):
+            out[row, column] = values[symbols[row, column]]
 
 
 @njit(nogil=True, cache=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from birdie.entropy.numbers import Reader, Writer, unzigzag, zigzag
+from birdie.entropy.numbers import MAX_NUMBER, Reader, Writer, take_number, zigzag
 from birdie.errors import ArtifactError
 
 Counts = NDArray[np.int64]
@@ -30,8 +30,12 @@ _HEADROOM = 16 * 18  # what the encoder leaves to knots; the rest is for spikes
 # 2**(15 + i/16) for i = 0 … 15, rounded down: four nested square roots of an exact integer.
 _POWERS = np.array([isqrt(isqrt(isqrt(isqrt(1 << 240 + i)))) for i in range(16)], np.int64)
 
+_IMPOSSIBLE = "a frequency table of a stream is impossible; the file is damaged"
+
 # Contexts of the side information, one per kind of number.
 _SUPPORT, _FORM, _FIRST, _SLOPE, _KNOT, _DENSE, _SPIKES, _PLACE, _HEIGHT = 8, 9, 10, 11, 12, 13, 17, 18, 19
+
+_CONTEXTS = np.array([_SUPPORT, _SUPPORT, _FORM, _FIRST, _SLOPE, _KNOT, _DENSE, 3, _SPIKES, _PLACE, _HEIGHT], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +63,12 @@ class Shape:
         Raises:
             ArtifactError: the description is out of range, or more symbols occur than there are slots.
         """
-        logs = self._logs()
-        present = logs >= 0 if self.stride else logs > 0
-        if not 0 < int(present.sum()) <= 1 << precision or int(logs.max()) > MAX_LOG:
-            raise ArtifactError("a frequency table of a stream is impossible; the file is damaged")
-        logs = np.maximum(logs, 0)
-        weights = np.where(present, _POWERS[logs & 15] << (logs >> 4), 0)
         out = np.zeros(size, np.int64)
-        out[self.low : self.high + 1] = _normalised(weights, present, precision)
+        knots = np.array(self.knots, np.int64)
+        spikes = np.array(self.spikes, np.int64).reshape(-1, 2)
+        if not _frequencies(self.low, self.high, self.stride, self.coarseness, knots, spikes, precision, out):
+            raise ArtifactError(_IMPOSSIBLE)
         return out
-
-    def _logs(self) -> Counts:
-        """Log frequency of each symbol of the support, in sixteenths of a bit."""
-        knots = np.array(self.knots, np.int64) << self.coarseness
-        if self.stride:
-            where = np.arange(self.high - self.low + 1)
-            left, along = knots[where >> self.stride], where & (1 << self.stride) - 1
-            right = knots[np.minimum((where >> self.stride) + 1, knots.size - 1)]
-            knots = left + ((right - left) * along + (1 << self.stride - 1) >> self.stride)
-        for symbol, height in self.spikes:
-            knots[symbol - self.low] = max(int(knots[symbol - self.low]) + height, 0 if self.stride else 1)
-        return knots
 
     def put(self, writer: Writer, size: int) -> None:
         """Describe the table to `writer`."""
@@ -101,53 +90,22 @@ class Shape:
             writer.put_signed(_HEIGHT, height)
             before = symbol
 
-    @classmethod
-    def take(cls, reader: Reader, size: int) -> "Shape":
-        """Undo `put`; what could index out of range is checked here, the rest in `frequencies`."""
-        low = reader.take(_SUPPORT, size - 1, "the first symbol")
-        high = size - 1 - reader.take(_SUPPORT, size - 1 - low, "the last symbol")
-        form = reader.take(_FORM, (MAX_STRIDE + 1) * (MAX_COARSENESS + 1) - 1, "the form of a table")
-        stride, coarseness = divmod(form, MAX_COARSENESS + 1)
-        count = knot_count(high - low + 1, stride)
-        if stride:
-            first = reader.take_all(_FIRST, 1)
-            slope = unzigzag(reader.take_all(_SLOPE, min(count - 1, 1)))
-            bends = unzigzag(reader.take_all(_KNOT, max(count - 2, 0)))
-            knots = np.cumsum(np.concatenate([first, np.cumsum(np.concatenate([slope, bends]))]))
-        else:
-            knots = np.cumsum(unzigzag(reader.take_chain(_DENSE, count, 3)))
-        if int(knots.min()) < 0 or int(knots.max()) > MAX_LOG:
-            raise ArtifactError("a knot of a frequency table is out of range; the file is damaged")
-        spikes = []
-        symbol = low
-        for _ in range(reader.take(_SPIKES, MAX_SPIKES, "the number of spikes")):
-            symbol += reader.take(_PLACE, high - symbol, "the place of a spike")
-            spikes.append((symbol, reader.take_signed(_HEIGHT)))
-        return cls(low, high, stride, coarseness, tuple(knots.tolist()), tuple(spikes))
+
+def take(reader: Reader, classes: int, size: int, precision: int) -> Counts:
+    """The frequencies (classes, size) of as many tables as `Shape.put` described.
+
+    Raises:
+        ArtifactError: a description is out of range, or more symbols occur than there are slots.
+    """
+    out = np.zeros((classes, size), np.int64)
+    if not _take_tables(*reader.source, _CONTEXTS, precision, out):
+        raise ArtifactError(_IMPOSSIBLE)
+    return out
 
 
 def knot_count(width: int, stride: int) -> int:
     """Knots that a support of `width` symbols needs."""
     return ((width - 1 + (1 << stride) - 1) >> stride) + 1
-
-
-def _normalised(weights: Counts, present: NDArray[np.bool_], precision: int) -> Counts:
-    """Frequencies in proportion to `weights`, at least 1 where present, that sum to 2**precision.
-
-    Rounding leaves a small surplus or deficit; it is spread one by one over the symbols from the most frequent down.
-    """
-    total = int(weights.sum())
-    frequencies = np.where(present, np.maximum(((weights << precision) + (total >> 1)) // total, 1), 0)
-    order = np.argsort(-frequencies, kind="stable")
-    order = order[: int(present.sum())]
-    lacking = (1 << precision) - int(frequencies.sum())
-    while lacking:
-        step = 1 if lacking > 0 else -1
-        able = order if step > 0 else order[frequencies[order] > 1]
-        chosen = able[: abs(lacking)]
-        frequencies[chosen] += step
-        lacking -= step * chosen.size
-    return frequencies
 
 
 def cost(counts: Counts, frequencies: Counts, precision: int) -> float:
@@ -273,3 +231,104 @@ def _scale_iteratively(inside, stride, logs, expected):  # type: ignore[no-untyp
         _add_hats(expected, stride, seen)
         for k in range(knots):
             logs[k] += np.log2((wanted[k] + 0.3) / (seen[k] + 0.3))
+
+
+@njit(nogil=True, cache=True)
+def _frequencies(low, high, stride, coarseness, knots, spikes, precision, out):  # type: ignore[no-untyped-def]
+    """Fill out (size,), zeros so far, from low to high; False where no table can look so."""
+    slots, total, present = np.int64(1) << precision, np.int64(0), np.int64(0)
+    logs = np.empty(high - low + 1, np.int64)
+    for i in range(logs.size):
+        left = knots[i >> stride] << coarseness
+        if stride:
+            right = knots[min((i >> stride) + 1, knots.size - 1)] << coarseness
+            left += (right - left) * (i & (1 << stride) - 1) + (1 << stride - 1) >> stride
+        logs[i] = left
+    for spike in range(spikes.shape[0]):
+        place = spikes[spike, 0] - low
+        logs[place] = max(logs[place] + spikes[spike, 1], np.int64(stride == 0))
+    for i in range(logs.size):
+        if logs[i] > MAX_LOG:
+            return False
+        if stride or logs[i] > 0:
+            log = max(logs[i], np.int64(0))
+            out[low + i] = _POWERS[log & 15] << (log >> 4)
+            total += out[low + i]
+            present += 1
+    if not 0 < present <= slots:
+        return False
+    lacking = slots
+    for symbol in range(low, high + 1):
+        if out[symbol]:
+            out[symbol] = max(((out[symbol] << precision) + (total >> 1)) // total, np.int64(1))
+            lacking -= out[symbol]
+    if lacking:
+        _spread(low, high, lacking, slots, present, out)
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _spread(low, high, lacking, slots, present, out):  # type: ignore[no-untyped-def]
+    """Hand what rounding left over, of either sign, to the symbols one by one from the most frequent down."""
+    starts = np.zeros(slots + 2, np.int64)  # a counting sort: stable, and frequencies are at most `slots`
+    for symbol in range(low, high + 1):
+        if out[symbol]:
+            starts[slots - out[symbol] + 1] += 1
+    for place in range(1, starts.size):
+        starts[place] += starts[place - 1]
+    order = np.empty(present, np.int64)
+    for symbol in range(low, high + 1):
+        if out[symbol]:
+            order[starts[slots - out[symbol]]] = symbol
+            starts[slots - out[symbol]] += 1
+    step = np.int64(1 if lacking > 0 else -1)
+    while lacking:
+        for place in range(present):
+            if lacking and (step > 0 or out[order[place]] > 1):
+                out[order[place]] += step
+                lacking -= step
+
+
+@njit(nogil=True, cache=True)
+def _take_tables(words, state, probability, count, contexts, precision, out):  # type: ignore[no-untyped-def]
+    """Undo `Shape.put` and apply it, for each row of out (classes, size), zeros so far; False where it cannot be."""
+    size = out.shape[1]
+    for kind in range(out.shape[0]):
+        # One array for the contexts, and few places that take numbers: both keep the compiler's work small.
+        low = after = form = np.int64(0)
+        for place in range(3):
+            number = take_number(words, state, probability, count, contexts[place])
+            low, after, form = after, form, number
+        high = size - 1 - after
+        if low > high or form >= (MAX_STRIDE + 1) * (MAX_COARSENESS + 1):
+            return False
+        stride, coarseness = form // (MAX_COARSENESS + 1), form % (MAX_COARSENESS + 1)
+        knots = np.empty(((high - low + (1 << stride) - 1) >> stride) + 1, np.int64)
+        knot = slope = before = np.int64(0)
+        for i in range(knots.size):
+            chained = before if before < contexts[7] else contexts[7]
+            context = contexts[3 + i if i < 2 else 5] if stride else contexts[6] + chained
+            before = take_number(words, state, probability, count, context)
+            step = (before >> 1) ^ -(before & 1)
+            slope = (slope + step if i else np.int64(0)) if stride else step
+            knot = before if stride and not i else knot + slope
+            if not 0 <= knot <= MAX_LOG:
+                return False
+            knots[i] = knot
+        number = take_number(words, state, probability, count, contexts[8])
+        if number > MAX_SPIKES:
+            return False
+        spikes = np.empty((number, 2), np.int64)
+        for i in range(2 * number):
+            taken = take_number(words, state, probability, count, contexts[9 + (i & 1)])
+            if i & 1:
+                spikes[i >> 1, 1] = (taken >> 1) ^ -(taken & 1)
+            else:
+                spikes[i >> 1, 0] = taken + (spikes[(i >> 1) - 1, 0] if i else low)
+                if spikes[i >> 1, 0] > high:
+                    return False
+            if taken > MAX_NUMBER:
+                return False
+        if not _frequencies(low, high, stride, coarseness, knots, spikes, precision, out[kind]):
+            return False
+    return True

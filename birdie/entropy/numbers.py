@@ -17,7 +17,7 @@ from birdie.errors import ArtifactError
 
 Words = NDArray[np.uint16]
 
-CONTEXTS = 64
+CONTEXTS = 96
 MAX_NUMBER = (1 << 34) - 1
 _LENGTHS = 35  # n = v + 1 has 1 … 35 bits
 _SLOTS = _LENGTHS + _LENGTHS * 8  # of a context: the unary bits, then a tree of 8 nodes for each length
@@ -106,6 +106,11 @@ class Reader:
         if not _take(self._words, self._state, *self._models, context, most, out):
             raise ArtifactError(f"a number in a stream is above {MAX_NUMBER:,}; the file is damaged")
         return out
+
+    @property
+    def source(self) -> tuple[Words, NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint8]]:
+        """What `take_number` takes from; it moves on as this reader does."""
+        return self._words, self._state, *self._models
 
     def finish(self) -> None:
         """Raises ArtifactError unless every word was taken and the state is the one encoding began with."""
@@ -199,27 +204,33 @@ def _take_bit(words, state, odd):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def take_number(words, state, probability, count, context):  # type: ignore[no-untyped-def]
+    """One number in one context; other kernels take theirs with it."""
+    base = context * _SLOTS
+    length = 0
+    while length < _LENGTHS - 1:
+        bit = _take_bit(words, state, np.uint64(_odds(probability, base + length)))
+        _learn(probability, count, base + length, bit)
+        if not bit:
+            break
+        length += 1
+    tree, node, n = base + _LENGTHS + length * 8, 1, np.int64(1)
+    for _ in range(length):
+        if node < 8:
+            bit = _take_bit(words, state, np.uint64(_odds(probability, tree + node)))
+            _learn(probability, count, tree + node, bit)
+            node = 2 * node + bit
+        else:
+            bit = _take_bit(words, state, np.uint64(16384))
+        n = 2 * n + bit
+    return n - 1
+
+
+@njit(nogil=True, cache=True)
 def _take(words, state, probability, count, context, most, out):  # type: ignore[no-untyped-def]
     before = np.int64(0)
     for index in range(out.size):
-        base = (context + min(before, np.int64(most))) * _SLOTS
-        length = 0
-        while length < _LENGTHS - 1:
-            bit = _take_bit(words, state, np.uint64(_odds(probability, base + length)))
-            _learn(probability, count, base + length, bit)
-            if not bit:
-                break
-            length += 1
-        tree, node, n = base + _LENGTHS + length * 8, 1, np.int64(1)
-        for _ in range(length):
-            if node < 8:
-                bit = _take_bit(words, state, np.uint64(_odds(probability, tree + node)))
-                _learn(probability, count, tree + node, bit)
-                node = 2 * node + bit
-            else:
-                bit = _take_bit(words, state, np.uint64(16384))
-            n = 2 * n + bit
-        before = n - 1
+        before = take_number(words, state, probability, count, context + min(before, np.int64(most)))
         out[index] = before
         if before > MAX_NUMBER:
             return False

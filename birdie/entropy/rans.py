@@ -43,20 +43,42 @@ def encode(
 
 
 def decode(
-    words: Words, classes: NDArray[np.uint8], table: NDArray[np.uint64], precision: int, out: NDArray[np.integer]
+    data: memoryview, classes: NDArray[np.uint8], table: NDArray[np.uint64], precision: int, out: NDArray[np.integer]
 ) -> None:
-    """Undo `encode` into `out` (rows, columns), which holds the values of the table, cut to its dtype.
+    """Undo `encode` into `out` (rows, columns), C-contiguous: the values of the table, cut to its dtype.
+
+    `data` are the bytes of the words, low byte first.
 
     Raises:
         ArtifactError: the words are not those of this many symbols.
     """
-    if words.size < 2 * LANES:
-        raise ArtifactError(
-            f"a coded chunk has {words.size} words, at least {2 * LANES} are needed; the file is damaged"
-        )
-    padded = np.concatenate([words, np.zeros(LANES, np.uint16)])
-    if not _decode(padded, words.size, classes, table, precision, out):
+    if len(data) < 4 * LANES:
+        raise ArtifactError(f"a coded chunk has {len(data)} bytes, {4 * LANES} at the least; the file is damaged")
+    head, tail = bytes(data[: 4 * LANES]), bytes(data[max(0, len(data) - 8 * LANES) :])
+    # One step of all lanes may take a word each, so near the end it reads from a copy with zeros behind.
+    end = len(tail) // 2
+    padded = _readonly(tail + bytes(2 * LANES))
+    progress = np.zeros(3 + LANES, np.uint64)  # row, column, word, states
+    progress[2] = 2 * LANES
+    progress[3:] = np.frombuffer(head, "<u4")
+    cells = out.view(f"u{out.itemsize}")  # signed or not: fewer kernels to compile
+    done = False
+    if len(data) > len(tail):
+        done = _decode(_readonly(data), len(data) // 2 - LANES, classes, table, precision, progress, cells)
+    skipped = (len(data) - len(tail)) // 2
+    if not done:
+        progress[2] -= np.uint64(skipped)
+        done = _decode(padded, end, classes, table, precision, progress, cells)
+        progress[2] += np.uint64(skipped)
+    if not done or int(progress[2]) != len(data) // 2 or (progress[3:] != LOWEST).any():
         raise ArtifactError("a coded chunk does not end where it should; the file is damaged")
+
+
+def _readonly(data: bytes | memoryview) -> NDArray[np.uint8]:
+    """`data` as an array that cannot be written, whatever it was: again one kernel less."""
+    array = np.frombuffer(data, np.uint8)
+    array.flags.writeable = False
+    return array
 
 
 @njit(nogil=True, cache=True)
@@ -97,64 +119,66 @@ def _encode(symbols, classes, frequencies, starts, precision, buffer):  # type: 
 
 
 @njit(nogil=True, cache=True, inline="always")
+def _word(data, at):  # type: ignore[no-untyped-def]
+    """Two bytes, which compile to one load."""
+    place = at + at
+    return np.uint64(data[place]) | np.uint64(data[place + np.uint64(1)]) << np.uint64(8)
+
+
+@njit(nogil=True, cache=True, inline="always")
 def _advance(x, entry, shift):  # type: ignore[no-untyped-def]
     return ((entry >> np.uint64(32)) & np.uint64(0xFFFF)) * (x >> shift) + (entry >> np.uint64(48))
 
 
 @njit(nogil=True, cache=True)
-def _decode(words, count, classes, table, precision, out):  # type: ignore[no-untyped-def]
+def _decode(data, limit, classes, table, precision, progress, out):  # type: ignore[no-untyped-def]
+    """Go on from `progress` until a step could read past word `limit` + LANES or all is decoded, which is told."""
     rows, columns = out.shape
     shift, mask = np.uint64(precision), np.uint64((1 << precision) - 1)
     low, half = np.uint64(65536), np.uint64(16)
-    x0 = np.uint64(words[0]) | np.uint64(words[1]) << half
-    x1 = np.uint64(words[2]) | np.uint64(words[3]) << half
-    x2 = np.uint64(words[4]) | np.uint64(words[5]) << half
-    x3 = np.uint64(words[6]) | np.uint64(words[7]) << half
-    at = 8
+    first: int = np.int64(progress[1])  # type: ignore[assignment]
+    at, last = progress[2], np.uint64(limit)
+    x0, x1, x2, x3 = progress[3], progress[4], progress[5], progress[6]
     whole = columns & ~3
-    for row in range(rows):
-        slots = table[classes[row]]
-        for column in range(0, whole, 4):
-            if at > count:
-                return False
+    for row in range(np.int64(progress[0]), rows):
+        slots, cells = table[classes[row]], out[row]
+        column = first
+        while column < whole and at <= last:
             e0, e1, e2, e3 = slots[x0 & mask], slots[x1 & mask], slots[x2 & mask], slots[x3 & mask]
-            out[row, column] = np.int32(e0 & np.uint64(0xFFFFFFFF))
-            out[row, column + 1] = np.int32(e1 & np.uint64(0xFFFFFFFF))
-            out[row, column + 2] = np.int32(e2 & np.uint64(0xFFFFFFFF))
-            out[row, column + 3] = np.int32(e3 & np.uint64(0xFFFFFFFF))
-            x0, x1, x2, x3 = (
-                _advance(x0, e0, shift),
-                _advance(x1, e1, shift),
-                _advance(x2, e2, shift),
-                _advance(x3, e3, shift),
-            )
+            cells[column] = e0
+            cells[column + 1] = e1
+            cells[column + 2] = e2
+            cells[column + 3] = e3
+            x0, x1 = _advance(x0, e0, shift), _advance(x1, e1, shift)
+            x2, x3 = _advance(x2, e2, shift), _advance(x3, e3, shift)
             # Selecting instead of branching: whether a state needs a word is a coin toss to a branch predictor.
-            word = np.uint64(words[at])
-            need = x0 < low
+            need, word = x0 < low, _word(data, at)
             x0 = (x0 << half | word) if need else x0
-            at += need
-            word = np.uint64(words[at])
-            need = x1 < low
+            at += np.uint64(need)
+            need, word = x1 < low, _word(data, at)
             x1 = (x1 << half | word) if need else x1
-            at += need
-            word = np.uint64(words[at])
-            need = x2 < low
+            at += np.uint64(need)
+            need, word = x2 < low, _word(data, at)
             x2 = (x2 << half | word) if need else x2
-            at += need
-            word = np.uint64(words[at])
-            need = x3 < low
+            at += np.uint64(need)
+            need, word = x3 < low, _word(data, at)
             x3 = (x3 << half | word) if need else x3
-            at += need
-        for column in range(whole, columns):
-            if at > count:
-                return False
+            at += np.uint64(need)
+            column += 4
+        if at > last and column < columns:
+            progress[0], progress[1], progress[2] = row, column, at
+            progress[3], progress[4], progress[5], progress[6] = x0, x1, x2, x3
+            return False
+        for column in range(whole, columns):  # at most three, which take lanes 0, 1, 2
             entry = slots[x0 & mask]
-            out[row, column] = np.int32(entry & np.uint64(0xFFFFFFFF))
+            cells[column] = entry
             x = _advance(x0, entry, shift)
             if x < low:
-                x = x << half | np.uint64(words[at])
-                at += 1
-            # The tail of a row takes lanes 0, 1, 2: rotate so that the next column finds its own in x0.
+                x = x << half | _word(data, at)
+                at += np.uint64(1)
+            # Rotate so that the next column finds its own state in x0; after the last all are back in place.
             x0, x1, x2 = (x1, x2, x) if columns - whole == 3 else ((x1, x, x2) if columns - whole == 2 else (x, x1, x2))
-        # After a tail of n steps lanes 0 … n-1 are back in place.
-    return at == count and x0 == low and x1 == low and x2 == low and x3 == low
+        first = 0
+    progress[2] = at
+    progress[3], progress[4], progress[5], progress[6] = x0, x1, x2, x3
+    return True

@@ -86,4 +86,5 @@ def _add(symbols, distances, size):  # type: ignore[no-untyped-def]
             above = row - distances[row]
             for column in range(symbols.shape[1]):
                 total = np.int64(symbols[row, column]) + np.int64(symbols[above, column]) - size // 2
-                symbols[row, column] = np.uint16(total % size)
+                total += size if total < 0 else (-size if total >= size else 0)  # both are below `size`
+                symbols[row, column] = total

@@ -186,7 +186,7 @@ def _naming_bits(found: NDArray[np.generic]) -> float:
 
 
 def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int) -> NDArray[np.integer]:
-    """Undo `encode`: (rows, columns) of `dtype`.
+    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
 
     Raises:
         ArtifactError: the payload is not that of such an array.
@@ -203,22 +203,23 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
         raise ArtifactError(f"rows of {columns} in a stream have references or classes; the file is damaged")
     distances = reference.take(reader, rows) if scan & 2 else None
     classes = row_classes.take(reader, rows, count) if count > 1 else np.zeros(rows, np.uint8)
-    shapes = [model.Shape.take(reader, alphabet.size) for _ in range(count)]
-    frequencies = np.stack([shape.frequencies(alphabet.size, precision) for shape in shapes])
+    frequencies = model.take(reader, count, alphabet.size, precision)
     plain = distances is None and alphabet.kind != alphabets.SPLIT
     values = alphabet.values if plain else np.arange(alphabet.size)
-    if plain:
-        check_range(int(values[0]), int(values[-1]), dtype)
+    if alphabet.kind != alphabets.SPLIT:
+        low, high = int(alphabet.values[0]), int(alphabet.values[-1])
+        check_range(low, high, dtype)
+        dtype = _narrowest(low, high) if dtype == np.int32 else dtype
     out = np.empty((rows, columns), dtype if plain else np.uint16)
     table = rans.decode_table(frequencies, values, precision)
     parts = list(_chunks(out, classes))
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
-    low = _decode_chunks(rest, lengths, parts, table, precision, threads)
-    if alphabet.kind != alphabets.SPLIT and len(low):
+    after = _decode_chunks(rest, lengths, parts, table, precision, threads)
+    if alphabet.kind != alphabets.SPLIT and len(after):
         raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
     if not plain:
-        out = _valued(out, distances, alphabet, low, dtype)
+        out = _valued(out, distances, alphabet, after, dtype)
     return out.T if scan & 1 else out
 
 
@@ -253,12 +254,11 @@ def _decode_chunks(
     ends = 2 * np.cumsum(lengths)
     if int(lengths.max()) > len(data) or int(ends[-1]) > len(data):
         raise ArtifactError("the chunks of a stream are longer than its payload; the file is damaged")
-    words = np.frombuffer(data[: int(ends[-1])], "<u2").astype(np.uint16, copy=False)
 
     def work(index: int) -> None:
         out, kinds = parts[index]
-        first = int(ends[index]) // 2 - int(lengths[index])
-        rans.decode(words[first : int(ends[index]) // 2], kinds, table, precision, out)
+        end = int(ends[index])
+        rans.decode(data[end - 2 * int(lengths[index]) : end], kinds, table, precision, out)
 
     if threads > 1 and len(parts) > 1:
         with ThreadPoolExecutor(min(threads, len(parts))) as pool:
@@ -281,6 +281,12 @@ def _valued(
     out = np.empty(symbols.shape, dtype)
     if alphabet.kind == alphabets.SPLIT:
         alphabets.join(symbols.ravel(), low, alphabet, out.ravel())
-        return out
-    check_range(int(alphabet.values[0]), int(alphabet.values[-1]), dtype)
-    return np.take(alphabet.values.astype(dtype), symbols, out=out, mode="clip")
+    else:
+        alphabets.look_up(symbols, alphabet, out)
+    return out
+
+
+def _narrowest(low: int, high: int) -> np.dtype[np.integer]:
+    """The narrowest signed dtype for `low` … `high`, 32 bits at the most."""
+    narrow = (kind for kind in (np.int8, np.int16) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    return np.dtype(next(narrow, np.int32))
