@@ -5,9 +5,9 @@
     exec(compile(…a…,__file__,…))
 
 The better of lzma and bz2 is taken; `forms` measures all: base85 is a quarter longer, zlib and a zip with __main__ are
-longer too. The code is compiled under the file's own name: numba then keeps its kernels beside the file (or in the user's
-cache folder where that is read-only) as for any module, so nothing is unpacked, no folder of ours is written, and no two
-processes race.
+longer too. The code is compiled under the file's own name: numba then keeps its kernels beside the file (or in the
+user's cache folder where that is read-only) as for any module, so nothing is unpacked, no folder of ours is written,
+and no two processes race.
 Code lies on its own line and the source begins below the last one: a traceback never prints the compressed line.
 """
 
