@@ -33,12 +33,7 @@ Row = dict[str, Any]
 
 MIN_WEIGHTS = 10_000_000
 ROWS, COLUMNS = 1024, 2048
-_PEAK = """
-import json, resource, sys, torch, birdie
-if len(sys.argv) > 1:
-    birdie.load(sys.argv[1], workers=int(sys.argv[2]))
-print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)))
-"""
+_PEAK = "import sys, birdie; sys.argv[1:] and birdie.load(sys.argv[1], workers=int(sys.argv[2]))"
 
 
 def gaussian(bits: float, seed: int) -> State:
@@ -74,10 +69,14 @@ def best(work: Callable[[], Any], seconds: float) -> float:
     return least
 
 
-def peak(*arguments: str) -> int:
-    """Most memory of a fresh process, in bytes."""
-    done = subprocess.run([sys.executable, "-c", _PEAK, *arguments], check=True, capture_output=True, text=True)
-    return int(json.loads(done.stdout))
+def peak(*arguments: str) -> float:
+    """Most memory of a fresh process, in megabytes; started by a small one, for a parent's peak is inherited."""
+    runner = [sys.executable, "-I", "-S", str(Path(__file__).with_name("peak.py"))]
+    command = [*runner, sys.executable, "-c", _PEAK, *arguments]
+    done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    if done["code"]:
+        raise SystemExit(f"loading in a process of its own failed: {done['error']}")
+    return float(done["peak_mb"])
 
 
 def kernel_and_stream(name: str, path: Path, seconds: float) -> list[Row]:
@@ -112,7 +111,7 @@ def files(name: str, path: Path, expected: State, dtype: str, seconds: float) ->
     rows, idle = [], peak()
     for threads in (1, 2):
         load = best(lambda threads=threads: birdie.load(path, workers=threads), seconds)  # type: ignore[misc]
-        memory = {"decoded_mb": size / 1e6, "peak_mb": (peak(str(path), str(threads)) - idle) / 1e6}
+        memory = {"decoded_mb": size / 1e6, "peak_mb": peak(str(path), str(threads)) - idle}
         rows.append(row(f"{name}: file to {dtype}", count, threads, load) | memory | {"exact": exact})
     return rows
 
