@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 MIN_WEIGHTS = 10_000_000
 ROWS, COLUMNS = 1024, 2048
-_PEAK = "import sys, birdie; sys.argv[1:] and birdie.load(sys.argv[1], workers=int(sys.argv[2]))"
+_PEAK = "import sys, birdie; load = birdie.load; sys.argv[1:] and load(sys.argv[1], workers=int(sys.argv[2]))"
 
 
 def gaussian(bits: float, seed: int) -> State:
