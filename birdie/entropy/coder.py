@@ -3,6 +3,7 @@
     constant   every value the same              bytes    one byte a value, as it is
     packed     a fixed number of bits a value     numbers  small arrays: adaptive models, nothing to describe first
     static     interleaved rANS with tables per row class
+    mixed      context mixing: the smallest, and the slowest
 
 A coder is a number in the file; another one is another row of `_DECODERS`. `encode` tries those that suit the array and
 the effort and keeps the smallest. Decoding is integer arithmetic throughout: the same values on every machine and any
@@ -16,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from birdie.entropy import raw, small, static
+from birdie.entropy import mixed, raw, small, static
 from birdie.entropy.raw import Bytes
 from birdie.entropy.stream import Effort, Hints
 from birdie.errors import ArtifactError, ConfigError
 
-CONSTANT, BYTES, PACKED, NUMBERS, STATIC = range(5)
-NAMES = {CONSTANT: "constant", BYTES: "bytes", PACKED: "packed", NUMBERS: "numbers", STATIC: "static"}
+CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED = range(6)
+NAMES = {CONSTANT: "constant", BYTES: "bytes", PACKED: "packed", NUMBERS: "numbers", STATIC: "static", MIXED: "mixed"}
 DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
     np.dtype(kind) for kind in (np.uint8, np.int8, np.uint16, np.int16, np.int32)
 )
@@ -37,6 +38,7 @@ _DECODERS: dict[int, _Decode] = {
     PACKED: raw.decode_packed,
     NUMBERS: small.decode,
     STATIC: static.decode,
+    MIXED: mixed.decode,
 }
 
 
@@ -79,6 +81,9 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         best = min(best, Coded(NUMBERS, small.encode(values)), key=_size)
     if values.size >= 256:
         best = min(best, Coded(STATIC, static.encode(values, effort)), key=_size)
+    if effort == "max" and (hints is None or hints.role != "mantissa"):
+        payload = mixed.encode(values, hints.kernel if hints else (1, 1))
+        best = min(best, Coded(MIXED, payload), key=_size) if payload is not None else best
     return best
 
 

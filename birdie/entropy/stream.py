@@ -14,6 +14,8 @@ class Hints:
     Attributes:
         role: what the integers are: quantized `symbols`, per-row `scales` (log2 indices, smooth in the row),
             one plane of a float (`sign`, `exponent`, `mantissa`), or plain `bytes`.
+        kernel: height and width of the convolution whose weights lie in the columns, (1, 1) for a matrix.
     """
 
     role: Role = "symbols"
+    kernel: tuple[int, int] = (1, 1)

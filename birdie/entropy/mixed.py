@@ -1,0 +1,208 @@
+"""Context mixing of a whole array: alphabet, scan and prediction chosen, described, and applied.
+
+    values ─ scan ─ alphabet ─► symbols ─ prediction ─► differences ─ mixing ─► words, in chunks
+
+A payload is: length of the side information in words (a varint), its 16-bit words, the 32-bit words of each chunk, and
+the low bits of symbols too many for the mixing's tree. Chunks hold whole rows, about a million symbols, and decode
+independently on as many threads.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.cursor import varint
+from birdie.entropy import alphabet as alphabets
+from birdie.entropy import logistic, mixing, prediction, raw
+from birdie.entropy.alphabet import Alphabet, Symbols
+from birdie.entropy.mixing import Model
+from birdie.entropy.numbers import Reader, Writer
+from birdie.entropy.prediction import Prediction, Rows, Taps
+from birdie.entropy.raw import Bytes, check_range
+from birdie.entropy.static import CHUNK
+from birdie.entropy.static import _side as split_payload
+from birdie.errors import ArtifactError
+
+_SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _PREDICTION = 5, 21, 6, 7, 8, 9, 10
+_MIN_COLUMNS = 8  # of rows that are worth a reference
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One way to code the symbols.
+
+    Attributes:
+        columns_first: the array was transposed before it was scanned.
+        predicted: None, or what was subtracted.
+        zero: the symbol of zero before the prediction.
+        model: of what is left.
+        chunks: the coded words.
+    """
+
+    columns_first: bool
+    predicted: Prediction | None
+    zero: int
+    model: Model
+    chunks: tuple[mixing.Words, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of the words and, roughly, of the prediction's description."""
+        return 4 * sum(chunk.size for chunk in self.chunks) + self._described()
+
+    def _described(self) -> int:
+        if self.predicted is None:
+            return 0
+        writer = Writer()
+        self.predicted.put(writer)
+        return 2 * writer.finish().size
+
+
+def encode(values: NDArray[np.integer], kernel: tuple[int, int]) -> bytes | None:
+    """Code `values` (rows, columns), at least two different ones, all within int32; None if they are too far apart.
+
+    `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix.
+    """
+    alphabet, symbols = alphabets.choose(values)
+    if alphabet.kind == alphabets.SPLIT:
+        return None
+    low = max(0, (alphabet.size - 1).bit_length() - (mixing.MAX_SIZE - 1).bit_length())
+    zero = _zero(alphabet, symbols)
+    candidates: list[Prediction | None] = [None]
+    if alphabet.kind == alphabets.AFFINE:
+        rows, columns = symbols.shape
+        if rows > 1 and columns >= _MIN_COLUMNS and kernel == (1, 1):
+            candidates.append(prediction.choose_rows(symbols, zero))
+        candidates.append(prediction.choose_taps(symbols, zero, kernel))
+    plans = [_planned(symbols, False, candidate, zero, alphabet.size, low) for candidate in candidates[:1]]
+    plans += [_planned(symbols, False, found, zero, alphabet.size, low) for found in candidates[1:] if found]
+    best = min(plans, key=lambda plan: plan.bytes)
+    if best.predicted is None and min(symbols.shape) > 1:
+        best = min(best, _planned(symbols.T, True, None, zero, alphabet.size, low), key=lambda plan: plan.bytes)
+    return _written(best, alphabet, symbols, low)
+
+
+def _zero(alphabet: Alphabet, symbols: Symbols) -> int:
+    """The symbol magnitudes are counted from: that of the value 0, or the median where the values lie around another."""
+    middle = int(np.partition(symbols, symbols.size // 2, axis=None)[symbols.size // 2])
+    nearest = int(np.abs(alphabet.values).argmin())
+    return nearest if abs(nearest - middle) <= alphabet.size // 8 else middle
+
+
+def _planned(
+    symbols: Symbols, columns_first: bool, predicted: Prediction | None, zero: int, size: int, low: int
+) -> _Plan:
+    left = np.ascontiguousarray(symbols)
+    middle = zero
+    if predicted is not None:
+        left, middle = predicted.subtract(left, zero, size), size // 2
+    coarse = left >> np.uint16(low)
+    model = _model(coarse, ((size - 1) >> low) + 1, middle >> low)
+    return _Plan(columns_first, predicted, zero, model, tuple(mixing.encode(part, model) for part in _chunks(coarse)))
+
+
+def _model(symbols: Symbols, size: int, zero: int) -> Model:
+    """The mean magnitude, and the prior that fits the histogram best."""
+    counts = np.bincount(symbols.ravel(), minlength=size)
+    mean = float(counts @ np.abs(np.arange(size) - zero)) / symbols.size
+    scale = min(max(round(16 * float(np.log2(max(64 * mean, 1)))), 0), logistic.SCALES - 1)
+    costs = [float(counts @ -np.log2(mixing.masses(Model(size, zero, scale, kind)))) for kind in range(3)]
+    return Model(size, zero, scale, int(np.argmin(costs)))
+
+
+def _chunks(symbols: Symbols) -> list[Symbols]:
+    rows = max(1, CHUNK // max(symbols.shape[1], 1))
+    return [symbols[start : start + rows] for start in range(0, symbols.shape[0], rows)]
+
+
+def _written(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> bytes:
+    writer = Writer()
+    alphabet.put(writer)
+    writer.put(_SCAN, int(plan.columns_first))
+    writer.put(_ZERO, plan.zero)
+    writer.put(_LOW, low)
+    writer.put(_SCALE, plan.model.scale)
+    writer.put(_PRIOR, plan.model.kind)
+    kind = {type(None): 0, Rows: prediction.ROWS, Taps: prediction.TAPS}[type(plan.predicted)]
+    writer.put(_PREDICTION, kind)
+    if plan.predicted is not None:
+        plan.predicted.put(writer)
+    writer.put_all(_WORDS, [chunk.size for chunk in plan.chunks])
+    side = writer.finish()
+    parts = [varint(side.size), side.astype("<u2").tobytes(), *(chunk.astype("<u4").tobytes() for chunk in plan.chunks)]
+    if low:
+        scanned = symbols.T if plan.columns_first else symbols
+        left = scanned if plan.predicted is None else plan.predicted.subtract(scanned, plan.zero, alphabet.size)
+        parts.append(raw.encode_packed(left & np.uint16((1 << low) - 1), 0, (1 << low) - 1))
+    return b"".join(parts)
+
+
+def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int) -> NDArray[np.integer]:
+    """Undo `encode`: (rows, columns) of `dtype`.
+
+    Raises:
+        ArtifactError: the payload is not that of such an array.
+    """
+    side, rest = split_payload(payload)
+    reader = Reader(side)
+    alphabet = Alphabet.take(reader)
+    if alphabet.kind == alphabets.SPLIT or alphabet.size < 2:
+        raise ArtifactError("the alphabet of a mixed stream is not one it can have; the file is damaged")
+    check_range(int(alphabet.values[0]), int(alphabet.values[-1]), dtype)
+    columns_first = reader.take(_SCAN, 1, "the scan")
+    zero = reader.take(_ZERO, alphabet.size - 1, "the zero")
+    low = reader.take(_LOW, 3, "the number of low bits")
+    scale = reader.take(_SCALE, logistic.SCALES - 1, "the scale")
+    kind = reader.take(_PRIOR, logistic.LAPLACE, "the prior")
+    size = ((alphabet.size - 1) >> low) + 1
+    if not 2 <= size <= mixing.MAX_SIZE:
+        raise ArtifactError(f"a mixed stream has {size} symbols; the file is damaged")
+    if columns_first:
+        rows, columns = columns, rows
+    predicted = _take_prediction(reader, rows)
+    middle = zero if predicted is None else alphabet.size // 2
+    symbols = np.empty((rows, columns), np.uint16)
+    parts = _chunks(symbols)
+    lengths = reader.take_all(_WORDS, len(parts))
+    reader.finish()
+    tail = _decode_chunks(rest, lengths, parts, Model(size, middle >> low, scale, kind), threads)
+    if low:
+        symbols = symbols << np.uint16(low) | raw.decode_packed(tail, rows, columns, np.dtype(np.uint16), 1)
+        if int(symbols.max()) >= alphabet.size:
+            raise ArtifactError("a mixed stream holds a symbol beyond its alphabet; the file is damaged")
+    elif len(tail):
+        raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
+    if predicted is not None:
+        symbols = predicted.add(symbols, zero, alphabet.size)
+    values = np.take(alphabet.values.astype(dtype), symbols)
+    return values.T if columns_first else values
+
+
+def _take_prediction(reader: Reader, rows: int) -> Prediction | None:
+    kind = reader.take(_PREDICTION, prediction.TAPS, "the kind of prediction")
+    if kind == prediction.ROWS:
+        return Rows.take(reader, rows)
+    return Taps.take(reader) if kind == prediction.TAPS else None
+
+
+def _decode_chunks(
+    data: memoryview, lengths: NDArray[np.int64], parts: list[Symbols], model: Model, threads: int
+) -> memoryview:
+    """Fill `parts` from the words in `data`; what follows the words is returned."""
+    ends = np.cumsum(lengths)
+    if int(lengths.max()) > len(data) // 4 or int(ends[-1]) > len(data) // 4:
+        raise ArtifactError("the chunks of a stream are longer than its payload; the file is damaged")
+    words = np.frombuffer(data[: 4 * int(ends[-1])], "<u4").astype(np.uint32)
+
+    def work(index: int) -> None:
+        mixing.decode(words[ends[index] - lengths[index] : ends[index]], model, parts[index])
+
+    if threads > 1 and len(parts) > 1:
+        with ThreadPoolExecutor(min(threads, len(parts))) as pool:
+            list(pool.map(work, range(len(parts))))
+    else:
+        for index in range(len(parts)):
+            work(index)
+    return data[4 * int(ends[-1]) :]
