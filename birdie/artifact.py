@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -29,6 +29,7 @@ from birdie.compress.decoders import CAST_DTYPES, DECODERS
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded
 from birdie.compress.state import fill, named_tensors, placed, require_request, require_target, whole, without_ties
+from birdie.compress.tensors import kernel
 from birdie.container import ALIAS, Entry, Reader, Stream
 from birdie.device import dtype_name
 from birdie.entropy import coder as entropy
@@ -248,7 +249,8 @@ class _Packer:
         layout = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
         streams = []
         for values, expected in zip(encoded.streams, layout, strict=True):
-            coded = entropy.encode(values, expected.hints, self.effort)
+            hints = replace(expected.hints, kernel=kernel(encoded.shape, expected.columns))
+            coded = entropy.encode(values, hints, self.effort)
             streams.append(Stream(coded.coder, coded.payload))
         code = DTYPES.index(encoded.dtype)
         return Entry(name, SCHEMES[encoded.scheme], code, encoded.shape, encoded.params, tuple(streams))

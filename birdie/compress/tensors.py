@@ -76,6 +76,14 @@ def from_bits(bits: Bits, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
+def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
+    """Height and width of the kernels of a convolution's weights (output, input, …), if a matrix with so many columns
+    holds them as they are; else (1, 1)."""
+    if len(shape) not in (3, 4) or columns != rows_columns(shape)[1]:
+        return (1, 1)
+    return (shape[2], shape[3]) if len(shape) == 4 else (1, shape[2])
+
+
 def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
     """The numbers of `weight` as float32, (rows, columns); a view of it where it already is that.
 

@@ -97,6 +97,20 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
     return Alphabet(SPLIT, np.arange(_TOKENS), centre), _tokens(_offsets(values, centre))[0]
 
 
+def zero(alphabet: Alphabet, symbols: Symbols) -> int:
+    """The symbol magnitudes are counted from: that of the value 0, or the median where values lie around another."""
+    middle = int(np.partition(symbols, symbols.size // 2, axis=None)[symbols.size // 2])
+    nearest = int(np.abs(alphabet.values).argmin())
+    return nearest if abs(nearest - middle) <= alphabet.size // 8 else middle
+
+
+def narrowest(alphabet: Alphabet, dtype: np.dtype[np.integer]) -> np.dtype[np.integer]:
+    """`dtype`, or instead of int32 the narrowest signed one that holds all values."""
+    low, high = int(alphabet.values[0]), int(alphabet.values[-1])
+    narrow = (kind for kind in (np.int8, np.int16) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    return np.dtype(next(narrow, np.int32)) if dtype == np.int32 else dtype
+
+
 def low_bits(values: NDArray[np.integer], alphabet: Alphabet) -> bytes:
     """The bits that tokens leave open, in scan order, low bit first."""
     offsets = _offsets(values, alphabet.centre)

@@ -50,18 +50,10 @@ def cluster(counts: NDArray[np.int64], classes: int) -> Classes:
         if (after == found).all():
             break
         found = after
-    return renumbered(found, spread)
+    return _renumbered(found, spread)
 
 
-def assign(counts: NDArray[np.int64], frequencies: NDArray[np.int64], precision: int, classes: Classes) -> Classes:
-    """The class whose final table codes each row in the fewest bits; a table without the row's symbols is no choice."""
-    logs = np.rint(_UNIT * (precision - np.log2(np.maximum(frequencies, 1)))).astype(np.int64)
-    members = np.bincount(classes, minlength=frequencies.shape[0])
-    naming = np.rint(_UNIT * np.log2(classes.size / np.maximum(members, 0.5))).astype(np.int64)
-    return _cheapest(counts, np.where(frequencies > 0, logs, 1 << 24), naming)
-
-
-def renumbered(found: NDArray[np.integer], spread: NDArray[np.float64]) -> Classes:
+def _renumbered(found: NDArray[np.integer], spread: NDArray[np.float64]) -> Classes:
     """Classes without gaps, in the order of their rows' mean spread."""
     present, compact = np.unique(found, return_inverse=True)
     means = np.bincount(compact, spread) / np.bincount(compact)

@@ -79,10 +79,11 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         hints is not None and hints.role == "scales" and values.size <= small.MAX_VALUES
     ):
         best = min(best, Coded(NUMBERS, small.encode(values)), key=_size)
+    kernel = hints.kernel if hints is not None else (1, 1)
     if values.size >= 256:
-        best = min(best, Coded(STATIC, static.encode(values, effort)), key=_size)
+        best = min(best, Coded(STATIC, static.encode(values, kernel)), key=_size)
     if effort == "max" and (hints is None or hints.role != "mantissa"):
-        payload = mixed.encode(values, hints.kernel if hints else (1, 1))
+        payload = mixed.encode(values, kernel)
         best = min(best, Coded(MIXED, payload), key=_size) if payload is not None else best
     return best
 

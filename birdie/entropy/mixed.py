@@ -19,14 +19,12 @@ from birdie.entropy import logistic, mixing, prediction, raw
 from birdie.entropy.alphabet import Alphabet, Symbols
 from birdie.entropy.mixing import Model
 from birdie.entropy.numbers import Reader, Writer
-from birdie.entropy.prediction import Prediction, Rows, Taps
+from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range
-from birdie.entropy.static import CHUNK
-from birdie.entropy.static import _side as split_payload
+from birdie.entropy.static import CHUNK, side_words
 from birdie.errors import ArtifactError
 
-_SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _PREDICTION = 5, 21, 6, 7, 8, 9, 10
-_MIN_COLUMNS = 8  # of rows that are worth a reference
+_SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _STEADINESS = 5, 21, 23, 6, 7, 8, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +47,10 @@ class _Plan:
 
     @property
     def bytes(self) -> int:
-        """Of the words and, roughly, of the prediction's description."""
-        return 4 * sum(chunk.size for chunk in self.chunks) + self._described()
-
-    def _described(self) -> int:
-        if self.predicted is None:
-            return 0
+        """Of the words and, about, of the prediction's description."""
         writer = Writer()
-        self.predicted.put(writer)
-        return 2 * writer.finish().size
+        prediction.put(writer, self.predicted)
+        return 4 * sum(chunk.size for chunk in self.chunks) + 2 * writer.finish().size
 
 
 def encode(values: NDArray[np.integer], kernel: tuple[int, int]) -> bytes | None:
@@ -69,26 +62,15 @@ def encode(values: NDArray[np.integer], kernel: tuple[int, int]) -> bytes | None
     if alphabet.kind == alphabets.SPLIT:
         return None
     low = max(0, (alphabet.size - 1).bit_length() - (mixing.MAX_SIZE - 1).bit_length())
-    zero = _zero(alphabet, symbols)
-    candidates: list[Prediction | None] = [None]
+    zero = alphabets.zero(alphabet, symbols)
+    tried: list[Prediction | None] = [None]
     if alphabet.kind == alphabets.AFFINE:
-        rows, columns = symbols.shape
-        if rows > 1 and columns >= _MIN_COLUMNS and kernel == (1, 1):
-            candidates.append(prediction.choose_rows(symbols, zero))
-        candidates.append(prediction.choose_taps(symbols, zero, kernel))
-    plans = [_planned(symbols, False, candidate, zero, alphabet.size, low) for candidate in candidates[:1]]
-    plans += [_planned(symbols, False, found, zero, alphabet.size, low) for found in candidates[1:] if found]
+        tried += prediction.candidates(symbols, zero, kernel)
+    plans = [_planned(symbols, False, predicted, zero, alphabet.size, low) for predicted in tried]
     best = min(plans, key=lambda plan: plan.bytes)
     if best.predicted is None and min(symbols.shape) > 1:
         best = min(best, _planned(symbols.T, True, None, zero, alphabet.size, low), key=lambda plan: plan.bytes)
     return _written(best, alphabet, symbols, low)
-
-
-def _zero(alphabet: Alphabet, symbols: Symbols) -> int:
-    """The symbol magnitudes are counted from: that of the value 0, or the median where the values lie around another."""
-    middle = int(np.partition(symbols, symbols.size // 2, axis=None)[symbols.size // 2])
-    nearest = int(np.abs(alphabet.values).argmin())
-    return nearest if abs(nearest - middle) <= alphabet.size // 8 else middle
 
 
 def _planned(
@@ -108,8 +90,17 @@ def _model(symbols: Symbols, size: int, zero: int) -> Model:
     counts = np.bincount(symbols.ravel(), minlength=size)
     mean = float(counts @ np.abs(np.arange(size) - zero)) / symbols.size
     scale = min(max(round(16 * float(np.log2(max(64 * mean, 1)))), 0), logistic.SCALES - 1)
-    costs = [float(counts @ -np.log2(mixing.masses(Model(size, zero, scale, kind)))) for kind in range(3)]
-    return Model(size, zero, scale, int(np.argmin(costs)))
+    costs = [float(counts @ -np.log2(mixing.masses(Model(size, zero, scale, kind, 0, 0)))) for kind in range(3)]
+    return Model(size, zero, scale, int(np.argmin(costs)), *(_steadiness(symbols, zero, axis) for axis in (1, 0)))
+
+
+def _steadiness(symbols: Symbols, zero: int, axis: int) -> int:
+    """log2 of how many symbols of a row (axis 1) or column (0) tell as much about its scale as the others do."""
+    squares = (symbols.astype(np.float32) - zero) ** 2
+    mean = float(squares.mean()) + 1e-6
+    noise = float((squares**2).mean()) / mean**2 - 1
+    spread = float(np.log(squares.mean(axis) / mean + 0.01).var()) - noise / symbols.shape[axis]
+    return int(np.clip(np.rint(np.log2(noise / max(spread, 1e-4))), 0, mixing.MAX_STEADINESS))
 
 
 def _chunks(symbols: Symbols) -> list[Symbols]:
@@ -125,10 +116,8 @@ def _written(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> byt
     writer.put(_LOW, low)
     writer.put(_SCALE, plan.model.scale)
     writer.put(_PRIOR, plan.model.kind)
-    kind = {type(None): 0, Rows: prediction.ROWS, Taps: prediction.TAPS}[type(plan.predicted)]
-    writer.put(_PREDICTION, kind)
-    if plan.predicted is not None:
-        plan.predicted.put(writer)
+    writer.put_all(_STEADINESS, [plan.model.rows, plan.model.columns])
+    prediction.put(writer, plan.predicted)
     writer.put_all(_WORDS, [chunk.size for chunk in plan.chunks])
     side = writer.finish()
     parts = [varint(side.size), side.astype("<u2").tobytes(), *(chunk.astype("<u4").tobytes() for chunk in plan.chunks)]
@@ -140,12 +129,12 @@ def _written(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> byt
 
 
 def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int) -> NDArray[np.integer]:
-    """Undo `encode`: (rows, columns) of `dtype`.
+    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
 
     Raises:
         ArtifactError: the payload is not that of such an array.
     """
-    side, rest = split_payload(payload)
+    side, rest = side_words(payload)
     reader = Reader(side)
     alphabet = Alphabet.take(reader)
     if alphabet.kind == alphabets.SPLIT or alphabet.size < 2:
@@ -156,35 +145,31 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     low = reader.take(_LOW, 3, "the number of low bits")
     scale = reader.take(_SCALE, logistic.SCALES - 1, "the scale")
     kind = reader.take(_PRIOR, logistic.LAPLACE, "the prior")
+    steadiness = [reader.take(_STEADINESS, mixing.MAX_STEADINESS, "the steadiness") for _ in range(2)]
     size = ((alphabet.size - 1) >> low) + 1
     if not 2 <= size <= mixing.MAX_SIZE:
         raise ArtifactError(f"a mixed stream has {size} symbols; the file is damaged")
     if columns_first:
         rows, columns = columns, rows
-    predicted = _take_prediction(reader, rows)
+    predicted = prediction.take(reader, rows)
     middle = zero if predicted is None else alphabet.size // 2
     symbols = np.empty((rows, columns), np.uint16)
     parts = _chunks(symbols)
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
-    tail = _decode_chunks(rest, lengths, parts, Model(size, middle >> low, scale, kind), threads)
+    tail = _decode_chunks(rest, lengths, parts, Model(size, middle >> low, scale, kind, *steadiness), threads)
     if low:
-        symbols = symbols << np.uint16(low) | raw.decode_packed(tail, rows, columns, np.dtype(np.uint16), 1)
+        symbols <<= np.uint16(low)
+        symbols |= raw.decode_packed(tail, rows, columns, np.dtype(np.uint16), 1).astype(np.uint16)
         if int(symbols.max()) >= alphabet.size:
             raise ArtifactError("a mixed stream holds a symbol beyond its alphabet; the file is damaged")
     elif len(tail):
         raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
     if predicted is not None:
         symbols = predicted.add(symbols, zero, alphabet.size)
-    values = np.take(alphabet.values.astype(dtype), symbols)
+    values = np.empty(symbols.shape, alphabets.narrowest(alphabet, dtype))
+    alphabets.look_up(symbols, alphabet, values)
     return values.T if columns_first else values
-
-
-def _take_prediction(reader: Reader, rows: int) -> Prediction | None:
-    kind = reader.take(_PREDICTION, prediction.TAPS, "the kind of prediction")
-    if kind == prediction.ROWS:
-        return Rows.take(reader, rows)
-    return Taps.take(reader) if kind == prediction.TAPS else None
 
 
 def _decode_chunks(

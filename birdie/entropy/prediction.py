@@ -5,7 +5,7 @@ rows    a row from up to two rows above it and the running mean of each column. 
 taps    a symbol of a convolution from its neighbours: in its own kernel, in the kernels of the input channels before
         and of the output channels above. Trained kernels are smooth.
 
-Both are linear with weights of 1/32 that the encoder fits by least squares and writes beside the symbols. Differences
+Both are linear with weights that the encoder fits by least squares and writes beside the symbols. Differences
 are taken modulo the alphabet, so they need no symbols of their own. Only the search uses floats.
 """
 
@@ -21,12 +21,13 @@ from birdie.errors import ArtifactError
 
 Integers = NDArray[np.int64]
 
-UNIT = 32
+SHARE, UNIT = 8, 32  # a row's weights are in 1/SHARE, the taps' in 1/UNIT
 MOST_WEIGHT = 127
 REFERENCES = 2
 MAX_KERNEL = 64  # positions
+MIN_COLUMNS = 8  # of rows that are worth a reference
 ROWS, TAPS = 1, 2
-_KERNEL, _DISTANCE, _SHARE, _TAP = 56, 58, 61, 64  # contexts of the side information
+_KIND, _KERNEL, _DISTANCE, _SHARE, _TAP = 22, 56, 58, 61, 64  # contexts of the side information
 _WORK = 3 * 10**10  # multiplications the search for references may spend
 _BLOCK = 512
 _FIT = 1e-3  # ridge, in symbols squared
@@ -36,7 +37,7 @@ _FIT = 1e-3  # ridge, in symbols squared
 class Rows:
     """Attributes:
     distances: (rows, REFERENCES), how many rows back each reference lies; 0: none, and none after it.
-    weights: (rows, 1 + REFERENCES), of the column means and of each reference, in 1/UNIT.
+    weights: (rows, 1 + REFERENCES), of the column means and of each reference, in 1/SHARE.
     """
 
     distances: Integers
@@ -98,9 +99,7 @@ class Taps:
         if height * width > MAX_KERNEL:
             raise ArtifactError(f"a kernel of {height} × {width} predicts nothing; the file is damaged")
         taps = len(places((height, width)))
-        return cls(
-            (height, width), np.stack([_weights(reader, _TAP + tap, height * width) for tap in range(taps)], 1)
-        )
+        return cls((height, width), np.stack([_weights(reader, _TAP + tap, height * width) for tap in range(taps)], 1))
 
     def subtract(self, symbols: Symbols, zero: int, size: int) -> Symbols:
         """The differences of `symbols` (rows, columns), those of 0 … size - 1 with `zero` at size // 2."""
@@ -125,10 +124,49 @@ class Taps:
 Prediction = Rows | Taps
 
 
+def put(writer: Writer, predicted: Prediction | None) -> None:
+    """Describe any prediction, or that there is none."""
+    kinds: dict[type, int] = {type(None): 0, Rows: ROWS, Taps: TAPS}
+    writer.put(_KIND, kinds[type(predicted)])
+    if predicted is not None:
+        predicted.put(writer)
+
+
+def take(reader: Reader, rows: int) -> Prediction | None:
+    """Undo `put`; anything out of range is an ArtifactError."""
+    kind = reader.take(_KIND, TAPS, "the kind of prediction")
+    if kind == ROWS:
+        return Rows.take(reader, rows)
+    return Taps.take(reader) if kind == TAPS else None
+
+
+def candidates(symbols: Symbols, zero: int, kernel: tuple[int, int]) -> list[Prediction]:
+    """What may be worth trying on `symbols` (rows, columns), from the weights of a convolution with this kernel."""
+    rows, columns = symbols.shape
+    if kernel != (1, 1):
+        found: Prediction | None = choose_taps(symbols, zero, kernel)
+    else:
+        found = choose_rows(symbols, zero) if rows > 1 and columns >= MIN_COLUMNS else None
+    return [found] if found is not None else []
+
+
 def places(kernel: tuple[int, int]) -> tuple[tuple[int, int], ...]:
     """The taps of a kernel: (rows back, columns back), all before the symbol itself as scanned row by row."""
     width, size = kernel[1], kernel[0] * kernel[1]
-    across = (1, 2, width, width + 1, width - 1, 2 * width, size, 2 * size, size - 1, size + 1, size - width, size + width)
+    across = (
+        1,
+        2,
+        width,
+        width + 1,
+        width - 1,
+        2 * width,
+        size,
+        2 * size,
+        size - 1,
+        size + 1,
+        size - width,
+        size + width,
+    )
     wanted = [(0, back) for back in across] + [(1, 0), (2, 0), (1, -1), (1, 1), (1, -width), (1, width)]
     return tuple(dict.fromkeys(place for place in wanted if place > (0, 0)))
 
@@ -167,7 +205,7 @@ def choose_rows(symbols: Symbols, zero: int) -> Rows | None:
 
 
 def _widest(rest: NDArray[np.float64], widths: NDArray[np.float64], barred: NDArray[np.bool_]) -> NDArray[np.intp]:
-    return np.where(barred, -1.0, rest**2 / widths).argmax(1)
+    return np.asarray(np.where(barred, -1.0, rest**2 / widths).argmax(1))
 
 
 def _fit_rows(
@@ -187,10 +225,10 @@ def _fit_rows(
         basis = inputs[:, :used]
         gram = np.einsum("ikj,ilj->ikl", basis, basis) + _FIT * columns * np.eye(used)
         solved = np.linalg.solve(gram, np.einsum("ikj,ij->ik", basis, target)[..., None])[..., 0]
-        weights = np.rint(solved * UNIT).clip(-MOST_WEIGHT, MOST_WEIGHT)
-        left = target - np.einsum("ik,ikj->ij", weights / UNIT, basis)
-        # A weight takes some 4 bits, a reference the log of its row.
-        price = 4 * used + 3 + (used - 1) * (np.log2(block + 1) + 1)
+        weights = np.rint(solved * SHARE).clip(-MOST_WEIGHT, MOST_WEIGHT)
+        left = target - np.einsum("ik,ikj->ij", weights / SHARE, basis)
+        # A weight takes some 3 bits, a reference the log of its row.
+        price = 3 * used + 2 + (used - 1) * (np.log2(block + 1) + 1)
         bits = _bits(np.einsum("ij,ij->i", left, left), columns) + price
         possible = np.ones(block.size, bool)
         for reference in (first, second)[: used - 1]:
@@ -212,8 +250,7 @@ def _bits(squares: NDArray[np.float64] | float, count: int) -> NDArray[np.float6
 def choose_taps(symbols: Symbols, zero: int, kernel: tuple[int, int]) -> Taps | None:
     """The best weights for `symbols` (output channels, input channels · kernel), or None where nothing is foretold."""
     positions = kernel[0] * kernel[1]
-    rows, columns = symbols.shape
-    if not 1 < positions <= MAX_KERNEL or columns % positions:
+    if not 1 < positions <= MAX_KERNEL or symbols.shape[1] % positions:
         return None
     values = symbols.astype(np.float64) - zero
     taps = places(kernel)
@@ -299,7 +336,7 @@ def _rows(symbols, differences, distances, weights, zero, size, adding):  # type
             foretold = share * means[column]
             foretold += one * (np.int64(symbols[first, column]) - zero) if one else 0
             foretold += two * (np.int64(symbols[second, column]) - zero) if two else 0
-            foretold = (foretold + 4096) >> 13
+            foretold = (foretold + 1024) >> 11
             if adding:
                 symbols[row, column] = _wrapped(np.int64(differences[row, column]) - half + foretold + zero, size)
             else:
