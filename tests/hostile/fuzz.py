@@ -1,194 +1,279 @@
-"""Mutated files and streams against the decoders: `python -m tests.hostile.fuzz --count 100000 --seed 0`.
+"""Mutated files against the decoders: `python -m tests.hostile.fuzz --count 1000000 --seed 0`.
 
-The law: sound tensors of the declared shape, or `ArtifactError`; never another exception, a crash, a hang or memory
-beyond the limit. Each batch runs in a subprocess of its own with a memory limit, killed when it takes too long. Half of
-the mutations get their checksums repaired, so that the decoders behind them are really reached. Another target is
-another function `(data) -> None` in `TARGETS`, with the files it starts from; it raises ArtifactError or returns.
+A file as it is damaged on the way decodes to exactly the same or is refused with ArtifactError; one whose checksums
+were made to agree again (half of them) decodes to tensors of the shapes and dtypes that it declares, twice the same, or
+is refused. Never another exception, a crash, a hang, or memory beyond the limit.
+
+Batches run in subprocesses of their own under a memory limit, and a timer kills one that spends too long on a mutant;
+whatever goes wrong is told with the number of the mutant, and `--seed NUMBER --count 1` makes it again. `--checked`
+compiles the kernels with a check of every index, which is slower and sees what otherwise goes unnoticed.
 """
 
 import argparse
-import dataclasses
+import contextlib
+import json
+import mmap
+import os
 import random
 import resource
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
-import zlib
-from collections.abc import Callable
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
 from birdie import artifact as artifacts
-from birdie import container
+from birdie import container, repack, tree
 from birdie.entropy import coder
 from birdie.errors import ArtifactError
+from tests.hostile import made, mutate, seeds
+from tests.hostile.seeds import Seed
 
-MEMORY = 4 << 30
-MAX_VALUES = 1 << 16
-BATCH = 2000
-SECONDS_PER_BATCH = 300
-PREFIX = 22
-
-
-def seeds() -> list[bytes]:
-    """Small sound files that reach every coder and feature."""
-    rng = np.random.default_rng(7)
-    rows = np.repeat(rng.normal(0, 40, (1, 16)), 48, 0).round().astype(int) + rng.integers(0, 2, (48, 16))
-    arrays = {
-        "constant": np.full((3, 5), -4),
-        "bytes": rng.integers(0, 256, (9, 9)),
-        "packed": rng.integers(-(1 << 31), 1 << 31, (7, 7)),
-        "small": rng.normal(0, 3, (20, 4)).round().astype(int),
-        "classes": (rng.normal(0, 1, (64, 48)) * np.geomspace(2, 40, 64)[:, None]).round().astype(int),
-        "references": np.concatenate([rows, rng.normal(0, 40, (16, 16)).round().astype(int)]),
-        "split": np.clip(rng.standard_cauchy((40, 60)) * 50, -(2**30), 2**30).astype(int),
-    }
-    out = []
-    for name, values in arrays.items():
-        coded = coder.encode(values)
-        stream = container.Stream(coded.coder, coded.payload)
-        entries = [
-            container.Entry(name, 1, 2, values.shape, (3,), (stream,)),
-            container.Entry("tied", container.ALIAS, 2, values.shape, target=name),
-        ]
-        out.append(container.to_bytes(entries, b"{}"))
-    return out
+ROOM = 256 << 20  # bytes a batch may take besides what it has once all is warm
+MAX_BYTES = 1 << 20  # that a mutant may decode to
+SECONDS = 60  # a mutant may take, on a loaded machine that compiles its kernels first
+BATCH = 25_000
+MAX_FAILURES = 20
+Content = Any
 
 
-def mutate(data: bytes, rng: random.Random) -> bytes:
-    """One to four edits: a flipped bit, a changed byte, a cut, a repeated or removed or random run."""
-    out = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at, kind, size = rng.randrange(len(out)), rng.randrange(6), rng.randint(1, 8)
-        if kind == 0:
-            out[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            out[at] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
-        elif kind == 2:
-            del out[max(at, 1) :]
-        elif kind == 3:
-            out[at:at] = out[at : at + size]
-        elif kind == 4 and len(out) > size + 1:
-            del out[at : at + size]
-        elif kind == 5:
-            out[at : at + size] = rng.randbytes(size)
-        if not out:
-            out += b"\0"
-    return bytes(out)
+class BrokenError(Exception):
+    """A decoder did what it never should."""
 
 
-def mutate_inside(data: bytes, rng: random.Random) -> bytes:
-    """Mutate the header's contents or a payload, and make every length and checksum agree again."""
-    reader = container.Reader(data)
-    if rng.random() < 0.5:
-        entries = [reader.read(name) for name in reader.names]
-        at = rng.choice([index for index, entry in enumerate(entries) if entry.streams])
-        streams = list(entries[at].streams)
-        place = rng.randrange(len(streams))
-        code = rng.choice([streams[place].coder] * 6 + [rng.randrange(8)])
-        streams[place] = container.Stream(code, mutate(streams[place].payload or b"\0", rng))
-        entries[at] = dataclasses.replace(entries[at], streams=tuple(streams))
-        return container.to_bytes(entries, reader.metadata)
-    flags, packed = data[9], data[PREFIX : reader.header_bytes]
-    header = mutate(zlib.decompress(packed, -15) if flags else packed, rng)
-    head = struct.pack("<BBII", container.VERSION, 0, len(header), len(header))
-    crc = struct.pack("<I", zlib.crc32(header, zlib.crc32(head)))
-    return container.MAGIC + head + crc + header + data[reader.header_bytes :]
-
-
-def decode_all(data: bytes) -> None:
-    """The target: open, and decode every stream as its entry's shape, which must be what comes out."""
-    reader = container.Reader(data)
+def decode_streams(data: bytes, _: Path) -> Content:
+    """Every stream as the shape of its entry, and what that gives."""
+    reader, out = container.Reader(data), []
     for name in reader.names:
         entry = reader.read(name)
         rows, columns = (*entry.shape, 1, 1)[:2]
-        if rows * columns > MAX_VALUES:
+        if rows * columns > MAX_BYTES:
             raise ArtifactError("refused by the bound of the test")
         for stream in entry.streams:
-            values = coder.decode(stream.coder, stream.payload, rows, columns)
-            if values.shape != (rows, columns):
-                raise RuntimeError(f"{name}: decoded to {values.shape}, not {(rows, columns)}")
-
-
-def artifact_seeds() -> list[bytes]:
-    """Whole small artifacts: every scheme, several dtypes, tied names."""
-    random_numbers = torch.Generator().manual_seed(3)
-    matrix = torch.randn(48, 40, generator=random_numbers)
-    state = {"a": matrix, "b": matrix.bfloat16(), "bool": matrix > 0, "c": matrix[:8].half(), "n": torch.arange(9)}
-    state["tied"] = state["a"]
-    out = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "seed.birdie"
-        for options in ({"scheme": "int6"}, {"lossless": True}, {"scheme": "bf16"}):
-            artifacts.save(state, path, coder="fast", workers=1, **options)
-            out.append(path.read_bytes())
+            values = coder.decode(stream.coder, stream.payload, rows, columns, threads=1)
+            if values.shape != (rows, columns) or values.dtype not in ("i1", "i2", "i4"):
+                raise BrokenError(f"{name} decoded to {values.dtype} {values.shape}, not {(rows, columns)}")
+            out.append((name, values.shape, values.tobytes()))
     return out
 
 
-def load_all(data: bytes) -> None:
-    """The target: load the artifact as a user would."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "mutated.birdie"
-        path.write_bytes(data)
-        for name, tensor in artifacts.load(path, max_bytes=1 << 20, workers=1).items():
-            if tensor.numel() * tensor.itemsize > 1 << 20:
-                raise RuntimeError(f"{name}: decoded to {tuple(tensor.shape)}, beyond the limit")
+def decode_artifact(data: bytes, path: Path) -> Content:
+    """The file as a user loads it."""
+    path.write_bytes(data)
+    loaded = artifacts.load(path, max_bytes=MAX_BYTES, workers=1)
+    reader = container.Reader(data)
+    if tuple(loaded) != reader.names:
+        raise BrokenError(f"loaded {list(loaded)}, not {reader.names}")
+    for name, tensor in loaded.items():
+        entry = reader.entry(name)
+        if tuple(tensor.shape) != entry.shape or tensor.dtype != artifacts.DTYPES[entry.dtype]:
+            raise BrokenError(f"{name} loaded as {tensor.dtype} {tuple(tensor.shape)}, not {entry.shape}")
+    return {name: _bits(tensor) for name, tensor in loaded.items()}
 
 
-Target = Callable[[bytes], None]
-TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
-    "streams": (decode_all, seeds),
-    "artifact": (load_all, artifact_seeds),
+def decode_tree(data: bytes, path: Path) -> Content:
+    """The file as a whole checkpoint, taken apart again."""
+    path.write_bytes(data)
+    tensors, skeleton = tree.flatten(repack.load_object(path, max_bytes=MAX_BYTES, workers=1))
+    return json.dumps(skeleton), {name: _bits(tensor) for name, tensor in tensors.items()}
+
+
+def _bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return str(tensor.dtype), tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+Mutate = Callable[[Seed, random.Random], bytes]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is fed.
+
+    Attributes:
+        decode: (file, a path it may use) → what it holds, comparable.
+        sound: the files it starts from.
+        repaired: the mutations that leave checksums right.
+        share: of all mutants, against the other targets.
+    """
+
+    decode: Callable[[bytes, Path], Content]
+    sound: Callable[[], list[Seed]]
+    repaired: dict[str, Mutate]
+    share: int
+
+
+TARGETS = {
+    "streams": Target(decode_streams, seeds.streams, {**mutate.REPAIRED, "made": made.stream}, 18),
+    "artifact": Target(decode_artifact, seeds.artifacts, mutate.REPAIRED, 1),
+    "tree": Target(decode_tree, seeds.trees, {**mutate.REPAIRED, "tree": mutate.tree}, 1),
 }
 
 
-def run(count: int, seed: int, name: str = "streams") -> dict[str, int]:
-    """Mutate and decode `count` times in this process; how many were accepted and refused.
+@dataclass
+class Report:
+    """What became of the mutants.
 
-    Anything but ArtifactError comes out as it is, after the seed that leads to it.
+    Attributes:
+        counts: by target, mutation and outcome.
+        failures: the number of a mutant and what happened.
+        peak: bytes of resident memory, the most of any batch.
+        growth: by how much a batch grew, at most.
     """
-    target, sound_files = TARGETS[name]
-    sound = sound_files()
-    tally = {"accepted": 0, "refused": 0}
-    for index in range(seed, seed + count):
-        rng = random.Random(index)
-        data = (mutate if index % 2 else mutate_inside)(rng.choice(sound), rng)
-        try:
-            target(data)
-            tally["accepted"] += 1
-        except ArtifactError:
-            tally["refused"] += 1
-        except BaseException as error:
-            error.add_note(f"found with --seed {index} --count 1")
-            raise
-    return tally
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    peak: int = 0
+    growth: int = 0
+
+    def add(self, other: "Report") -> None:
+        """Take in what another batch found."""
+        self.counts.update(other.counts)
+        self.failures += other.failures
+        self.peak, self.growth = max(self.peak, other.peak), max(self.growth, other.growth)
+
+    def __str__(self) -> str:
+        lines = [f"{count:>10,}  {what}" for what, count in sorted(self.counts.items())]
+        memory = f"at most {self.peak >> 20:,} MiB resident, {self.growth >> 20:,} MiB more than at the start"
+        return "\n".join([*lines, memory, *(self.failures or ["no failures"])])
+
+
+def run(count: int, first: int, progress: Callable[[int], object] = int) -> Report:
+    """Try the mutants `first` … `first + count - 1` in this process; `progress` hears of each before it is tried."""
+    torch.set_num_threads(1)
+    report = Report()
+    with seeds.short_chunks(), tempfile.TemporaryDirectory(dir=_quick_folder()) as folder:
+        path = Path(folder) / "mutant.birdie"
+        sound = {
+            name: [(seed, target.decode(seed.data, path)) for seed in target.sound()]
+            for name, target in TARGETS.items()
+        }
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with _limited():
+            for index in range(first, first + count):
+                progress(index)
+                try:
+                    report.counts[_attempt(index, sound, path)] += 1
+                except Exception:
+                    report.failures.append(f"mutant {index}: {traceback.format_exc(limit=-4)}")
+                    if len(report.failures) >= MAX_FAILURES:
+                        break
+        report.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        report.growth = report.peak - (before << 10)
+    return report
+
+
+def _quick_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """ROOM of address space more than now, and no timer left running afterwards."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _attempt(index: int, sound: dict[str, list[tuple[Seed, Content]]], path: Path) -> str:
+    """Make and decode one mutant: target, mutation and outcome."""
+    rng = random.Random(index)
+    name = rng.choices(list(TARGETS), [target.share for target in TARGETS.values()])[0]
+    target = TARGETS[name]
+    seed, content = rng.choice(sound[name])
+    how = rng.choice(list(target.repaired)) if index % 2 else "bytes"
+    data = mutate.data(seed, rng) if how == "bytes" else target.repaired[how](seed, rng)
+    # No handler: a kernel that hangs would not let one run, so the timer kills.
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        found = target.decode(data, path)
+    except ArtifactError:
+        return f"{name}, {how}: refused"
+    if how == "bytes":
+        if found != content:
+            raise BrokenError(f"{name}: damage went unnoticed")
+        return f"{name}, {how}: the same"
+    if found != target.decode(data, path):
+        raise BrokenError(f"{name}, {how}: decoded to something else the second time")
+    return f"{name}, {how}: accepted"
+
+
+def campaign(count: int, first: int, jobs: int = 1, *, checked: bool = False) -> Report:
+    """Try so many mutants in killable subprocesses, `jobs` at a time."""
+    report = Report()
+    with ThreadPoolExecutor(jobs) as pool:
+        starts = range(first, first + count, BATCH)
+        for found in pool.map(lambda at: _batch(min(BATCH, first + count - at), at, checked), starts):
+            report.add(found)
+            sys.stderr.write(f"{report.counts.total():,} tried, {len(report.failures):,} failures\n")
+    return report
+
+
+def _batch(count: int, first: int, checked: bool) -> Report:
+    """One batch in a subprocess; a mutant that kills it is a failure, and the rest is tried without it."""
+    report, end = Report(), first + count
+    quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    if checked:
+        cache = Path(tempfile.gettempdir()) / f"birdie-checked-kernels-{os.getuid()}"
+        quiet |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
+    with tempfile.NamedTemporaryFile() as place:
+        while first < end and len(report.failures) < MAX_FAILURES:
+            place.truncate(8)
+            place.seek(0)
+            place.write(struct.pack("<q", -1))
+            place.flush()
+            command = [sys.executable, "-m", "tests.hostile.fuzz", "--inside", place.name]
+            command += ["--count", str(end - first), "--seed", str(first)]
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2], env=os.environ | quiet
+            )
+            if done.returncode == 0:
+                found = json.loads(done.stdout.splitlines()[-1])
+                report.add(Report(Counter(found["counts"]), found["failures"], found["peak"], found["growth"]))
+                break
+            (reached,) = struct.unpack("<q", Path(place.name).read_bytes())
+            if reached < 0:
+                raise BrokenError(f"the batch from {first} never began: {done.stderr[-2000:]}")
+            report.failures.append(f"mutant {reached}: the process ended with {done.returncode}: {done.stderr[-500:]}")
+            first = reached + 1
+    return report
 
 
 def main() -> None:
-    """Run batches in subprocesses, or one batch with --inside."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", choices=TARGETS, default="streams")
-    parser.add_argument("--inside", action="store_true", help="run in this process, under the memory limit")
+    """A campaign, or with --inside one batch in this process."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0, help="number of the first mutant")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--checked", action="store_true", help="check every index in compiled code")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        sys.stdout.write(f"{options.seed}: {run(options.count, options.seed, options.target)}\n")
+        with Path(options.inside).open("r+b") as place, mmap.mmap(place.fileno(), 8) as shared:
+            report = run(options.count, options.seed, lambda index: struct.pack_into("<q", shared, 0, index))
+        sys.stdout.write(json.dumps(vars(report)) + "\n")
         return
-    fuzz(options.count, options.seed, options.target)
-
-
-def fuzz(count: int, seed: int, target: str) -> None:
-    """Run `count` mutations in killable subprocesses under the memory limit."""
-    for start in range(seed, seed + count, BATCH):
-        size = min(BATCH, seed + count - start)
-        command = [sys.executable, "-m", "tests.hostile.fuzz", "--inside", "--target", target]
-        command += ["--count", str(size), "--seed", str(start)]
-        subprocess.run(command, check=True, timeout=SECONDS_PER_BATCH, cwd=Path(__file__).resolve().parents[2])
+    start = time.perf_counter()
+    report = campaign(options.count, options.seed, options.jobs, checked=options.checked)
+    seconds = time.perf_counter() - start
+    tried = report.counts.total()
+    sys.stdout.write(f"{report}\n{tried:,} mutants in {seconds:.0f} s, {tried / seconds:,.0f} a second\n")
+    sys.exit(bool(report.failures))
 
 
 if __name__ == "__main__":

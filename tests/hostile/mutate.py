@@ -1,0 +1,231 @@
+"""Ways to damage a sound file: its bytes, the fields of its header, its payloads, single numbers of side information.
+
+All but `data` make lengths and checksums agree again, so that the decoders behind them are really reached.
+"""
+
+import dataclasses
+import json
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from birdie import container
+from birdie.container import Entry, Stream
+from birdie.cursor import varint
+from tests.hostile.seeds import Seed, Side
+
+_NUMBERS = (0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 383, 384, 511, 512, 4095, 4096, 1 << 16)
+_LARGE = ((1 << 20) - 1, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 34) - 1, 1 << 34)
+_HUGE = ((1 << 48) - 1, 1 << 48, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+_PREFIX = 22
+
+
+def edit(data: bytes, rng: random.Random) -> bytes:
+    """One to four edits: a flipped bit, a changed byte, a cut, a repeated or removed or random run."""
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at, kind, size = rng.randrange(len(out) or 1), rng.randrange(6), rng.randint(1, 8)
+        if not out:
+            out += b"\0"
+        elif kind == 0:
+            out[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            out[at] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+        elif kind == 2:
+            del out[max(at, 1) :]
+        elif kind == 3:
+            out[at:at] = out[at : at + size]
+        elif kind == 4 and len(out) > size + 1:
+            del out[at : at + size]
+        elif kind == 5:
+            out[at : at + size] = rng.randbytes(size)
+    return bytes(out)
+
+
+def data(seed: Seed, rng: random.Random) -> bytes:
+    """Bytes anywhere in the file; checksums stay as they were."""
+    return edit(seed.data, rng)
+
+
+def payload(seed: Seed, rng: random.Random) -> bytes:
+    """Bytes of one payload, and sometimes its coder."""
+    entries = list(seed.entries)
+    found = [(i, j) for i, entry in enumerate(entries) for j in range(len(entry.streams))]
+    at, place = rng.choice(found)
+    stream = entries[at].streams[place]
+    code = rng.choice([stream.coder] * 6 + [rng.randrange(8)])
+    return _with(seed, entries, at, place, Stream(code, edit(stream.payload, rng)))
+
+
+def numbers(seed: Seed, rng: random.Random) -> bytes:
+    """One to three numbers of side information, changed, removed or repeated; without any, as `payload`."""
+    if not seed.sides:
+        return payload(seed, rng)
+    (at, place), side = rng.choice(list(seed.sides.items()))
+    contexts, values = side.contexts, side.numbers
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if not values.size:
+            break
+        # Each context is as likely as any other, however many numbers it has.
+        index = int(rng.choice(np.flatnonzero(contexts == rng.choice(np.unique(contexts)))))
+        kind = rng.randrange(8)
+        if kind == 0:
+            contexts, values = np.delete(contexts, index), np.delete(values, index)
+        elif kind == 1:
+            contexts, values = np.insert(contexts, index, contexts[index]), np.insert(values, index, values[index])
+        else:
+            values = values.copy()
+            values[index] = _changed(int(values[index]), (*_NUMBERS, *_LARGE), rng)
+    entries = list(seed.entries)
+    code = entries[at].streams[place].coder
+    return _with(seed, entries, at, place, Stream(code, Side(contexts, values, side.rest).payload(code)))
+
+
+def _changed(value: int, others: tuple[int, ...], rng: random.Random) -> int:
+    near = (value + 1, value - 1, value ^ 1, 2 * value, value // 2)
+    return max(0, rng.choice(near) if rng.random() < 0.5 else rng.choice(others))
+
+
+def header(seed: Seed, rng: random.Random) -> bytes:
+    """One or two fields of the header, or a few of its bytes."""
+    flags, packed = seed.data[9], seed.data[_PREFIX : seed.reader.header_bytes]
+    unpacked = zlib.decompress(packed, -15) if flags else packed
+    if rng.random() < 0.2:
+        return _headed(seed, edit(unpacked, rng))
+    fields = _fields(seed)
+    for _ in range(rng.randint(1, 2)):
+        at = rng.randrange(len(fields))
+        field = fields[at]
+        if isinstance(field, int):
+            fields[at] = _changed(field, (*_NUMBERS, *_LARGE, *_HUGE), rng)
+        elif len(field) == 1:
+            fields[at] = bytes([rng.choice([rng.randrange(32), rng.randrange(256)])])
+        else:
+            fields[at] = edit(field, rng)
+    return _headed(seed, b"".join(varint(field) if isinstance(field, int) else field for field in fields))
+
+
+def shapes(seed: Seed, rng: random.Random) -> bytes:
+    """A scheme, dtype, shape, parameter or the order of streams of one entry, all within the format's limits."""
+    entries = list(seed.entries)
+    at = rng.choice([i for i, entry in enumerate(entries) if entry.target is None])
+    entry = entries[at]
+    shape, streams = list(entry.shape), list(entry.streams)
+    kind = rng.randrange(6)
+    if kind == 0:
+        entry = dataclasses.replace(entry, scheme=rng.randrange(1, 5))
+    elif kind == 1:
+        entry = dataclasses.replace(entry, dtype=rng.randrange(24))
+    elif kind == 2 and shape:
+        side = rng.randrange(len(shape))
+        shape[side] = _changed(shape[side], _NUMBERS, rng)
+    elif kind == 3:
+        rng.shuffle(shape)
+    elif kind == 4:
+        entry = dataclasses.replace(entry, params=tuple(rng.randrange(-1, 5) for _ in range(rng.randrange(3))))
+    else:
+        rng.shuffle(streams)
+    entries[at] = dataclasses.replace(entry, shape=tuple(shape), streams=tuple(streams))
+    return container.to_bytes(entries, seed.reader.metadata)
+
+
+def tree(seed: Seed, rng: random.Random) -> bytes:
+    """One node of the metadata, or the name of an entry; without metadata, as `header`."""
+    metadata = seed.reader.metadata
+    if len(metadata) < 3:
+        return header(seed, rng)
+    about = json.loads(metadata)
+    places = list(_places(about))
+    holder, key = rng.choice(places)
+    other, source = rng.choice(places)
+    values = [
+        None,
+        True,
+        0,
+        1,
+        -1,
+        3,
+        1 << 70,
+        0.5,
+        "",
+        "tensor",
+        "tensors",
+        "dict",
+        "~",
+        "0",
+        [],
+        ["tensor"],
+        {},
+        [[]],
+    ]
+    kind = rng.randrange(4)
+    if kind == 0:
+        holder[key] = rng.choice(values)
+    elif kind == 1:
+        holder[key] = json.loads(json.dumps(other[source]))
+    elif kind == 2:
+        holder[key], other[source] = json.loads(json.dumps([other[source], holder[key]]))
+    elif isinstance(holder, list):
+        del holder[key]
+    entries = list(seed.entries)
+    if rng.random() < 0.2:
+        at = rng.randrange(len(entries))
+        name = rng.choice([entry.name for entry in entries]) + rng.choice(["", "/0", "~", "/"])
+        if all(entry.name != name and entry.target is None for entry in entries):
+            entries[at] = dataclasses.replace(entries[at], name=name)
+    return container.to_bytes(entries, json.dumps(about).encode())
+
+
+def _places(node: Any) -> list[tuple[Any, Any]]:
+    """(list or dict, key) of everything inside."""
+    keys = range(len(node)) if isinstance(node, list) else list(node) if isinstance(node, dict) else []
+    return [place for key in keys for place in ((node, key), *_places(node[key]))]
+
+
+def _with(seed: Seed, entries: list[Entry], at: int, place: int, stream: Stream) -> bytes:
+    streams = list(entries[at].streams)
+    streams[place] = stream
+    entries[at] = dataclasses.replace(entries[at], streams=tuple(streams))
+    return container.to_bytes(entries, seed.reader.metadata)
+
+
+def _fields(seed: Seed) -> list[int | bytes]:
+    """The header as varints and bytes, one after another (docs/format.md)."""
+    entries = list(seed.entries)
+    names = [b"", *(entry.name.encode() for entry in entries)]
+    out: list[int | bytes] = [len(seed.reader.metadata), seed.reader.metadata, len(entries)]
+    for before, name in pairwise(names):
+        shared = next((i for i, (a, b) in enumerate(zip(before, name, strict=False)) if a != b), len(before))
+        out += [shared, len(name) - shared, name[shared:]]
+    out += [bytes([entry.scheme]) for entry in entries] + [bytes([entry.dtype]) for entry in entries]
+    for entry in entries:
+        out += [len(entry.shape), *entry.shape]
+    for entry in entries:
+        out += [len(entry.params), *(value << 1 if value >= 0 else ~(value << 1) for value in entry.params)]
+    for entry in entries:
+        out += [len(entry.streams), *(bytes([stream.coder]) for stream in entry.streams)]
+    out += [len(stream.payload) for entry in entries for stream in entry.streams]
+    for entry in entries:
+        joined = b"".join(stream.payload for stream in entry.streams)
+        out += [struct.pack("<I", zlib.crc32(joined))] if joined else []
+    return out
+
+
+def _headed(seed: Seed, unpacked: bytes) -> bytes:
+    """The file with another header, stored as it is, and the payloads as they were."""
+    head = struct.pack("<BBII", container.VERSION, 0, len(unpacked), len(unpacked))
+    crc = struct.pack("<I", zlib.crc32(unpacked, zlib.crc32(head)))
+    return container.MAGIC + head + crc + unpacked + seed.data[seed.reader.header_bytes :]
+
+
+REPAIRED: dict[str, Callable[[Seed, random.Random], bytes]] = {
+    "payload": payload,
+    "numbers": numbers,
+    "header": header,
+    "shapes": shapes,
+}

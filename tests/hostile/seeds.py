@@ -1,0 +1,219 @@
+"""Small sound files for the fuzzer, which together reach every coder, scheme and feature of the formats."""
+
+import tempfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from birdie import artifact, container, repack
+from birdie.container import ALIAS, Entry, Stream
+from birdie.cursor import varint
+from birdie.entropy import coder, mixed, numbers, small, static
+
+Values = NDArray[np.integer]
+CHUNK = 512  # symbols, so that small arrays have several chunks
+
+
+@dataclass(frozen=True)
+class Side:
+    """The side information of a stream as numbers and their contexts, and the bytes that follow it."""
+
+    contexts: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    rest: bytes
+
+    def payload(self, code: int) -> bytes:
+        """The stream of coder `code` (numbers, static or mixed) with this side information."""
+        writer = numbers.Writer()
+        writer._contexts, writer._numbers = [self.contexts], [self.numbers]
+        words = writer.finish()
+        return (b"" if code == coder.NUMBERS else varint(words.size)) + words.astype("<u2").tobytes() + self.rest
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A sound file: its bytes, and what the side information of its streams says, by entry and stream."""
+
+    data: bytes
+    sides: dict[tuple[int, int], Side]
+
+    @cached_property
+    def reader(self) -> container.Reader:
+        """The file, opened."""
+        return container.Reader(self.data)
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything in it."""
+        return tuple(self.reader.read(name) for name in self.reader.names)
+
+
+@contextmanager
+def short_chunks() -> Iterator[None]:
+    """Coders that cut chunks of CHUNK symbols instead of a million: the same code, quicker to reach."""
+    with mock.patch.object(static, "CHUNK", CHUNK), mock.patch.object(mixed, "CHUNK", CHUNK):
+        yield
+
+
+@contextmanager
+def _recorded(known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Iterator[None]:
+    """Remember in `known` what numbers the words of every finished writer stand for."""
+    finish = numbers.Writer.finish
+
+    def record(writer: numbers.Writer) -> numbers.Words:
+        words = finish(writer)
+        if writer._numbers:
+            known[words.tobytes()] = np.concatenate(writer._contexts), np.concatenate(writer._numbers)
+        return words
+
+    with mock.patch.object(numbers.Writer, "finish", record):
+        yield
+
+
+def arrays() -> dict[str, tuple[Values, tuple[int, int]]]:
+    """Arrays by the feature they are for, with the kernel of a convolution."""
+    rng = np.random.default_rng(7)
+    wide = rng.normal(0, 1, (128, 32)) * np.geomspace(0.5, 60, 128)[rng.permutation(128), None]
+    base = rng.normal(0, 40, (8, 32))
+    near = np.concatenate([base, base[rng.integers(0, 8, 64)] + rng.normal(0, 1, (64, 32))]) + 20 * np.sin(
+        np.arange(32)
+    )
+    smooth = np.cumsum(rng.normal(0, 2, (16, 16, 9)), -1).reshape(16, 144)
+    numbers_far = np.concatenate([np.arange(6), [900, 70_000, 2**30, -(2**31)]])
+    found = {
+        "plain": (rng.normal(0, 3, (20, 40)), (1, 1)),
+        "classes": (wide, (1, 1)),
+        "columns first": (wide.T, (1, 1)),
+        "rows": (near, (1, 1)),
+        "taps": (smooth, (3, 3)),
+        "listed": (rng.choice(numbers_far, (40, 30)), (1, 1)),
+        "low bits": (rng.normal(0, 300, (24, 40)), (1, 1)),
+        "split": (np.clip(rng.standard_cauchy((40, 30)) * 2000, -(2**30), 2**30), (1, 1)),
+        "vector": (rng.normal(0, 20, (1, 700)), (1, 1)),
+    }
+    return {name: (np.rint(values).astype(np.int64), kernel) for name, (values, kernel) in found.items()}
+
+
+def _coded() -> Iterator[tuple[str, Values, int, bytes]]:
+    rng = np.random.default_rng(3)
+    plain = rng.normal(0, 3, (9, 9)).round().astype(int)
+    yield "constant", np.full((3, 5), -4), coder.CONSTANT, coder.raw.encode_constant(-4)
+    yield "bytes", plain & 255, coder.BYTES, (plain & 255).astype(np.uint8).tobytes()
+    yield "packed", plain, coder.PACKED, coder.raw.encode_packed(plain, int(plain.min()), int(plain.max()))
+    yield "numbers", plain, coder.NUMBERS, small.encode(plain)
+    yield "running", np.arange(90).reshape(90, 1) // 3, coder.NUMBERS, small.encode(np.arange(90).reshape(90, 1) // 3)
+    for name, (values, kernel) in arrays().items():
+        yield f"static {name}", values, coder.STATIC, static.encode(values, kernel)
+        payload = mixed.encode(values, kernel)
+        if payload is not None:
+            yield f"mixed {name}", values, coder.MIXED, payload
+
+
+def streams() -> list[Seed]:
+    """One file for each coder and feature, an entry of one stream and an alias of it."""
+    known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    out = []
+    with _recorded(known):
+        coded = list(_coded())
+    for name, values, code, payload in coded:
+        entry = Entry(name, 1, 2, values.shape, (3,), (Stream(code, payload),))
+        alias = Entry("~", ALIAS, 2, values.shape, target=name)
+        side = _side(code, payload, known)
+        data = container.to_bytes([entry, alias], b"{}")
+        out.append(Seed(data, {} if side is None else {(0, 0): side}))
+    return out
+
+
+def _side(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Side | None:
+    if code == coder.NUMBERS:
+        return Side(*known[payload], b"")
+    if code not in (coder.STATIC, coder.MIXED):
+        return None
+    words, rest = static.side_words(payload)
+    return Side(*known[words.astype("<u2").tobytes()], bytes(rest))
+
+
+def _written(save: Callable[[Path], object]) -> Seed:
+    known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    with tempfile.TemporaryDirectory() as folder, _recorded(known):
+        path = Path(folder) / "seed.birdie"
+        save(path)
+        reader = container.Reader(path.read_bytes())
+        sides = {}
+        for at, name in enumerate(reader.names):
+            for place, stream in enumerate(reader.read(name).streams):
+                side = _side(stream.coder, stream.payload, known)
+                if side is not None:
+                    sides[at, place] = side
+        return Seed(path.read_bytes(), sides)
+
+
+def state() -> dict[str, torch.Tensor]:
+    """Tensors of many dtypes, with a tied pair, a convolution, packed integers and indices that rise."""
+    source = torch.Generator().manual_seed(3)
+    matrix = torch.randn(24, 20, generator=source)
+    nibbles = torch.tensor([0, 3, 8, 15])[torch.multinomial(torch.tensor([1.0, 4, 9, 1]), 4096, True, generator=source)]
+    return {
+        "a": matrix,
+        "b": matrix.bfloat16(),
+        "bool": matrix > 0,
+        "c": matrix[:8].half(),
+        "complex": torch.randn(4, 3, generator=source, dtype=torch.complex64),
+        "conv": torch.randn(6, 4, 3, 3, generator=source).cumsum(-1).bfloat16(),
+        "empty": torch.zeros(0, 3),
+        "int8": (matrix * 20).round().to(torch.int8),
+        "packed": (nibbles.view(32, 16, 8) << 4 * torch.arange(8)).sum(-1).to(torch.int32),
+        "rising": torch.arange(300) ** 2 // 7,
+        "small": torch.tensor([3, -100_000, 12, 9], dtype=torch.int32).repeat(30),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "tied": matrix,
+    }
+
+
+def artifacts() -> list[Seed]:
+    """Whole files: lossless in all forms, grids, casts, aliases, a convolution."""
+    tensors = state()
+    real = {name: tensor for name, tensor in tensors.items() if tensor.dtype in (torch.float32, torch.bfloat16)}
+    options: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = [
+        (tensors, {"lossless": True}),
+        (tensors, {"lossless": True, "coder": "fast"}),
+        (real, {"scheme": [("[abct]*", "int6"), ("*", "fp16")]}),
+        (real, {"scheme": "bf16"}),
+    ]
+    return [_written(partial(artifact.save, some, workers=1, **how)) for some, how in options]
+
+
+def trees() -> list[Seed]:
+    """Repacked checkpoints: every kind of node that stands around tensors."""
+    weight = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
+    held = OrderedDict(w=weight, b=torch.ones(3))
+    vars(held)["_metadata"] = OrderedDict({"": {"version": 1}})
+    content = {
+        "model": held,
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(4.0), "m": torch.zeros(3, 4)}, 1: {"step": torch.tensor(4.0)}},
+            "groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0, 1]}],
+        },
+        "list": [torch.arange(3), (None, True, "text", 1 << 80, float("nan"), 2j, b"\0\1", bytearray(b"x"))],
+        "kinds": {torch.float32, torch.device("cpu"), torch.Size([2, 3])},
+        "counts": Counter({"a": 3, ("b", 1): 2}),
+        "7": torch.arange(2),
+        7: torch.arange(3),
+        "a/b~": torch.arange(4),
+    }
+    plain = {
+        "z": torch.arange(5),
+        "a": {"y": torch.ones(2), "x": torch.zeros(2)},
+        "b": {"y": torch.ones(2), "x": torch.ones(3)},
+    }
+    contents = content, plain, torch.arange(6), [torch.ones(2), torch.ones(3)]
+    return [_written(partial(repack.save_object, held, workers=1)) for held in contents]
