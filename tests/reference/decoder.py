@@ -3,58 +3,14 @@
 It shares no code with birdie and favours plainness over speed. Damage is not its business: it is given sound streams.
 """
 
+from dataclasses import dataclass
 from math import isqrt
 
+from tests.reference import prediction
+from tests.reference.mixed import decode_mixed
+from tests.reference.numbers import Bits, alphabet, opened, unsigned, words_of
 
-class Bits:
-    """Binary rANS over 16-bit words with adaptive models: the side information (format.md, "Numbers")."""
-
-    def __init__(self, words: list[int]) -> None:
-        self.words, self.at, self.x = words, 2, words[0] | words[1] << 16
-        self.models: dict[object, list[int]] = {}
-
-    def bit(self, model: object = None) -> int:
-        p, count = self.models.setdefault(model, [1 << 15, 0]) if model is not None else [1 << 15, 0]
-        odd = min(max(p >> 1, 32), 32736)
-        slot = self.x % 32768
-        bit = int(slot < odd)
-        self.x = (odd if bit else 32768 - odd) * (self.x // 32768) + slot - (0 if bit else odd)
-        if self.x < 1 << 16:
-            self.x = self.x << 16 | self.words[self.at]
-            self.at += 1
-        if model is not None:
-            target = 65535 if bit else 0
-            self.models[model] = [p + ((target - p) * (131072 // (2 * count + 3)) >> 16), min(count + 1, 60)]
-        return bit
-
-    def number(self, context: int) -> int:
-        length = 0
-        while length < 34 and self.bit((context, "unary", length)):
-            length += 1
-        n = node = 1
-        for _ in range(length):
-            bit = self.bit((context, "tree", length, node)) if node < 8 else self.bit()
-            node = 2 * node + bit
-            n = 2 * n + bit
-        return n - 1
-
-    def signed(self, context: int) -> int:
-        n = self.number(context)
-        return n // 2 if n % 2 == 0 else -(n + 1) // 2
-
-    def chain(self, context: int, count: int, most: int) -> list[int]:
-        out: list[int] = []
-        for _ in range(count):
-            out.append(self.number(context + min(out[-1] if out else 0, most)))
-        return out
-
-
-def unsigned(n: int) -> int:
-    return n // 2 if n % 2 == 0 else -(n + 1) // 2
-
-
-def words_of(data: bytes) -> list[int]:
-    return [data[i] | data[i + 1] << 8 for i in range(0, len(data), 2)]
+CHUNK = 2**20
 
 
 def frequencies(bits: Bits, size: int, precision: int) -> list[int]:
@@ -124,55 +80,59 @@ def decode_chunk(words: list[int], kinds: list[int], columns: int, tables: list,
     return out
 
 
-def alphabet(bits: Bits) -> tuple[list[int] | None, int, int]:
-    """(values or None for a split alphabet, centre, size)."""
-    kind = bits.number(0)
-    low = bits.signed(1)
-    if kind == 2:
-        return None, low, 256 + 26 * 8
-    size = bits.number(3) + 1
-    gaps = [bits.number(2) + 1] * (size - 1) if kind == 0 else [bits.number(4) + 1 for _ in range(size - 1)]
-    values = [low]
-    for gap in gaps:
-        values.append(values[-1] + gap)
-    return values, 0, size
+@dataclass
+class Side:
+    """What the side information of coder 4 says."""
+
+    values: list[int] | None
+    centre: int
+    size: int
+    transposed: int
+    precision: int
+    predicted: tuple
+    zero: int
+    kinds: list[int]
+    tables: list[list[int]]
+    parts: list[tuple[list[int], int]]
+    words: list[int]
+    shape: tuple[int, int]
+
+
+def described(bits: Bits, rows: int, columns: int) -> Side:
+    values, centre, size = alphabet(bits)
+    scan, precision, count = bits.number(5), bits.number(6) + 8, bits.number(7) + 1
+    if scan:
+        rows, columns = columns, rows
+    predicted = prediction.take(bits, rows)
+    zero = bits.number(23) if predicted != ("none",) else 0
+    kinds = bits.chain(24, rows, 31) if count > 1 else [0] * rows
+    tables = [frequencies(bits, size, precision) for _ in range(count)]
+    if max(kinds) == 0:
+        parts = [([0], min(CHUNK, rows * columns - i)) for i in range(0, rows * columns, CHUNK)]
+    else:
+        step = max(1, CHUNK // columns)
+        parts = [(kinds[i : i + step], columns) for i in range(0, rows, step)]
+    words = [bits.number(21) for _ in parts]
+    shape = rows, columns
+    return Side(values, centre, size, scan, precision, predicted, zero, kinds, tables, parts, words, shape)
 
 
 def decode_static(payload: bytes, rows: int, columns: int) -> list[list[int]]:
     """Coder 4: rows of values."""
-    at = length = shift = 0
-    while True:
-        length |= (payload[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-        if payload[at - 1] < 128:
-            break
-    bits = Bits(words_of(payload[at : at + 2 * length]))
-    at += 2 * length
-    values, centre, size = alphabet(bits)
-    scan, precision, count = bits.number(5), bits.number(6) + 8, bits.number(7) + 1
-    if scan & 1:
-        rows, columns = columns, rows
-    back = bits.chain(20, rows, 1) if scan & 2 else [0] * rows
-    kinds = bits.chain(24, rows, 31) if count > 1 else [0] * rows
-    tables = [frequencies(bits, size, precision) for _ in range(count)]
-    if max(kinds) == 0:
-        parts = [([0], min(2**20, rows * columns - i)) for i in range(0, rows * columns, 2**20)]
-    else:
-        step = max(1, 2**20 // columns)
-        parts = [(kinds[i : i + step], columns) for i in range(0, rows, step)]
+    bits, rest = opened(payload)
+    side = described(bits, rows, columns)
+    rows, columns = side.shape
     flat: list[int] = []
-    for part, words in [(part, bits.number(21)) for part in parts]:
-        flat += decode_chunk(words_of(payload[at : at + 2 * words]), *part, tables, precision)
-        at += 2 * words
+    for part, count in zip(side.parts, side.words, strict=True):
+        flat += decode_chunk(words_of(rest[: 2 * count]), *part, side.tables, side.precision)
+        rest = rest[2 * count :]
     grid = [flat[i : i + columns] for i in range(0, rows * columns, columns)]
-    for row in range(rows):
-        if back[row]:
-            grid[row] = [(a + b - size // 2) % size for a, b in zip(grid[row], grid[row - back[row]], strict=True)]
-    if values is None:
-        out = split_values(grid, payload[at:], centre)
+    grid = prediction.add(side.predicted, grid, side.zero, side.size)
+    if side.values is None:
+        out = split_values(grid, rest, side.centre)
     else:
-        out = [[values[symbol] for symbol in row] for row in grid]
-    return [list(row) for row in zip(*out, strict=True)] if scan & 1 else out
+        out = [[side.values[symbol] for symbol in row] for row in grid]
+    return [list(row) for row in zip(*out, strict=True)] if side.transposed else out
 
 
 def split_values(grid: list[list[int]], low: bytes, centre: int) -> list[list[int]]:
@@ -198,3 +158,24 @@ def decode_small(payload: bytes, rows: int, columns: int) -> list[list[int]]:
         flat.append((before if running else centre) + unsigned(n))
         before = flat[-1]
     return [flat[i : i + columns] for i in range(0, rows * columns, columns)]
+
+
+def decode_plain(coder: int, payload: bytes, rows: int, columns: int) -> list[list[int]]:
+    """Coders 0, 1 and 2: rows of values."""
+    count = rows * columns
+    if coder == 0:
+        flat = [int.from_bytes(payload, "little", signed=True)] * count
+    elif coder == 1:
+        flat = list(payload)
+    else:
+        width, low = payload[0], int.from_bytes(payload[1:5], "little", signed=True)
+        data = int.from_bytes(payload[5:], "little")
+        flat = [low + (data >> width * i & 2**width - 1) for i in range(count)]
+    return [flat[i : i + columns] for i in range(0, count, columns)]
+
+
+def decode(coder: int, payload: bytes, rows: int, columns: int) -> list[list[int]]:
+    """Any stream: rows of values."""
+    if coder <= 2:
+        return decode_plain(coder, payload, rows, columns)
+    return {3: decode_small, 4: decode_static, 5: decode_mixed}[coder](payload, rows, columns)

@@ -1,0 +1,128 @@
+"""One array for every feature of the format's streams, coded by the coder that has it: what the golden file pins."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.entropy import coder, mixed, raw, small, static
+from tests.reference import decoder as reference
+from tests.reference import mixed as reference_mixed
+from tests.reference.numbers import opened
+
+Integers = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An array, the coder that is to code it, and what its side information must then say."""
+
+    coder: int
+    values: Integers
+    says: dict[str, object] = field(default_factory=dict)
+    kernel: tuple[int, int] = (1, 1)
+
+    def coded(self) -> coder.Coded:
+        low, high = int(self.values.min()), int(self.values.max())
+        write: dict[int, Callable[[], bytes | None]] = {
+            coder.CONSTANT: lambda: raw.encode_constant(low),
+            coder.BYTES: lambda: self.values.astype(np.uint8).tobytes(),
+            coder.PACKED: lambda: raw.encode_packed(self.values, low, high),
+            coder.NUMBERS: lambda: small.encode(self.values),
+            coder.STATIC: lambda: static.encode(self.values, self.kernel),
+            coder.MIXED: lambda: mixed.encode(self.values, self.kernel),
+        }
+        payload = write[self.coder]()
+        assert payload is not None
+        return coder.Coded(self.coder, payload)
+
+
+def facts(coded: coder.Coded, rows: int, columns: int) -> dict[str, object]:
+    """What the side information of coder 3, 4 or 5 says."""
+    if coded.coder == coder.NUMBERS:
+        return {"running": reference.Bits(reference.words_of(coded.payload)).number(0) == 1}
+    if coded.coder < coder.NUMBERS:
+        return {}
+    bits, _ = opened(coded.payload)
+    if coded.coder == coder.STATIC:
+        side = reference.described(bits, rows, columns)
+        more: dict[str, object] = {"classes": len(side.tables) > 1}
+    else:
+        side = reference_mixed.described(bits, rows, columns)
+        more = {"low": side.low, "prior": side.prior}
+    gaps = {b - a for a, b in zip(side.values[:-1], side.values[1:], strict=True)} if side.values else set()
+    kind = "split" if side.values is None else "listed" if len(gaps) > 1 else f"step {gaps.pop()}"
+    return {
+        "alphabet": kind,
+        "transposed": bool(side.transposed),
+        "predicted": side.predicted[0],
+        "chunks": len(side.words),
+        **more,
+    }
+
+
+def gaussian(rows: int, columns: int, low: float, high: float, seed: int = 0) -> Integers:
+    """Symbols whose rows have scales from `low` to `high`."""
+    rng = np.random.default_rng(seed)
+    return np.rint(rng.normal(size=(rows, columns)) * np.geomspace(low, high, rows)[:, None]).astype(np.int32)
+
+
+def near_copies(rows: int = 64, columns: int = 24) -> Integers:
+    """`rows` that nearly agree, and half as many that do not."""
+    rng = np.random.default_rng(1)
+    base = np.repeat(rng.normal(0, 40, (1, columns)), rows, 0) + rng.normal(0, 0.7, (rows, columns))
+    return np.rint(np.concatenate([base, rng.normal(0, 40, (rows // 2, columns))])).astype(np.int32)
+
+
+def smooth_kernels(outputs: int = 24, inputs: int = 12, side: int = 3) -> Integers:
+    """Weights of a convolution (outputs, inputs · side²) whose kernels are nearly flat."""
+    rng = np.random.default_rng(2)
+    flat = rng.normal(0, 30, (outputs, inputs, 1, 1)) + rng.normal(0, 4, (outputs, inputs, side, side))
+    return np.rint(flat).astype(np.int32).reshape(outputs, -1)
+
+
+def mostly_zero(rows: int, columns: int) -> Integers:
+    """More than one chunk, and hardly a byte of it."""
+    values = np.zeros((rows, columns), np.int8)
+    values[:: rows // 5, 7] = 1
+    return values
+
+
+LISTED = np.array([-900000, 3, 5, 1 << 30])[np.abs(gaussian(40, 60, 1, 1)).clip(0, 3)]
+FAR = (np.random.default_rng(3).standard_cauchy((50, 40)) * 100).clip(-(2**31), 2**31 - 1).astype(np.int32)
+HEAVY = np.rint(np.random.default_rng(4).laplace(0, 9, (40, 50))).astype(np.int32)
+
+FEATURES: dict[str, Feature] = {
+    "constant": Feature(coder.CONSTANT, np.full((3, 4), -7)),
+    "bytes": Feature(coder.BYTES, np.arange(64).reshape(8, 8) * 37 % 256),
+    "packed": Feature(coder.PACKED, np.arange(64).reshape(8, 8) * 2654435761 % 2**32 - 2**31),
+    "numbers plain": Feature(coder.NUMBERS, gaussian(5, 6, 2, 2), {"running": False}),
+    "numbers running": Feature(coder.NUMBERS, np.cumsum(gaussian(60, 1, 2, 2), axis=0), {"running": True}),
+    "static plain": Feature(coder.STATIC, gaussian(40, 30, 5, 5), {"classes": False, "predicted": "none"}),
+    "static step": Feature(coder.STATIC, gaussian(40, 60, 3, 9) * 4, {"alphabet": "step 4"}),
+    "static listed": Feature(coder.STATIC, LISTED, {"alphabet": "listed"}),
+    "static split": Feature(coder.STATIC, FAR, {"alphabet": "split"}),
+    "static spikes": Feature(coder.STATIC, gaussian(64, 80, 40, 60).clip(-60, 60)),
+    "static row classes": Feature(coder.STATIC, gaussian(96, 48, 1, 40), {"classes": True, "transposed": False}),
+    "static column classes": Feature(coder.STATIC, gaussian(96, 48, 1, 40).T, {"classes": True, "transposed": True}),
+    "static rows": Feature(coder.STATIC, near_copies(), {"predicted": "rows"}),
+    "static taps": Feature(coder.STATIC, smooth_kernels(), {"predicted": "taps"}, (3, 3)),
+    "static chunks": Feature(coder.STATIC, mostly_zero(1100, 1024), {"chunks": 2}),
+    "mixed plain": Feature(coder.MIXED, gaussian(40, 30, 5, 5), {"predicted": "none", "prior": "Gaussian"}),
+    "mixed Laplace": Feature(coder.MIXED, HEAVY, {"prior": "Laplace"}),
+    "mixed step": Feature(coder.MIXED, gaussian(40, 60, 3, 9) * 4, {"alphabet": "step 4"}),
+    "mixed listed": Feature(coder.MIXED, LISTED, {"alphabet": "listed"}),
+    "mixed low bits": Feature(coder.MIXED, gaussian(24, 40, 300, 500), {"low": 3}),
+    "mixed rows": Feature(coder.MIXED, near_copies(), {"predicted": "rows"}),
+    "mixed taps": Feature(coder.MIXED, smooth_kernels(), {"predicted": "taps"}, (3, 3)),
+    "mixed columns first": Feature(coder.MIXED, gaussian(96, 48, 1, 40).T, {"transposed": True}),
+    "mixed chunks": Feature(coder.MIXED, mostly_zero(1100, 1024), {"chunks": 2}),
+}
+
+
+@cache
+def stream(name: str) -> coder.Coded:
+    """The stream of a feature, coded once."""
+    return FEATURES[name].coded()
