@@ -23,7 +23,7 @@ import re
 import struct
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -88,13 +88,13 @@ def _name(path: Path) -> str:
     return "/".join(path) if path else TENSOR
 
 
-def _segment(key: Hashable) -> str:
-    """A dict's key as one part of a path."""
+def _segment(key: Json) -> str:
+    """A dict's key, as JSON, as one part of a path."""
     if type(key) is str:
         return f"~:{key}" if _INTEGER.fullmatch(key) else key.replace("~", "~t").replace("/", "~s")
     if type(key) is int:
         return str(key)
-    return "~=" + json.dumps(_put_leaf(key, ())).replace("~", "~t").replace("/", "~s")
+    return "~=" + json.dumps(key).replace("~", "~t").replace("/", "~s")
 
 
 def _text_key(segment: str) -> str:
@@ -203,15 +203,16 @@ class _Writer:
                 f"{_name(path)!r} of the checkpoint has the attribute {next(iter(extra))!r}, which a .birdie file "
                 "cannot keep; save it as a plain dict"
             )
-        held = self._dict(value, path)
+        held = self._dict(value, path, apart=any(map(_holds_tensors, about)))
         return [_MAPPINGS[type(value)], held, *(self.node(item, (*path, "~m")) for item in about)]
 
-    def _dict(self, value: Mapping[Any, Any], path: Path) -> Json:
+    def _dict(self, value: Mapping[Any, Any], path: Path, apart: bool = False) -> Json:
+        """A dict; `apart` if not all tensors below its path are its own, so that their names do not tell its keys."""
         names = [self._leaf(key, path) for key in value]
         known = self._known(names)
         flags = {_flag(item) if type(item) in (Tensor, Parameter) else None for item in value.values()}
-        if len(flags) != 1 or None in flags or any(type(key) is not str for key in value):
-            nodes = [self.node(item, (*path, _segment(key))) for key, item in value.items()]
+        if apart or len(flags) != 1 or None in flags or any(type(key) is not str for key in value):
+            nodes = [self.node(item, (*path, _segment(name))) for name, item in zip(names, value.values(), strict=True)]
             return ["dict", names if known is None else known, nodes]
         at = [_name((*path, _segment(key))) if path else key for key in value]
         self.tensors |= dict(zip(at, value.values(), strict=True))
@@ -239,6 +240,22 @@ class _Writer:
         return None
 
 
+def _holds_tensors(value: Any) -> bool:
+    """Whether a tensor is in `value` or in what it holds."""
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, dict):
+                waiting += [*value.values(), *getattr(value, "__dict__", {}).values()]
+            elif isinstance(value, list | tuple):
+                waiting += value
+    return False
+
+
 def _cost(value: Any) -> int:
     """How many values a leaf counts for: long texts for more than one."""
     if type(value) is tuple:
@@ -257,7 +274,7 @@ class _Reader:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors, self.names = tensors, sorted(tensors)
         self.used: set[str] = set()
-        self.keys: list[list[Any]] = []
+        self.keys: list[list[tuple[Any, str]]] = []  # each with its part of a path
         self.made: dict[tuple[int, int], Tensor] = {}
         self.values = 0
 
@@ -301,20 +318,20 @@ class _Reader:
 
     def _dict(self, path: Path, keys: Json, values: Json) -> dict[Any, Any]:
         names = self._keys(keys) if isinstance(keys, list) else self._earlier(keys)
-        self._spend(sum(_cost(name) for name in names))
+        self._spend(sum(_cost(name) for name, _ in names))
         if not isinstance(values, list) or len(values) != len(names):
             raise _damaged("has a dict without a value for each key")
-        made = {key: self.node(item, (*path, _segment(key))) for key, item in zip(names, values, strict=True)}
+        made = {key: self.node(item, (*path, part)) for (key, part), item in zip(names, values, strict=True)}
         if len(made) != len(names):
             raise _damaged("has a dict with the same key twice")
         return made
 
-    def _keys(self, keys: list[Json]) -> list[Any]:
-        names = [_take_leaf(key) for key in keys]
+    def _keys(self, keys: list[Json]) -> list[tuple[Any, str]]:
+        names = [(_take_leaf(key), _segment(key)) for key in keys]
         self.keys.append(names)
         return names
 
-    def _earlier(self, number: Json) -> list[Any]:
+    def _earlier(self, number: Json) -> list[tuple[Any, str]]:
         if type(number) is not int or not 0 <= number < len(self.keys):
             raise _damaged(f"refers to list of keys {str(number)[:20]}, which does not exist")
         return self.keys[number]
@@ -322,17 +339,17 @@ class _Reader:
     def _tensors(self, path: Path, order: Json, flag: Json = 0) -> dict[str, Tensor]:
         if not isinstance(order, list):
             keys = self._earlier(order)
-            if len(keys) > len(self.names) - len(self.used) or not all(type(key) is str for key in keys):
+            if len(keys) > len(self.names) - len(self.used) or not all(type(key) is str for key, _ in keys):
                 raise _damaged("has a dict of tensors that are not there")
-            return {key: self._tensor(_name((*path, _segment(key))) if path else key, flag) for key in keys}
+            return {key: self._tensor(_name((*path, part)) if path else key, flag) for key, part in keys}
         names = self._below(path)
         ranks = list(accumulate((step + 1 for step in order), initial=-1))[1:] if order else list(range(len(names)))
         if sorted(ranks) != list(range(len(names))) or not names:
             raise _damaged(f"orders the tensors of {_name(path)[:80]!r} in a way that cannot be")
         start = len(_name(path)) + 1 if path else 0
-        keys = [_text_key(names[rank][start:]) if path else names[rank] for rank in ranks]
-        self.keys.append(keys)
-        return {key: self._tensor(names[rank], flag) for key, rank in zip(keys, ranks, strict=True)}
+        texts = [_text_key(names[rank][start:]) if path else names[rank] for rank in ranks]
+        self.keys.append([(text, _segment(text)) for text in texts])
+        return {text: self._tensor(names[rank], flag) for text, rank in zip(texts, ranks, strict=True)}
 
     def _below(self, path: Path) -> list[str]:
         """The names of all tensors in the dict at `path`, sorted."""

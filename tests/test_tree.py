@@ -115,6 +115,22 @@ def test_metadata_of_a_state_dict_is_kept() -> None:
     assert same(back, state)
 
 
+def with_metadata(state: dict[str, Tensor], metadata: Any) -> OrderedDict[str, Tensor]:
+    made = OrderedDict(state)
+    vars(made)["_metadata"] = metadata
+    return made
+
+
+@pytest.mark.parametrize("where", ["top", "m"])
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a"), ("~m/x", "x"), ("",)], ids=str)
+def test_tensors_in_metadata_are_not_taken_for_those_of_the_dict(names: tuple[str, ...], where: str) -> None:
+    inner = with_metadata({"x": T + 1, "b": T + 2}, {"version": T + 3})
+    for metadata in {"x": T + 1}, [T + 4], inner, {"version": 1}, inner | {"a": None}:
+        state = with_metadata(dict.fromkeys(names, T), metadata)
+        for content in {"m": state, "k": {"x": None}, "n": dict.fromkeys(names, 0)}, {"m": state, "k": 1}:
+            assert same(through(state if where == "top" else content), state if where == "top" else content)
+
+
 def test_tensors_that_are_one_stay_one() -> None:
     plain, tied = torch.ones(2), Parameter(torch.ones(2))
     back = through({"a": plain, "b": [plain], "c": tied, "d": {"x": tied, "y": tied}})

@@ -10,13 +10,13 @@ Every decoder is a pure function in fixed order, so a file decodes to the same b
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from birdie.compress import integers
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.steps import steps
 from birdie.compress.tensors import FORMATS, REAL_DTYPES, from_bits, rows_columns
+from birdie.entropy.compiled import njit
 from birdie.entropy.planes import join, plane_dtypes, plane_hints, word_dtype
 from birdie.entropy.stream import Hints
 from birdie.errors import ArtifactError

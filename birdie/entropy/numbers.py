@@ -10,9 +10,9 @@ Krichevsky and Trofimov for the first bits and a slow average later. The coder i
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from birdie.entropy.compiled import njit
 from birdie.errors import ArtifactError
 
 Words = NDArray[np.uint16]
