@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from birdie import artifact
-from birdie.cli.console import Json, emit, progress_bar, say, show, size
+from birdie.cli.console import Json, compiling_told, emit, progress_bar, say, show, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.size import parse_size
 from birdie.errors import ConfigError
@@ -15,6 +15,7 @@ from birdie.repack import save_object
 from birdie.weights import read_checkpoint, read_state_dict
 
 
+@compiling_told()
 def compress(
     checkpoint: Annotated[Path, Parameter(help=".safetensors, .pt, .pth, .th, .bin, .ptz, or a Hugging Face folder.")],
     /,

@@ -91,6 +91,18 @@ def remark(text: str) -> None:
     stderr.print(text, soft_wrap=True, markup=False)
 
 
+@contextmanager
+def compiling_told() -> Iterator[None]:
+    """Around a command that codes: one line on stderr if kernels have to be compiled; under torchrun rank 0 says it."""
+    from birdie.entropy.kernels import on_compiling  # not above: numba takes longer to import than --help may
+
+    told = os.environ.get("RANK", "0") == "0"
+    with on_compiling(
+        lambda: remark("Compiling the coder's kernels, once: this takes some seconds.") if told else None
+    ):
+        yield
+
+
 def emit(answer: Mapping[str, Any]) -> None:
     """The one JSON object of a `--json` run; NaN, which JSON lacks, becomes null."""
     sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")  # ASCII, whatever the terminal's encoding

@@ -9,7 +9,7 @@ import torch
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, emit, progress_bar, remark, say, show
+from birdie.cli.console import Json, compiling_told, emit, progress_bar, remark, say, show
 from birdie.cli.prepare import prepare_with_bar
 from birdie.cli.train import follow
 from birdie.compress import baseline
@@ -54,6 +54,7 @@ def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: s
     )
 
 
+@compiling_told()
 def demo(
     *,
     budget: Annotated[str, Parameter(help="Bytes the artifact may take.")] = "450kB",

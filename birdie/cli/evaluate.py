@@ -6,11 +6,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, emit, plain, progress_bar, remark, show, size
+from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, show, size
 from birdie.evaluation import Evaluation
 from birdie.evaluation import evaluate as evaluate_artifact
 
 
+@compiling_told()
 def evaluate(
     file: Path,
     /,

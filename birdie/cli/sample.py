@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, emit
+from birdie.cli.console import Json, compiling_told, emit
 from birdie.data.tokenizer import load_tokenizer
 from birdie.device import choose_device
 from birdie.errors import ConfigError
@@ -15,6 +15,7 @@ from birdie.evaluation import check_same_tokenizer, load_gpt
 from birdie.model.sample import generate
 
 
+@compiling_told()
 def sample(
     file: Path,
     /,

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.artifact import Summary
-from birdie.cli.console import Json, emit, plain, progress_bar, remark, say, show
+from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, say, show
 from birdie.cli.cost import estimate
 from birdie.cli.evaluate import evaluation_json
 from birdie.device import choose_device
@@ -25,6 +25,7 @@ from birdie.recipe import FLAT, Recipe
 from birdie.train.loop import Step
 
 
+@compiling_told()
 def train(
     recipe_file: Annotated[Path | None, Parameter(help="A recipe (.toml); flags and environment override it.")] = None,
     /,
