@@ -17,7 +17,9 @@ def test_a_command_tells_that_kernels_are_compiled(capsys: pytest.CaptureFixture
 
     assert command(3.0) == 1.5
     first = capsys.readouterr()
-    assert "ompiling" in first.err and first.err.count("\n") == 1 and first.out == ""
+    assert "ompiling" in first.err
+    assert first.err.count("\n") == 1
+    assert first.out == ""
     assert command(5.0) == 2.5
     assert capsys.readouterr().err == ""
 
