@@ -40,6 +40,13 @@ def test_the_exponent_plane_is_the_exponent() -> None:
     assert exponent.tolist() == [[127, 127, 128, 126]]
 
 
+def test_the_first_plane_of_float16_is_the_exponent_and_three_bits() -> None:
+    values = np.array([[1.0, -1.0, 1.125, -1.25, 2.0]], np.float16)
+    first, second = planes.split(values.view(np.uint16), "float16")
+    assert first.tolist() == [[15 << 3, 15 << 3, 15 << 3 | 1, 15 << 3 | 2, 16 << 3]]
+    assert (second >> 7).tolist() == [[0, 1, 0, 1, 0]]  # the sign
+
+
 def test_damage_is_an_artifact_error() -> None:
     with pytest.raises(ArtifactError, match="planes"):
         planes.join((np.zeros((1, 1), np.uint8),), "float32")

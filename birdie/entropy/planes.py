@@ -7,7 +7,7 @@ least significant bits:
     float64   exponent 11 | sign, mantissa 4 | six bytes of mantissa
     float32   exponent 8  | sign, mantissa 7 | two bytes of mantissa
     bfloat16  exponent 8  | sign, mantissa 7
-    float16   sign, exponent 5, mantissa 2   | one byte of mantissa
+    float16   exponent 5, mantissa 3 | sign, mantissa 7
     float8_*  the byte          int8, int16, uint8, uint16, bool  the value          wider integers  their bytes
 
 Nothing is interpreted: NaN payloads, infinities, subnormals and -0.0 come back bit for bit. Numpy only; formats are
@@ -48,7 +48,7 @@ class _Format:
 
     word: int
     fields: tuple[_Field, ...]
-    exponent: int = 0  # bits of exponent that trade places with the sign; 0 leaves the word as it is
+    exponent: int = 0  # bits (the exponent, or more) that trade places with the sign; 0 leaves the word as it is
 
 
 def _bytes(count: int, role: Role) -> tuple[_Field, ...]:
@@ -61,7 +61,7 @@ FORMATS: dict[str, _Format] = {
     "float64": _Format(64, (_Field(53, 11, "exponent"), _Field(48, 5, "mantissa"), *_bytes(6, "mantissa")), 11),
     "float32": _Format(32, (_Field(24, 8, "exponent"), *_bytes(3, "mantissa")), 8),
     "bfloat16": _Format(16, (_Field(8, 8, "exponent"), _Field(0, 8, "mantissa")), 8),
-    "float16": _Format(16, (_Field(8, 8, "exponent"), _Field(0, 8, "mantissa"))),
+    "float16": _Format(16, (_Field(8, 8, "exponent"), _Field(0, 8, "mantissa")), 8),
     "float8_e4m3fn": _FLOAT8,
     "float8_e4m3fnuz": _FLOAT8,
     "float8_e5m2": _FLOAT8,
