@@ -151,7 +151,7 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
         raise ArtifactError(f"a mixed stream has {size} symbols; the file is damaged")
     if columns_first:
         rows, columns = columns, rows
-    predicted = prediction.take(reader, rows)
+    predicted = prediction.take(reader, rows, columns)
     middle = zero if predicted is None else alphabet.size // 2
     symbols = np.empty((rows, columns), np.uint16)
     parts = _chunks(symbols)

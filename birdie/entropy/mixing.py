@@ -205,10 +205,14 @@ def _code(  # type: ignore[no-untyped-def]
     mean = power[scale] + 1  # magnitude
     most = mean // 16 + 2  # symbols; what is larger says no more about scale
     level = usual = (mean * mean * 25 >> 10) + 1  # mean squares: of the columns, of the latest rows
-    column, quick = np.full(columns, level, np.int64), np.full(columns, level, np.int64)
-    scales = np.full(columns, _scale(level, log2) - base, np.int64)
+    # A single row may be as long as a tensor, and teaches its columns nothing: they share one place.
+    kept, mask = (columns, np.int64(-1)) if rows > 1 else (1, np.int64(0))
+    column, quick = np.full(kept, level, np.int64), np.full(kept, level, np.int64)
+    scales = np.full(kept, _scale(level, log2) - base, np.int64)
     quick_scales = scales.copy()
-    place = np.arange(columns) * 8 // columns * 8 + 4 * _BINS + 64
+    place = np.empty(columns, np.uint8)
+    for j in range(columns):
+        place[j] = j * 8 // columns * 8 + 4 * _BINS + 64
     contexts, logits = np.zeros(_COUNTERS, np.uint64), np.zeros(_INPUTS, np.int32)
     ones, latest = np.uint32(1023), np.uint32(0xFFFF)
     low, width, code = np.uint64(0), ~np.uint64(0), np.uint64(0)
@@ -226,8 +230,8 @@ def _code(  # type: ignore[no-untyped-def]
         for j in range(columns):
             above = abs(np.int64(symbols[i - 1, j]) - zero) if i > 0 else np.int64(0)
             row = (_log2(here, log2) - _log2(expected, log2)) >> 1
-            alone = scales[j]
-            product, quicker = alone + row, quick_scales[j] + row
+            alone = scales[j & mask]
+            product, quicker = alone + row, quick_scales[j & mask] + row
             near = _log2((2 * abs(last) + abs(before) + 2 * above) * 13 + (mean >> 2) + 1, log2) - base
             bin_ = _between((product + 4) >> 3, 0, _BINS - 1)
             contexts[0] = np.uint64(bin_) * count
@@ -235,7 +239,7 @@ def _code(  # type: ignore[no-untyped-def]
             contexts[2] = np.uint64(2 * _BINS + _between((quicker + 4) >> 3, 0, _BINS - 1)) * count
             contexts[3] = np.uint64(3 * _BINS + _between((3 * product + near + 16) >> 5, 0, _BINS - 1)) * count
             contexts[4] = np.uint64(4 * _BINS + _between((alone + 1) >> 1, 0, 63)) * count
-            contexts[5] = np.uint64(place[j] + band) * count
+            contexts[5] = np.uint64(np.int64(place[j]) + band) * count
             first = np.uint64(_between((product + 1) >> 1, 0, _FINE - 1)) * count
             second = np.uint64(_between((quicker + 1) >> 1, 0, _FINE - 1)) * count
             other = np.uint64((_SETS + bin_) * _INPUTS)
@@ -309,7 +313,9 @@ def _code(  # type: ignore[no-untyped-def]
             before, last = last, symbol - zero
             size = min(abs(last), most)
             here += size * size * 64
-            expected += column[j]
+            expected += column[j & mask]
+        if i == rows - 1:
+            break
         # Columns learn from the row as it would be at the usual scale, as far as it tells its own.
         share = ((expected + 64) << 16) // (here + 64)
         slow, fast = pace[min(i + even, 1023)], pace[min(i + even, max(_QUICK, even), 1023)]

@@ -132,9 +132,14 @@ def put(writer: Writer, predicted: Prediction | None) -> None:
         predicted.put(writer)
 
 
-def take(reader: Reader, rows: int) -> Prediction | None:
-    """Undo `put`; anything out of range is an ArtifactError."""
+def take(reader: Reader, rows: int, columns: int = MIN_COLUMNS) -> Prediction | None:
+    """Undo `put`; anything out of range is an ArtifactError.
+
+    Rows too short for references are refused before anything is allocated: their description would dwarf them.
+    """
     kind = reader.take(_KIND, TAPS, "the kind of prediction")
+    if kind == ROWS and columns < MIN_COLUMNS:
+        raise ArtifactError(f"rows of {columns} in a stream are foretold from rows; the file is damaged")
     if kind == ROWS:
         return Rows.take(reader, rows)
     return Taps.take(reader) if kind == TAPS else None

@@ -190,7 +190,7 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
         rows, columns = columns, rows
     if columns < MIN_COLUMNS and count > 1:
         raise ArtifactError(f"rows of {columns} in a stream have classes; the file is damaged")
-    predicted = prediction.take(reader, rows)
+    predicted = prediction.take(reader, rows, columns)
     zero = reader.take(_ZERO, alphabet.size - 1, "the zero") if predicted is not None else 0
     classes = row_classes.take(reader, rows, count) if count > 1 else np.zeros(rows, np.uint8)
     frequencies = model.take(reader, count, alphabet.size, precision)

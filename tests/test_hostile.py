@@ -1,0 +1,45 @@
+"""Hostile files are refused or harmless: short runs of the fuzzer and the bombs of `tests/hostile`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.hostile import bombs, fuzz
+
+KINDS = (
+    *("streams, payload", "streams, numbers", "streams, header", "streams, shapes", "streams, made"),
+    *("artifact, payload", "artifact, shapes", "tree, tree", "tree, shapes"),
+)
+
+
+@pytest.mark.slow
+def test_mutants_are_refused_or_harmless() -> None:
+    """Some seconds in a subprocess that may be killed; deeper by `python -m tests.hostile.fuzz`."""
+    report = fuzz.campaign(6000, 0)
+    assert report.failures == []
+    assert report.counts.total() == 6000
+    for kind in KINDS:
+        assert report.counts[f"{kind}: accepted"], f"no mutant of {kind} was decoded: {report}"
+        assert report.counts[f"{kind}: refused"], f"no mutant of {kind} was refused: {report}"
+
+
+def test_a_decoder_that_breaks_is_told_with_the_number_of_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the fuzzer is for, seen to work."""
+    target = fuzz.TARGETS["tree"]
+    sound = [seed.data for seed in target.sound()]
+
+    def broken(data: bytes, _: Path) -> None:
+        if data not in sound:
+            raise IndexError("past the end")
+
+    monkeypatch.setattr(fuzz, "TARGETS", {"tree": replace(target, decode=broken)})
+    report = fuzz.run(1, 1000)
+    assert report.failures[0].startswith("mutant 1000:")
+    assert "past the end" in report.failures[0]
+
+
+@pytest.mark.slow
+def test_small_files_cost_little() -> None:
+    """Opened (and decoded) in a process that may take little more memory than it decodes to, and little time."""
+    bombs.run()
