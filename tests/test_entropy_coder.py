@@ -105,7 +105,7 @@ def structured(draw: st.DrawFn) -> tuple[Integers, tuple[int, int]]:
     return values, kernel
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(structured(), st.sampled_from([1 << 20, 40, 7]))
 def test_the_reference_decoder_agrees_on_any_array(case: tuple[Integers, tuple[int, int]], chunk: int) -> None:
     values, kernel = case
@@ -211,7 +211,7 @@ def test_every_truncation_is_an_artifact_error(feature: str) -> None:
             coder.decode(coded.coder, coded.payload[:length], *values.shape)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(SMALL), st.data())
 def test_damage_is_an_error_or_an_array_of_the_right_shape(feature: str, data: st.DataObject) -> None:
     values, coded = FEATURES[feature].values, stream(feature)

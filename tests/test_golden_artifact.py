@@ -33,6 +33,7 @@ def content() -> dict[str, Any]:
         "matrix": noise.reshape(48, 32) / 32,
         "norm": (noise[:40] / 64).double(),
         "exact": noise.reshape(24, 64) / 3,
+        "sixteen": (noise[:640] / 64).half().reshape(20, 32),
         "flags": flags.reshape(6, 256),
         "packed": (halves[0] | halves[1] << 4).to(torch.uint8),
         "values": noise.reshape(12, 128).int() * 1009,
