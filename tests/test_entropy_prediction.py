@@ -79,7 +79,7 @@ def test_descriptions_and_symbols_are_those_of_the_format(case: tuple[Symbols, P
     prediction.put(writer, predicted)
     words = writer.finish()
     reader = Reader(words)
-    taken = prediction.take(reader, len(symbols))
+    taken = prediction.take(reader, len(symbols), prediction.MIN_COLUMNS)
     reader.finish()
     assert taken is not None
     left = predicted.subtract(symbols, zero, size)
@@ -123,7 +123,14 @@ def taps_put(kernel: tuple[int, int], weight: int) -> Writer:
 )
 def test_what_no_encoder_writes_is_refused(writer: Writer, words: str) -> None:
     with pytest.raises(ArtifactError, match=words):
-        prediction.take(Reader(writer.finish()), 3)
+        prediction.take(Reader(writer.finish()), 3, prediction.MIN_COLUMNS)
+
+
+def test_rows_too_short_for_references_have_none() -> None:
+    words = rows_put([0, 1, 2], 3).finish()
+    assert isinstance(prediction.take(Reader(words), 3, prediction.MIN_COLUMNS), Rows)
+    with pytest.raises(ArtifactError, match="foretold"):
+        prediction.take(Reader(words), 3, prediction.MIN_COLUMNS - 1)
 
 
 @pytest.mark.parametrize(
