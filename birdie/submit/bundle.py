@@ -45,15 +45,18 @@ class Bundle:
     owners: Mapping[str, str]
 
 
-def bundle(exports: Mapping[str, tuple[str, str]], omit: Iterable[str] = ()) -> Bundle:
+def bundle(
+    exports: Mapping[str, tuple[str, str]], omit: Iterable[str] = (), instead: tuple[str, str] | None = None
+) -> Bundle:
     """The module that defines `exports` (its name → module and name in birdie) and all they need.
 
-    Modules whose name begins with one of `omit` stay out: what dictionaries of reached code hold of them is left out.
+    Modules whose name begins with one of `omit` stay out: what dictionaries of reached code hold of them is left out,
+    or becomes `instead` (a module and a function in it whose errors keep their words).
 
     Raises:
         ConfigError: an export is not there, or something other than an entry of a dictionary needs an omitted module.
     """
-    linker = _Linker(tuple(omit))
+    linker = _Linker(tuple(omit), instead)
     linker.export(exports)
     return linker.finish()
 
@@ -61,8 +64,9 @@ def bundle(exports: Mapping[str, tuple[str, str]], omit: Iterable[str] = ()) -> 
 class _Linker:
     """Follows names from the exports and collects, rewritten, what they reach."""
 
-    def __init__(self, omit: tuple[str, ...]) -> None:
+    def __init__(self, omit: tuple[str, ...], instead: tuple[str, str] | None) -> None:
         self.omit = omit
+        self.instead = None if instead is None else Target(*instead)
         self.sources: dict[str, Source] = {}
         self.reached: dict[tuple[str, int], ast.stmt] = {}  # (module, line) → linked statement
         self.external: dict[Target, str] = {}
@@ -149,7 +153,9 @@ class _Linker:
             linked: ast.ClassDef = _Rewriter(self, source).visit(copied)
             self.waiting += [(source, linked, method) for method in methods]
             return linked
-        result: ast.stmt = _Rewriter(self, source).visit(copied)
+        names = names_defined(copied)
+        worded = self.instead is not None and self.instead.module == source.name and self.instead.name in names
+        result: ast.stmt = _Rewriter(self, source, worded=worded).visit(copied)
         return result
 
     def finish(self) -> Bundle:
@@ -158,7 +164,8 @@ class _Linker:
             pass
         self._settle_attributes()
         order: list[str] = []
-        for module in sorted({module for module, _ in self.reached}):
+        first = [] if self.instead is None else [self.instead.module]  # no import tells that it is needed
+        for module in first + sorted({module for module, _ in self.reached}):
             self._ordered(module, order, set())
         body: list[ast.stmt] = list(self._imports())
         owners: dict[str, str] = {}
@@ -249,8 +256,10 @@ def _copy(node: _N) -> _N:
 class _Rewriter(ast.NodeTransformer):
     """Gives the names of one definition their names in the bundle, and reaches what they stand for."""
 
-    def __init__(self, linker: _Linker, source: Source, follow: bool = True, owner: str | None = None) -> None:
-        self.linker, self.source, self.follow, self.owner = linker, source, follow, owner
+    def __init__(
+        self, linker: _Linker, source: Source, follow: bool = True, owner: str | None = None, worded: bool = False
+    ) -> None:
+        self.linker, self.source, self.follow, self.owner, self.worded = linker, source, follow, owner, worded
         self.scopes: list[set[str]] = []
         self.types: list[dict[str, str]] = []  # of each scope: names that hold an object of a class of ours
         self.imports = dict(source.imports)
@@ -337,9 +346,13 @@ class _Rewriter(ast.NodeTransformer):
         return {n: t for n, t in found.items() if t is not None and stores.count(n) == (n not in arguments)}
 
     def visit_Dict(self, node: ast.Dict) -> ast.expr:
-        pairs = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if not self._left_out(value)]
+        pairs = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            if not self._left_out(value):
+                pairs.append((key and self.visit(key), self.visit(value)))
+            elif self.linker.instead is not None:
+                pairs.append((key and self.visit(key), self.chosen(value, self.linker.instead)))
         node.keys, node.values = [key for key, _ in pairs], [value for _, value in pairs]
-        self.generic_visit(node)
         return node
 
     def _left_out(self, value: ast.expr) -> bool:
@@ -348,7 +361,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         target = self.target(node.func)
-        if target is not None and target.ours and target.name and self.linker.resolve(target).module == ERRORS:
+        known = target is not None and target.ours and target.name and not self.worded
+        if target is not None and known and self.linker.resolve(target).module == ERRORS:
             if self.follow:
                 self.linker.messages.append(_words(node))
             node.args, node.keywords = [ast.Constant(len(self.linker.messages))], []

@@ -6,15 +6,14 @@ devices, dtypes and a choice of threads.
 
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from birdie import metadata, tree
-from birdie.artifact import _check_size, _decode, _owner
-from birdie.container import ALIAS, Reader
+from birdie.artifact import _check_size, _decode_all, _owner
+from birdie.container import Reader
 
 Source = str | os.PathLike[str] | bytes
 
@@ -46,9 +45,7 @@ def load_object(source: Source, max_bytes: int | None = None) -> Any:
 
 def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
     _check_size(reader, max_bytes)
-    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        tensors = dict(zip(stored, pool.map(lambda name: _decode(reader, name), stored), strict=True))
+    tensors = _decode_all(reader, os.cpu_count() or 1)
     return {name: tensors[_owner(reader, name)] for name in reader.names}
 
 

@@ -29,9 +29,11 @@ def minify(tree: ast.Module, exports: Collection[str]) -> ast.Module:
     while before != (now := ast.dump(tree)):
         before = now
         tree = _inline_constants(tree, exports)
+        _name_optional(tree)
         _make_positional(tree)
         _drop_parameters(tree)
         _fix_parameters(tree)
+        _drop_dead_ends(tree)
         _return_at_once(tree)
         _drop_attributes(tree)
         _shake(tree, exports)
@@ -77,6 +79,18 @@ class _Fold(ast.NodeTransformer):
         while len(node.values) > 1 and isinstance(first := node.values[0], ast.Constant) and bool(first.value) is void:
             del node.values[0]
         return node.values[0] if len(node.values) == 1 else node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
+            return ast.copy_location(ast.Constant(not node.operand.value), node)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
+        self.generic_visit(node)
+        if isinstance(node.test, ast.Constant):
+            return (node.body if node.test.value else node.orelse) or ast.copy_location(ast.Pass(), node)
+        return node
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
@@ -140,19 +154,21 @@ class _Calls:
     def __init__(self, tree: ast.Module) -> None:
         self.known: dict[str, list[ast.Call]] = {}
         called: set[int] = set()
-        self.loose: set[str] = set()  # names used otherwise too, or with arguments that cannot be counted
+        self.loose: set[str] = set()  # names used otherwise too, or with **arguments
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (name := _named(node.func)):
                 self.known.setdefault(name, []).append(node)
                 called.add(id(node.func))
-                starred = any(isinstance(arg, ast.Starred) for arg in node.args)
-                if starred or any(keyword.arg is None for keyword in node.keywords):
+                if any(keyword.arg is None for keyword in node.keywords):
                     self.loose.add(name)
         self.loose |= {name for node in ast.walk(tree) if id(node) not in called and (name := _named(node))}
 
-    def of(self, name: str) -> list[ast.Call] | None:
-        """All calls of `name`, or None if they cannot all be known."""
-        return None if name in self.loose else self.known.get(name, [])
+    def of(self, name: str, index: int | None = None) -> list[ast.Call] | None:
+        """All calls of `name`, or None if they, or their arguments (up to `index` if given), cannot all be known."""
+        calls = self.known.get(name, [])
+        stop = None if index is None else index + 1
+        starred = any(isinstance(arg, ast.Starred) for call in calls for arg in call.args[:stop])
+        return None if starred or name in self.loose else calls
 
 
 def _named(node: ast.AST) -> str | None:
@@ -162,6 +178,28 @@ def _named(node: ast.AST) -> str | None:
     return node.attr if isinstance(node, ast.Attribute) and "__" in node.attr else None
 
 
+def _name_optional(tree: ast.Module) -> None:
+    """Parameters that must be given by name may be given by place too, where their order allows it."""
+    for function, _ in _functions(tree):
+        args = function.args
+        legal = None not in args.kw_defaults or not args.defaults
+        if args.kwonlyargs and legal and not args.vararg and None not in args.kw_defaults[1:]:
+            args.args += args.kwonlyargs
+            args.defaults += [each for each in args.kw_defaults if each is not None]
+            args.kwonlyargs, args.kw_defaults = [], []
+
+
+def _drop_dead_ends(tree: ast.Module) -> None:
+    """What follows a return or raise, and `pass` beside other statements."""
+    for body in _bodies(tree):
+        ends = [index for index, node in enumerate(body) if isinstance(node, ast.Return | ast.Raise)]
+        del body[ends[0] + 1 if ends else len(body) :]
+        body[:] = [node for node in body if not isinstance(node, ast.Pass)] or body[:1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and all(isinstance(each, ast.Pass) for each in node.orelse):
+            node.orelse = []
+
+
 def _make_positional(tree: ast.Module) -> None:
     """Arguments of our own functions by place instead of by name, where that is the next place."""
     orders = {function.name: [arg.arg for arg in function.args.args[hidden:]] for function, hidden in _functions(tree)}
@@ -169,8 +207,10 @@ def _make_positional(tree: ast.Module) -> None:
         if isinstance(owner, ast.ClassDef) and owner.decorator_list:
             orders[owner.name] = [_field(part) for part in owner.body if isinstance(part, ast.AnnAssign)]
     for call in ast.walk(tree):
-        order = orders.get(_named(call.func) or "", []) if isinstance(call, ast.Call) else []
-        while isinstance(call, ast.Call) and call.keywords and order[len(call.args) :][:1] == [call.keywords[0].arg]:
+        if not isinstance(call, ast.Call) or any(isinstance(arg, ast.Starred) for arg in call.args):
+            continue
+        order = orders.get(_named(call.func) or "", [])
+        while call.keywords and order[len(call.args) :][:1] == [call.keywords[0].arg]:
             call.args.append(call.keywords.pop(0).value)
 
 
@@ -184,7 +224,7 @@ def _drop_parameters(tree: ast.Module) -> None:
         read = {each.id for part in function.body for each in ast.walk(part) if isinstance(each, ast.Name)}
         for index in reversed(range(hidden, len(args.args))):
             name = args.args[index].arg
-            calls = None if name in read else all_calls.of(function.name)
+            calls = None if name in read else all_calls.of(function.name, index - hidden)
             if calls is None or not all(_drop_argument(call, index - hidden, name, try_only=True) for call in calls):
                 continue
             for call in calls:
@@ -197,20 +237,21 @@ def _fix_parameters(tree: ast.Module) -> None:
     all_calls = _Calls(tree)
     for function, hidden in _functions(tree):
         args = function.args
-        calls = all_calls.of(function.name)
-        if not calls or args.vararg or args.kwarg or args.kwonlyargs or args.posonlyargs:
+        if args.vararg or args.kwarg or args.kwonlyargs or args.posonlyargs:
             continue
         bound = Counter(n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         bound += Counter(node.arg for node in ast.walk(function) if isinstance(node, ast.arg))
         for index in reversed(range(hidden, len(args.args))):
             name, default = args.args[index].arg, index - len(args.args) + len(args.defaults)
+            if not (calls := all_calls.of(function.name, index - hidden)):
+                continue
             given = [_argument(call, index - hidden, name) for call in calls]
             values = [each or (args.defaults[default] if default >= 0 else None) for each in given]
             constants = [each for each in values if isinstance(each, ast.Constant)]
             same = len(constants) == len(values) and len({repr(each.value) for each in constants}) == 1
             if same and bound[name] == 1 and not isinstance(constants[0].value, str):
                 fold = _Fold({name: constants[0]})
-                function.body = [fold.visit(part) for part in function.body]
+                fold.generic_visit(function)
                 for call in calls:
                     _drop_argument(call, index - hidden, name)
                 _drop_parameter(args, index)
