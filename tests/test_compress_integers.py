@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.decoders import DECODERS, decode
-from birdie.compress.integers import DIFFERENCES, DTYPES, HALVES, VALUES
+from birdie.compress.integers import DIFFERENCES, DTYPES, HALVES, LISTED, VALUES
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded
 from birdie.entropy import coder
@@ -131,3 +131,40 @@ def test_what_a_dtype_cannot_hold_is_a_corrupt_file(form: int, dtype: torch.dtyp
     shape = (1, values.shape[1])
     with pytest.raises(ArtifactError, match="corrupt"):
         decode(Encoded("lossless", shape, dtype, (form,), (values,)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[LISTED], ids=str)
+def test_floats_of_few_magnitudes_cost_what_integers_do(dtype: torch.dtype) -> None:
+    """What was rounded to a grid, with a signed zero, a NaN of its own and infinities among it."""
+    integers = torch.round(torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * 3) + 0.0  # no −0.0
+    weight = (integers * 0.0123).to(dtype)
+    weight[0, :4] = torch.tensor([-0.0, float("inf"), float("-inf"), float("nan")])
+    encoded = Lossless().encode("w", weight)
+    layout = DECODERS["lossless"].layout(encoded.shape, encoded.dtype, encoded.params)
+    assert encoded.params[0] == LISTED
+    assert [(each.rows, each.columns) for each in layout] == [stream.shape for stream in encoded.streams]
+    assert torch.equal(decode(encoded).view(torch.uint8), weight.view(torch.uint8))
+    alone = len(coder.encode(integers.int().numpy(), effort="fast").payload)
+    assert stored(encoded) < alone + 200
+
+
+def test_trained_floats_are_not_listed() -> None:
+    for dtype in DTYPES[LISTED]:
+        weight = torch.randn(128, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+        assert Lossless().encode("w", weight).params == ()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "gaps"),
+    [([2], [5, 1]), ([-3], [5, 1]), ([0], [5, 0]), ([0], [-1, 3]), ([0], [(1 << 15) - 1, 1]), ([0], [5, 1, -1])],
+)
+def test_a_list_that_does_not_rise_or_is_left_is_a_corrupt_file(numbers: list[int], gaps: list[int]) -> None:
+    streams = np.array([numbers * 4], np.int32), np.array([gaps], np.int32)
+    with pytest.raises(ArtifactError, match="list"):
+        decode(Encoded("lossless", (4,), torch.bfloat16, (LISTED, len(gaps)), streams))
+
+
+@pytest.mark.parametrize("params", [(LISTED,), (LISTED, 0), (LISTED, 5), (LISTED, 1, 1)])
+def test_a_list_is_no_longer_than_the_tensor(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError, match="parameters"):
+        DECODERS["lossless"].layout((4,), torch.float32, params)

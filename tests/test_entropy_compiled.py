@@ -1,8 +1,11 @@
 """Kernels compile where nothing can be kept: a read-only package, an account without a home."""
 
+from pathlib import Path
+
 import numba
 import pytest
 
+from birdie.entropy import compiled
 from birdie.entropy.compiled import njit
 
 DOUBLE = "def double(value):\n    return value + value\n"
@@ -26,3 +29,9 @@ def test_a_kernel_with_a_place_is_kept_there() -> None:
 
     assert type(njit(cache=True)(triple)._cache).__name__ == "FunctionCache"  # type: ignore[attr-defined]
     assert type(njit()(triple)._cache).__name__ == "NullCache"  # type: ignore[attr-defined]
+
+
+def test_no_kernel_goes_around_it() -> None:
+    package = Path(compiled.__file__).parents[1]
+    around = [path.name for path in package.rglob("*.py") if "from numba import njit" in path.read_text()]
+    assert not around

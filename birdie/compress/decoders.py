@@ -2,6 +2,7 @@
 
     lossless   bit planes of any dtype                              params ()
                integers as half bytes, values or differences        params (code of integers.DTYPES,)
+               floats as numbers in the list of their magnitudes    params (integers.LISTED, length of the list)
     grid       symbol · step of its row, in float32, cast once      params ()
     cast       lossless planes of a float rounded to 16 bits        params (code of CAST_DTYPES,)
 
@@ -57,7 +58,7 @@ def _lossless_layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[i
 
 def _lossless_decode(encoded: Encoded) -> Tensor:
     if encoded.params:
-        return integers.decode(encoded.streams[0], encoded.params[0], encoded.shape, encoded.dtype)
+        return integers.decode(encoded.streams, encoded.params, encoded.shape, encoded.dtype)
     return _join_planes(encoded, encoded.dtype)
 
 

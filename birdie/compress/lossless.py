@@ -1,7 +1,8 @@
 """Schemes that keep bits: every bit of any tensor, or every bit of a float rounded to 16 bits first.
 
 Integers are weights, several weights packed in a word (GPTQ, AWQ, HQQ), indices or counters, and nothing says which:
-planes, half bytes, values and differences are coded on a sample, and the smallest is taken.
+planes, half bytes, values and differences are coded on a sample, and the smallest is taken. Floats of few magnitudes
+(rounded to a grid, cosines) are numbers in a list.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.decoders import CAST_DTYPES
-from birdie.compress.integers import DIFFERENCES, DTYPES, HALVES, VALUES
+from birdie.compress.integers import DIFFERENCES, DTYPES, HALVES, LISTED, VALUES
 from birdie.compress.scheme import Encoded, Integers, Sensitivity
 from birdie.compress.tensors import FORMATS, finite_rows, to_bits
 from birdie.entropy import coder
@@ -23,6 +24,9 @@ from birdie.errors import ConfigError, WeightsError
 SAMPLE_BYTES = 1 << 17  # of an integer tensor, on which its forms are compared
 _STREAM_BYTES = 2  # what a stream costs in the header, about
 _PACKED = 1.02  # entropy of half bytes one by one over that of bytes, up to which two integers may share a byte
+_REPEATED = 1 << 14  # floats in which, spread over a tensor, magnitudes must repeat
+_FRESH = 0.75  # the share of those that may be different
+_LISTED = 0.98  # entropy of the numbers in a list over that of the planes, up to which the list is taken
 SIXTEEN_BIT: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -63,7 +67,7 @@ _INTEGERS = {HALVES: _halves, VALUES: _values, DIFFERENCES: _differences}
 
 def _integer_form(weight: Tensor) -> int | None:
     """The form of integers that costs least on the first rows of `weight`; None stands for planes."""
-    forms = [form for form, dtypes in DTYPES.items() if weight.dtype in dtypes and weight.numel()]
+    forms = [form for form in _INTEGERS if weight.dtype in DTYPES[form] and weight.numel()]
     if not forms:
         return None
     fitting = [form for form in forms if form == HALVES or _fits(weight, form)]
@@ -78,6 +82,35 @@ def _integer_form(weight: Tensor) -> int | None:
         if cost < least:
             best, least = form, cost
     return best
+
+
+def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
+    """Number of each magnitude in the list of those that occur, −1 − number with the sign; gaps of the list.
+
+    None unless entropy says that this costs less than planes.
+    """
+    if weight.dtype not in DTYPES[LISTED] or weight.numel() < 2:
+        return None
+    bits = to_bits(weight)
+    kind = bits.dtype.type
+    mask, top = kind((1 << (8 * bits.itemsize - 1)) - 1), kind(8 * bits.itemsize - 1)
+    sample = bits.reshape(-1)[:: -(-bits.size // _REPEATED)] & mask
+    if np.unique(sample).size > _FRESH * sample.size:
+        return None
+    sizes, ranks = np.unique(bits & mask, return_inverse=True)
+    numbers = ranks.reshape(bits.shape).astype(np.int32)
+    np.invert(numbers, out=numbers, where=(bits >> top).astype(bool))
+    gaps = np.diff(sizes.astype(np.int64), prepend=0)
+    if int(gaps.max()) >= 1 << 31:
+        return None
+    counts = np.bincount(numbers.reshape(-1) + sizes.size, minlength=2 * sizes.size)
+    words = np.concatenate([sizes[::-1] | (kind(1) << top), sizes])
+    least = sum(
+        _entropy(np.bincount(plane[0].astype(np.int64), counts))
+        for plane in split(words[None], FORMATS[weight.dtype][0])
+    )
+    cost = _entropy(counts) + float((np.log2(gaps + 1) + 2).sum())
+    return (numbers, gaps[None]) if cost < _LISTED * least else None
 
 
 def _coded(stream: Integers) -> int:
@@ -103,7 +136,7 @@ def _halves_apart(sample: Tensor) -> bool:
     return apart <= _PACKED * _entropy(joint.reshape(-1))
 
 
-def _entropy(counts: NDArray[np.int64]) -> float:
+def _entropy(counts: NDArray[np.number]) -> float:
     seen = counts[counts > 0]
     return float((seen * np.log2(seen.sum() / seen)).sum())
 
@@ -120,11 +153,13 @@ class Lossless:
         sensitivity: Sensitivity | None = None,  # noqa: ARG002  the contract's; nothing to weigh here
         lam: float = 0.0,  # noqa: ARG002
     ) -> Encoded:
-        """Split `weight` into bit planes, or integers into what costs least on a sample.
+        """Split `weight` into bit planes, integers into what costs least on a sample, or list floats of few magnitudes.
 
         Raises:
             WeightsError: the dtype is not one of `FORMATS`.
         """
+        if (found := _listed(weight)) is not None:
+            return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, found[1].size), found)
         form = _integer_form(weight)
         if form is None:
             return _planes(name, "lossless", weight, weight, ())

@@ -9,9 +9,9 @@ split    a token and raw low bits, for more than 4,096 values: numbers near a ce
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from birdie.entropy.compiled import njit
 from birdie.entropy.numbers import Reader, Writer, zigzag
 from birdie.errors import ArtifactError
 

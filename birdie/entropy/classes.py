@@ -9,10 +9,10 @@ Costs are integers and their sums stay below 2**53, so float64 products are exac
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from birdie.entropy.alphabet import Symbols
+from birdie.entropy.compiled import njit
 from birdie.entropy.numbers import Reader, Writer
 from birdie.errors import ArtifactError
 

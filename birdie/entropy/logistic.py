@@ -24,7 +24,7 @@ class Tables(NamedTuple):
     Attributes:
         squash: (4096,) probability of 65,536 for a logit - 2,048.
         stretch: (4096,) logit of a probability, in 4,096ths.
-        log2: (256,) 16 · log2(1 + i/256), rounded.
+        log2: (256,) 16 · log2(1 + (2i + 1)/512), rounded.
         power: (384,) 2**(i/16), rounded down.
         inverse: (384,) 2**(22 - i/16), rounded down.
         pace: (1024,) share of 65,536 by which the n-th observation moves a mean: 1 / (n + 1.6).

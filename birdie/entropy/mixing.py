@@ -13,9 +13,9 @@ Logistic mixing, adaptive counters and the correction are those of Mahoney's PAQ
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from birdie.entropy.compiled import njit
 from birdie.entropy.logistic import LIMIT, prior, tables
 from birdie.errors import ArtifactError
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from birdie.entropy.compiled import njit
 from birdie.entropy.numbers import MAX_NUMBER, Reader, Writer, take_number, zigzag
 from birdie.errors import ArtifactError
 

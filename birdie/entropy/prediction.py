@@ -12,10 +12,10 @@ are taken modulo the alphabet, so they need no symbols of their own. Only the se
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from birdie.entropy.alphabet import Symbols
+from birdie.entropy.compiled import njit
 from birdie.entropy.numbers import Reader, Writer, unzigzag, zigzag
 from birdie.errors import ArtifactError
 
@@ -148,7 +148,7 @@ def take(reader: Reader, rows: int, columns: int = MIN_COLUMNS) -> Prediction | 
 def candidates(symbols: Symbols, zero: int, kernel: tuple[int, int]) -> list[Prediction]:
     """What may be worth trying on `symbols` (rows, columns), from the weights of a convolution with this kernel."""
     rows, columns = symbols.shape
-    if kernel != (1, 1):
+    if 1 < kernel[0] * kernel[1] <= MAX_KERNEL:
         found: Prediction | None = choose_taps(symbols, zero, kernel)
     else:
         found = choose_rows(symbols, zero) if rows > 1 and columns >= MIN_COLUMNS else None

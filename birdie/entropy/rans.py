@@ -11,9 +11,9 @@ with all words used, knows that the chunk is damaged. Integers only.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from birdie.entropy.compiled import njit
 from birdie.errors import ArtifactError
 
 Words = NDArray[np.uint16]
