@@ -29,7 +29,6 @@ DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
 )
 
 _SMALL = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the adaptive coder is tried
-_LARGE = 1 << 16  # values from which mixing is never worse than static tables by more than a trifle
 _NOISE = 0.9995  # a stream whose entropy is above this share of its bits is stored as it is
 
 _Decode = Callable[[Bytes, int, int, np.dtype[np.integer], int], NDArray[np.integer]]
@@ -85,7 +84,7 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         payload = mixed.encode(values, kernel)
         if payload is not None:
             best = min(best, Coded(MIXED, payload), key=_size)
-    if values.size >= 256 and (best.coder != MIXED or values.size < _LARGE):
+    if values.size >= 256:
         best = min(best, Coded(STATIC, static.encode(values, kernel)), key=_size)
     return best
 
