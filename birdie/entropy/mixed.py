@@ -7,7 +7,6 @@ the low bits of symbols too many for the mixing's tree. Chunks hold whole rows, 
 independently on as many threads.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from birdie.entropy.mixing import Model
 from birdie.entropy.numbers import Reader, Writer
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range
-from birdie.entropy.static import CHUNK, side_words
+from birdie.entropy.static import CHUNK, decode_chunks, side_words
 from birdie.errors import ArtifactError
 
 _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _STEADINESS = 5, 21, 23, 6, 7, 8, 9
@@ -157,7 +156,12 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     parts = _chunks(symbols)
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
-    tail = _decode_chunks(rest, lengths, parts, Model(size, middle >> low, scale, kind, *steadiness), threads)
+    model = Model(size, middle >> low, scale, kind, *steadiness)
+
+    def work(index: int, words: memoryview) -> None:
+        mixing.decode(np.frombuffer(words, "<u4").astype(np.uint32), model, parts[index])
+
+    tail = decode_chunks(rest, lengths, 4, work, threads)
     if low:
         symbols <<= np.uint16(low)
         symbols |= raw.decode_packed(tail, rows, columns, np.dtype(np.uint16), 1).astype(np.uint16)
@@ -170,24 +174,3 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     values = np.empty(symbols.shape, alphabets.narrowest(alphabet, dtype))
     alphabets.look_up(symbols, alphabet, values)
     return values.T if columns_first else values
-
-
-def _decode_chunks(
-    data: memoryview, lengths: NDArray[np.int64], parts: list[Symbols], model: Model, threads: int
-) -> memoryview:
-    """Fill `parts` from the words in `data`; what follows the words is returned."""
-    ends = np.cumsum(lengths)
-    if int(lengths.max()) > len(data) // 4 or int(ends[-1]) > len(data) // 4:
-        raise ArtifactError("the chunks of a stream are longer than its payload; the file is damaged")
-    words = np.frombuffer(data[: 4 * int(ends[-1])], "<u4").astype(np.uint32)
-
-    def work(index: int) -> None:
-        mixing.decode(words[ends[index] - lengths[index] : ends[index]], model, parts[index])
-
-    if threads > 1 and len(parts) > 1:
-        with ThreadPoolExecutor(min(threads, len(parts))) as pool:
-            list(pool.map(work, range(len(parts))))
-    else:
-        for index in range(len(parts)):
-            work(index)
-    return data[4 * int(ends[-1]) :]

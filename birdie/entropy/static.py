@@ -6,7 +6,7 @@ A payload is: length of the side information in words (a varint), its words, the
 of a split alphabet. Chunks hold whole rows, about a million symbols, and decode independently on as many threads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -204,7 +204,12 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     parts = list(_chunks(out, classes))
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
-    after = _decode_chunks(rest, lengths, parts, table, precision, threads)
+
+    def work(index: int, words: memoryview) -> None:
+        part, kinds = parts[index]
+        rans.decode(words, kinds, table, precision, part)
+
+    after = decode_chunks(rest, lengths, 2, work, threads)
     if alphabet.kind != alphabets.SPLIT and len(after):
         raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
     if not plain:
@@ -231,30 +236,24 @@ def side_words(payload: Bytes) -> tuple[NDArray[np.uint16], memoryview]:
     return np.frombuffer(view[at : at + 2 * length], "<u2").astype(np.uint16), view[at + 2 * length :]
 
 
-def _decode_chunks(
-    data: memoryview,
-    lengths: NDArray[np.int64],
-    parts: list[tuple[NDArray[np.integer], NDArray[np.uint8]]],
-    table: NDArray[np.uint64],
-    precision: int,
-    threads: int,
+def decode_chunks(
+    data: memoryview, lengths: NDArray[np.int64], width: int, work: Callable[[int, memoryview], None], threads: int
 ) -> memoryview:
-    """Fill `parts` from the words in `data`; what follows the words is returned."""
-    ends = 2 * np.cumsum(lengths)
+    """Give `work` each chunk's number and its words of `width` bytes in `data`; what follows the chunks is returned."""
+    ends = width * np.cumsum(lengths)
     if int(lengths.max()) > len(data) or int(ends[-1]) > len(data):
         raise ArtifactError("the chunks of a stream are longer than its payload; the file is damaged")
 
-    def work(index: int) -> None:
-        out, kinds = parts[index]
+    def part(index: int) -> None:
         end = int(ends[index])
-        rans.decode(data[end - 2 * int(lengths[index]) : end], kinds, table, precision, out)
+        work(index, data[end - width * int(lengths[index]) : end])
 
-    if threads > 1 and len(parts) > 1:
-        with ThreadPoolExecutor(min(threads, len(parts))) as pool:
-            list(pool.map(work, range(len(parts))))
+    if threads > 1 and len(lengths) > 1:
+        with ThreadPoolExecutor(min(threads, len(lengths))) as pool:
+            list(pool.map(part, range(len(lengths))))
     else:
-        for index in range(len(parts)):
-            work(index)
+        for index in range(len(lengths)):
+            part(index)
     return data[int(ends[-1]) :]
 
 
