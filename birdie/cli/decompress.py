@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from birdie import artifact
-from birdie.cli.console import Json, emit, remark, say, size
+from birdie.cli.console import Json, compiling_told, emit, say, size
 from birdie.compress.size import parse_size
-from birdie.entropy.kernels import on_compiling
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.files import atomic_path, require_file
 from birdie.repack import load_object
@@ -43,7 +42,7 @@ def decompress(
     require_file(output)
     limit = None if max_size is None else parse_size(max_size)
     flat = output.suffix == ".safetensors"
-    with on_compiling(lambda: remark("Compiling the coder's kernels, once: this takes some seconds.")):
+    with compiling_told():
         content = artifact.load(file, max_bytes=limit) if flat else load_object(file, max_bytes=limit)
     with atomic_path(output) as path:
         try:
