@@ -2,10 +2,10 @@
 
     KL(p ‖ q) = Σ_v p_v (log p_v − log q_v), averaged over predictions (target tokens, images)
 
-The measure of equal quality: at the precisions of interest the difference of two losses is noise, the KL is not. A small
-KL is a difference of nearly equal numbers, so it is summed as Σ p · (e^d − 1 − d) with d = log q − log p. That is the
-same number, as p and q both sum to one; but every term is non-negative and errors of rounding in the normalisers cancel
-to first order, so float32 logarithms keep a KL of 1e-9 that the plain sum would drown in 1e-7. Sums are float64.
+The measure of equal quality: at the precisions of interest the difference of two losses is noise, the KL is not. A
+small KL is a difference of nearly equal numbers, so it is summed as Σ p · (e^d − 1 − d) with d = log q − log p. That is
+the same number, as p and q both sum to one; but every term is non-negative and errors of rounding in the normalisers
+cancel to first order, so float32 logarithms keep a KL of 1e-9 that the plain sum would drown in 1e-7. Sums are float64.
 """
 
 import math
@@ -76,7 +76,7 @@ def divergence(reference: Callable[[B], Tensor], candidate: Callable[[B], Tensor
 
 
 def kl_divergence(reference: Tensor, candidate: Tensor) -> Tensor:
-    """KL(softmax(reference) ‖ softmax(candidate)) along the last axis in nats: (…, classes) → (…) float64, never negative.
+    """KL(softmax(reference) ‖ softmax(candidate)) along the last axis: (…, classes) → nats (…) float64, never negative.
 
     Infinite where the candidate gives no chance to what the reference does.
     """
