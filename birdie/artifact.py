@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 M = TypeVar("M", bound=nn.Module)
 
 # The numbers in the file. Never change one; new ones go at the end.
-SCHEMES = {"lossless": 1, "grid": 2, "cast": 3}
+SCHEMES = {"lossless": 1, "grid": 2, "cast": 3, "ternary": 5, "codebook": 6, "rotation": 7, "lowrank": 8}
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
@@ -57,7 +57,7 @@ _ROUNDS = 4  # codings a budget search usually takes: only the progress bar reli
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """One tensor of a file: `scheme` is lossless, grid, fp16, bf16, or alias (a second name, no bytes of its own)."""
+    """One tensor of a file: `scheme` is fp16, bf16, alias (a second name, no bytes of its own) or a key of `SCHEMES`."""
 
     name: str
     shape: tuple[int, ...]

@@ -15,8 +15,13 @@ from birdie.artifact import SCHEMES
 from birdie.compress.integers import DIFFERENCES, HALVES, LISTED, VALUES
 
 GOLDEN = Path(__file__).parent / "golden" / "artifact.hex"
-LOSSLESS, GRID = SCHEMES["lossless"], SCHEMES["grid"]
-RULES = [("*matrix", "int6"), ("*norm", "bf16"), ("*", "lossless")]
+LOSSLESS = SCHEMES["lossless"]
+FITTED = {SCHEMES[name] for name in ("grid", "ternary", "codebook", "rotation", "lowrank")}  # by floats: may differ
+RULES = [
+    *(("*matrix", "int6"), ("*grouped", "int4:group=20"), ("*ternary", "ternary:group=12"), ("*table", "codebook:k=9")),
+    *(("*rotated", "rotation:bits=3,residual"), ("*corrected", "lowrank:rank=2,base=codebook:k=4,rows")),
+    *(("*norm", "bf16"), ("*", "lossless")),
+]
 
 
 def content() -> dict[str, Any]:
@@ -31,6 +36,11 @@ def content() -> dict[str, Any]:
         "embedding": half,
         "head": half,
         "matrix": noise.reshape(48, 32) / 32,
+        "grouped": noise.reshape(32, 48) / 16,
+        "ternary": noise.reshape(48, 32).bfloat16() / 8,
+        "table": noise.reshape(32, 48).half() / 32,
+        "rotated": noise.reshape(32, 6, 8) / 64,
+        "corrected": noise.reshape(48, 32).double() / 32,
         "norm": (noise[:40] / 64).double(),
         "exact": noise.reshape(24, 64) / 3,
         "sixteen": (noise[:640] / 64).half().reshape(20, 32),
@@ -75,7 +85,7 @@ def test_golden_artifact_loads_as_it_did_and_is_written_alike(tmp_path: Path) ->
     assert golden.metadata == fresh.metadata
     assert golden.names == fresh.names
     entries = [golden.read(name) for name in golden.names]
-    sure = [each for each in entries if each.scheme != GRID]
+    sure = [each for each in entries if each.scheme not in FITTED]
     assert [fresh.read(each.name) for each in sure] == sure
     forms = {each.params[:1] for each in entries if each.scheme == LOSSLESS}
     assert forms == {(), (HALVES,), (VALUES,), (DIFFERENCES,), (LISTED,)}
@@ -91,6 +101,6 @@ def test_the_golden_tree_is_the_one_that_was_saved(tmp_path: Path) -> None:
     assert [*checkpoint["model"]] == [*expected["model"]]
     assert checkpoint["model"]["head"] is checkpoint["model"]["embedding"]
     assert checkpoint["optimizer"][1] == expected["optimizer"][1]
-    for name in set(expected["model"]) - {"matrix", "norm"}:
+    for name in set(expected["model"]) - {"matrix", "grouped", "ternary", "table", "rotated", "corrected", "norm"}:
         assert torch.equal(checkpoint["model"][name], expected["model"][name]), name
     assert torch.equal(checkpoint["optimizer"][0]["positions"], expected["optimizer"][0]["positions"])

@@ -15,7 +15,7 @@ import torch
 
 import birdie
 from birdie import container, repack
-from birdie.artifact import DTYPES
+from birdie.artifact import DTYPES, SCHEMES
 from birdie.container import Entry, Stream
 from birdie.entropy import coder as entropy
 from birdie.errors import ConfigError
@@ -29,6 +29,7 @@ from tests.reference.streams import FEATURES
 from tests.test_artifact import every_dtype, model, same
 
 LIMITS = {"fast": 12_000, "max": 16_000}
+SPECS = ("ternary", "int4:group=48", "codebook:k=9,rows", "rotation:bits=3,residual", "lowrank:rank=2,base=int4")
 
 # Runs in a fresh interpreter: decodes each file with the decoder alone and keeps what came of it.
 DRIVER = """
@@ -86,6 +87,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         repack.save_object(checkpoint(), folder / f"tree-{effort}.birdie", coder=effort)
     rules = [("*emb*", "sigma:0.2"), ("*norm*", "bf16"), ("*", "int6")]
     birdie.save(model(), folder / "schemes.birdie", scheme=rules)
+    for effort in "max", "fast":
+        for index, spec in enumerate(SPECS):
+            birdie.save(model(), folder / f"spec{index}-{effort}.birdie", scheme=[("*", spec)], coder=effort)
     for name, data in streams().items():
         (folder / f"stream-{name}.birdie").write_bytes(data)
     rng = np.random.default_rng(0)
@@ -117,10 +121,11 @@ def decoded(
 
 
 def needs_max(path: Path) -> bool:
-    """Whether a stream of the file has a coder that only the max decoder carries."""
+    """Whether a stream of the file has a coder, or a tensor a scheme, that only the max decoder carries."""
     with container.Reader(path) as reader:
         coders = {stream.coder for name in reader.names for stream in reader.entry(name).streams}
-    return entropy.MIXED in coders
+        schemes = {reader.entry(name).scheme for name in reader.names}
+    return entropy.MIXED in coders or bool(schemes & {SCHEMES["rotation"], SCHEMES["lowrank"]})
 
 
 @pytest.mark.slow

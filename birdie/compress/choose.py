@@ -1,6 +1,8 @@
 """Which scheme each tensor gets: specs as people write them, and name patterns.
 
-    SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · sigma:0.3
+    SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · int4:group=64 · sigma:0.3 · sigma:0.3,group=64
+             ternary · ternary:group=64 · binary · codebook:k=16[,rows][,rate=0.01] · rotation:bits=4[,residual]
+             rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]      base always comes last
     rule     PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins
 
 What the rules leave gets the default; there, matrices of a few thousand weights and up take it, and what is smaller
@@ -14,15 +16,20 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
+from birdie.compress.codebook import Codebook
 from birdie.compress.grid import Grid
 from birdie.compress.lossless import Cast, Lossless
+from birdie.compress.lowrank import LowRank
+from birdie.compress.rotation import Rotation
 from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.tensors import REAL_DTYPES
+from birdie.compress.ternary import GROUP, Ternary
 from birdie.errors import ConfigError
 
 SMALL = 4096  # elements below which a tensor is not worth a grid
@@ -30,9 +37,22 @@ Rule = tuple[str, Scheme]
 Spec = str | Scheme
 Schemes = Spec | Mapping[str, Spec] | Sequence[tuple[str, Spec]]
 
-_FORMS = ("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "sigma:0.3")
-_INT = re.compile(r"int(\d+)(?::step=(\d+))?")
-_SIGMA = re.compile(r"sigma:([0-9.eE+-]+)")
+_FORMS = (
+    *("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "int4:group=64", "sigma:0.3"),
+    *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6"),
+)
+_INT = re.compile(r"int(\d+)")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "int": ("step", "group"),
+    "sigma": ("group",),
+    "ternary": ("group",),
+    "binary": ("group",),
+    "codebook": ("k", "rows", "rate"),
+    "rotation": ("bits", "residual", "seed", "base"),
+    "lowrank": ("rank", "left", "right", "base"),
+}
+_FLAGS = ("rows", "residual")
+QUANTIZERS = (Grid, Ternary, Codebook, Rotation, LowRank)
 
 
 def parse_spec(text: str) -> Scheme:
@@ -48,19 +68,74 @@ def parse_spec(text: str) -> Scheme:
         return Cast("fp16")
     if spec == "bf16":
         return Cast("bf16")
-    if match := _INT.fullmatch(spec):
-        return Grid(bits=int(match[1]), multiple=int(match[2] or 1))
-    if match := _SIGMA.fullmatch(spec):
-        return Grid(sigma=_number(match[1]))
+    head, _, rest = spec.partition(":")
+    width = _INT.fullmatch(head)
+    if width:
+        found = _options(text, "int", rest)
+        return Grid(bits=int(width[1]), multiple=found.whole("step", 1), group=found.maybe("group"))
+    if head == "sigma" and rest:
+        sigma, _, rest = rest.partition(",")
+        return Grid(
+            sigma=_number(sigma, "a number of standard deviations; write for example sigma:0.3"),
+            group=_options(text, head, rest).maybe("group"),
+        )
+    if head in ("ternary", "binary"):
+        return Ternary(_options(text, head, rest).whole("group", GROUP), binary=head == "binary")
+    if head == "codebook":
+        found = _options(text, head, rest)
+        rate = _number(found.values.get("rate", "0"), "a number of variances; write for example rate=0.01")
+        return Codebook(found.whole("k", 16), "rows" in found.values, rate)
+    if head == "rotation":
+        found = _options(text, head, rest)
+        return Rotation(found.whole("bits", 4), "residual" in found.values, found.base, found.whole("seed", 0))
+    if head == "lowrank":
+        found = _options(text, head, rest)
+        return LowRank(
+            found.whole("rank", 4), found.base or Grid(bits=6), found.whole("left", 4), found.whole("right", 4)
+        )
     near = difflib.get_close_matches(spec, _FORMS, n=1, cutoff=0.0)[0]
     raise ConfigError(f"scheme {text!r} is unknown; did you mean {near!r}? (one of {', '.join(_FORMS)})")
 
 
-def _number(text: str) -> float:
+def _number(text: str, wanted: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is not a number of standard deviations; write for example sigma:0.3") from None
+        raise ConfigError(f"{text!r} is not {wanted}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What follows the colon of a spec: `values` by name, flags with "", and the scheme inside, if any."""
+
+    values: Mapping[str, str]
+    base: Scheme | None
+
+    def whole(self, name: str, default: int) -> int:
+        given = self.values.get(name, str(default))
+        if not given.isdecimal():
+            raise ConfigError(f"{name}={given!r} is not a whole number; write for example {name}={default}")
+        return int(given)
+
+    def maybe(self, name: str) -> int | None:
+        return self.whole(name, 64) if name in self.values else None
+
+
+def _options(text: str, kind: str, rest: str) -> _Options:
+    """`a=1,flag,base=SPEC` → its options; the base, which may have options itself, is all that follows `base=`.
+
+    Raises:
+        ConfigError: an option is unknown to `kind`, lacks its value, or is there twice.
+    """
+    before, based, inside = (rest, "", "") if "base" not in _OPTIONS[kind] else rest.partition("base=")
+    values: dict[str, str] = {}
+    for item in filter(None, before.split(",")):
+        name, equals, value = item.strip().partition("=")
+        if name not in _OPTIONS[kind] or (not equals) != (name in _FLAGS) or name in values or name == "base":
+            offered = ", ".join(each if each in _FLAGS else f"{each}=…" for each in _OPTIONS[kind])
+            raise ConfigError(f"option {item!r} of scheme {text!r} is unknown or there twice; choose from {offered}")
+        values[name] = value.strip()
+    return _Options(values, parse_spec(inside) if based else None)
 
 
 def parse_rule(text: str) -> Rule:
@@ -118,8 +193,8 @@ def small_scheme(weight: Tensor) -> Scheme:
 
 
 def suit(scheme: Scheme, weight: Tensor) -> Scheme:
-    """`scheme` where it can hold `weight`, else the nearest that can: see `takes_grid` for what a grid can."""
-    if not isinstance(scheme, Grid):
+    """`scheme` where it can hold `weight`, else the nearest that can: see `takes_grid` for what quantizers can."""
+    if not isinstance(scheme, QUANTIZERS):
         return scheme if weight.dtype in REAL_DTYPES else Lossless()
     return scheme if takes_grid(weight) else small_scheme(weight)
 
@@ -130,7 +205,7 @@ def assign(state: Mapping[str, Tensor], pinned: Mapping[str, Scheme], default: S
     for name, weight in state.items():
         if name in pinned:
             schemes[name] = suit(pinned[name], weight)
-        elif isinstance(default, Grid) and not is_matrix(weight):
+        elif isinstance(default, QUANTIZERS) and not is_matrix(weight):
             schemes[name] = small_scheme(weight)
         else:
             schemes[name] = suit(default, weight)

@@ -1,4 +1,4 @@
-"""Uniform grids, one step per row: w ≈ symbol · step(row).
+"""Uniform grids, a step per row or per group of columns in a row: w ≈ symbol · step.
 
 Two ways to choose the step:
 
@@ -8,11 +8,16 @@ Two ways to choose the step:
 - by the spread: step = `sigma` · standard deviation of the row, symbols unbounded. The entropy coder pays for what is
   used, so nominal bits lose their meaning (SDClip, parameter-golf PR 1394).
 
+With `group` all this holds for every so many columns of a row instead. Groups pay where outliers sit in few columns and
+the width is nominal; a coder that learns the scales of rows and columns by itself gains nothing from them.
+
 A row of zeros needs no floor on the scale: its symbols are zeros under any step, so it borrows its neighbour's. Rows so
 small that float32 has no step for them (weights around 1e-40) would all become zero: such a tensor is kept losslessly.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,19 +57,21 @@ def quantiles(rows: NDArray[np.float32], q: float) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A uniform grid per row.
+    """A uniform grid per row, or per group.
 
     Attributes:
         bits: nominal width, 2 to 8; symbols span ±(2^(bits−1) − 1). Ignored when `sigma` is given.
         multiple: keep every `multiple`-th level only.
         sigma: step in standard deviations of the row; None takes the step from the range.
         clip: quantile of |row| that the outermost symbol stands for.
+        group: columns that share a step; None is the whole row.
     """
 
     bits: int = 8
     multiple: int = 1
     sigma: float | None = None
     clip: float = CLIP_QUANTILE
+    group: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
@@ -76,6 +83,8 @@ class Grid:
             raise ConfigError(f"grid sigma {self.sigma} is out of range; choose a step of 2^-20 to 2^16 deviations")
         if not 0.5 <= self.clip <= 1:
             raise ConfigError(f"grid clip quantile {self.clip} is out of range; choose 0.5 to 1")
+        if self.group is not None and self.group < 1:
+            raise ConfigError(f"grid group={self.group} is out of range; choose 1 or more columns")
 
     @property
     def top(self) -> int:
@@ -95,25 +104,26 @@ class Grid:
         Raises:
             WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
         """
-        if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
-            raise WeightsError(
-                f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) takes no grid; use lossless"
-            )
-        rows = finite_rows(name, weight)
+        rows = real_rows(name, weight)
+        group = None if self.group is None or self.group >= rows.shape[1] else self.group
         height = max(1, BLOCK // rows.shape[1])
         blocks = [rows[start : start + height] for start in range(0, len(rows), height)]
-        wanted = np.concatenate([self._wanted(block) for block in blocks])
-        used = _used_rows(weight, rows)
-        if bool((wanted[used] < SMALLEST).any()):
+        wanted = np.concatenate([_by_groups(block, group, self._wanted) for block in blocks])
+        used = np.concatenate([_by_groups(block, group, lambda part: part.any(axis=1)) for block in blocks])
+        if vanishes(weight, rows) or bool((wanted[used] < SMALLEST).any()):
             return Lossless().encode(name, weight)
         wanted = np.maximum(wanted, SMALLEST)
-        indices = _borrow(indices_near(wanted) if self.sigma is not None else indices_above(wanted), used)
+        nearest = indices_near(wanted) if self.sigma is not None else indices_above(wanted)
+        indices = borrow(nearest.reshape(-1), used.reshape(-1)).reshape(wanted.shape)
         width = np.int8 if self.sigma is None else np.int32
         symbols = np.empty(rows.shape, dtype=width)
         for start in range(0, len(rows), height):
             block = slice(start, start + height)
-            symbols[block] = self._round(rows[block], steps(indices[block]))
-        return Encoded("grid", tuple(weight.shape), weight.dtype, (), (symbols, indices[:, None]))
+            step = steps(indices[block])
+            spread = step if group is None else np.repeat(step, group, axis=1)[:, : rows.shape[1]]
+            symbols[block] = self._round(rows[block], spread)
+        params = () if group is None else (group,)
+        return Encoded("grid", tuple(weight.shape), weight.dtype, params, (symbols, indices))
 
     def _wanted(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
         """The step each row asks for, whether or not there is one so small; 0 for rows of zeros."""
@@ -129,22 +139,45 @@ class Grid:
         return np.asarray(np.maximum(spread, highest.astype(np.float64) * FINEST))
 
     def _round(self, rows: NDArray[np.float32], step: NDArray[np.float32]) -> NDArray[np.float32]:
-        symbols: NDArray[np.float32] = np.rint(rows / step[:, None])
+        symbols: NDArray[np.float32] = np.rint(rows / step)
         if self.sigma is None:
             top = np.float32(np.rint(self.top / self.multiple))
             np.clip(symbols, -top, top, out=symbols)
         return symbols
 
 
-def _used_rows(weight: Tensor, rows: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which rows hold anything but zeros, judged before float64 is narrowed to the `rows` of float32."""
+def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
+    """The numbers of `weight` as float32, (rows, columns).
+
+    Raises:
+        WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
+    """
+    if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
+        raise WeightsError(f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) takes no grid; use lossless")
+    return finite_rows(name, weight)
+
+
+def vanishes(weight: Tensor, rows: NDArray[np.float32]) -> bool:
+    """Whether a row of float64 that is not zero became zeros in the `rows` of float32."""
     if weight.dtype is not torch.float64:
-        return np.asarray(rows.any(axis=1))
-    return np.asarray(weight.detach().cpu().reshape(rows.shape).ne(0).any(dim=1).numpy())
+        return False
+    used = weight.detach().cpu().reshape(rows.shape).ne(0).any(dim=1).numpy()
+    return bool((used & ~rows.any(axis=1)).any())
 
 
-def _borrow(indices: NDArray[np.int32], used: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Give each unused row the index of the nearest used row above it, or of the first used one: cheapest to code."""
+def _by_groups(rows: NDArray[np.float32], group: int | None, of: Callable[[Any], Any]) -> NDArray[Any]:
+    """`of` (rows, columns) → (rows,) for every `group` columns and what is left of them, as (rows, groups)."""
+    if group is None:
+        return np.asarray(of(rows))[:, None]
+    whole = rows.shape[1] // group * group
+    found = [np.asarray(of(rows[:, :whole].reshape(-1, group))).reshape(len(rows), -1)]
+    if whole < rows.shape[1]:
+        found.append(np.asarray(of(rows[:, whole:]))[:, None])
+    return np.concatenate(found, axis=1)
+
+
+def borrow(indices: NDArray[np.int32], used: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Give each unused row (rows,) the index of the nearest used one above it, or of the first one: cheapest."""
     if not used.any():
         return np.zeros_like(indices)
     source = np.maximum.accumulate(np.where(used, np.arange(len(indices)), -1))

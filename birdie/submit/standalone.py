@@ -30,7 +30,8 @@ EXPORTS = {
 }
 _MIXING = ("birdie.entropy.mixed", "birdie.entropy.mixing", "birdie.entropy.logistic")
 INSTEAD = "birdie.submit.omitted", "refuse"
-OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING, "max": ()}
+_COMPOSED = ("birdie.compress.decode_rotation", "birdie.compress.decode_lowrank", "birdie.compress.decode_nested")
+OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _COMPOSED, "max": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class Standalone:
 def build(coder: Effort = "max") -> Standalone:
     """The decoder for files of either effort ("max") or for those that `--coder fast` writes.
 
-    The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams and names the other one.
+    The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams, rotations and
+    low-rank corrections, and names the other one.
 
     Raises:
         ConfigError: `coder` is neither.

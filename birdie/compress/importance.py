@@ -1,0 +1,61 @@
+"""How much an error in each weight counts, as far as a sensitivity tells: a factor of its row and one of its column.
+
+The diagonal of the input Hessian is what a scheme without error feedback can use: the expected loss of an error e is
+½ Σ row(i) · column(j) · e(i, j)², correlations between columns aside.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.compress.scheme import Sensitivity
+from birdie.errors import ConfigError
+
+Factors = NDArray[np.float64]
+_ROW_FLOOR, _COLUMN_FLOOR = 1e-3, 1e-6  # of the mean: a factor is an estimate, and none is surely zero
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Factors of rows (rows,) and columns (columns,), float64, positive, of mean 1.
+
+    Attributes:
+        rows: how much each row counts.
+        columns: how much each column counts.
+        told: whether a sensitivity said so; else all are 1.
+    """
+
+    rows: Factors
+    columns: Factors
+    told: bool
+
+
+def importance(name: str, sensitivity: Sensitivity | None, rows: int, columns: int) -> Importance:
+    """The factors of a (rows, columns) matrix; ones where the sensitivity says nothing.
+
+    Raises:
+        ConfigError: the sensitivity is of another matrix, or holds numbers that are negative or not finite.
+    """
+    fisher = None if sensitivity is None else sensitivity.row_fisher
+    hessian = None if sensitivity is None else sensitivity.hessian
+    if hessian is not None and tuple(hessian.shape) != (columns, columns):
+        raise ConfigError(
+            f"the Hessian of {name!r} is {tuple(hessian.shape)} but the weight has {columns} columns; calibrate again"
+        )
+    across = _factors(name, fisher, rows, _ROW_FLOOR)
+    down = _factors(name, None if hessian is None else hessian.diagonal(), columns, _COLUMN_FLOOR)
+    return Importance(across, down, fisher is not None or hessian is not None)
+
+
+def _factors(name: str, given: Tensor | None, count: int, floor: float) -> Factors:
+    if given is None:
+        return np.ones(count)
+    if tuple(given.shape) != (count,):
+        raise ConfigError(f"the sensitivity of {name!r} is of {given.numel()} rows, not {count}; calibrate again")
+    values: Factors = given.detach().cpu().double().numpy()
+    if not np.isfinite(values).all() or float(values.min()) < 0:
+        raise ConfigError(f"the sensitivity of {name!r} has entries that are negative or not finite; calibrate again")
+    mean = float(values.mean())
+    return np.maximum(values / mean, floor) if mean > 0 else np.ones(count)
