@@ -153,6 +153,32 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding):
                 yield f"{name}.weight", module.weight
 
+    def symmetries(self) -> tuple[tuple[tuple[str | int, ...], ...], ...]:
+        """What can change places without changing the function, as `birdie.compress.units` reads it.
+
+        In each block: hidden units of the MLP, value channels within a head, query heads that share a key–value head,
+        key–value heads with their query heads. Hidden units and value channels can be rescaled as well: the square of
+        ReLU takes a unit times a to a², and attention is linear in values.
+        """
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        d, group = self.config.model_dim // heads, heads // kv_heads
+        hidden = self.config.model_dim * self.config.mlp_mult
+        found: list[tuple[tuple[str | int, ...], ...]] = []
+        for i in range(self.config.num_layers):
+            q, k, v, out = (f"blocks.{i}.attn.{name}.weight" for name in ("c_q", "c_k", "c_v", "proj"))
+            gain, up, down = f"blocks.{i}.attn.q_gain", f"blocks.{i}.mlp.fc.weight", f"blocks.{i}.mlp.proj.weight"
+            found.append(((up, 0, 1, 0, hidden, 1), (down, 1, 1, 0, hidden, -2)))
+            for j in range(kv_heads):
+                first, last = group * j, group * (j + 1)
+                readers = [(out, 1, 1, d * h, d * (h + 1), -1) for h in range(first, last)]
+                found.append(((v, 0, 1, d * j, d * (j + 1), 1), *readers))
+                if group > 1:
+                    span = (d, d * first, d * last)
+                    found.append(((q, 0, *span), (out, 1, *span), (gain, 0, 1, first, last)))
+            if kv_heads > 1:
+                found.append(((q, 0, d * group), (k, 0, d), (v, 0, d), (out, 1, d * group), (gain, 0, group)))
+        return tuple(found)
+
     def _hidden(self, ids: Tensor) -> Tensor:
         """Normalised output of the last block, (batch, length, dim) in `compute_dtype`."""
         x = norm(self.tok_emb(ids).to(self.compute_dtype))
