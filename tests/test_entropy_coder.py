@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, small, static
+from birdie.entropy import coder, mixed, small, static, trellis
 from birdie.entropy.numbers import CONTEXTS, MAX_NUMBER, Reader, Writer
 from birdie.entropy.stream import Effort, Hints
 from birdie.errors import ArtifactError, ConfigError
@@ -112,7 +112,7 @@ def test_the_reference_decoder_agrees_on_any_array(case: tuple[Integers, tuple[i
     if values.min() == values.max():
         return
     with pytest.MonkeyPatch.context() as patch:
-        for module in (static, mixed, reference, reference_mixed):
+        for module in (trellis, reference, reference_mixed):
             patch.setattr(module, "CHUNK", chunk)
         streams = {coder.STATIC: static.encode(values, kernel), coder.MIXED: mixed.encode(values, kernel)}
         streams[coder.NUMBERS] = small.encode(values)
@@ -175,8 +175,7 @@ def test_encoding_does_not_depend_on_how_many_threads_multiply() -> None:
 
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_chunks_decode_alike_on_one_thread_and_on_two(effort: Effort, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (static, mixed):
-        monkeypatch.setattr(module, "CHUNK", 1 << 12)
+    monkeypatch.setattr(trellis, "CHUNK", 1 << 12)
     values = gaussian(110, 256, 1, 40).clip(-127, 127)
     coded = coder.encode(values, effort=effort)
     assert coder.encode(values, effort=effort) == coded

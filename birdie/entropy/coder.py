@@ -81,7 +81,7 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         best = min(best, Coded(NUMBERS, small.encode(values)), key=_size)
     kernel = hints.kernel if hints is not None else (1, 1)
     if effort == "max" and (hints is None or hints.role != "mantissa"):
-        payload = mixed.encode(values, kernel)
+        payload = mixed.encode(values, kernel, hints.states if hints is not None else 1)
         if payload is not None:
             best = min(best, Coded(MIXED, payload), key=_size)
     if values.size >= 256:
@@ -94,7 +94,7 @@ def decode(
     payload: Bytes,
     rows: int,
     columns: int,
-    hints: Hints | None = None,  # noqa: ARG001 (no coder of this version needs them to decode)
+    hints: Hints | None = None,
     dtype: DTypeLike = np.int32,
     threads: int | None = None,
 ) -> NDArray[np.integer]:
@@ -115,7 +115,10 @@ def decode(
         raise ArtifactError(f"coder {coder} is not known to this birdie; update birdie, or copy the file again")
     if coder != CONSTANT and rows * columns == 0:
         raise ArtifactError(f"an empty stream has coder {coder} and {len(payload):,} bytes; the file is damaged")
-    return _DECODERS[coder](payload, rows, columns, kind, threads or os.cpu_count() or 1)
+    workers = threads or os.cpu_count() or 1
+    if coder == MIXED:
+        return mixed.decode(payload, rows, columns, kind, workers, hints.states if hints is not None else 1)
+    return _DECODERS[coder](payload, rows, columns, kind, workers)
 
 
 def _stored(values: NDArray[np.integer], low: int, high: int) -> Coded:

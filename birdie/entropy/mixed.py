@@ -7,7 +7,7 @@ the low bits of symbols too many for the mixing's tree. Chunks hold whole rows, 
 independently on as many threads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from birdie.entropy.mixing import Model
 from birdie.entropy.numbers import Reader, Writer
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range
-from birdie.entropy.static import CHUNK, decode_chunks, side_words
+from birdie.entropy.static import decode_chunks, side_words
+from birdie.entropy.trellis import chunk_rows, machine
 from birdie.errors import ArtifactError
 
 _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _STEADINESS = 5, 21, 23, 6, 7, 8, 9
@@ -52,10 +53,11 @@ class _Plan:
         return 4 * sum(chunk.size for chunk in self.chunks) + 2 * writer.finish().size
 
 
-def encode(values: NDArray[np.integer], kernel: tuple[int, int]) -> bytes | None:
+def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> bytes | None:
     """Code `values` (rows, columns), at least two different ones, all within int32; None if they are too far apart.
 
-    `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix.
+    `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix; `states` that of the
+    trellis whose paths run down their columns, which forbids to transpose or to predict them.
     """
     alphabet, symbols = alphabets.choose(values)
     if alphabet.kind == alphabets.SPLIT:
@@ -63,25 +65,41 @@ def encode(values: NDArray[np.integer], kernel: tuple[int, int]) -> bytes | None
     low = max(0, (alphabet.size - 1).bit_length() - (mixing.MAX_SIZE - 1).bit_length())
     zero = alphabets.zero(alphabet, symbols)
     tried: list[Prediction | None] = [None]
+    if states > 1:
+        return _written(_planned(symbols, False, None, zero, alphabet, low, states), alphabet, symbols, low)
     if alphabet.kind == alphabets.AFFINE:
         tried += prediction.candidates(symbols, zero, kernel)
-    plans = [_planned(symbols, False, predicted, zero, alphabet.size, low) for predicted in tried]
+    plans = [_planned(symbols, False, predicted, zero, alphabet, low) for predicted in tried]
     best = min(plans, key=lambda plan: plan.bytes)
     if best.predicted is None and min(symbols.shape) > 1:
-        best = min(best, _planned(symbols.T, True, None, zero, alphabet.size, low), key=lambda plan: plan.bytes)
+        best = min(best, _planned(symbols.T, True, None, zero, alphabet, low), key=lambda plan: plan.bytes)
     return _written(best, alphabet, symbols, low)
 
 
 def _planned(
-    symbols: Symbols, columns_first: bool, predicted: Prediction | None, zero: int, size: int, low: int
+    symbols: Symbols,
+    columns_first: bool,
+    predicted: Prediction | None,
+    zero: int,
+    alphabet: Alphabet,
+    low: int,
+    states: int = 1,
 ) -> _Plan:
-    left = np.ascontiguousarray(symbols)
+    left, size = np.ascontiguousarray(symbols), alphabet.size
     middle = zero
     if predicted is not None:
         left, middle = predicted.subtract(left, zero, size), size // 2
     coarse = left >> np.uint16(low)
-    model = _model(coarse, ((size - 1) >> low) + 1, middle >> low)
+    model = _following(_model(coarse, ((size - 1) >> low) + 1, middle >> low), alphabet, low, states)
     return _Plan(columns_first, predicted, zero, model, tuple(mixing.encode(part, model) for part in _chunks(coarse)))
+
+
+def _following(model: Model, alphabet: Alphabet, low: int, states: int) -> Model:
+    """`model` with the paths of a trellis, where neighbouring symbols stand for neighbouring numbers."""
+    values = alphabet.values
+    if states == 1 or low or alphabet.kind != alphabets.AFFINE or int(values[1] - values[0]) != 1:
+        return model
+    return replace(model, paths=machine(states), odd=bool(values[0] & 1))
 
 
 def _model(symbols: Symbols, size: int, zero: int) -> Model:
@@ -103,7 +121,7 @@ def _steadiness(symbols: Symbols, zero: int, axis: int) -> int:
 
 
 def _chunks(symbols: Symbols) -> list[Symbols]:
-    rows = max(1, CHUNK // max(symbols.shape[1], 1))
+    rows = chunk_rows(symbols.shape[1])
     return [symbols[start : start + rows] for start in range(0, symbols.shape[0], rows)]
 
 
@@ -127,7 +145,9 @@ def _written(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> byt
     return b"".join(parts)
 
 
-def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int) -> NDArray[np.integer]:
+def decode(
+    payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
+) -> NDArray[np.integer]:
     """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
 
     Raises:
@@ -157,6 +177,8 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
     model = Model(size, middle >> low, scale, kind, *steadiness)
+    if predicted is None and not columns_first:
+        model = _following(model, alphabet, low, states)
 
     def work(index: int, words: memoryview) -> None:
         mixing.decode(np.frombuffer(words, "<u4").astype(np.uint32), model, parts[index])

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from birdie.entropy.compiled import njit
 from birdie.entropy.logistic import LIMIT, prior, tables
+from birdie.entropy.trellis import Machine, machine
 from birdie.errors import ArtifactError
 
+PLAIN = machine(1)
 Words = NDArray[np.uint32]
 
 MAX_SIZE = 512  # symbols
@@ -46,6 +48,9 @@ class Model:
         scale: 16 · log2 of the mean magnitude in 1/64 symbols, 0 … 383.
         kind: the prior (`logistic.GAUSSIAN`, …).
         rows, columns: log2 of the symbols of a row or column that tell as much about its scale as all others do.
+        paths: the machine of the trellis whose paths run down the columns; `PLAIN` for none. In odd states symbols
+            stand for half a step more, and have counters of their own.
+        odd: whether the value of symbol 0 is odd; those of its neighbours follow.
     """
 
     size: int
@@ -54,6 +59,8 @@ class Model:
     kind: int
     rows: int
     columns: int
+    paths: Machine = PLAIN
+    odd: bool = False
 
 
 def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
@@ -95,12 +102,15 @@ def _run(symbols: NDArray[np.uint16], model: Model, words: Words, *, decoding: b
     looked_up = table.squash, table.stretch, table.log2, table.power, table.pace
     nodes = np.empty((count, 6), np.int32)
     _build(masses(model), nodes)
-    counters, expert = np.empty((_CONTEXTS, count), np.uint32), np.empty((_FINE, count), np.int32)
-    _seed(nodes, model.zero, model.scale, cells, table.inverse, table.stretch, counters, expert)
+    kinds = 1 + int(model.paths.odd.any())
+    counters, expert = np.empty((_CONTEXTS, kinds, count), np.uint32), np.empty((_FINE, kinds, count), np.int32)
+    for odd in range(kinds):
+        _seed(nodes, model.zero, model.scale, odd, cells, table.inverse, table.stretch, counters[:, odd], expert[:, odd])
     weights = np.tile(np.array(_WEIGHTS, np.int32), 2 * _SETS)
-    facts = np.array([model.zero, model.scale, 1 << model.rows, 1 << model.columns])
+    facts = np.array([model.zero, model.scale, 1 << model.rows, 1 << model.columns, kinds, model.odd])
     learned = counters.reshape(-1), expert.reshape(-1), weights
-    return int(_code(symbols, decoding, nodes, *learned, words, facts, *looked_up))
+    states = model.paths.odd, model.paths.following
+    return int(_code(symbols, decoding, nodes, *states, *learned, words, facts, *looked_up))
 
 
 @njit(inline="always")
@@ -139,15 +149,16 @@ def _build(masses, nodes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _seed(nodes, zero, scale, cells, inverses, stretch, counters, expert):  # type: ignore[no-untyped-def]
+def _seed(nodes, zero, scale, odd, cells, inverses, stretch, counters, expert):  # type: ignore[no-untyped-def]
     top = nodes.shape[0]  # the highest symbol
+    under, over = 32 * odd - 32, 32 * odd + 32  # the sides of a symbol's cell, in 1/64 symbols
     for fine in range(_FINE):
         inverse = inverses[min(max(scale + 2 * fine - _FINE, 0), 383)]
         for node in range(nodes.shape[0]):
             low, middle, high = np.int64(nodes[node, 0]), np.int64(nodes[node, 1]), np.int64(nodes[node, 2])
-            left = cells[_cell((low - zero) * 64 - 32, inverse)] if low > 0 else 0
-            split = cells[_cell((middle - zero) * 64 + 32, inverse)]
-            right = cells[_cell((high - zero) * 64 + 32, inverse)] if high < top else cells[4096]
+            left = cells[_cell((low - zero) * 64 + under, inverse)] if low > 0 else 0
+            split = cells[_cell((middle - zero) * 64 + over, inverse)]
+            right = cells[_cell((high - zero) * 64 + over, inverse)] if high < top else cells[4096]
             odds = ((right - split) << 22) // (right - left) if right > left else 1 << 21
             odds = min(max(odds, 1 << 12), (1 << 22) - (1 << 12))
             expert[fine, node] = stretch[odds >> 10]
@@ -188,11 +199,12 @@ def _carry(words, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _code(  # type: ignore[no-untyped-def]
-    symbols, decoding, nodes, counters, expert, weights, words, facts, squash, stretch, log2, power, pace
+    symbols, decoding, nodes, odd, following, counters, expert, weights, words, facts, squash, stretch, log2, power, pace
 ):
     rows, columns = symbols.shape
-    zero, scale, steady, even = facts
+    zero, scale, steady, even, kinds, first_odd = facts
     count = np.uint64(nodes.shape[0])
+    stride = count * np.uint64(kinds)
     splits, children = nodes[:, 1].copy(), nodes[:, 4:].copy()
     sets = np.empty(nodes.shape[0], np.uint64)
     for node in range(nodes.shape[0]):
@@ -203,7 +215,7 @@ def _code(  # type: ignore[no-untyped-def]
         outcomes[:, k] = np.uint32(odds) << np.uint32(16) | np.uint32(_TRUST)
     base = scale - _FINE  # the scale of bin 0
     mean = power[scale] + 1  # magnitude
-    most = mean // 16 + 2  # symbols; what is larger says no more about scale
+    most = 2 * (mean // 16 + 2)  # half symbols; what is larger says no more about scale
     level = usual = (mean * mean * 25 >> 10) + 1  # mean squares: of the columns, of the latest rows
     # A single row may be as long as a tensor, and teaches its columns nothing: they share one place.
     kept, mask = (columns, np.int64(-1)) if rows > 1 else (1, np.int64(0))
@@ -213,6 +225,7 @@ def _code(  # type: ignore[no-untyped-def]
     place = np.empty(columns, np.uint8)
     for j in range(columns):
         place[j] = j * 8 // columns * 8 + 4 * _BINS + 64
+    state, sizes = np.zeros(columns, np.uint8), np.zeros(columns, np.int64)  # magnitudes in half symbols
     contexts, logits = np.zeros(_COUNTERS, np.uint64), np.zeros(_INPUTS, np.int32)
     ones, latest = np.uint32(1023), np.uint32(0xFFFF)
     low, width, code = np.uint64(0), ~np.uint64(0), np.uint64(0)
@@ -228,20 +241,21 @@ def _code(  # type: ignore[no-untyped-def]
         last = before = np.int64(0)
         band = i * 8 // rows
         for j in range(columns):
-            above = abs(np.int64(symbols[i - 1, j]) - zero) if i > 0 else np.int64(0)
+            shift = np.int64(odd[state[j]])
+            own_nodes = count * np.uint64(shift)
             row = (_log2(here, log2) - _log2(expected, log2)) >> 1
             alone = scales[j & mask]
             product, quicker = alone + row, quick_scales[j & mask] + row
-            near = _log2((2 * abs(last) + abs(before) + 2 * above) * 13 + (mean >> 2) + 1, log2) - base
+            near = _log2(((2 * last + before + 2 * sizes[j]) * 13 >> 1) + (mean >> 2) + 1, log2) - base
             bin_ = _between((product + 4) >> 3, 0, _BINS - 1)
-            contexts[0] = np.uint64(bin_) * count
-            contexts[1] = np.uint64(_BINS + _between((row + usual_scale + 4) >> 3, 0, _BINS - 1)) * count
-            contexts[2] = np.uint64(2 * _BINS + _between((quicker + 4) >> 3, 0, _BINS - 1)) * count
-            contexts[3] = np.uint64(3 * _BINS + _between((3 * product + near + 16) >> 5, 0, _BINS - 1)) * count
-            contexts[4] = np.uint64(4 * _BINS + _between((alone + 1) >> 1, 0, 63)) * count
-            contexts[5] = np.uint64(np.int64(place[j]) + band) * count
-            first = np.uint64(_between((product + 1) >> 1, 0, _FINE - 1)) * count
-            second = np.uint64(_between((quicker + 1) >> 1, 0, _FINE - 1)) * count
+            contexts[0] = np.uint64(bin_) * stride + own_nodes
+            contexts[1] = np.uint64(_BINS + _between((row + usual_scale + 4) >> 3, 0, _BINS - 1)) * stride + own_nodes
+            contexts[2] = np.uint64(2 * _BINS + _between((quicker + 4) >> 3, 0, _BINS - 1)) * stride + own_nodes
+            contexts[3] = np.uint64(3 * _BINS + _between((3 * product + near + 16) >> 5, 0, _BINS - 1)) * stride + own_nodes
+            contexts[4] = np.uint64(4 * _BINS + _between((alone + 1) >> 1, 0, 63)) * stride + own_nodes
+            contexts[5] = np.uint64(np.int64(place[j]) + band) * stride + own_nodes
+            first = np.uint64(_between((product + 1) >> 1, 0, _FINE - 1)) * stride + own_nodes
+            second = np.uint64(_between((quicker + 1) >> 1, 0, _FINE - 1)) * stride + own_nodes
             other = np.uint64((_SETS + bin_) * _INPUTS)
             symbol = np.int64(symbols[i, j])
             node = np.uint64(0)  # type: ignore[assignment]
@@ -310,9 +324,11 @@ def _code(  # type: ignore[no-untyped-def]
             if decoding:
                 symbol = np.int64(-1 - child)
                 symbols[i, j] = symbol
-            before, last = last, symbol - zero
-            size = min(abs(last), most)
-            here += size * size * 64
+            before, last = last, abs(2 * (symbol - zero) + shift)
+            sizes[j] = last
+            state[j] = following[state[j], (symbol + first_odd) & 1]
+            size = min(last, most)
+            here += size * size * 16
             expected += column[j & mask]
         if i == rows - 1:
             break
@@ -322,8 +338,8 @@ def _code(  # type: ignore[no-untyped-def]
         usual = max((7 * usual + (here - steady * usual) // columns) // 8 if i else here // (columns + steady), 0) + 1
         level = np.int64(0)
         for j in range(columns):
-            size = min(abs(np.int64(symbols[i, j]) - zero), most)
-            size = (size * size * 64 * share >> 16) + 1
+            size = min(sizes[j], most)
+            size = (size * size * 16 * share >> 16) + 1
             column[j] += (size - column[j]) * slow >> 16
             quick[j] += (size - quick[j]) * fast >> 16
             level += column[j]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from birdie.cursor import varint
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import classes as row_classes
-from birdie.entropy import model, prediction, rans
+from birdie.entropy import model, prediction, rans, trellis
 from birdie.entropy.alphabet import Alphabet, Symbols
 from birdie.entropy.numbers import Reader, Writer
 from birdie.entropy.prediction import Prediction
@@ -26,7 +26,6 @@ from birdie.errors import ArtifactError
 
 _Integer = TypeVar("_Integer", bound=np.integer)
 
-CHUNK = 1 << 20
 MIN_PRECISION = 8
 MIN_COLUMNS = 8  # of rows that have classes: shorter ones would cost more to describe than they save
 _NUMBERS = (4, 16)  # of classes that are tried
@@ -97,10 +96,10 @@ def _chunks(
     """Parts that are coded on their own. With one class rows mean nothing, and the array is cut as one long row."""
     if int(classes.max()) == 0:
         flat = symbols.reshape(1, -1)
-        for start in range(0, flat.shape[1], CHUNK):
-            yield flat[:, start : start + CHUNK], classes[:1]
+        for start in range(0, flat.shape[1], trellis.CHUNK):
+            yield flat[:, start : start + trellis.CHUNK], classes[:1]
         return
-    rows = max(1, CHUNK // symbols.shape[1])
+    rows = trellis.chunk_rows(symbols.shape[1])
     for start in range(0, symbols.shape[0], rows):
         yield symbols[start : start + rows], classes[start : start + rows]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from birdie import artifact, container, repack
 from birdie.container import ALIAS, Entry, Stream
 from birdie.cursor import varint
-from birdie.entropy import coder, mixed, numbers, small, static
+from birdie.entropy import coder, mixed, numbers, small, static, trellis
 
 Values = NDArray[np.integer]
 CHUNK = 256  # symbols, so that small arrays have several chunks
@@ -60,7 +60,7 @@ class Seed:
 @contextmanager
 def short_chunks() -> Iterator[None]:
     """Coders that cut chunks of CHUNK symbols instead of a million: the same code, quicker to reach."""
-    with mock.patch.object(static, "CHUNK", CHUNK), mock.patch.object(mixed, "CHUNK", CHUNK):
+    with mock.patch.object(trellis, "CHUNK", CHUNK):
         yield
 
 
