@@ -58,11 +58,13 @@ class Sensitivity:
 
     Attributes:
         hessian: mean of x xᵀ over the inputs, (columns, columns), or None.
-        row_fisher: mean squared gradient at each output row, (rows,), or None.
+        row_fisher: sum of squared gradients at each output row per unit of loss (token, image), (rows,), or None.
+        output: sum of g gᵀ per unit of loss, (rows, rows), whose diagonal is `row_fisher`; None where it is not kept.
     """
 
     hessian: Tensor | None = None
     row_fisher: Tensor | None = None
+    output: Tensor | None = None
 
 
 class Prepared(Protocol):
