@@ -128,7 +128,7 @@ def _whole(levels: _Array) -> tuple[NDArray[np.int32], int]:
     largest = float(np.abs(levels).max())
     if largest == 0:
         return np.zeros(1, np.int32), 0
-    gap = float(np.diff(levels).min()) if len(levels) > 1 else largest
+    gap = float(np.diff(levels).min()) if len(levels) > 1 else 0.0
     unit = int(indices_near(np.array([max(gap / _FINE, largest / _RANGE)]))[0])
     exact = levels / float(steps(np.array([unit]))[0])
     return np.unique(np.rint(exact)).astype(np.int32), unit

@@ -1,0 +1,85 @@
+"""Specs of the siblings of the grid: each spelling, what a typo is told, and a file of each that loads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import birdie
+from birdie.compress.choose import QUANTIZERS, SMALL, assign, parse_spec, suit
+from birdie.compress.codebook import Codebook
+from birdie.compress.grid import Grid
+from birdie.compress.lossless import Cast, Lossless
+from birdie.compress.lowrank import LowRank
+from birdie.compress.rotation import Rotation
+from birdie.compress.scheme import Scheme
+from birdie.compress.ternary import Ternary
+from birdie.errors import ConfigError
+from tests.test_compress_grid import random_weight
+
+SPECS = [
+    ("int4:group=64", Grid(bits=4, group=64)),
+    ("int8:step=4,group=32", Grid(multiple=4, group=32)),
+    ("sigma:0.3,group=64", Grid(sigma=0.3, group=64)),
+    ("ternary", Ternary()),
+    ("ternary:group=64", Ternary(64)),
+    ("binary", Ternary(binary=True)),
+    ("codebook", Codebook()),
+    ("codebook:k=32", Codebook(32)),
+    ("codebook:k=8,rows,rate=0.01", Codebook(8, rows=True, rate=0.01)),
+    ("rotation:bits=3", Rotation(3)),
+    ("rotation:bits=2,residual,seed=7", Rotation(2, residual=True, seed=7)),
+    ("rotation:base=sigma:0.3", Rotation(base=Grid(sigma=0.3))),
+    ("lowrank", LowRank()),
+    ("lowrank:rank=2,base=int4:group=32", LowRank(2, Grid(bits=4, group=32))),
+    ("lowrank:rank=8,left=2,right=4,base=codebook:k=8,rows", LowRank(8, Codebook(8, rows=True), 2, 4)),
+]
+
+
+@pytest.mark.parametrize(("text", "scheme"), SPECS)
+def test_specs(text: str, scheme: Scheme) -> None:
+    assert parse_spec(text) == scheme
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("codebook:q=4", "option 'q=4'.*k=…, rows, rate=…"),
+        ("codebook:k", "option 'k'"),
+        ("codebook:rows=1", "option 'rows=1'"),
+        ("codebook:k=4,k=5", "there twice"),
+        ("codebook:k=many", "'many' is not a whole number"),
+        ("codebook:rate=x", "'x' is not a number of variances"),
+        ("ternary:group=0", "group=0"),
+        ("int4:groups=3", "groups=3"),
+        ("lowrank:base=int9", "9"),
+        ("lowrank:base=", "did you mean"),
+        ("rotate:bits=4", "did you mean 'rotation:bits=4'"),
+        ("sigma:", "did you mean"),
+    ],
+)
+def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_spec(text)
+
+
+@pytest.mark.parametrize(("text", "scheme"), SPECS)
+def test_quantizers_leave_what_is_small_to_sixteen_bits(text: str, scheme: Scheme) -> None:
+    assert isinstance(scheme, QUANTIZERS), text
+    assert suit(scheme, torch.randn(SMALL)) == scheme
+    assert suit(scheme, torch.ones(SMALL - 1)) == Cast()
+    assert suit(scheme, torch.arange(SMALL)) == Lossless()
+    assert assign({"norm": torch.ones(2, 3)}, {}, scheme) == {"norm": Cast()}
+
+
+def test_a_file_of_each_loads_and_says_what_it_holds(tmp_path: Path) -> None:
+    state = {f"{index:02} {text}": random_weight(24, 32, seed=index) for index, (text, _) in enumerate(SPECS)}
+    path = tmp_path / "m.birdie"
+    rules = [(f"{index:02} *", scheme) for index, (_, scheme) in enumerate(SPECS)]
+    summary = birdie.save(state, path, scheme=rules, coder="fast")
+    loaded = birdie.load(path)
+    for row, (_, scheme) in zip(summary.tensors, SPECS, strict=True):
+        assert row.scheme == type(scheme).__name__.lower()
+        weight = state[row.name]
+        error = float((loaded[row.name] - weight).square().sum() / weight.square().sum())
+        assert error < 0.5, row.name
