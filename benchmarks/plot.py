@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 150, 44, 56
-_OURS, _THEIRS, _INK, _GRID = "#c2410c", "#475569", "#1e293b", "#e2e8f0"
-_LINE = 13  # least distance of two labels
+OURS, THEIRS, _INK, _GRID = "#c2410c", "#475569", "#1e293b", "#e2e8f0"
+LINE = 13  # least distance of two labels
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -42,41 +42,43 @@ def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        _text(WIDTH / 2, 24, title, anchor="middle", size=14),
+        text(WIDTH / 2, 24, title, anchor="middle", size=14),
     ]
     for power in range(first, last + 1):
         x = across(10.0**power)
-        parts.append(_line(x, _TOP, x, HEIGHT - _BOTTOM))
-        parts.append(_text(x, HEIGHT - _BOTTOM + 18, f"{10.0**power:g}", anchor="middle"))
-    for value in _ticks(low, high):
-        parts.append(_line(_LEFT, down(value), WIDTH - _RIGHT, down(value)))
-        parts.append(_text(_LEFT - 8, down(value) + 4, f"{value:g}", anchor="end"))
-    parts.append(_text((WIDTH - _RIGHT + _LEFT) / 2, HEIGHT - 14, "decodes, million symbols a second", anchor="middle"))
-    parts.append(_text(_LEFT, _TOP - 8, "bits a symbol"))
+        parts.append(rule(x, _TOP, x, HEIGHT - _BOTTOM))
+        parts.append(text(x, HEIGHT - _BOTTOM + 18, f"{10.0**power:g}", anchor="middle"))
+    for value in ticks(low, high):
+        parts.append(rule(_LEFT, down(value), WIDTH - _RIGHT, down(value)))
+        parts.append(text(_LEFT - 8, down(value) + 4, f"{value:g}", anchor="end"))
+    parts.append(text((WIDTH - _RIGHT + _LEFT) / 2, HEIGHT - 14, "decodes, million symbols a second", anchor="middle"))
+    parts.append(text(_LEFT, _TOP - 8, "bits a symbol"))
     taken: list[tuple[float, float]] = []
     for name, speed, size in sorted(points, key=lambda point: -point[2]):
         x, y = across(speed), down(size)
-        colour = _OURS if name.startswith("birdie") else _THEIRS
+        colour = OURS if name.startswith("birdie") else THEIRS
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
         label = y + 4
-        while any(abs(label - other) < _LINE and abs(x - place) < 120 for place, other in taken):
-            label += _LINE
+        while any(abs(label - other) < LINE and abs(x - place) < 120 for place, other in taken):
+            label += LINE
         taken.append((x, label))
-        parts.append(_text(x + 9, label, name, colour=colour))
+        parts.append(text(x + 9, label, name, colour=colour))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Round values between `low` and `high`, about five."""
     step = 10.0 ** math.floor(math.log10((high - low) / 2))
     step = next(step * factor for factor in (0.2, 0.5, 1, 2, 5) if (high - low) / (step * factor) <= 6)
     return [round(index * step, 10) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+def rule(x1: float, y1: float, x2: float, y2: float) -> str:
+    """A line of the grid."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{_GRID}"/>'
 
 
-def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, colour: str = _INK) -> str:
+def text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, colour: str = _INK) -> str:
+    """Words at (x, y)."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"'
     return f"<text {place}>{escape(words)}</text>"

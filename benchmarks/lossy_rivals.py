@@ -1,0 +1,138 @@
+"""Lossy coders of weights that birdie is compared with: each turns a state dict into a file and back.
+
+The record stack is in `record_stack`, and is tuned in `record_search`. Whatever is not installed raises
+`NotInstalledError`.
+"""
+
+import io
+import os
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.rivals import HERE, RIVALS, TIMEOUT_S, NotInstalledError
+from birdie.compress import baseline
+from birdie.entropy.general import GENERAL
+
+State = Mapping[str, Tensor]
+LIMIT = 1 << 30
+TRELLIS_QPS = (-38, -32, -26)
+
+
+@dataclass(frozen=True, slots=True)
+class LossyCoder:
+    """One setting of one coder.
+
+    Attributes:
+        scheme: its name in the rows.
+        version: of what does the work.
+        encode: float tensors → the file.
+        decode: the file alone → tensors, all of them.
+    """
+
+    scheme: str
+    version: str
+    encode: Callable[[State], bytes]
+    decode: Callable[[bytes], dict[str, Tensor]]
+
+
+def row_maximum(bits: int, compressor: str) -> LossyCoder:
+    """Per-row grids that reach the row's maximum; scales and small tensors in fp16; torch.save, compressed."""
+    top = 2 ** (bits - 1) - 1
+    packer = GENERAL[compressor]
+
+    def encode(state: State) -> bytes:
+        content: dict[str, dict[str, Tensor]] = {"symbols": {}, "scales": {}, "rest": {}}
+        for name, weight in state.items():
+            if weight.ndim < 2 or weight.numel() < 1024:
+                content["rest"][name] = weight.half() if weight.is_floating_point() else weight
+                continue
+            rows = weight.float().flatten(1)
+            scales = (rows.abs().amax(1) / top).half()
+            scales[scales == 0] = 1
+            symbols = (rows / scales.float()[:, None]).round().clamp(-top, top)
+            content["symbols"][name], content["scales"][name] = symbols.to(torch.int8).view_as(weight), scales
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        return packer.compress(buffer.getvalue())
+
+    def decode(data: bytes) -> dict[str, Tensor]:
+        content = torch.load(io.BytesIO(packer.decompress(data, LIMIT)), weights_only=True)
+        state = {
+            name: weight.float() if weight.dtype is torch.float16 else weight
+            for name, weight in content["rest"].items()
+        }
+        for name, symbols in content["symbols"].items():
+            scales = content["scales"][name].float()
+            state[name] = (symbols.flatten(1).float() * scales[:, None]).view_as(symbols)
+        return state
+
+    return LossyCoder(f"int{bits} row maximum + torch.save + {packer.name}", packer.version, encode, decode)
+
+
+def challenge_int8() -> LossyCoder:
+    """The challenge's own export (birdie.compress.baseline): what is up to 65,536 elements stays fp16."""
+    return LossyCoder(
+        "int8 + zlib (the challenge's)",
+        f"zlib {zlib.ZLIB_RUNTIME_VERSION}",
+        lambda state: baseline.pack(state).blob,
+        lambda data: baseline.unpack(data, LIMIT),
+    )
+
+
+def nncodec(qp: int) -> LossyCoder:
+    """NNCodec with its trellis at one step size, encoded and decoded by separate processes."""
+
+    def encode(state: State) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            np.savez(
+                work / "in.npz", allow_pickle=False, **{name: weight.float().numpy() for name, weight in state.items()}
+            )
+            _worker("encode", work / "in.npz", work / "stream", str(qp))
+            return (work / "stream").read_bytes()
+
+    def decode(data: bytes) -> dict[str, Tensor]:
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            (work / "stream").write_bytes(data)
+            _worker("decode", work / "stream", work / "out.npz")
+            with np.load(work / "out.npz") as held:
+                return {name: torch.from_numpy(held[name]) for name in held.files}
+
+    return LossyCoder(f"NNCodec qp {qp}", _nncodec_version(), encode, decode)
+
+
+def _worker(*arguments: str | Path) -> None:
+    _run([str(HERE / "lossy_worker.py"), *map(str, arguments)])
+
+
+def _nncodec_version() -> str:
+    return _run(["-c", "from importlib import metadata; print(metadata.version('nncodec'))"]).strip()
+
+
+def _run(arguments: list[str]) -> str:
+    if not RIVALS.is_file():
+        raise NotInstalledError("not installed: make rivals")
+    # Without a PYTHONPATH, which would show one environment the packages of the other.
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(RIVALS), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=quiet | {"OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode:
+        if "ModuleNotFoundError" in done.stderr or "PackageNotFoundError" in done.stderr:
+            raise NotInstalledError("not installed: make rivals")
+        raise RuntimeError(f"NNCodec failed: {done.stderr.strip()[-400:]}")
+    return done.stdout

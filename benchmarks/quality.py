@@ -1,0 +1,209 @@
+"""What is compressed and how its quality is measured: a float model, held-out data, calibration data.
+
+    weights, decoded from bytes ──► module ──► KL(float ‖ decoded), agreement, and bits per byte or accuracy beside it
+
+The language model is scored on the first tokens of FineWeb's validation split and calibrated on training tokens; the
+ResNets on the (lossy) JPEG test images, calibrated on the 2,000 lossless training images. Decoded tensors are loaded
+strictly. The float model's logits are computed once and remembered.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.bench_model import Sources, bench_model
+from benchmarks.resnet import images, load_resnet, normalized
+from birdie.data.byte_accounting import ByteTable
+from birdie.data.shards import read_shard
+from birdie.data.tokenizer import load_tokenizer
+from birdie.model.gpt import GPT
+from birdie.model.shape import config_of
+from birdie.score.bpb import bits_per_byte
+from birdie.score.divergence import divergence
+from birdie.weights import read_state_dict
+
+SEQ_LEN = 512  # what the benchmark model was trained with
+WINDOWS, IMAGES = 16, 250  # in a batch
+HELD_OUT_TOKENS, CALIBRATION_TOKENS = 65_536, 131_072
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What a decoded model is worth.
+
+    Attributes:
+        kl: mean KL(float ‖ decoded) per target token or image, nats.
+        stderr: of `kl`.
+        agreement: share of predictions with the float model's first choice.
+        bpb: bits per byte of text; None for images.
+        accuracy: share of images classified right; None for text.
+    """
+
+    kl: float
+    stderr: float
+    agreement: float
+    bpb: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A float model with what is needed to judge and to calibrate compressed forms of it.
+
+    Attributes:
+        name: for titles.
+        module: the float model, in evaluation mode; never changed.
+        state: its tensors as they were stored, what every coder is given.
+        held_out: batches of (inputs, targets) the quality is measured on.
+        calibration: batches that may be used to compress.
+        key: hash of weights and data: what cached results depend on.
+        logits: what the float model gave, by batch, once it was asked.
+        build: an empty module of the same shape.
+        bits: held-out nats in order → bits per byte; None for images.
+    """
+
+    name: str
+    module: nn.Module
+    state: Mapping[str, Tensor]
+    held_out: Sequence[Batch]
+    calibration: Sequence[Batch]
+    key: str
+    build: Callable[[], nn.Module]
+    bits: Callable[[list[Tensor]], float] | None = None
+    logits: dict[int, Tensor] = field(default_factory=dict)
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """Summed nats of a batch (0-d): what calibration differentiates."""
+        logits = module(batch[0])
+        return F.cross_entropy(logits.flatten(0, -2).float(), batch[1].flatten(), reduction="sum")
+
+    def measure(self, state: Mapping[str, Tensor]) -> Quality:
+        """The quality of decoded tensors, loaded strictly."""
+        candidate = self.build()
+        candidate.load_state_dict({name: weight.float() for name, weight in state.items()}, strict=True)
+        candidate.eval()
+        nats: list[Tensor] = []
+        right = 0
+
+        def watched(index: int) -> Tensor:
+            nonlocal right
+            inputs, targets = self.held_out[index]
+            logits: Tensor = candidate(inputs)
+            flat, wanted = logits.flatten(0, -2), targets.flatten()
+            nats.append(F.cross_entropy(flat.float(), wanted, reduction="none").view_as(targets))
+            right += int((flat.argmax(-1) == wanted).sum())
+            return logits
+
+        found = divergence(self._reference, watched, range(len(self.held_out)))
+        if self.bits is None:
+            return Quality(found.kl, found.stderr, found.agreement, accuracy=right / found.count)
+        return Quality(found.kl, found.stderr, found.agreement, bpb=self.bits(nats))
+
+    def _reference(self, index: int) -> Tensor:
+        if index not in self.logits:
+            self.logits[index] = self.module(self.held_out[index][0])
+        return self.logits[index]
+
+
+def bench_subject(
+    runs: Path, data: Path, *, tokens: int = HELD_OUT_TOKENS, calibration_tokens: int = CALIBRATION_TOKENS
+) -> Subject:
+    """The shared benchmark model, trained if need be.
+
+    Args:
+        runs: folder of runs.
+        data: the shared data.
+        tokens: held-out targets, rounded down to whole windows.
+        calibration_tokens: training tokens for calibration, likewise.
+    """
+    return gpt_subject(
+        "the benchmark model", bench_model(runs, data), data, tokens=tokens, calibration_tokens=calibration_tokens
+    )
+
+
+def gpt_subject(
+    name: str, weights: Path, data: Path, *, tokens: int, calibration_tokens: int = CALIBRATION_TOKENS
+) -> Subject:
+    """A GPT of the challenge's baseline shape with a vocabulary of 1,024 pieces."""
+    sources = Sources.under(data)
+    state = read_state_dict(weights)
+    config = config_of(state)
+    module = GPT(config)
+    module.load_state_dict(state, strict=True)
+    tokenizer = load_tokenizer(sources.tokenizer)
+    held_out = np.asarray(read_shard(sources.val)[: tokens // SEQ_LEN * SEQ_LEN + 1])
+    training = np.asarray(read_shard(sources.train)[: calibration_tokens // SEQ_LEN * SEQ_LEN + 1])
+    table = tokenizer.byte_table(config.vocab_size)
+    return Subject(
+        name,
+        module.eval(),
+        state,
+        windows(held_out),
+        windows(training),
+        digest(state, held_out, training),
+        lambda: GPT(config),
+        lambda nats: _bits(nats, held_out, table, tokenizer.bos_id),
+    )
+
+
+def resnet_subject(weights: Path, data: Path, cache: Path, *, count: int = 10_000) -> Subject:
+    """A CIFAR ResNet on the first `count` test images, which are dealt out class by class."""
+    module, state = load_resnet(weights)
+    found = images(data, cache)
+    test, labels = found["test"][:count], found["test_labels"][:count]
+    batches = _image_batches(normalized(test), labels)
+    calibration = _image_batches(normalized(found["train"]), found["train_labels"])
+    blocks = module.blocks
+    key = digest(state, test.numpy(), found["train"].numpy())
+    return Subject(
+        weights.name.partition("-")[0], module, state, batches, calibration, key, lambda: type(module)(blocks)
+    )
+
+
+def windows(tokens: NDArray[np.integer]) -> list[Batch]:
+    """A stream of k · SEQ_LEN + 1 tokens as batches of (ids, targets), each (windows, SEQ_LEN)."""
+    stream = torch.from_numpy(tokens.astype(np.int64))
+    ids, targets = stream[:-1].view(-1, SEQ_LEN), stream[1:].view(-1, SEQ_LEN)
+    return list(zip(torch.split(ids, WINDOWS), torch.split(targets, WINDOWS), strict=True))
+
+
+def _image_batches(inputs: Tensor, labels: Tensor) -> list[Batch]:
+    return list(zip(torch.split(inputs, IMAGES), torch.split(labels, IMAGES), strict=True))
+
+
+class _Replay:
+    """A language model that has already been run: it hands out its losses in the order they are asked for."""
+
+    def __init__(self, nats: list[Tensor]) -> None:
+        self.nats = iter(nats)
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:  # noqa: ARG002
+        return next(self.nats)
+
+
+def _bits(nats: list[Tensor], tokens: NDArray[np.uint16], table: ByteTable, bos_id: int) -> float:
+    """Bits per byte as `bits_per_byte` counts them, from losses already known."""
+    batch, device = WINDOWS * SEQ_LEN, torch.device("cpu")
+    replay = _Replay(nats)
+    return bits_per_byte(replay, tokens, table, seq_len=SEQ_LEN, batch_tokens=batch, bos_id=bos_id, device=device).bpb
+
+
+def digest(state: Mapping[str, Tensor], *arrays: NDArray[np.generic]) -> str:
+    """Twelve hex digits that change with any tensor or array."""
+    found = hashlib.sha256()
+    for name, weight in sorted(state.items()):
+        found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        found.update(weight.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for array in arrays:
+        found.update(f"{array.shape} {array.dtype}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:12]

@@ -1,0 +1,111 @@
+"""The CIFAR ResNets of the shared data (He et al. 2016, §4.2, in the form of akamaster/pytorch_resnet_cifar10).
+
+conv 3×3 → 3 stages of n blocks at 16, 32, 64 channels, halving the image between stages → mean over the image → linear.
+Where a stage begins, the shortcut is every second pixel with zeros for the new channels ("option A": no weights).
+Images come as the pixels of a PNG or JPEG; torch alone reads neither, so Pillow of the rivals' environment does.
+"""
+
+import csv
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.rivals import HERE, RIVALS, NotInstalledError
+from birdie.errors import WeightsError
+from birdie.files import atomic_path
+from birdie.weights import read_state_dict
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what these networks were trained with
+WIDTHS = (16, 32, 64)
+
+
+class Block(nn.Module):
+    """relu(x + bn(conv(relu(bn(conv(x))))))."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.added = stride, outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, inputs, side, side) → (batch, outputs, side / stride, side / stride)."""
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        half = self.added // 2
+        short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.added - half))
+        return F.relu(y + short)
+
+
+class ResNet(nn.Module):
+    """6n + 2 layers; n = 3 is ResNet-20, n = 5 ResNet-32."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.blocks = n
+        self.conv1 = nn.Conv2d(3, WIDTHS[0], 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(WIDTHS[0])
+        inputs = WIDTHS[0]
+        for stage, width in enumerate(WIDTHS, start=1):
+            blocks = [Block(inputs if index == 0 else width, width, 1 + (index == 0 < stage - 1)) for index in range(n)]
+            setattr(self, f"layer{stage}", nn.Sequential(*blocks))
+            inputs = width
+        self.linear = nn.Linear(inputs, len(CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 3, side, side), normalised → logits (batch, 10)."""
+        x = F.relu(self.bn1(self.conv1(images)))
+        for stage in range(1, len(WIDTHS) + 1):
+            x = getattr(self, f"layer{stage}")(x)
+        out: Tensor = self.linear(x.mean((2, 3)))
+        return out
+
+
+def load_resnet(path: Path) -> tuple[ResNet, dict[str, Tensor]]:
+    """The network of a .th file in evaluation mode, every tensor strictly matched, and its state dict.
+
+    Raises:
+        WeightsError: the file is not such a network.
+    """
+    state = read_state_dict(path)
+    blocks = {name.split(".")[1] for name in state if name.startswith("layer1.")}
+    model = ResNet(max(1, len(blocks)))
+    try:
+        model.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise WeightsError(f"{path} holds no CIFAR ResNet ({str(error).splitlines()[-1].strip()})") from error
+    return model.eval(), state
+
+
+def normalized(pixels: Tensor) -> Tensor:
+    """(images, 32, 32, 3) uint8 → (images, 3, 32, 32) float32 as the networks were trained."""
+    scaled = pixels.permute(0, 3, 1, 2).float() / 255
+    mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
+    return ((scaled - mean) / deviation).contiguous()
+
+
+def images(data: Path, cache: Path) -> dict[str, Tensor]:
+    """`test` (10,000, 32, 32, 3) uint8 with `test_labels`, `train` (2,000, …) with `train_labels`; kept in `cache`.
+
+    Raises:
+        NotInstalledError: the rivals' environment is not there.
+    """
+    folder = data / "images" / "cifar10"
+    if not cache.is_file():
+        if not RIVALS.is_file():
+            raise NotInstalledError("images are decoded by Pillow of the rivals' environment: make rivals")
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(cache) as path:
+            subprocess.run([str(RIVALS), str(HERE / "image_worker.py"), str(folder), str(path)], check=True)
+    with np.load(cache) as held:
+        found = {name: torch.from_numpy(held[name]) for name in held.files}
+    with (folder / "cifar10_trainLabels_kaggle.csv").open() as file:
+        rows = list(csv.DictReader(file))[: len(found["train"])]
+    found["train_labels"] = torch.tensor([CLASSES.index(row["label"]) for row in rows])
+    return found
