@@ -60,9 +60,12 @@ class Tuner:
 
     def __init__(self, subject: Subject, hessians: Mapping[str, Tensor], say: Callable[[str], None]) -> None:
         self.subject, self.say = subject, say
-        self.sample = replace(subject, held_out=subject.held_out[: -(-len(subject.held_out) // SAMPLE)], logits={})
+        self.sample = replace(
+            subject, held_out=subject.held_out[: -(-len(subject.held_out) // SAMPLE)], logits={}, bits=None
+        )
         self.names = stack.quantized_names(subject.state)
         self.factored = {name: stack.factor(hessians[name]) for name in self.names}
+        self.chosen: stack.Layout | None = None
         self.known: dict[tuple[str, float], Quantized] = {}
 
     @property
@@ -86,6 +89,12 @@ class Tuner:
         parts = self.parts(a, b)
         state = {**self.subject.state, **{name: part.dequantized() for name, part in parts.items()}}
         return self.sample.measure(state).kl, stack.entropy_bytes(parts.values())
+
+    def layout(self, parts: Mapping[str, Quantized]) -> stack.Layout:
+        """The streams of the files, chosen on the first one written: four codings of everything."""
+        if self.chosen is None:
+            self.chosen = stack.layout_of(parts)
+        return self.chosen
 
     @cached_property
     def matrices(self) -> Sweep:
@@ -149,7 +158,8 @@ def measured(tuner: Tuner, target: float) -> Iterator[Measured]:
     for spread in (1 / SPREAD, SPREAD):
         start = time.perf_counter()
         finer = round(a * spread, 4), None if b is None else round(b * spread, 4)
-        data = stack.pack(tuner.parts(*finer), rest)
+        parts = tuner.parts(*finer)
+        data = stack.pack(parts, rest, tuner.layout(parts))
         seconds = time.perf_counter() - start
         found = Measured(*finer, len(data), tuner.subject.measure(stack.unpack(data)), seconds)
         tuner.say(f"record stack: {finer} σ: {found.bytes:,} bytes, KL {found.quality.kl:.5f}")

@@ -34,6 +34,7 @@ DAMPING, BLOCK, TOP = 0.01, 128, 127
 SMALL = 1024  # elements below which a tensor stays fp16; the records, whose matrices are larger, say 65,536
 Hessians = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor]
+Layout = list[tuple[list[str], str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +168,28 @@ def entropy_bytes(parts: Iterable[Quantized]) -> float:
     return total
 
 
-def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor]) -> bytes:
-    """The file: quantized matrices in groups, scales and all other tensors in fp16.
-
-    Layout: the number of pieces and their lengths in 32 bits each; brotli of names, shapes and orders as JSON followed
-    by scales and the rest; the streams.
-    """
+def layout_of(parts: Mapping[str, Quantized]) -> Layout:
+    """Which matrices share a stream and in what order: by kind, by rows or by columns, or all in one if smaller."""
     groups: dict[str, list[str]] = {}
     for name in parts:
         groups.setdefault(group_of(name), []).append(name)
-    apart = [_smaller([parts[name] for name in names]) for names in groups.values()]
-    whole = _smaller(list(parts.values()))
-    if sum(len(stream) for stream, _ in apart) <= len(whole[0]):
-        layout, streams = list(zip(groups.values(), (order for _, order in apart), strict=True)), apart
-    else:
-        layout, streams = [(list(parts), whole[1])], [whole]
+    apart = [_ordered(parts, names) for names in groups.values()]
+    whole = _ordered(parts, list(parts))
+    best = apart if sum(size for size, _ in apart) <= whole[0] else [whole]
+    return [group for _, group in best]
+
+
+def _ordered(parts: Mapping[str, Quantized], names: list[str]) -> tuple[int, tuple[list[str], str]]:
+    """(bytes of the stream, (names, order)) in the smaller order."""
+    return min((len(lrzip(_joined(parts, names, order))), (names, order)) for order in ("rows", "columns"))
+
+
+def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor], layout: Layout) -> bytes:
+    """The file: quantized matrices in the streams of `layout`, scales and all other tensors in fp16.
+
+    The number of pieces and their lengths in 32 bits each; brotli of names, shapes and orders as JSON followed by
+    scales and the rest; the streams.
+    """
     head = {
         "groups": [[order, [[name, list(parts[name].shape)] for name in names]] for names, order in layout],
         "rest": [[name, list(weight.shape)] for name, weight in rest.items()],
@@ -191,7 +199,7 @@ def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor]) -> bytes:
     ]
     text = json.dumps(head, separators=(",", ":")).encode()
     plain = struct.pack("<I", len(text)) + text + torch.cat(halves).numpy().tobytes()
-    pieces = [GENERAL["brotli"].compress(plain), *(stream for stream, _ in streams)]
+    pieces = [GENERAL["brotli"].compress(plain), *(lrzip(_joined(parts, names, order)) for names, order in layout)]
     return struct.pack(f"<{len(pieces) + 1}I", len(pieces), *map(len, pieces)) + b"".join(pieces)
 
 
@@ -226,12 +234,10 @@ def unpack(data: bytes) -> dict[str, Tensor]:
     return state
 
 
-def _smaller(parts: Sequence[Quantized]) -> tuple[bytes, str]:
-    """(lrzip's stream, order) of matrices one after another, by rows or by columns."""
-    grids: list[NDArray[np.int8]] = [part.symbols.numpy() for part in parts]
-    by_rows = lrzip(b"".join(np.ascontiguousarray(grid).tobytes() for grid in grids))
-    by_columns = lrzip(b"".join(np.ascontiguousarray(grid.T).tobytes() for grid in grids))
-    return (by_rows, "rows") if len(by_rows) <= len(by_columns) else (by_columns, "columns")
+def _joined(parts: Mapping[str, Quantized], names: Sequence[str], order: str) -> bytes:
+    """The symbols of matrices one after another, each by rows or by columns."""
+    grids: list[NDArray[np.int8]] = [parts[name].symbols.numpy() for name in names]
+    return b"".join(np.ascontiguousarray(grid if order == "rows" else grid.T).tobytes() for grid in grids)
 
 
 @lru_cache(maxsize=256)

@@ -184,7 +184,7 @@ def test_files_of_the_record_stack_hold_all_that_was_quantized() -> None:
     parts = {name: record_stack.gptq(given.state[name], 0.3, record_stack.factor(known[name])) for name in names}
     rest = {name: weight for name, weight in given.state.items() if name not in parts}
     assert {weight.ndim for weight in rest.values()} <= {1, 2}
-    data = record_stack.pack(parts, rest)
+    data = record_stack.pack(parts, rest, record_stack.layout_of(parts))
     found = record_stack.unpack(data)
     assert found.keys() == given.state.keys()
     for name, weight in given.state.items():
@@ -237,7 +237,7 @@ def test_the_search_judges_what_would_be_decoded() -> None:
     assert tuner.judge(None, EMBEDDING_STEPS[0])[0] < fine[0]
     parts = tuner.parts(0.35, 0.05)
     state = {**given.state, **{name: part.dequantized() for name, part in parts.items()}}
-    one = replace(given, held_out=given.held_out[:1], logits={})
+    one = replace(given, held_out=given.held_out[:1], logits={}, bits=None)
     assert tuner.judge(0.35, 0.05)[0] == one.measure(state).kl
 
 
