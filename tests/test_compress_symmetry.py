@@ -17,7 +17,7 @@ from birdie.compress.grid import Grid
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.symmetry import canonical, carried, restore
 from birdie.compress.symmetry_graph import find_symmetries, symmetries_of
-from birdie.compress.units import Symmetry, UnitValues, level_rows, members_of
+from birdie.compress.units import Symmetry, UnitValues, level_columns, level_rows, members_of
 from birdie.entropy import coder
 from birdie.errors import ConfigError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
@@ -134,28 +134,51 @@ def calibrated(model: GPT, names: list[str], config: GPTConfig) -> dict[str, Sen
     model.loss(ids(config)[:, :-1], ids(config)[:, 1:]).backward()
     for handle in handles:
         handle.remove()
-    return {name: Sensitivity(x.T @ x / len(x), y.grad.flatten(0, 1).square().mean(0)) for name, (x, y) in seen.items()}
+    known = {}
+    for name, (x, y) in seen.items():
+        g = y.grad.flatten(0, 1)
+        known[name] = Sensitivity(x.T @ x / len(x), g.square().mean(0), g.T @ g)
+    return known
 
 
-def test_sensitivities_are_carried_along_as_if_measured_again() -> None:
+@pytest.mark.parametrize("level", [level_rows, level_columns])
+def test_sensitivities_are_carried_along_as_if_measured_again(level: UnitValues) -> None:
     config = SHAPES[0]
     model, other = gpt(config), gpt(config)
     names = [name for name, _ in model.named_matrices() if "tok_emb" not in name]
     known = calibrated(model, names, config)
-    state, report = canonical(model.state_dict(), model.symmetries(), scale=level_rows, sensitivities=known)
+    state, report = canonical(model.state_dict(), model.symmetries(), scale=level, sensitivities=known)
     other.load_state_dict(state)
     again = calibrated(other, names, config)
     for name in names:
         moved = carried(name, known[name], report)
-        torch.testing.assert_close(moved.hessian, again[name].hessian, rtol=1e-6, atol=1e-12)
-        torch.testing.assert_close(moved.row_fisher, again[name].row_fisher, rtol=1e-6, atol=1e-18)
+        for mine, measured in ((moved.hessian, again[name].hessian), (moved.output, again[name].output)):
+            scale = measured.diagonal().sqrt().clamp_min(1e-100)
+            torch.testing.assert_close(mine / scale.outer(scale), measured / scale.outer(scale), rtol=0, atol=1e-5)
+        torch.testing.assert_close(moved.row_fisher, again[name].row_fisher, rtol=1e-5, atol=0)
     for i in range(config.num_layers):
-        up = f"blocks.{i}.mlp.fc.weight"
-        before = known[up].row_fisher[report.orders[up][0]]
-        level = before > 1e-3 * before.mean()  # the others are nearly dead, and stay so
-        rows, columns = again[up].row_fisher[level], again[f"blocks.{i}.mlp.proj.weight"].hessian.diagonal()[level]
-        torch.testing.assert_close(rows, rows[:1].expand_as(rows), rtol=1e-6, atol=0)
-        assert bool((columns.diff() >= -1e-6 * columns[1:]).all())
+        rows = again[f"blocks.{i}.mlp.fc.weight"].row_fisher
+        columns = again[f"blocks.{i}.mlp.proj.weight"].hessian.diagonal()
+        alive = (rows > 0) & (columns > 0)
+        one, left = (rows, columns) if level is level_rows else (columns, rows)
+        torch.testing.assert_close(one[alive], one[alive][:1].expand_as(one[alive]), rtol=1e-5, atol=0)
+        assert bool((left[alive].diff() >= -1e-5 * left[alive][1:]).all())
+
+
+def test_a_kernel_moves_with_its_channel_in_the_sensitivities_too() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 5, 1), nn.ReLU(), nn.Conv2d(5, 2, (2, 3)))
+    root = torch.randn(30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    known = {"2.weight": Sensitivity(root @ root.T, torch.ones(2))}
+    state, report = canonical(module.state_dict(), find_symmetries(module), key=shuffled(1), sensitivities=known)
+    moved = carried("2.weight", known["2.weight"], report)
+    before, after = (w.reshape(2, 30).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
+    torch.testing.assert_close(after @ moved.hessian @ after.T, before @ known["2.weight"].hessian @ before.T)
+    assert not torch.equal(after, before)
+    powers = known["2.weight"].hessian.diagonal().reshape(5, 6).sum(1)
+    _, by_power = canonical(module.state_dict(), find_symmetries(module), sensitivities=known)
+    assert by_power.orders["0.weight"][0].tolist() == powers.argsort().tolist()
+    with pytest.raises(ConfigError, match="recalibrate"):
+        carried("2.weight", Sensitivity(torch.eye(7)), report)
 
 
 def test_sorting_saves_bytes_of_the_real_coder() -> None:

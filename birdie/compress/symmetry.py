@@ -194,22 +194,40 @@ def restore(state: Mapping[str, Tensor], report: Report) -> dict[str, Tensor]:
 
 
 def carried(name: str, sensitivity: Sensitivity, report: Report) -> Sensitivity:
-    """The sensitivity of tensor `name` after `canonical`, given that before: no second calibration is needed."""
+    """The sensitivity of tensor `name` after `canonical`, given that before: no second calibration is needed.
+
+    Where weights are multiplied by s, inputs are divided by s as far as columns go, and gradients as far as rows go.
+    """
     orders, scales = report.orders.get(name, {}), report.scales.get(name, {})
-    hessian, fisher = sensitivity.hessian, sensitivity.row_fisher
-    if hessian is not None:
-        if 1 in orders and orders[1].size == len(hessian):
-            index = torch.from_numpy(orders[1]).to(hessian.device)
-            hessian = hessian[index][:, index]
-        if 1 in scales and scales[1].size == len(hessian):
-            times = torch.from_numpy(scales[1]).to(hessian)
-            hessian = hessian / times[:, None] / times  # a weight times s meets an input over s
-    if fisher is not None:
-        if 0 in orders:
-            fisher = fisher[torch.from_numpy(orders[0]).to(fisher.device)]
-        if 0 in scales:
-            fisher = fisher / torch.from_numpy(scales[0]).to(fisher) ** 2
-    return replace(sensitivity, hessian=hessian, row_fisher=fisher)
+    rows, columns = (orders.get(0), scales.get(0)), (orders.get(1), scales.get(1))
+    return replace(
+        sensitivity,
+        hessian=_moved(sensitivity.hessian, *columns),
+        row_fisher=_moved(sensitivity.row_fisher, *rows),
+        output=_moved(sensitivity.output, *rows),
+    )
+
+
+def _moved(moments: Tensor | None, order: Order | None, scales: Floats | None) -> Tensor | None:
+    """Second moments, (n, n) or their diagonal (n,), once their variables are reordered and then divided by `scales`.
+
+    Entries that are whole kernels of a convolution have as many variables as a kernel has weights.
+    """
+    if moments is None:
+        return None
+    for found in (order, scales):
+        if found is not None and len(moments) % found.size:
+            raise ConfigError(
+                f"a sensitivity of {len(moments)} variables is not one of {found.size} units; recalibrate"
+            )
+    if order is not None:
+        size = len(moments) // order.size
+        index = torch.from_numpy((order[:, None] * size + np.arange(size)).reshape(-1)).to(moments.device)
+        moments = moments[index] if moments.ndim == 1 else moments[index][:, index]
+    if scales is not None:
+        over = torch.from_numpy(np.repeat(scales, len(moments) // scales.size)).to(moments)
+        moments = moments / over**2 if moments.ndim == 1 else moments / over[:, None] / over
+    return moments
 
 
 def _aliases(state: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:

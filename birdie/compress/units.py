@@ -11,8 +11,8 @@ a_i > 0. Without powers it is about order alone. Several independent permutation
 each head) are several symmetries with ranges of their own. These are plain tuples, so that a model can declare its
 symmetries without knowing this module: see `birdie.model.gpt.GPT.symmetries`.
 
-`norms`, `fisher` and `level_rows` say how large the units are and how large they may be made: the keys and scales of
-`birdie.compress.symmetry.canonical`.
+`norms`, `fisher`, `level_rows` and `level_columns` say how large the units are and how large they may be made: the keys
+and scales of `birdie.compress.symmetry.canonical`.
 """
 
 import math
@@ -32,8 +32,6 @@ Floats = NDArray[np.float64]
 Order = NDArray[np.int64]
 Symmetry = tuple[tuple[Any, ...], ...]
 UnitValues = Callable[[Symmetry, Mapping[str, Tensor], Mapping[str, Sensitivity]], Floats | None]
-
-_LEAST_FISHER = 1e-3  # of the mean: units of less are scaled as if they had so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,9 @@ def fisher(symmetry: Symmetry, state: Mapping[str, Tensor], sensitivities: Mappi
     """
     members = members_of(symmetry, state)
     known = [
-        values for values in (_row_fisher(members, sensitivities), _power(members, sensitivities)) if values is not None
+        values
+        for values in (_row_fisher(members, sensitivities), _power(members, state, sensitivities))
+        if values is not None
     ]
     if not known:
         return norms(symmetry, state, sensitivities)
@@ -149,23 +149,42 @@ def fisher(symmetry: Symmetry, state: Mapping[str, Tensor], sensitivities: Mappi
 
 
 def level_rows(
-    symmetry: Symmetry,
-    state: Mapping[str, Tensor],
-    sensitivities: Mapping[str, Sensitivity],
+    symmetry: Symmetry, state: Mapping[str, Tensor], sensitivities: Mapping[str, Sensitivity]
 ) -> Floats | None:
     """Scales, (units,), that give every unit the same row Fisher at its producer; None where that is unknown.
 
-    The row factors of the producer are then one number and cost nothing; the column factors of the consumer say all
-    there is to say. Units of hardly any Fisher are not blown up without bound.
+    The producer's row factors are then one number and cost nothing; the consumer's column factors say all there is to
+    say. Of dead units nothing follows: they keep their scale. Floor the sensitivities before, if at all: levelled
+    ones spread wider on the other side, and a floor there would hold up what it should not.
     """
     members = members_of(symmetry, state)
     power = max(member.power for member in members)
-    rows = _row_fisher([member for member in members if member.power == power], sensitivities)
-    if rows is None or power <= 0:
+    if power <= 0:
         return None
-    rows = np.maximum(rows, _LEAST_FISHER * rows.mean())
-    level = np.sqrt(rows / np.exp(np.log(rows).mean()))  # a row times s has its gradient over s, its Fisher over s²
-    return np.asarray(level ** (1 / power))
+    return _leveled(_row_fisher([member for member in members if member.power == power], sensitivities), 2 * power)
+
+
+def level_columns(
+    symmetry: Symmetry, state: Mapping[str, Tensor], sensitivities: Mapping[str, Sensitivity]
+) -> Floats | None:
+    """Scales, (units,), that give every unit the same mean square at its consumer; None where that is unknown.
+
+    As `level_rows` with the sides changed. It spreads the factors of squared ReLUs half as far.
+    """
+    members = members_of(symmetry, state)
+    power = min(member.power for member in members)
+    if power >= 0:
+        return None
+    return _leveled(_power([member for member in members if member.power == power], state, sensitivities), 2 * power)
+
+
+def _leveled(squares: Floats | None, power: float) -> Floats | None:
+    """a for each unit such that squares / a^power are all alike, with a geometric mean of 1."""
+    if squares is None:
+        return None
+    alive = squares > np.finfo(np.float64).tiny
+    logs = np.log(squares)
+    return np.asarray(np.exp(np.where(alive, logs - logs[alive].mean(), 0) / power)) if alive.any() else None
 
 
 def _row_fisher(members: list[Member], sensitivities: Mapping[str, Sensitivity]) -> Floats | None:
@@ -174,22 +193,24 @@ def _row_fisher(members: list[Member], sensitivities: Mapping[str, Sensitivity])
     for member in members:
         known = sensitivities[member.name].row_fisher if member.axis == 0 and member.name in sensitivities else None
         if known is not None:
-            found.append(_summed(known, member))
+            found.append(_summed(known, member, 1))
     return _total(found)
 
 
-def _power(members: list[Member], sensitivities: Mapping[str, Sensitivity]) -> Floats | None:
+def _power(
+    members: list[Member], state: Mapping[str, Tensor], sensitivities: Mapping[str, Sensitivity]
+) -> Floats | None:
     """Mean square of each unit as an input, summed over what consumes it; None if nothing is known of that."""
     found = []
     for member in members:
         known = sensitivities[member.name].hessian if member.axis == 1 and member.name in sensitivities else None
-        if known is not None and len(known) >= member.stop:
-            found.append(_summed(known.diagonal(), member))
+        if known is not None:  # of a convolution, it has a variable for each weight of a kernel
+            found.append(_summed(known.diagonal(), member, len(known) // state[member.name].shape[1]))
     return _total(found)
 
 
-def _summed(values: Tensor, member: Member) -> Floats:
-    part = values.detach().to("cpu", torch.float64).numpy()[member.start : member.stop]
+def _summed(values: Tensor, member: Member, size: int) -> Floats:
+    part = values.detach().to("cpu", torch.float64).numpy()[member.start * size : member.stop * size]
     return np.asarray(part.reshape(member.units, -1).sum(1))
 
 
