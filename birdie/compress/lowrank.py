@@ -23,7 +23,7 @@ from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.steps import indices_near, steps
 from birdie.errors import ConfigError
 
-_ROUNDS = 30  # of the power method
+_ROUNDS = 16  # of the power method
 _Array = NDArray[np.float64]
 
 
@@ -78,14 +78,11 @@ class LowRank:
             pair = _component(error, told.rows, hessian, self.left, self.right)
             if pair is None:
                 break
-            left, right, index = pair
-            step = float(steps(np.array([index]))[0])
-            part = step * np.outer(left, right)
-            gained = _norm(error, told.rows, hessian) - _norm(error - part, told.rows, hessian)
+            left, right, index, gained = pair
             if gained <= lam * bits:
                 break
-            error -= part
-            found.append(pair)
+            error -= np.outer(left, right * float(steps(np.array([index]))[0]))
+            found.append((left, right, index))
         if not found:
             return replace(base, dtype=weight.dtype)
         lefts, rights = np.stack([each[0] for each in found], axis=1), np.stack([each[1] for each in found])
@@ -99,15 +96,10 @@ def _weighted(matrix: _Array, hessian: _Array | None) -> _Array:
     return matrix if hessian is None else matrix @ hessian
 
 
-def _norm(error: _Array, rows: _Array, hessian: _Array | None) -> float:
-    """The weighted squared error."""
-    return float((rows[:, None] * error * _weighted(error, hessian)).sum())
-
-
 def _component(
     error: _Array, rows: _Array, hessian: _Array | None, left: int, right: int
-) -> tuple[_Array, _Array, int] | None:
-    """The largest component of `error` as two vectors of integers and the index of their common step."""
+) -> tuple[_Array, _Array, int, float] | None:
+    """The largest component of `error`: two vectors of integers, the index of their step, the weighted error gone."""
     b: _Array = error[int(np.argmax(rows * (error * error).sum(axis=1)))].copy()
     for _ in range(_ROUNDS):
         a = _unit(error @ _weighted(b, hessian))
@@ -121,7 +113,9 @@ def _component(
     fit = float((rows * whole) @ error @ down)
     if not (mass > 0 and fit / mass >= SMALLEST):
         return None
-    return whole, across, int(indices_near(np.array([fit / mass]))[0])
+    index = indices_near(np.array([fit / mass]))
+    step = float(steps(index)[0])
+    return whole, across, int(index[0]), step * (2 * fit - step * mass)
 
 
 def _unit(vector: _Array) -> _Array:
