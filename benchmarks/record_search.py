@@ -21,8 +21,8 @@ from benchmarks import record_stack as stack
 from benchmarks.quality import Quality, Subject
 from benchmarks.record_stack import Quantized
 
-MATRIX_STEPS = (0.12, 0.18, 0.25, 0.35, 0.48, 0.65, 0.85, 1.1)
-EMBEDDING_STEPS = (0.02, 0.035, 0.05, 0.075, 0.11, 0.16, 0.23, 0.35)
+MATRIX_STEPS = (0.15, 0.22, 0.32, 0.46, 0.65, 0.95)
+EMBEDDING_STEPS = (0.015, 0.025, 0.04, 0.065, 0.1, 0.16)
 NEIGHBOURS = (0.8, 1.0, 1.25)  # of the best embedding step, whose partners are found anew
 SAMPLE = 4  # the search looks at one held-out batch in so many
 SPREAD = 1.06  # files are written with steps this much finer and coarser, to interpolate between

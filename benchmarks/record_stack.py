@@ -11,6 +11,7 @@ columns, whichever is smaller, or all in one where that is smaller still; the re
 """
 
 import json
+import math
 import re
 import struct
 import subprocess
@@ -24,22 +25,24 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks import streams
 from benchmarks.rivals import LRZIP, run
+from benchmarks.streams import ORDERS, Order
 from birdie.entropy.general import GENERAL
 
-DAMPING, BLOCK, TOP = 0.01, 128, 127
+DAMPING, BLOCK = 0.01, 128
+TOP = 32_767  # symbols are not clipped: what is beyond int8 is escaped
 SMALL = 1024  # elements below which a tensor stays fp16; the records, whose matrices are larger, say 65,536
 Hessians = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor]
-Layout = list[tuple[list[str], str]]
+Layout = list[tuple[list[str], Order]]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A matrix on its grid: `symbols` int8 (rows, columns), `scales` fp16 (rows,), and the shape it had."""
+    """A matrix on its grid: `symbols` int8 or int16 (rows, columns), `scales` fp16 (rows,), and the shape it had."""
 
     symbols: Tensor
     scales: Tensor
@@ -150,7 +153,8 @@ def gptq(weight: Tensor, step: float, factored: tuple[Tensor, Tensor, Tensor]) -
         rows[:, end:] -= errors @ upper[start:end, end:]
     out = torch.empty_like(symbols)
     out[:, order] = symbols
-    return Quantized(out.to(torch.int8), scales, tuple(weight.shape))
+    fits = int(out.abs().max()) <= 127
+    return Quantized(out.to(torch.int8 if fits else torch.int16), scales, tuple(weight.shape))
 
 
 def group_of(name: str) -> str:
@@ -162,8 +166,7 @@ def entropy_bytes(parts: Iterable[Quantized]) -> float:
     """Order-0 entropy of each matrix in bytes: follows what lrzip makes of them closely, a thousand times faster."""
     total = 0.0
     for part in parts:
-        counts = torch.bincount(part.symbols.reshape(-1).int() + TOP + 1).double()
-        counts = counts[counts > 0]
+        counts = torch.unique(part.symbols, return_counts=True)[1].double()
         total += float(counts.sum() * counts.sum().log2() - (counts * counts.log2()).sum()) / 8
     return total
 
@@ -179,9 +182,9 @@ def layout_of(parts: Mapping[str, Quantized]) -> Layout:
     return [group for _, group in best]
 
 
-def _ordered(parts: Mapping[str, Quantized], names: list[str]) -> tuple[int, tuple[list[str], str]]:
+def _ordered(parts: Mapping[str, Quantized], names: list[str]) -> tuple[int, tuple[list[str], Order]]:
     """(bytes of the stream, (names, order)) in the smaller order."""
-    return min((len(lrzip(_joined(parts, names, order))), (names, order)) for order in ("rows", "columns"))
+    return min((len(lrzip(_joined(parts, names, order))), (names, order)) for order in ORDERS)
 
 
 def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor], layout: Layout) -> bytes:
@@ -191,7 +194,10 @@ def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor], layout: Lay
     scales and the rest; the streams.
     """
     head = {
-        "groups": [[order, [[name, list(parts[name].shape)] for name in names]] for names, order in layout],
+        "groups": [
+            [order, [[name, list(parts[name].shape), int(parts[name].symbols.dtype is torch.int16)] for name in names]]
+            for names, order in layout
+        ],
         "rest": [[name, list(weight.shape)] for name, weight in rest.items()],
     }
     halves = [parts[name].scales for names, _ in layout for name in names] + [
@@ -223,21 +229,19 @@ def unpack(data: bytes) -> dict[str, Tensor]:
         return torch.from_numpy(taken)
 
     for (order, members), stream in zip(head["groups"], pieces[1:], strict=True):
-        values = np.frombuffer(lrunzip(stream), np.int8)
-        for name, shape in members:
-            rows, size = shape[0], int(np.prod(shape))
-            part, values = values[:size], values[size:]
-            grid = part.reshape(rows, -1) if order == "rows" else part.reshape(-1, rows).T
-            state[name] = Quantized(torch.from_numpy(grid.copy()), take(rows), tuple(shape)).dequantized()
+        dtypes = {name: torch.int16 if wide else torch.int8 for name, _, wide in members}
+        like = {name: torch.empty(shape[0], math.prod(shape[1:]), dtype=dtypes[name]) for name, shape, _ in members}
+        symbols = streams.part(lrunzip(stream), like, order)
+        for name, shape, _ in members:
+            state[name] = Quantized(symbols[name], take(shape[0]), tuple(shape)).dequantized()
     for name, shape in head["rest"]:
-        state[name] = take(int(np.prod(shape))).float().reshape(shape)
+        state[name] = take(math.prod(shape)).float().reshape(shape)
     return state
 
 
-def _joined(parts: Mapping[str, Quantized], names: Sequence[str], order: str) -> bytes:
-    """The symbols of matrices one after another, each by rows or by columns."""
-    grids: list[NDArray[np.int8]] = [parts[name].symbols.numpy() for name in names]
-    return b"".join(np.ascontiguousarray(grid if order == "rows" else grid.T).tobytes() for grid in grids)
+def _joined(parts: Mapping[str, Quantized], names: Sequence[str], order: Order) -> bytes:
+    """The symbols of matrices one after another, each by rows or by columns, as bytes."""
+    return streams.join({name: parts[name].symbols for name in names}, order)
 
 
 @lru_cache(maxsize=256)
