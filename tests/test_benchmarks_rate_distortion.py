@@ -285,6 +285,21 @@ def test_nncodec_decodes_in_a_process_that_saw_the_stream_alone() -> None:
     assert errors[1] < errors[0] / 4
 
 
+def test_birdies_rows_are_whole_files_measured_after_decoding() -> None:
+    given = subject()
+    settings = [
+        ("birdie", "exact", {"lossless": True, "coder": "fast"}),
+        ("birdie", "coarse", {"scheme": "int4", "coder": "fast"}),
+    ]
+    exact, coarse = rate_distortion.birdie_rows(given, settings)
+    assert (exact["kl"], exact["agreement"]) == (0, 1)
+    assert coarse["kl"] > 0
+    assert coarse["bytes"] < exact["bytes"] / 2
+    pinned = {"scheme", "bytes", "bpb", "kl", "agreement", "accuracy", "encode_s"}
+    assert pinned <= exact.keys()
+    json.dumps([exact, coarse])
+
+
 def test_what_is_not_installed_says_so_and_has_no_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lossy_rivals, "RIVALS", Path("nowhere"))
     given = subject()
