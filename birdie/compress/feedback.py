@@ -1,0 +1,105 @@
+"""Where the error of one weight goes: triangular factors of the Fisher information of rows and columns.
+
+Quantizing a column and moving those not yet quantized to make up for it leaves, of the Hessian's weight on that column,
+only the pivot of its LDL factorisation (GPTQ, arXiv 2210.17323); the same holds for rows under the output covariance.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.compress.scheme import Sensitivity
+from birdie.errors import WeightsError
+
+BLOCK = 32  # rows that a path runs through before its errors are fed back
+INPUT_DAMPING, OUTPUT_DAMPING = 0.01, 0.1  # of the mean of the diagonal
+FLOOR = 1e-3  # of the mean: the least a row's Fisher counts
+_TRIES = 5
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """How quantization errors travel, and what each row and column weighs once they do.
+
+    Attributes:
+        order: columns in the order they are quantized.
+        columns: (columns, columns) in that order: error of j times [j, k] is taken off column k > j.
+        rows: (rows, rows): error of row i times [i, k] is taken off row k of a later block; (0, 0) without.
+        column_weight, row_weight: what is left of the Fisher of each, in their own order.
+        fed: whether anything is fed to later columns.
+    """
+
+    order: NDArray[np.int64]
+    columns: Matrix
+    rows: Matrix
+    column_weight: NDArray[np.float64]
+    row_weight: NDArray[np.float64]
+    fed: bool
+
+
+def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output: bool = True) -> Feedback:
+    """The factors for a matrix (rows, columns); without sensitivity nothing is fed back and all weigh alike.
+
+    Args:
+        output: whether errors are fed back to rows too, where their covariance is known.
+
+    Raises:
+        WeightsError: what was calibrated is of another shape or not finite.
+    """
+    order, along, weight = np.arange(columns), np.zeros((columns, columns), np.float32), np.ones(columns)
+    down, row_weight = np.zeros((0, 0), np.float32), np.ones(rows)
+    hessian = None if sensitivity is None else sensitivity.hessian
+    fisher = None if sensitivity is None else sensitivity.row_fisher
+    if hessian is not None:
+        matrix = _checked(hessian.double().numpy(), (columns, columns), "Hessian")
+        order = np.argsort(-matrix.diagonal(), kind="stable")
+        lower = _inverse_root(matrix[np.ix_(order, order)], INPUT_DAMPING)
+        along = (lower / lower.diagonal()).T.astype(np.float32)
+        weight = np.empty(columns)
+        weight[order] = lower.diagonal() ** -2.0
+    if fisher is not None:
+        row_weight = _checked(fisher.double().numpy(), (rows,), "row Fisher")
+        row_weight = np.maximum(row_weight, FLOOR * row_weight.mean())
+        if not row_weight.any():
+            row_weight = np.ones(rows)
+    if sensitivity is not None and sensitivity.output is not None and output and rows > BLOCK:
+        matrix = _checked(sensitivity.output.double().numpy(), (rows, rows), "output covariance")
+        down, row_weight = _blocks(_inverse_root(matrix, OUTPUT_DAMPING))
+    return Feedback(order, along, down, weight, row_weight, hessian is not None)
+
+
+def _checked(values: NDArray[np.float64], shape: tuple[int, ...], what: str) -> NDArray[np.float64]:
+    if values.shape != shape or not np.isfinite(values).all():
+        raise WeightsError(f"a {what} of shape {values.shape} is not finite or not {shape}; calibrate this model again")
+    return values
+
+
+def _inverse_root(matrix: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
+    """L of matrix⁻¹ = L Lᵀ, L lower triangular; the damping grows until there is one."""
+    mean = float(matrix.diagonal().mean())
+    if mean <= 0:
+        return np.eye(len(matrix))
+    for attempt in range(_TRIES):
+        damped = matrix + np.eye(len(matrix)) * (mean * damping * 10.0**attempt)
+        try:
+            # Reversed, its lower factor is the upper one of matrix = U Uᵀ, and L is the transpose of U⁻¹.
+            root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+            return np.asarray(np.linalg.inv(root).T)
+        except np.linalg.LinAlgError:
+            continue
+    return np.diag(np.maximum(matrix.diagonal(), FLOOR * mean) ** -0.5)
+
+
+def _blocks(lower: NDArray[np.float64]) -> tuple[Matrix, NDArray[np.float64]]:
+    """Coefficients from each block of rows to those after it, and what is left of each row's weight."""
+    rows = len(lower)
+    down, weight = np.zeros((rows, rows), np.float32), np.empty(rows)
+    for start in range(0, rows, BLOCK):
+        block = slice(start, min(start + BLOCK, rows))
+        inverse = np.linalg.inv(lower[block, block])
+        weight[block] = (inverse**2).sum(0)
+        down[block, block.stop :] = (lower[block.stop :, block] @ inverse).T
+    return down, weight

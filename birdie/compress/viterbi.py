@@ -1,0 +1,169 @@
+"""Quantizing a matrix column by column: a path through the trellis down each, its errors fed back to what follows.
+
+    column ─► Viterbi: squared error + λ · bits ─► numbers ─► error ─► rows below (output side), columns after (input side)
+
+The feedback is GPTQ's (Frantar et al. 2022, arXiv 2210.17323) on the input side; on the output side the same between
+blocks of rows (Tseng et al. 2025, arXiv 2505.22988, feed back on both). Within a block the trellis is searched as a whole
+(Viterbi 1967; trellis-coded quantization: Marcellin & Fischer 1990).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.compress.feedback import BLOCK, Feedback
+from birdie.entropy.compiled import njit
+from birdie.entropy.trellis import chunk_rows, machine
+
+Matrix = NDArray[np.float32]
+COLUMNS = 64  # updated at once by a product of matrices
+REACH = 96  # numbers up to ± this have a rate; beyond, errors alone count
+BINS, PER_OCTAVE, LOWEST = 56, 4, -4  # of the expected deviation in steps: from 2**LOWEST up
+_DOUBT = 16  # weights of the usual size that a row or column is taken to have besides its own
+_CELLS, _SPAN = 512, 8.0  # of the histogram of normalised weights, up to so many deviations
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bits of each number: table (bins, 2, 2 · REACH + 1) by the expected deviation of a weight; its bin is a sum."""
+
+    table: Matrix
+    row: Matrix
+    column: Matrix
+
+
+def rates(scaled: Matrix) -> Rates:
+    """What the coder will charge about, for weights `scaled` (rows, columns) in steps.
+
+    A weight's deviation is that of its row times that of its column; what is left has one histogram.
+    """
+    power = scaled.astype(np.float64) ** 2
+    mean = max(float(power.mean()), 1e-12)
+    row = np.sqrt((power.sum(1) + _DOUBT * mean) / (scaled.shape[1] + _DOUBT))
+    column = np.sqrt((power.sum(0) / mean + _DOUBT) / (scaled.shape[0] + _DOUBT))
+    size = np.abs(scaled) / (row[:, None] * column).astype(np.float32)
+    counts = np.bincount(np.minimum(size * (_CELLS / _SPAN), _CELLS - 1).astype(np.int64).ravel(), minlength=_CELLS)
+    edges = np.linspace(0, _SPAN, _CELLS + 1)
+    prior = np.exp(-(((edges[1:] + edges[:-1]) / 2) ** 2) / 2) + 1e-4
+    mass = counts / counts.sum() + 0.02 * prior / prior.sum()
+    cumulative = np.concatenate([[0.0], np.cumsum(mass / mass.sum())])
+    deviation = 2.0 ** (np.arange(BINS) / PER_OCTAVE + LOWEST)
+    place = np.arange(-REACH, REACH + 2)[None, None] - 0.5 + np.array([0.0, 0.5])[None, :, None]
+    x = place / deviation[:, None, None]
+    below = 0.5 + 0.5 * np.sign(x) * np.interp(np.abs(x), edges, cumulative)
+    bits = -np.log2(np.diff(below, axis=2) + 2.0**-18)
+    bins = [np.log2(part) * PER_OCTAVE for part in (row, column)]
+    return Rates(bits.astype(np.float32), (bins[0] - LOWEST * PER_OCTAVE).astype(np.float32), bins[1].astype(np.float32))
+
+
+def quantize(
+    weight: Matrix, feedback: Feedback, row: Matrix, column: Matrix, states: int, weight_of_rate: float
+) -> NDArray[np.int32]:
+    """Numbers (rows, columns) for `weight` under the steps of rows and columns.
+
+    Args:
+        weight: (rows, columns), left as it is.
+        feedback: of both sides.
+        states: of the trellis.
+        weight_of_rate: squared errors in steps that a bit is worth; 0 ignores bits.
+    """
+    rows, columns = weight.shape
+    paths = machine(states)
+    before = _predecessors(paths.following)
+    rated = rates(weight / (row[:, None] * column))
+    left = np.ascontiguousarray(weight.T[feedback.order])  # (columns, rows), in the order of quantization
+    steps, places = column[feedback.order], rated.column[feedback.order]
+    numbers = np.empty(left.shape, np.int32)
+    errors = np.empty((COLUMNS, rows), np.float32)
+    height = chunk_rows(columns)
+    shared = feedback.rows, paths.odd, before, rated.table, rated.row, np.float32(weight_of_rate), height
+    for start in range(0, columns, COLUMNS):
+        stop = min(start + COLUMNS, columns)
+        part = slice(start, stop)
+        _block(left[part], steps[part], places[part], row, feedback.columns[part, part], *shared, numbers[part], errors)
+        if stop < columns and feedback.fed:
+            left[stop:] -= feedback.columns[part, stop:].T @ errors[: stop - start]
+    out = np.empty((columns, rows), np.int32)
+    out[feedback.order] = numbers
+    return np.ascontiguousarray(out.T)
+
+
+def _predecessors(following: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(states, 2, 2): the two (state, parity) that lead to each state; of a single state both parities of itself."""
+    found: list[list[list[int]]] = [[] for _ in following]
+    for state, pair in enumerate(following):
+        for parity, after in enumerate(pair):
+            found[after].append([state, parity])
+    return np.array(found, np.int64)
+
+
+@njit(nogil=True, cache=True)
+def _block(  # type: ignore[no-untyped-def]
+    left, steps, places, row, forward, down, odd, before, table, row_places, weight_of_rate, height, numbers, errors
+):
+    """Quantize columns `left` (columns, rows) one after the other; their errors at the time end in `errors`."""
+    count, rows = left.shape
+    states = before.shape[0]
+    fed_down = down.shape[0] == rows
+    cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
+    length = BLOCK if fed_down else rows
+    chosen = np.empty((length, states), np.uint8)
+    candidates, costs = np.empty((length, 2, 2), np.int32), np.empty((2, 2), np.float32)
+    target = np.empty(rows, np.float32)
+    for j in range(count):
+        target[:] = left[j]
+        state = 0
+        first = 0
+        while first < rows:
+            last = min((first // length + 1) * length, rows, (first // height + 1) * height)
+            if first % height == 0:
+                state = 0
+            for s in range(states):
+                cost[s] = np.float32(1e30)
+            cost[state] = np.float32(0)
+            for i in range(first, last):
+                u = target[i] / (row[i] * steps[j])
+                bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
+                for o in range(2):
+                    place = u - np.float32(0.5) * np.float32(o)
+                    for b in range(2):
+                        m = np.int64(b + 2 * np.rint((place - np.float32(b)) * np.float32(0.5)))
+                        off = place - np.float32(m)
+                        best = off * off
+                        if -REACH <= m <= REACH:
+                            best += weight_of_rate * table[bin_, o, m + REACH]
+                            other = m - 2 if m > 0 else m + 2  # the next one nearer to zero, or beyond it
+                            off = place - np.float32(other)
+                            less = off * off + weight_of_rate * table[bin_, o, other + REACH]
+                            if less < best:
+                                best, m = less, other
+                        costs[o, b] = best
+                        candidates[i - first, o, b] = m
+                for s in range(states):
+                    s0, b0, s1, b1 = before[s, 0, 0], before[s, 0, 1], before[s, 1, 0], before[s, 1, 1]
+                    zero, one = cost[s0] + costs[odd[s0], b0], cost[s1] + costs[odd[s1], b1]
+                    chosen[i - first, s] = one < zero
+                    next_cost[s] = min(zero, one)
+                cost, next_cost = next_cost, cost
+            end = np.argmin(cost)
+            state = end
+            for i in range(last - 1, first - 1, -1):
+                side = chosen[i - first, end]
+                end, parity = before[end, side, 0], before[end, side, 1]
+                m = candidates[i - first, odd[end], parity]
+                numbers[j, i] = m
+                value = (np.float32(m) + np.float32(0.5) * np.float32(odd[end])) * row[i] * steps[j]
+                errors[j, i] = left[j, i] - value  # of the column as it came
+                target[i] -= value  # of what was aimed at
+            if fed_down:
+                for i in range(first, last):
+                    e = target[i]
+                    for k in range(last, rows):
+                        target[k] -= e * down[i, k]
+            first = last
+        for k in range(j + 1, count):
+            factor = forward[j, k]
+            if factor != 0:
+                for i in range(rows):
+                    left[k, i] -= factor * errors[j, i]
