@@ -2,7 +2,8 @@
 
     w = (m + odd/2) · step(row) · step(column), the state and so `odd` following from the parities above in the column
 
-A plain grid is the trellis of one state. Products are taken in float32 in this order, so that every machine agrees.
+The steps of rows have a common exponent in sixteenths of an octave, one more for as many of the first rows as the file
+says: so sizes are steady in it though what tells rows apart is coarse. A plain grid is the trellis of one state. Products are taken in float32 in this order, so that every machine agrees.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
-from birdie.compress.steps import PER_OCTAVE, steps
+from birdie.compress.steps import HIGHEST, LOWEST, PER_OCTAVE, steps
 from birdie.compress.tensors import REAL_DTYPES, rows_columns
 from birdie.entropy.compiled import njit
 from birdie.entropy.stream import Hints
@@ -19,14 +20,15 @@ from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError
 
 MOST = 1 << 23  # the largest |m|: twice that is exact in float32
+RESOLUTIONS = (1, 2, 4, 8, 16)  # of the streams of steps, to an octave
 
 
 def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    if len(params) != 3 or params[0] not in STATES or PER_OCTAVE % max(params[1], 1) or PER_OCTAVE % max(params[2], 1):
-        raise ArtifactError(f"scheme trellis has parameters {params}, none of ours; the file is corrupt or newer")
-    if params[1] < 1 or params[2] < 0:
-        raise ArtifactError(f"scheme trellis has parameters {params}, none of ours; the file is corrupt or newer")
     rows, columns = rows_columns(shape)
+    if len(params) != 5 or params[0] not in STATES or params[1] not in RESOLUTIONS or params[2] not in (0, *RESOLUTIONS):
+        raise ArtifactError(f"scheme trellis has parameters {params}, none of ours; the file is corrupt or newer")
+    if not LOWEST <= params[3] <= HIGHEST or not 0 <= params[4] < max(rows, 1):
+        raise ArtifactError(f"scheme trellis has steps {params[3:]} for {rows} rows; the file is corrupt")
     if dtype not in REAL_DTYPES or rows * columns == 0:
         raise ArtifactError(f"scheme trellis cannot hold a tensor of {dtype} and shape {shape}; the file is corrupt")
     symbols = StreamLayout(rows, columns, Hints("symbols", states=params[0]))
@@ -35,20 +37,28 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...])
 
 
 def _decode(encoded: Encoded) -> Tensor:
-    symbols, row_steps, *columns = encoded.streams
-    states, row_resolution, column_resolution = encoded.params
-    if symbols.size and max(int(symbols.max()), -int(symbols.min())) > MOST:
+    symbols = encoded.streams[0]
+    if max(int(symbols.max()), -int(symbols.min())) > MOST:
         raise ArtifactError(f"a number of scheme trellis is beyond {MOST:,}; the file is corrupt")
-    row = stepped(row_steps[:, 0], row_resolution)
-    column = stepped(columns[0][:, 0], column_resolution) if columns else np.ones(symbols.shape[1], np.float32)
-    out = values(np.ascontiguousarray(symbols), states, row, column)
+    row, column = both_steps(encoded)
+    out = values(np.ascontiguousarray(symbols), encoded.params[0], row, column)
     limit = float(min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max))
     return torch.from_numpy(out).clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
 
 
-def stepped(indices: NDArray[np.integer], resolution: int) -> NDArray[np.float32]:
-    """The step of each index, which counts 1/`resolution` octaves."""
-    return steps(indices.astype(np.int64) * (PER_OCTAVE // resolution))
+def both_steps(encoded: Encoded) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The steps of rows and of columns: exponents of the streams, and of the rows the common one, finer for the first.
+
+    Raises:
+        ArtifactError: an index is out of range.
+    """
+    symbols, rows, *columns = encoded.streams
+    _, row_resolution, column_resolution, base, finer = encoded.params
+    indices = rows[:, 0].astype(np.int64) * (PER_OCTAVE // row_resolution) + base
+    indices[:finer] += 1
+    if not columns:
+        return steps(indices), np.ones(symbols.shape[1], np.float32)
+    return steps(indices), steps(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // column_resolution))
 
 
 def values(

@@ -9,14 +9,13 @@ Without any sensitivity the step of a row is `sigma` standard deviations, as in 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.decode_trellis import MOST, stepped
+from birdie.compress.decode_trellis import MOST, both_steps
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded, Sensitivity
@@ -29,7 +28,7 @@ from birdie.errors import ConfigError, WeightsError
 # Bits by which each trellis misses the rate–distortion bound of a Gaussian at high rate (Marcellin & Fischer 1990).
 _GAPS = {1: 0.2546, 4: 0.088, 8: 0.072, 16: 0.063, 32: 0.051, 64: 0.044}
 _FINE, _COARSE = 16, 4  # steps to an octave: of rows alone, and of rows and columns that sensitivity sets
-_SMALLEST = float(np.finfo(np.float32).tiny)
+_SMALLEST = -100.0  # exponent of a step that is surely above the smallest there is
 DEFAULT_SIGMA = 0.3
 
 
@@ -80,49 +79,81 @@ class Trellis:
             )
         matrix = finite_rows(name, weight)
         known = feedback(sensitivity, *matrix.shape, output=self.output)
-        by_sigma = self.sigma is not None or sensitivity is None or lam <= 0
-        wanted = self._by_sigma(matrix) if by_sigma else self._by_loss(known, lam)
-        found = _indices(matrix, *wanted, _FINE if by_sigma else _COARSE)
-        if found is None:
+        by_loss = self.sigma is None and sensitivity is not None and lam > 0
+        return self.coded(name, weight, known, math.sqrt(lam / (math.log(2) * self.distortion)) if by_loss else None)
+
+    def coded(
+        self, name: str, weight: Tensor, known: Feedback, scale: float | None, *, draft: bool = False
+    ) -> Encoded:
+        """`encode` with the feedback made before.
+
+        Args:
+            scale: the step where row and column weigh 1; None takes steps from the spread of rows.
+            draft: round to the nearest instead, without trellis or feedback: as many bytes, about, in little time.
+        """
+        matrix = finite_rows(name, weight)
+        most = np.abs(matrix).max(axis=1).astype(np.float64)
+        if not (most > 0).any():
             return Lossless().encode(name, weight)
-        rows, columns, resolution = found
-        row = stepped(rows, resolution)
-        column = np.ones(matrix.shape[1], np.float32) if columns is None else stepped(columns, resolution)
-        price = self.rate * 2 * math.log(2) * self.distortion
-        numbers = quantize(matrix, known, row, column, self.states, price)
-        streams = (numbers, rows[:, None], *([] if columns is None else [columns[:, None]]))
-        params = (self.states, resolution, 0 if columns is None else resolution)
-        return Encoded("trellis", tuple(weight.shape), weight.dtype, params, streams)
+        if scale is None:
+            scale, resolution = DEFAULT_SIGMA if self.sigma is None else self.sigma, _FINE
+            spread = matrix.std(axis=1, dtype=np.float64)
+            rows, columns = np.where(spread > 0, spread, most), None
+        else:
+            rows, resolution = known.row_weight**-0.5, _COARSE
+            columns = known.column_weight**-0.5 if known.fed else None
+        steps = _Steps.of(most, rows, columns, scale, resolution)
+        if steps is None:
+            return Lossless().encode(name, weight)
+        shell = Encoded("trellis", tuple(weight.shape), weight.dtype, (1 if draft else self.states, *steps.params), ())
+        streams = steps.streams
+        row, column = both_steps(replace(shell, streams=(matrix, *streams)))  # type: ignore[arg-type]
+        if draft:
+            numbers = np.rint(matrix / row[:, None] / column).astype(np.int32)
+        else:
+            price = self.rate * 2 * math.log(2) * self.distortion
+            numbers = quantize(matrix, known, row, column, self.states, price)
+        return replace(shell, streams=(numbers, *streams))
 
-    def _by_sigma(self, matrix: NDArray[np.float32]) -> tuple[NDArray[np.float64], None]:
-        spread = matrix.std(axis=1, dtype=np.float64)
-        spread = np.where(spread > 0, spread, np.abs(matrix).max(axis=1))
-        return spread * (DEFAULT_SIGMA if self.sigma is None else self.sigma), None
 
-    def _by_loss(self, known: Feedback, lam: float) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        scale = math.sqrt(lam / (math.log(2) * self.distortion))
-        columns = known.column_weight**-0.5 if known.fed else None
-        return scale * known.row_weight**-0.5, columns
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Exponents of rows and columns as the file has them; `params` are all of the scheme's but the states."""
 
+    params: tuple[int, int, int, int]
+    streams: tuple[NDArray[np.int32], ...]
 
-def _indices(
-    matrix: NDArray[np.float32], rows: NDArray[np.float64], columns: NDArray[np.float64] | None, resolution: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32] | None, int] | None:
-    """Step indices of rows and columns; None if some weight that is not zero has none."""
-    most = np.abs(matrix).max(axis=1).astype(np.float64)
-    used = most > 0
-    if not used.any():
-        return np.zeros(len(rows), np.int32), None, resolution
-    if bool((most[used] < _SMALLEST * MOST).any()) and bool((rows[used] < _SMALLEST).any()):
-        return None
-    finest = most / MOST * 4
-    if columns is not None:
-        centre = 2.0 ** float(np.log2(columns).mean())
-        columns, rows = columns / centre, rows * centre
-        finest = finest / columns.min()
-    low, high = LOWEST * resolution // PER_OCTAVE // 2, HIGHEST * resolution // PER_OCTAVE // 2
-    chosen = np.rint(np.log2(np.maximum(np.maximum(rows, finest), _SMALLEST)) * resolution).clip(low, high)
-    along = None if columns is None else np.rint(np.log2(columns) * resolution).clip(low, high).astype(np.int32)
-    source = np.maximum.accumulate(np.where(used, np.arange(len(rows)), -1))
-    borrowed = chosen[np.where(source < 0, int(np.argmax(used)), source)]
-    return borrowed.astype(np.int32), along, resolution
+    @classmethod
+    def of(
+        cls,
+        most: NDArray[np.float64],
+        rows: NDArray[np.float64],
+        columns: NDArray[np.float64] | None,
+        scale: float,
+        resolution: int,
+    ) -> "_Steps | None":
+        """The steps nearest to scale · rows · columns; None if a row, whose largest weight is `most`, has none so small."""
+        used = most > 0
+        along = None
+        if columns is not None:
+            exponents = np.log2(columns)
+            scale *= 2.0 ** float(exponents.mean())
+            along = np.rint((exponents - exponents.mean()) * resolution).astype(np.int32)
+        wanted = np.log2(rows[used])
+        centre = float(wanted.mean())
+        exact = (math.log2(scale) + centre) * PER_OCTAVE
+        base = math.floor(exact)
+        finer = min(round((exact - base) * len(rows)), len(rows) - 1)
+        down = np.zeros(len(rows))
+        down[used] = np.rint((wanted - centre) * resolution)
+        narrowest = 0.0 if along is None else float(along.min()) / resolution
+        least = np.log2(most[used] / (MOST / 4)) - narrowest  # numbers stay within MOST
+        if bool((np.log2(most[used]) < _SMALLEST + 24).any()) and bool((down[used] / resolution + base / 16 < _SMALLEST).any()):
+            return None
+        down[used] = np.maximum(down[used], np.ceil((least - base / PER_OCTAVE) * resolution))
+        low, high = LOWEST // PER_OCTAVE // 2 * resolution, HIGHEST // PER_OCTAVE // 2 * resolution
+        base = min(max(base, LOWEST // 2), HIGHEST // 2 - 1)
+        source = np.maximum.accumulate(np.where(used, np.arange(len(rows)), -1))
+        borrowed = down[np.where(source < 0, int(np.argmax(used)), source)].clip(low, high).astype(np.int32)
+        streams = (borrowed[:, None],) if along is None else (borrowed[:, None], along.clip(low, high)[:, None])
+        return cls((resolution, 0 if along is None else resolution, base, finer), streams)
