@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.dequantize import SCALES, SYMBOLS, narrowed, real_matrix
+from birdie.compress.dequantize import SCALES, SYMBOLS, by_rows, real_matrix
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.steps import steps
-from birdie.entropy.planes import blocks
 from birdie.errors import ArtifactError
 
 MOST = 256  # levels
@@ -34,10 +33,7 @@ def _decode(encoded: Encoded) -> Tensor:
     if int(levels.min()) < -LARGEST or int(levels.max()) > LARGEST or (np.diff(levels[0].astype(np.int64)) < 1).any():
         raise ArtifactError("the levels of a codebook do not rise within 24 bits; the file is corrupt")
     table, step = levels[0].astype(np.float64), np.broadcast_to(steps(scales), (len(symbols), 1))
-    out = torch.from_numpy(np.empty(symbols.shape, f"u{encoded.dtype.itemsize}")).view(encoded.dtype)
-    for block in blocks(*symbols.shape):
-        out[block] = narrowed(table[symbols[block]] * step[block[0]], encoded.dtype)
-    return out.reshape(encoded.shape)
+    return by_rows(encoded, lambda rows: table[symbols[rows]] * step[rows])
 
 
 CODEBOOK = Decoder(_layout, _decode)

@@ -8,15 +8,14 @@ from 0 in float64, every product but the last step's being of integers.
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress import decode_nested
-from birdie.compress.dequantize import SCALES, SIGNS, SYMBOLS, narrowed, real_matrix
+from birdie.compress.dequantize import SCALES, SIGNS, SYMBOLS, by_rows, real_matrix
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.steps import steps
 from birdie.errors import ArtifactError
-
-_BLOCK = 1 << 16
 
 
 def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
@@ -31,15 +30,15 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...])
 def _decode(encoded: Encoded) -> Tensor:
     *inner, left, right, scales = encoded.streams
     base = decode_nested.decoded(encoded.shape, decode_nested.parts(encoded.shape, encoded.params[1:]), inner)[0]
-    out = torch.from_numpy(np.empty(base.shape, f"u{encoded.dtype.itemsize}")).view(encoded.dtype)
-    step, height = steps(scales).astype(np.float64), max(1, _BLOCK // out.shape[1])
-    for start in range(0, len(out), height):
-        rows = slice(start, start + height)
+    step = steps(scales).astype(np.float64)
+
+    def corrected(rows: slice) -> NDArray[np.float64]:
         total = base[rows].astype(np.float64)
         for k in range(len(step)):
             total += left[rows, k : k + 1].astype(np.float64) * right[k] * step[k]
-        out[rows] = narrowed(total, encoded.dtype)
-    return out.reshape(encoded.shape)
+        return total
+
+    return by_rows(encoded, corrected)
 
 
 LOWRANK = Decoder(_layout, _decode)

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress import decode_nested
-from birdie.compress.dequantize import narrowed, real_matrix
+from birdie.compress.dequantize import by_rows, real_matrix
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.errors import ArtifactError
 
 SEEDS = 1 << 16
 _HALF_ROOT = 0.7071067811865476  # of 2
-_BLOCK = 1 << 16
 
 
 def signs(count: int, seed: int) -> NDArray[np.float64]:
@@ -61,16 +60,15 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...])
 def _decode(encoded: Encoded) -> Tensor:
     found = decode_nested.parts(encoded.shape, encoded.params[1:])
     addends = decode_nested.decoded(encoded.shape, found, encoded.streams)
-    out = torch.from_numpy(np.empty(addends[0].shape, f"u{encoded.dtype.itemsize}")).view(encoded.dtype)
-    height = max(1, _BLOCK // out.shape[1])
-    for start in range(0, len(out), height):
-        rows = slice(start, start + height)
+
+    def turned(rows: slice) -> NDArray[np.float64]:
         total = np.array(addends[0][rows].T, np.float64, order="C")
         for each in addends[1:]:
             total += each[rows].T
         turn(total, encoded.params[0])
-        out[rows] = narrowed(total.T, encoded.dtype)
-    return out.reshape(encoded.shape)
+        return total.T
+
+    return by_rows(encoded, turned)
 
 
 ROTATION = Decoder(_layout, _decode)

@@ -7,6 +7,8 @@
 The decoding half of `grid` and `ternary`.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from birdie.entropy.stream import Hints
 from birdie.errors import ArtifactError
 
 _BLOCK = 1 << 12  # elements worked on at a time: they stay in the nearest cache
+_PART = 1 << 16
 SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")
 SIGNS = np.dtype(np.int8)
 
@@ -36,10 +39,19 @@ def real_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:
     return rows, columns
 
 
-def narrowed(values: NDArray[np.floating], dtype: torch.dtype) -> Tensor:
-    """`values`, none NaN, held to the finite range of float32 and `dtype`, rounded to float32 and cast to `dtype`."""
-    limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
-    return torch.from_numpy(np.clip(values, -limit, limit).astype(np.float32)).to(dtype)
+def by_rows(encoded: Encoded, values: Callable[[slice], NDArray[np.float64]]) -> Tensor:
+    """The tensor whose rows are `values` of a slice of them (some rows, columns), none NaN.
+
+    They are held to the finite range of float32 and of the dtype, rounded to float32 and cast once.
+    """
+    rows, columns = rows_columns(encoded.shape)
+    limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
+    out = torch.empty(rows, columns, dtype=encoded.dtype)
+    height = max(1, _PART // columns)
+    for start in range(0, rows, height):
+        part = slice(start, start + height)
+        out[part] = torch.from_numpy(np.clip(values(part), -limit, limit).astype(np.float32))
+    return out.reshape(encoded.shape)
 
 
 def _groups(
