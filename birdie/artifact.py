@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -21,35 +21,28 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from birdie import container, files
+from birdie import files
 from birdie import metadata as about_file
-from birdie.compress.budget import fit_budget
+from birdie.compress.allocate import Allocation
+from birdie.compress.budget import fit_budget, fit_quality
+from birdie.compress.calibrate import Calibration
 from birdie.compress.choose import Schemes, assign, encode_all, match, rules_of
 from birdie.compress.decoders import CAST_DTYPES, DECODERS
+from birdie.compress.knowledge import Knowledge
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded
 from birdie.compress.state import fill, named_tensors, placed, require_request, require_target, whole, without_ties
-from birdie.compress.tensors import kernel
-from birdie.container import ALIAS, Entry, Reader, Stream
+from birdie.container import ALIAS, Entry, Reader
 from birdie.device import dtype_name
 from birdie.entropy import coder as entropy
 from birdie.entropy.stream import Effort
 from birdie.errors import ArtifactError, ConfigError
+from birdie.packer import DTYPES, SCHEMES, Meter, Packer, Progress
 
 Source = str | os.PathLike[str]
-Progress = Callable[[int, int], None]
 M = TypeVar("M", bound=nn.Module)
 
-# The numbers in the file. Never change one; new ones go at the end.
-SCHEMES = {"lossless": 1, "grid": 2, "cast": 3, "ternary": 5, "codebook": 6, "rotation": 7, "lowrank": 8}
-DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
-    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
-    torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
-)  # fmt: skip
 _SCHEME_NAMES = {code: name for name, code in SCHEMES.items()}
-
 MIN_DECODED_LIMIT = 1 << 30
 DECODED_PER_BYTE = 64
 _ROUNDS = 4  # codings a budget search usually takes: only the progress bar relies on it
@@ -118,7 +111,8 @@ def save(
     bits: float | None = None,
     quality: float | None = None,
     coder: Effort = "max",
-    calibration: object | None = None,
+    calibration: Calibration | None = None,
+    symmetries: bool = True,
     lossless: bool = False,
     metadata: Mapping[str, Any] | None = None,
     tree: Any = None,
@@ -134,9 +128,14 @@ def save(
             matches a name wins. Default: per-row int8, with everything small in 16 bits or lossless.
         budget: bytes the file may have; the precision of what no rule names is chosen to land just under it.
         bits: the same as bits per weight, everything included.
-        quality: not available in this version.
+        quality: nats of KL per target (token, image) from the float model's predictions that it may cost; needs
+            calibration, and is judged on those of its batches that were not calibrated on.
         coder: "max" for the smallest file, "fast" for the quickest.
-        calibration: not available in this version.
+        calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
+            thousands of images in batches, and loss(module, batch) → summed nats by `F.cross_entropy`. Steps then
+            follow what the loss minds.
+        symmetries: with calibration, sort and scale units whose order means nothing so that bits are saved; the
+            function stays what it was, up to rounding.
         lossless: keep every bit of every tensor.
         metadata: JSON to store along.
         tree: how the tensors nest (birdie.tree); birdie.repack gives it.
@@ -152,27 +151,41 @@ def save(
     require_request(path, scheme, metadata)
     budget, workers = whole("budget", budget), whole("workers", workers)
     _check_request(scheme, budget, bits, quality, coder, calibration, lossless)
-    default, rules = rules_of(scheme, targeted=budget is not None or bits is not None)
+    targeted = budget is not None or bits is not None or quality is not None
+    default, rules = rules_of(scheme, targeted=targeted)
     everything = named_tensors(model)
-    state, ties = without_ties(everything)
+    files.require_writable(Path(path).parent)
+    known = None if calibration is None else Knowledge.of(everything, calibration, symmetries=symmetries)
+    state, ties = without_ties(everything if known is None else known.state)
     pinned = {ties.get(name, name): chosen for name, chosen in match(everything, rules).items()}
     if bits is not None:
         budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
     about = about_file.to_bytes(metadata, budget, tree)
     aliases = [Entry(name, ALIAS, *_described(state[target]), target=target) for name, target in ties.items()]
-    files.require_writable(Path(path).parent)
-    rounds = 1 if budget is None else _ROUNDS
+    sensitivities = {} if known is None else {ties.get(name, name): each for name, each in known.sensitivities.items()}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        meter = _Meter(progress, rounds * len(state))
-        packer = _Packer(pool, coder, aliases, about, meter)
+        meter = Meter(progress, (_ROUNDS if budget is not None else 1) * len(state))
+        packer = Packer(pool, coder, aliases, about, meter)
+
+        def allocate(matrices: Mapping[str, Tensor]) -> Allocation:
+            return Allocation(matrices, sensitivities, plain=coder == "fast", workers=workers)
+
+        def size(encoded: Mapping[str, Encoded]) -> int:
+            return len(packer(encoded))
+
         if budget is not None:
-            quick = _Packer(pool, "fast", aliases, about, meter) if coder == "max" else None
-            rough = None if quick is None else (lambda e: len(quick(e)))
-            fit = fit_budget(state, lambda e: len(packer(e)), budget, pinned=pinned, rough=rough, workers=workers)
+            quick = Packer(pool, "fast", aliases, about, meter)
+            rough = None if coder == "fast" and known is None else (lambda e: len(quick(e)))
+            shared = {"pinned": pinned, "allocate": allocate, "workers": workers}
+            encoded = fit_budget(state, size, budget, rough=rough, **shared).encoded  # type: ignore[arg-type]
+        elif quality is not None and known is not None:
+            fit = fit_quality(
+                state, size, quality, known.divergence, pinned=pinned, allocate=allocate, workers=workers
+            )
             encoded = fit.encoded
         else:
             schemes = dict.fromkeys(state, Lossless()) if lossless else assign(state, pinned, default)
-            encoded = encode_all(state, schemes, workers=workers)
+            encoded = encode_all(state, schemes, sensitivities=sensitivities, workers=workers)
         files.write_bytes(path, packer(encoded))
         meter.finish()
     return inspect(path)
@@ -182,78 +195,29 @@ def _check_request(
     scheme: Schemes | None,
     budget: int | None,
     bits: Any,
-    quality: float | None,
+    quality: Any,
     coder: str,
-    calibration: object | None,
+    calibration: Calibration | None,
     lossless: bool,
 ) -> None:
-    for name, value in (("quality", quality), ("calibration", calibration)):
-        if value is not None:
-            raise ConfigError(f"{name} is not available in this version; use budget, bits or scheme")
-    if budget is not None and bits is not None:
-        raise ConfigError("budget and bits both set the size; give one of them")
-    if lossless and not (scheme is None and budget is None and bits is None):
-        raise ConfigError("lossless keeps every bit, so it takes no scheme, budget or bits; drop one side")
+    if sum(given is not None for given in (budget, bits, quality)) > 1:
+        raise ConfigError("budget, bits and quality each set the size; give one of them")
+    if lossless and not (scheme is None and budget is None and bits is None and quality is None):
+        raise ConfigError("lossless keeps every bit, so it takes no scheme, budget, bits or quality; drop one side")
+    if lossless and calibration is not None:
+        raise ConfigError("lossless keeps every bit, so there is nothing to calibrate; drop one side")
     if bits is not None and not (isinstance(bits, Real) and 0 < float(bits) <= 64):
         raise ConfigError(f"bits={bits!r} per weight is out of range; choose more than 0 and at most 64")
+    if quality is not None and not (isinstance(quality, Real) and 0 < float(quality) < math.inf):
+        raise ConfigError(f"quality={quality!r} is out of range; choose a positive number of nats of KL per target")
+    if quality is not None and calibration is None:
+        raise ConfigError("quality is judged on data; give calibration=(module, batches, loss), or a budget instead")
     if coder not in ("max", "fast"):
         raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
 
 
 def _described(weight: Tensor) -> tuple[int, tuple[int, ...]]:
     return DTYPES.index(weight.dtype), tuple(weight.shape)
-
-
-class _Meter:
-    """Counts coded tensors for a progress callback; the total grows if the first guess was short."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def step(self) -> None:
-        self.done += 1
-        self.total = max(self.total, self.done)
-        self.report(self.done)
-
-    def finish(self) -> None:
-        self.report(self.total)
-
-    def report(self, done: int) -> None:
-        if self.progress is not None:
-            self.progress(done, self.total)
-
-
-class _Packer:
-    """Encoded tensors → the bytes of the whole file. What the last call coded is not coded again."""
-
-    def __init__(
-        self, pool: ThreadPoolExecutor, effort: Effort, aliases: list[Entry], metadata: bytes, meter: _Meter
-    ) -> None:
-        self.pool, self.effort, self.aliases, self.metadata, self.meter = pool, effort, aliases, metadata, meter
-        self.known: dict[int, tuple[Encoded, Entry]] = {}
-
-    def __call__(self, encoded: Mapping[str, Encoded]) -> bytes:
-        futures = {
-            name: self.pool.submit(self._entry, name, item)
-            for name, item in encoded.items()
-            if id(item) not in self.known
-        }
-        entries = {}
-        for name, item in encoded.items():
-            entries[name] = futures[name].result() if name in futures else self.known[id(item)][1]
-            self.meter.step()
-        self.known = {id(item): (item, entries[name]) for name, item in encoded.items()}
-        return container.to_bytes([*entries.values(), *self.aliases], self.metadata)
-
-    def _entry(self, name: str, encoded: Encoded) -> Entry:
-        layout = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
-        streams = []
-        for values, expected in zip(encoded.streams, layout, strict=True):
-            hints = replace(expected.hints, kernel=kernel(encoded.shape, expected.columns))
-            coded = entropy.encode(values, hints, self.effort)
-            streams.append(Stream(coded.coder, coded.payload))
-        code = DTYPES.index(encoded.dtype)
-        return Entry(name, SCHEMES[encoded.scheme], code, encoded.shape, encoded.params, tuple(streams))
 
 
 @overload

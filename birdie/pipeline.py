@@ -165,6 +165,8 @@ class Run:
             seed=settings.seed,
             pin_memory=self.device.type == "cuda",
         )
+        qat = self.recipe.qat
+        prepared = qat.prepare(self.model, self.notify) if qat.enabled else None
         try:
             going = fit(
                 self.model,
@@ -178,12 +180,15 @@ class Run:
                 notify=self.notify,
                 on_priming=on_priming,
                 stop=stop,
+                prepared=prepared,
             )
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
             yield from self._follow(going)
         finally:
             batches.close()
+            if prepared is not None:
+                prepared.remove()
 
     def _follow(self, going: Fit) -> Iterator[Event]:
         self.steps = going.step
@@ -257,16 +262,21 @@ class Run:
 
     def score(self, model: GPT) -> Score:
         """Score `model` on this run's validation stream; all ranks share the work and get the answer."""
-        return bits_per_byte(
-            model,
-            self.val_tokens,
-            self.table,
-            seq_len=self.recipe.train.train_seq_len,
-            batch_tokens=self.recipe.validation.batch_tokens,
-            bos_id=self.tokenizer.bos_id,
-            device=self.device,
-            world=self.world,
-        )
+        training = model.training
+        model.eval()  # the float weights, whatever training sees of them
+        try:
+            return bits_per_byte(
+                model,
+                self.val_tokens,
+                self.table,
+                seq_len=self.recipe.train.train_seq_len,
+                batch_tokens=self.recipe.validation.batch_tokens,
+                bos_id=self.tokenizer.bos_id,
+                device=self.device,
+                world=self.world,
+            )
+        finally:
+            model.train(training)
 
     def model_of(self, state: Mapping[str, Tensor]) -> GPT:
         """A second model of this run's shape, device and precision that holds the weights `state`."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, CycloptsError, Parameter
 
+from birdie.compress.qat import Qat
 from birdie.compress.size import parse_size
 from birdie.data.batches import Order
 from birdie.entropy.stream import Effort
@@ -136,6 +137,7 @@ class Recipe:
     model: GPTConfig = field(default_factory=GPTConfig)
     train: TrainSettings = field(default_factory=TrainSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    qat: Qat = field(default_factory=Qat)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
     run: RunSettings = field(default_factory=RunSettings)

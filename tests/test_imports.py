@@ -17,6 +17,7 @@ ROWS: list[set[str]] = [
     {"compress"},
     {"container"},
     {"weights", "metadata", "tree"},
+    {"packer"},
     {"artifact"},
     {"repack"},
     {"score"},

@@ -1,17 +1,17 @@
-"""The byte budget: one number for all tensors, found by bisection on real coded bytes.
+"""The byte budget and the quality: one number for all tensors, found by search on real coded bytes or real KL.
 
-Every matrix gets a grid whose step is c · f · (standard deviation of the row), with one c for the whole model and
-f = 1, except for embeddings, which are read or written by every token and mind errors more (`EMBEDDING_FACTOR`). The
-size falls steadily as c grows, about one bit per weight an octave, so the search runs over log2 c: a model of the
-entropy on a sample of the weights proposes c, the real coder answers, and the difference corrects the next proposal.
+Every matrix has a step that one exponent scales (`allocate`). The size falls steadily with it, about one bit per weight
+an octave, so a model of the entropy on a sample of the weights proposes an exponent, the real coder answers, and the
+difference corrects the next proposal. The KL rises as steadily, by about four an octave.
 
-    sample ─► predicted bytes(log2 c) ──► propose ──► encode, code, count ──► within 0.1 % under the budget?
-                                             ▲                   │
-                                             └── offset, bracket ┘
+    sample ─► predicted bytes(exponent) ──► propose ──► encode, code, count ──► within 0.1 % under the budget?
+                                                ▲                   │
+                                                └── offset, bracket ┘
 
 A budget that lossless fits gives lossless. One that leaves too little beside what is small and kept in 16 bits
-coarsens that too, but for vectors under a few thousand elements. The step of a row is found in sixteenths of an
-octave, so a model of a single row lands within a sixteenth of a bit per weight; a few dozen rows even that out.
+coarsens that too, but for vectors under a few thousand elements. On plain grids the step of a row is found in
+sixteenths of an octave, so a model of a single row lands within a sixteenth of a bit per weight; a few dozen rows even
+that out, and in a trellis rows take the next sixteenth one by one.
 """
 
 import math
@@ -20,35 +20,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress.allocate import FINEST, Allocation
 from birdie.compress.choose import encode_all, is_matrix, small_scheme, suit, takes_grid
-from birdie.compress.grid import Grid
 from birdie.compress.lossless import Lossless
-from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.tensors import finite_rows, rows_columns
+from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.tensors import rows_columns
 from birdie.errors import BudgetError, ConfigError
 
 Size = Callable[[Mapping[str, Encoded]], int]
+Allocate = Callable[[Mapping[str, Tensor]], Allocation]
+Divergence = Callable[[Mapping[str, Encoded]], float]
 
-# Embedding rows take steps this much finer. Tuned on a 3.8 M-weight GPT with GPTQ, the best pairs of steps were
-# 0.3 σ with 0.05 σ for the embedding, and 0.2 σ with 0.108 σ: factors of 0.17 and 0.54. This is between the two.
-EMBEDDING_FACTOR = 0.35
-EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
-
-# log2 c. The finest is about eighteen bits per weight, the most that symbols exact in float32 leave to a row with
-# outliers; at the coarsest every row, embeddings included, has the widest step.
-FINEST, COARSEST = -16.0, 3.6
-# Standard deviations no step exceeds: beyond, a matrix is all but zero, and to call that a fit would be a lie.
-WIDEST = 4.0
 TOLERANCE = 1000  # land within a thousandth of the budget …
 TINY = 64  # … or this many bytes
 NEAR = 2  # lossless is tried at once when its rough size is within this many budgets
 COLUMNS = 8  # a row shorter than this is no smaller with a step of its own than in 16 bits
 ROUNDS = 12
 SAMPLE = 1 << 18
+_FIRST = -2.0  # the exponent a search for quality begins at
+_AIM, _CLOSE = 0.99, 0.97  # of the quality: what is proposed, and what is near enough
+_NARROW = 1 / 512  # octaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +51,16 @@ class Fit:
     Attributes:
         encoded: every tensor, encoded.
         bytes: the size of the whole file, by the caller's measure; never over the budget.
-        sigma: the step c in standard deviations; None when everything is lossless.
+        sigma: the typical step in standard deviations; None when everything is lossless.
         rounds: how many times the whole model was coded.
+        divergence: nats of KL it costs, where that was asked for.
     """
 
     encoded: dict[str, Encoded]
     bytes: int
     sigma: float | None
     rounds: int
+    divergence: float | None = None
 
 
 def fit_budget(
@@ -75,6 +70,7 @@ def fit_budget(
     *,
     pinned: Mapping[str, Scheme] | None = None,
     rough: Size | None = None,
+    allocate: Allocate = Allocation,
     workers: int | None = None,
 ) -> Fit:
     """Choose the precision of each tensor so that the file lands just under `budget` bytes.
@@ -86,6 +82,7 @@ def fit_budget(
         pinned: schemes chosen by hand, which the search leaves alone.
         rough: a quick stand-in for `size`, never smaller by much: it finds the neighbourhood, so that `size` is called
             about twice. What does not fit by it may still fit by `size`, which is then asked from the start.
+        allocate: the matrices to coarsen → how fine each is at an exponent.
         workers: threads; None takes every core.
 
     Raises:
@@ -103,8 +100,64 @@ def fit_budget(
     # What is kept in 16 bits must not starve the rest: over half of the budget, it is coarsened as well.
     if 0 < 2 * kept_bytes <= budget:
         with suppress(BudgetError):
-            return _fit(_Request(state, matrices, pinned, budget, workers), size, rough)
-    return _fit(_Request(state, more, pinned, budget, workers), size, rough)
+            return _fit(_Request(state, allocate(matrices), pinned, budget, workers), size, rough)
+    return _fit(_Request(state, allocate(more), pinned, budget, workers), size, rough)
+
+
+def fit_quality(
+    state: Mapping[str, Tensor],
+    size: Size,
+    quality: float,
+    divergence: Divergence,
+    *,
+    pinned: Mapping[str, Scheme] | None = None,
+    allocate: Allocate = Allocation,
+    workers: int | None = None,
+) -> Fit:
+    """The coarsest steps that cost at most `quality` nats of KL.
+
+    Args:
+        state: name → tensor, ties already removed.
+        size: encoded tensors → bytes of the whole file; called once.
+        divergence: encoded tensors → mean KL from the float model to theirs.
+        pinned, allocate, workers: as for `fit_budget`.
+
+    Raises:
+        BudgetError: what is pinned or small costs more than that already.
+        ConfigError: the quality is not positive.
+    """
+    if not 0 < quality < math.inf:
+        raise ConfigError(f"quality {quality} is not a positive number of nats")
+    pinned = {name: suit(scheme, state[name]) for name, scheme in (pinned or {}).items()}
+    matrices = {name: weight for name, weight in state.items() if name not in pinned and is_matrix(weight)}
+    search = _Search(_Request(state, allocate(matrices), pinned, 0, workers), size)
+    finest, coarsest = FINEST, search.allocation.coarsest
+    best: tuple[float, float, dict[str, Encoded]] | None = None
+    exponent, tried = _FIRST, 0
+    for tried in range(1, ROUNDS + 1):
+        encoded = search.encoded(exponent)
+        found = divergence(encoded)
+        if found <= quality:
+            best = (exponent, found, encoded) if best is None or exponent > best[0] else best
+            finest = exponent
+            if found >= _CLOSE * quality or exponent >= search.allocation.coarsest or not matrices:
+                break
+        else:
+            coarsest = exponent
+            if exponent <= FINEST or not matrices:
+                break
+        # The KL goes with the square of the step, while it is small.
+        wanted = exponent + math.log2(_AIM * quality / max(found, 1e-12)) / 2
+        exponent = wanted if finest < wanted < coarsest else (finest + coarsest) / 2
+        if coarsest - finest < _NARROW:
+            break
+    if best is None:
+        raise BudgetError(
+            f"a quality of {quality} nats cannot be met: with the finest steps the model still costs {found:.6f}; "
+            "allow more, or pin fewer tensors to coarse schemes"
+        )
+    exponent, found, encoded = best
+    return Fit(encoded, size(encoded), 2.0**exponent, tried, found)
 
 
 def _coarsens(weight: Tensor) -> bool:
@@ -117,7 +170,7 @@ class _Request:
     """What is to fit: all tensors, those to coarsen among them, the schemes of those pinned, bytes, threads."""
 
     state: Mapping[str, Tensor]
-    matrices: Mapping[str, Tensor]
+    allocation: Allocation
     pinned: Mapping[str, Scheme]
     budget: int
     workers: int | None
@@ -128,7 +181,7 @@ def _fit(request: _Request, size: Size, rough: Size | None) -> Fit:
     near, start = True, None
     search = _Search(request, size)
     if rough is not None:
-        probe = _Search(request, rough, search.fixed)
+        probe = _Search(request, rough, search.fixed, draft=True)
         near = probe.lossless().bytes <= NEAR * request.budget
     kept = search.lossless() if near else None
     if kept is not None and kept.bytes <= request.budget:
@@ -146,9 +199,12 @@ def _fit(request: _Request, size: Size, rough: Size | None) -> Fit:
 class _Search:
     """One search: the bracket, the best fit so far, and the correction of the size model."""
 
-    def __init__(self, request: _Request, size: Size, fixed: dict[str, Encoded] | None = None) -> None:
-        self.state, self.matrices, self.pinned = request.state, request.matrices, request.pinned
-        self.budget, self.workers, self.size = request.budget, request.workers, size
+    def __init__(
+        self, request: _Request, size: Size, fixed: dict[str, Encoded] | None = None, *, draft: bool = False
+    ) -> None:
+        self.state, self.allocation, self.pinned = request.state, request.allocation, request.pinned
+        self.matrices = request.allocation.matrices
+        self.budget, self.workers, self.size, self.draft = request.budget, request.workers, size, draft
         self.tolerance = max(TINY, self.budget // TOLERANCE)
         self.rounds = 0
         self.fixed = self._fixed() if fixed is None else fixed
@@ -170,10 +226,10 @@ class _Search:
         """Bracket and close in on the finest step that fits."""
         if not self.matrices:
             return self._fixed_only()
-        model = _SizeModel(self.matrices)
+        model = _SizeModel(self.allocation)
         offset = float(sum(stream.nbytes for encoded in self.fixed.values() for stream in encoded.streams))
         target = self.budget - self.tolerance / 2
-        over, under = FINEST, COARSEST
+        over, under = FINEST, self.allocation.coarsest
         best: Fit | None = None
         proposal = model.solve(target - offset) if start is None else math.log2(start)
         for _ in range(ROUNDS):
@@ -185,7 +241,7 @@ class _Search:
                     return best
             else:
                 over = proposal
-                if proposal >= COARSEST:
+                if proposal >= self.allocation.coarsest:
                     break
             wanted = model.solve(target - (fit.bytes - model(proposal)))
             proposal = wanted if over < wanted < under else self._inside(over, under, wanted)
@@ -195,12 +251,13 @@ class _Search:
         """An end of the range that was proposed and never tried, else the middle of the bracket."""
         if wanted <= FINEST and over == FINEST:
             return FINEST
-        if wanted >= COARSEST and under == COARSEST:
-            return COARSEST
+        coarsest = self.allocation.coarsest
+        if wanted >= coarsest and under == coarsest:
+            return coarsest
         return (over + under) / 2
 
     def _coarsest(self) -> Fit:
-        fit = self._code(COARSEST)
+        fit = self._code(self.allocation.coarsest)
         if fit.bytes > self.budget:
             raise BudgetError(
                 f"budget {self.budget:,} bytes cannot be met: the smallest file takes {fit.bytes:,} bytes, with "
@@ -216,11 +273,13 @@ class _Search:
             )
         return Fit(self._ordered(self.fixed), size, None, self.rounds)
 
+    def encoded(self, exponent: float) -> dict[str, Encoded]:
+        """Every tensor, the matrices at `exponent`."""
+        return self._ordered(self.fixed | self.allocation.encode(exponent, draft=self.draft))
+
     def _code(self, exponent: float) -> Fit:
-        sigma = 2.0**exponent
-        schemes = {name: Grid(sigma=min(sigma * _factor(name), WIDEST)) for name in self.matrices}
-        encoded = self._ordered(self.fixed | encode_all(self.matrices, schemes, workers=self.workers))
-        return Fit(encoded, self._measure(encoded), sigma, self.rounds)
+        encoded = self.encoded(exponent)
+        return Fit(encoded, self._measure(encoded), 2.0**exponent, self.rounds)
 
     def _measure(self, encoded: Mapping[str, Encoded]) -> int:
         self.rounds += 1
@@ -230,17 +289,13 @@ class _Search:
         return {name: encoded[name] for name in self.state}
 
 
-def _factor(name: str) -> float:
-    return EMBEDDING_FACTOR if any(part in name for part in EMBEDDING_NAMES) else 1.0
-
-
 class _SizeModel:
-    """Predicted bytes of the matrices at log2 c: their number times the entropy of a normalised sample on that grid."""
+    """Predicted bytes of the matrices at an exponent: their number times the entropy of a normalised sample."""
 
-    def __init__(self, matrices: Mapping[str, Tensor]) -> None:
-        self.count = sum(weight.numel() for weight in matrices.values())
-        share = min(1.0, SAMPLE / self.count)
-        self.sample = np.concatenate([_normalised(name, weight, share) for name, weight in matrices.items()])
+    def __init__(self, allocation: Allocation) -> None:
+        self.count = sum(weight.numel() for weight in allocation.matrices.values())
+        self.coarsest = allocation.coarsest
+        self.sample = allocation.sample(SAMPLE)
         self.dense = np.count_nonzero(self.sample) / len(self.sample)
 
     def __call__(self, exponent: float) -> float:
@@ -252,8 +307,8 @@ class _SizeModel:
         return self.count * (-float((p * np.log2(p)).sum()) + self.dense * (coarse - exponent)) / 8
 
     def solve(self, target: float) -> float:
-        """The log2 c at which the model predicts `target` bytes, within [FINEST, COARSEST]."""
-        low, high = FINEST, COARSEST
+        """The exponent at which the model predicts `target` bytes, within what the allocation has."""
+        low, high = FINEST, self.coarsest
         if self(low) <= target:
             return low
         if self(high) >= target:
@@ -262,13 +317,3 @@ class _SizeModel:
             middle = (low + high) / 2
             low, high = (middle, high) if self(middle) > target else (low, middle)
         return high
-
-
-def _normalised(name: str, weight: Tensor, share: float) -> NDArray[np.float32]:
-    """About `share` of the rows of `weight`, in units of the step at c = 1, flat."""
-    flat = weight.detach().reshape(rows_columns(tuple(weight.shape)))
-    picked = torch.arange(0, flat.shape[0], max(1, round(1 / share)))
-    rows = finite_rows(name, flat[picked])
-    deviation = rows.std(axis=1, keepdims=True, dtype=np.float64)
-    unit = np.where(deviation > 0, deviation, 1) * _factor(name)
-    return np.asarray(rows / unit, dtype=np.float32).reshape(-1)

@@ -1,8 +1,9 @@
 """Which scheme each tensor gets: specs as people write them, and name patterns.
 
     SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · int4:group=64 · sigma:0.3 · sigma:0.3,group=64
-             ternary · ternary:group=64 · binary · codebook:k=16[,rows][,rate=0.01] · rotation:bits=4[,residual]
-             rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]      base always comes last
+             trellis:states=32[,sigma=0.3] · ternary · ternary:group=64 · binary · codebook:k=16[,rows][,rate=0.01]
+             rotation:bits=4[,residual] · rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]
+             (base always comes last)
     rule     PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins
 
 What the rules leave gets the default; there, matrices of a few thousand weights and up take it, and what is smaller
@@ -27,9 +28,10 @@ from birdie.compress.grid import Grid
 from birdie.compress.lossless import Cast, Lossless
 from birdie.compress.lowrank import LowRank
 from birdie.compress.rotation import Rotation
-from birdie.compress.scheme import Encoded, Scheme
+from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.tensors import REAL_DTYPES
 from birdie.compress.ternary import GROUP, Ternary
+from birdie.compress.trellis import Trellis
 from birdie.errors import ConfigError
 
 SMALL = 4096  # elements below which a tensor is not worth a grid
@@ -39,12 +41,14 @@ Schemes = Spec | Mapping[str, Spec] | Sequence[tuple[str, Spec]]
 
 _FORMS = (
     *("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "int4:group=64", "sigma:0.3"),
+    "trellis:states=8,sigma=0.3",
     *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6"),
 )
 _INT = re.compile(r"int(\d+)")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "int": ("step", "group"),
     "sigma": ("group",),
+    "trellis": ("states", "sigma"),
     "ternary": ("group",),
     "binary": ("group",),
     "codebook": ("k", "rows", "rate"),
@@ -52,7 +56,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "lowrank": ("rank", "left", "right", "base"),
 }
 _FLAGS = ("rows", "residual")
-QUANTIZERS = (Grid, Ternary, Codebook, Rotation, LowRank)
+QUANTIZERS = (Grid, Trellis, Ternary, Codebook, Rotation, LowRank)
 
 
 def parse_spec(text: str) -> Scheme:
@@ -79,6 +83,11 @@ def parse_spec(text: str) -> Scheme:
             sigma=_number(sigma, "a number of standard deviations; write for example sigma:0.3"),
             group=_options(text, head, rest).maybe("group"),
         )
+    if head == "trellis":
+        found = _options(text, head, rest)
+        sigma = found.values.get("sigma")
+        wanted = "a number of standard deviations; write for example sigma=0.3"
+        return Trellis(found.whole("states", 32), None if sigma is None else _number(sigma, wanted))
     if head in ("ternary", "binary"):
         return Ternary(_options(text, head, rest).whole("group", GROUP), binary=head == "binary")
     if head == "codebook":
@@ -234,13 +243,14 @@ def encode_all(
     state: Mapping[str, Tensor],
     schemes: Mapping[str, Scheme],
     *,
+    sensitivities: Mapping[str, Sensitivity] | None = None,
     workers: int | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> dict[str, Encoded]:
     """Encode every tensor of `state` by its scheme, several at a time; `done` is called after each, from any thread."""
 
     def encode(name: str) -> Encoded:
-        encoded = schemes[name].encode(name, state[name])
+        encoded = schemes[name].encode(name, state[name], sensitivity=(sensitivities or {}).get(name))
         done()
         return encoded
 

@@ -31,7 +31,7 @@ DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
 _SMALL = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the adaptive coder is tried
 _NOISE = 0.9995  # a stream whose entropy is above this share of its bits is stored as it is
 
-_Decode = Callable[[Bytes, int, int, np.dtype[np.integer], int], NDArray[np.integer]]
+_Decode = Callable[..., NDArray[np.integer]]
 _DECODERS: dict[int, _Decode] = {
     CONSTANT: raw.decode_constant,
     BYTES: raw.decode_bytes,
@@ -115,10 +115,8 @@ def decode(
         raise ArtifactError(f"coder {coder} is not known to this birdie; update birdie, or copy the file again")
     if coder != CONSTANT and rows * columns == 0:
         raise ArtifactError(f"an empty stream has coder {coder} and {len(payload):,} bytes; the file is damaged")
-    workers = threads or os.cpu_count() or 1
-    if coder == MIXED:
-        return mixed.decode(payload, rows, columns, kind, workers, hints.states if hints is not None else 1)
-    return _DECODERS[coder](payload, rows, columns, kind, workers)
+    states = (hints.states,) if coder == MIXED and hints is not None else ()
+    return _DECODERS[coder](payload, rows, columns, kind, threads or os.cpu_count() or 1, *states)
 
 
 def _stored(values: NDArray[np.integer], low: int, high: int) -> Coded:

@@ -29,7 +29,7 @@ from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.groups import Optimizers, OptimizerSettings
-from birdie.train.protocols import Batches, Trainable
+from birdie.train.protocols import Batches, Preparation, Trainable
 from birdie.train.schedule import lr_multiplier, muon_momentum
 
 
@@ -139,6 +139,7 @@ class Fit:
         stop: Callable[[], bool],
         notify: Callable[[str], None],
         on_priming: Callable[[int, int], None],
+        prepared: Preparation | None,
     ) -> None:
         if settings.accumulation % world.size:
             raise ConfigError(
@@ -146,7 +147,7 @@ class Fit:
             )
         self._model, self._batches, self._world, self._device = model, batches, world, device
         self._settings, self._optimizer_settings = settings, optimizer_settings
-        self._about, self._stop, self._on_priming = dict(about), stop, on_priming
+        self._about, self._stop, self._on_priming, self._prepared = dict(about), stop, on_priming, prepared
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
@@ -290,6 +291,10 @@ class Fit:
             final=optimizer_settings.muon_momentum,
             warmup_steps=optimizer_settings.muon_momentum_warmup_steps,
         )
+        if self._prepared is not None:
+            by_steps, cap_ms = self._step / settings.iterations, settings.cap_ms
+            share = by_steps if cap_ms is None else max(by_steps, self._clock_ms / cap_ms)
+            self._prepared.before_step(self._step, share, multiplier)
         self._inside_step = True
         mean_loss, tokens = self._accumulate()
         loss, grad_norm = self._clip(mean_loss)
@@ -310,6 +315,8 @@ class Fit:
             loss = loss / self._settings.accumulation
             loss.backward()
             total += loss.detach()
+        if self._prepared is not None and (penalty := self._prepared.penalty()) is not None:
+            torch.autograd.backward(penalty / self._world.size)
         if self._world.size > 1:
             self._reduce(total)
         return total, tokens * self._world.size
@@ -402,6 +409,7 @@ def fit(
     stop: Callable[[], bool] = lambda: False,
     notify: Callable[[str], None] = lambda _: None,
     on_priming: Callable[[int, int], None] = lambda _done, _total: None,
+    prepared: Preparation | None = None,
 ) -> Fit:
     """A run that trains `model` in place, one `Step` at each iteration.
 
@@ -417,6 +425,7 @@ def fit(
         stop: asked after every step; True on any rank makes that step the last on all.
         notify: gets lines worth telling the user.
         on_priming: called with (done, total) after each priming step.
+        prepared: what trains along; its penalty acts on the weights and is not part of the loss that steps report.
 
     Raises:
         ConfigError: the ranks do not divide the accumulation, or a parameter is in no or two optimizer groups.
@@ -434,4 +443,5 @@ def fit(
         stop=stop,
         notify=notify,
         on_priming=on_priming,
+        prepared=prepared,
     )

@@ -22,6 +22,18 @@ class Trainable(Protocol):
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
+class Preparation(Protocol):
+    """A technique that lives inside training, such as quantization-aware training."""
+
+    def before_step(self, step: int, share: float, multiplier: float) -> None:
+        """Told before each step: finished steps, share of the run that is done, factor on the learning rates."""
+        ...
+
+    def penalty(self) -> Tensor | None:
+        """What to add to the loss of this step (0-d), or None."""
+        ...
+
+
 class Batches(Protocol):
     """What `fit` asks of a loader. Its state is a position in the whole stream, the same on every rank."""
 

@@ -1,0 +1,186 @@
+"""What calibration tells a compressor: the state in its best order, what each weight is worth, what a file costs.
+
+    module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
+                           │                               ├─► symmetries ─► sorted state, sensitivities to match
+                           └─► batches held back ─► KL(float ‖ decoded) of any encoding
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from birdie.compress.calibrate import Batch, Calibration, Loss, calibrate
+from birdie.compress.decoders import decode
+from birdie.compress.feedback import FLOOR
+from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.symmetry import canonical, carried
+from birdie.compress.symmetry_graph import symmetries_of
+from birdie.compress.units import level_rows
+from birdie.errors import ConfigError, DataError, WeightsError
+
+HELD_BACK = 5  # every so many batches one is kept for judging, the last ones
+_CACHED = 1 << 28  # bytes of reference predictions kept between judgements
+
+
+@dataclass(slots=True)
+class Knowledge:
+    """What is known of a model.
+
+    Attributes:
+        state: name → tensor, units in the order that saves bits; the function is the module's.
+        sensitivities: for that order.
+    """
+
+    state: dict[str, Tensor]
+    sensitivities: dict[str, Sensitivity]
+    _judge: "Judge"
+
+    @classmethod
+    def of(
+        cls,
+        state: Mapping[str, Tensor],
+        calibration: Calibration,
+        *,
+        symmetries: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> "Knowledge":
+        """Calibrate.
+
+        Args:
+            state: what is compressed, under the names of the module's state dict.
+            calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
+            symmetries: whether units may change places and scales.
+
+        Raises:
+            ConfigError: the calibration is no such triple, or the loss does not depend on the weights.
+            DataError: there are no batches, or what they give is not finite.
+            WeightsError: the module's state has other names or shapes.
+        """
+        module, batches, loss = _triple(calibration)
+        _require_match(module, state)
+        held = max(1, len(batches) // HELD_BACK) if len(batches) > 1 else 0
+        used, kept = (batches[:-held], batches[-held:]) if held else (batches, batches)
+        found = {name: _floored(each) for name, each in calibrate(module, used, loss, progress=progress).items()}
+        judge = Judge(module, kept, loss)
+        groups = symmetries_of(module) if symmetries else ()
+        if not groups:
+            return cls(dict(state), found, judge)
+        sorted_state, report = canonical(state, groups, scale=level_rows, sensitivities=found)
+        return cls(sorted_state, {name: carried(name, each, report) for name, each in found.items()}, judge)
+
+    def divergence(self, encoded: Mapping[str, Encoded]) -> float:
+        """Mean KL(float ‖ decoded) in nats per target on the batches held back."""
+        return self._judge({name: decode(each) for name, each in encoded.items()})
+
+
+def _triple(calibration: Any) -> tuple[nn.Module, Sequence[Batch], Loss]:
+    try:
+        module, batches, loss = calibration
+    except (TypeError, ValueError):
+        module = None
+    if not isinstance(module, nn.Module) or not isinstance(batches, Iterable) or not callable(loss):
+        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) gives summed nats")
+    return module, batches if isinstance(batches, Sequence) else list(batches), loss
+
+
+def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    shapes = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+    for name, weight in state.items():
+        if shapes.get(name) != tuple(weight.shape):
+            raise WeightsError(
+                f"tensor {name!r} of shape {tuple(weight.shape)} is not the calibrated module's "
+                f"({shapes.get(name, 'it has none')}); calibrate with the model these weights belong to"
+            )
+
+
+def _floored(sensitivity: Sensitivity) -> Sensitivity:
+    """Rows that calibration never saw used are not free: they may be on other data."""
+    rows, output = sensitivity.row_fisher, sensitivity.output
+    if rows is None:
+        return sensitivity
+    floor = FLOOR * rows.mean()
+    if output is not None:
+        output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
+    return Sensitivity(sensitivity.hessian, rows.clamp_min(floor), output)
+
+
+class _Logits(TorchFunctionMode):
+    """Keeps what goes into cross-entropies, and which targets count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Tensor, Tensor | None]] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.cross_entropy:
+            logits = args[0] if args else kwargs["input"]
+            target = args[1] if len(args) > 1 else kwargs["target"]
+            moved = logits.detach().movedim(1, -1) if logits.ndim > 1 else logits.detach()[None]
+            counts = None if target.shape != moved.shape[:-1] else target != kwargs.get("ignore_index", -100)
+            self.found.append((moved, counts))
+        return func(*args, **kwargs)
+
+
+@dataclass(slots=True)
+class Judge:
+    """Mean KL of other weights in the same module, on the same batches."""
+
+    module: nn.Module
+    batches: Sequence[Batch]
+    loss: Loss
+    _candidate: nn.Module = field(init=False)
+    _reference: dict[int, list[tuple[Tensor, Tensor | None]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A copy of the module takes the candidates' weights."""
+        self._candidate = copy.deepcopy(self.module).eval()
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Nats per target."""
+        own = self._candidate.state_dict()
+        with torch.no_grad():
+            for name, weight in state.items():
+                own[name].copy_(weight)
+        total, count = 0.0, 0
+        for index, batch in enumerate(self.batches):
+            before = self._expected(index, batch)
+            after = self._predicted(self._candidate, batch)
+            for (p, counts), (q, _) in zip(before, after, strict=True):
+                each = (p.exp() * (p - q)).sum(-1)
+                each = each if counts is None else each[counts]
+                total, count = total + float(each.double().sum()), count + each.numel()
+        if not count:
+            raise DataError("the calibration batches have no targets to judge by; give others")
+        return max(total / count, 0.0)
+
+    def _expected(self, index: int, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
+        known = self._reference.get(index)
+        if known is not None:
+            return known
+        training = self.module.training
+        self.module.eval()
+        try:
+            found = self._predicted(self.module, batch)
+        finally:
+            self.module.train(training)
+        held = sum(p.nbytes for kept in self._reference.values() for p, _ in kept)
+        if held + sum(p.nbytes for p, _ in found) <= _CACHED:
+            self._reference[index] = found
+        return found
+
+    def _predicted(self, module: nn.Module, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
+        seen = _Logits()
+        with torch.no_grad(), seen:
+            self.loss(module, batch)
+        if not seen.found:
+            raise ConfigError("the calibration loss calls no F.cross_entropy, so no KL can be told; use it, or a budget")
+        return [(F.log_softmax(logits.float(), -1), counts) for logits, counts in seen.found]
