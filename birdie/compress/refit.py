@@ -1,0 +1,251 @@
+"""Refit after quantization: tune the few float tensors left, so that the decoded model predicts as the float one does.
+
+    batch ──► float module ───► logits ─┐
+       │                                ├─► KL(float ‖ decoded) ──► Adam on norms, gains, scales, biases
+       └────► decoded module ─► logits ─┘
+
+Quantization moves means and variances of activations; norms, gains and biases can take much of that back and cost no
+byte more. Logits are seen where the loss hands them to `F.cross_entropy`, labels are not looked at. What is judged, on
+batches held back, is the value that the file will hold: rounded, then decoded.
+
+Source: distillation to the float model after quantization as in ZeroQuant (Yao et al. 2022, arXiv 2206.01861), here of
+the tensors that are not quantized alone, as LoftQ-like corrections would cost bytes.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from birdie.compress.calibrate import Batch, Loss
+from birdie.compress.choose import small_scheme
+from birdie.compress.decoders import decode
+from birdie.errors import ConfigError, DataError
+
+HELD_BACK = 0.2  # of the batches
+_JUDGED = 8  # times along the way
+_LEAST = 1e-3  # root mean square that a tensor's rate is measured in at least: biases may start at zero
+
+
+def as_stored(name: str, weight: Tensor) -> Tensor:
+    """`weight` as a file returns it where it is kept by `small_scheme`: rounded to 16 bits if these suffice."""
+    return decode(small_scheme(weight).encode(name, weight))
+
+
+def refit(
+    module: nn.Module,
+    decoded_state: Mapping[str, Tensor],
+    names: Iterable[str],
+    batches: Iterable[Batch],
+    loss: Loss,
+    *,
+    steps: int = 100,
+    lr: float = 0.01,
+    seed: int = 0,
+    stored: Callable[[str, Tensor], Tensor] = as_stored,
+    progress: Callable[[int, float], None] | None = None,
+) -> dict[str, Tensor]:
+    """The tensors `names` of the decoded state, tuned; as given unless others are better on batches held back.
+
+    Args:
+        module: the float model. Neither it nor any other argument is changed.
+        decoded_state: what the file decodes to, with every tensor of the module's state.
+        names: of float tensors that are not quantized; those without a gradient (running means) stay as they are.
+        batches: what `loss` takes, two at least; a fifth of them, drawn by `seed`, is held back.
+        loss: (module, batch) → anything, by way of `F.cross_entropy`.
+        steps: of Adam, one batch each, with a cosine to zero; 0 only rounds.
+        lr: first rate, in root mean squares of each tensor.
+        stored: (name, tensor) → the tensor as the file will hold it.
+        progress: called with (steps done, mean KL on the held-back batches in nats) now and then, first with 0.
+
+    Returns:
+        name → tensor of the same shape and dtype, on the CPU; a candidate is always one that `stored` has rounded.
+
+    Raises:
+        ConfigError: a name is unknown or not a float tensor, the loss uses no `F.cross_entropy`, or settings are out of
+            range.
+        DataError: there are fewer than two batches, or logits are not finite.
+    """
+    wanted = sorted(set(names))
+    _check(module, decoded_state, wanted, steps, lr)
+    tuned, judged = _split(list(batches), seed)
+    teacher, student = _frozen(module), _frozen(module)
+    student.load_state_dict(dict(decoded_state), strict=True)
+    own = dict(student.named_parameters(remove_duplicate=False))
+    free = {name: own[name] for name in wanted if name in own}
+    best = {name: decoded_state[name].detach().cpu().clone() for name in wanted}
+    lowest = _mean_kl(teacher, student, judged, loss)
+    if not math.isfinite(lowest):
+        raise DataError("refit met a KL that is not finite; check the weights and the batches")
+    if progress is not None:
+        progress(0, lowest)
+    for done in _tuning(teacher, student, list(free.values()), tuned, loss, steps, lr, seed):
+        candidate = {name: stored(name, weight.detach()).to(best[name].dtype) for name, weight in free.items()}
+        with _holding(free, candidate):
+            mean = _mean_kl(teacher, student, judged, loss)
+        if progress is not None:
+            progress(done, mean)
+        if mean < lowest:
+            best, lowest = best | {name: weight.cpu() for name, weight in candidate.items()}, mean
+    return best
+
+
+def _check(module: nn.Module, state: Mapping[str, Tensor], names: Sequence[str], steps: int, lr: float) -> None:
+    if steps < 0 or not 0 < lr < math.inf:
+        raise ConfigError(f"refit with {steps} steps at a rate of {lr} is out of range; give 0 or more, and above 0")
+    if odd := sorted(module.state_dict().keys() ^ state.keys()):
+        raise ConfigError(f"module and decoded state differ in tensor {odd[0]!r}; decode the file of this very module")
+    for name in names:
+        if name not in state:
+            raise ConfigError(f"refit knows no tensor {name!r}; name tensors of the decoded state")
+        if not state[name].is_floating_point():
+            raise ConfigError(f"refit cannot tune {name!r} of {state[name].dtype}; name float tensors")
+
+
+def _split(batches: Sequence[Batch], seed: int) -> tuple[list[Batch], list[Batch]]:
+    """(to tune on, to judge by), drawn at random."""
+    if len(batches) < 2:
+        raise DataError(f"refit needs two batches, one to tune on and one to judge by, and got {len(batches)}")
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed)).tolist()
+    held = max(1, round(HELD_BACK * len(batches)))
+    return [batches[i] for i in order[held:]], [batches[i] for i in order[:held]]
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, without gradients."""
+    return copy.deepcopy(module).eval().requires_grad_(False)
+
+
+def _tuning(
+    teacher: nn.Module,
+    student: nn.Module,
+    free: Sequence[Tensor],
+    batches: Sequence[Batch],
+    loss: Loss,
+    steps: int,
+    lr: float,
+    seed: int,
+) -> Iterator[int]:
+    """Take Adam's steps on `free`, tensors of the student; yields how many are done where it is worth judging."""
+    distinct = list({id(weight): weight for weight in free}.values())
+    if not distinct or not steps:
+        return
+    groups = [{"params": [weight.requires_grad_(True)], "lr": lr * _scale(weight)} for weight in distinct]
+    rates = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
+    adam = torch.optim.Adam(groups, betas=(0.9, 0.98))
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    for done in range(1, steps + 1):
+        order = order or torch.randperm(len(batches), generator=generator).tolist()
+        batch = batches[order.pop()]
+        with torch.enable_grad():
+            kl, count = _kl(teacher, student, batch, loss)
+            gradients = torch.autograd.grad(kl / max(count, 1), distinct, allow_unused=True)
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None):
+            return  # gone astray; what was judged so far stands
+        for weight, gradient in zip(distinct, gradients, strict=True):
+            weight.grad = gradient
+        for group, rate in zip(adam.param_groups, rates, strict=True):
+            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * (done - 1) / steps))
+        adam.step()
+        if done * _JUDGED // steps > (done - 1) * _JUDGED // steps:
+            yield done
+
+
+def _scale(weight: Tensor) -> float:
+    """What a rate is measured in: the root mean square."""
+    return max(_LEAST, float(weight.detach().double().square().mean().sqrt()))
+
+
+@contextmanager
+def _holding(free: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """The student with other values for a while."""
+    before = {name: weight.detach().clone() for name, weight in free.items()}
+    try:
+        with torch.no_grad():
+            for name, weight in free.items():
+                weight.copy_(values[name])
+        yield
+    finally:
+        with torch.no_grad():
+            for name, weight in free.items():
+                weight.copy_(before[name])
+
+
+def _mean_kl(teacher: nn.Module, student: nn.Module, batches: Iterable[Batch], loss: Loss) -> float:
+    """Nats per prediction over all batches."""
+    total, predictions = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            kl, count = _kl(teacher, student, batch, loss)
+            total, predictions = total + float(kl), predictions + count
+    return total / max(predictions, 1)
+
+
+def _kl(teacher: nn.Module, student: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, int]:
+    """(summed KL(teacher ‖ student), predictions) of one batch."""
+    with torch.no_grad():
+        wanted = _logits(teacher, batch, loss)
+    got = _logits(student, batch, loss)
+    if [logits.shape for logits in wanted] != [logits.shape for logits in got]:
+        raise ConfigError(
+            "float and decoded module give logits of different shapes for one batch; use one loss for both"
+        )
+    parts = [_divergence(p, q) for p, q in zip(wanted, got, strict=True)]
+    return torch.stack(parts).sum(), sum(logits.shape[:-1].numel() for logits in got)
+
+
+def _divergence(wanted: Tensor, got: Tensor) -> Tensor:
+    """Summed KL of logits (predictions, classes), 0-d; classes that the float module rules out add nothing."""
+    log_p, log_q = wanted.float().log_softmax(-1), got.float().log_softmax(-1)
+    apart = torch.where(log_p > -math.inf, log_p - log_q, torch.zeros_like(log_p))
+    return (log_p.exp() * apart).sum()
+
+
+def _logits(module: nn.Module, batch: Batch, loss: Loss) -> list[Tensor]:
+    watch = _Watch()
+    with watch:
+        loss(module, batch)
+    if not watch.seen:
+        raise ConfigError("refit saw no logits: the loss must hand them to torch.nn.functional.cross_entropy")
+    return watch.seen
+
+
+class _Watch(TorchFunctionMode):
+    """Keeps the logits of every cross-entropy, (predictions, classes), and spares its computation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.cross_entropy:
+            return self._take(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _take(
+        self,
+        input: Tensor,  # as F.cross_entropy calls it
+        target: Tensor,
+        weight: Tensor | None = None,  # noqa: ARG002  of classes: what the KL does not know of, like the rest
+        size_average: bool | None = None,  # noqa: ARG002
+        ignore_index: int = -100,
+        reduce: bool | None = None,  # noqa: ARG002
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,  # noqa: ARG002
+    ) -> Tensor:
+        logits = input.movedim(1, -1) if input.ndim > 1 else input[None]
+        each = logits.shape[:-1] if input.ndim > 1 else torch.Size(())
+        flat = logits.flatten(0, -2)
+        if target.shape == each:
+            flat = flat[target.reshape(-1) != ignore_index]
+        self.seen.append(flat)
+        return logits.new_zeros(each if reduction == "none" else ())
