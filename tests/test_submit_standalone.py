@@ -29,7 +29,11 @@ from tests.reference.streams import FEATURES
 from tests.test_artifact import every_dtype, model, same
 
 LIMITS = {"fast": 12_000, "max": 16_000}
-SPECS = ("ternary", "int4:group=48", "codebook:k=9,rows", "rotation:bits=3,residual", "lowrank:rank=2,base=int4")
+SPECS = (
+    *("trellis:states=8,sigma=0.3", "ternary", "int4:group=48", "codebook:k=9,rows"),
+    *("rotation:bits=3,residual", "lowrank:rank=2,base=int4"),
+)
+LARGER = {SCHEMES[name] for name in ("codebook", "rotation", "lowrank")}  # what only the max decoder carries
 
 # Runs in a fresh interpreter: decodes each file with the decoder alone and keeps what came of it.
 DRIVER = """
@@ -125,7 +129,7 @@ def needs_max(path: Path) -> bool:
     with container.Reader(path) as reader:
         coders = {stream.coder for name in reader.names for stream in reader.entry(name).streams}
         schemes = {reader.entry(name).scheme for name in reader.names}
-    return entropy.MIXED in coders or bool(schemes & {SCHEMES["rotation"], SCHEMES["lowrank"]})
+    return entropy.MIXED in coders or bool(schemes & LARGER)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
     w = (m + odd/2) · step(row) · step(column), the state and so `odd` following from the parities above in the column
 
+Of 16 columns and more, a row of nothing but m = 0 is a row of zeros: those that count for nothing are left out so.
 The steps of rows have a common exponent in sixteenths of an octave, one more for as many of the first rows as the file
 says: so sizes are steady in it though what tells rows apart is coarse. A plain grid is the trellis of one state. Products are taken in float32 in this order, so that every machine agrees.
 """
@@ -11,38 +12,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress.dequantize import SCALES, real_matrix
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.steps import HIGHEST, LOWEST, PER_OCTAVE, steps
-from birdie.compress.tensors import REAL_DTYPES, rows_columns
 from birdie.entropy.compiled import njit
 from birdie.entropy.stream import Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError
 
-MOST = 1 << 23  # the largest |m|: twice that is exact in float32
+EMPTY = 16  # columns from which on a row of zeros is one
+MOST = 1 << 23  # the largest |m| that encoders write: twice that is exact in float32
 RESOLUTIONS = (1, 2, 4, 8, 16)  # of the streams of steps, to an octave
 
 
 def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
-    rows, columns = rows_columns(shape)
-    if len(params) != 5 or params[0] not in STATES or params[1] not in RESOLUTIONS or params[2] not in (0, *RESOLUTIONS):
-        raise ArtifactError(f"scheme trellis has parameters {params}, none of ours; the file is corrupt or newer")
-    if not LOWEST <= params[3] <= HIGHEST or not 0 <= params[4] < max(rows, 1):
-        raise ArtifactError(f"scheme trellis has steps {params[3:]} for {rows} rows; the file is corrupt")
-    if dtype not in REAL_DTYPES or rows * columns == 0:
-        raise ArtifactError(f"scheme trellis cannot hold a tensor of {dtype} and shape {shape}; the file is corrupt")
+    rows, columns = real_matrix(shape, dtype)
+    if (
+        len(params) != 5
+        or params[0] not in STATES
+        or params[1] not in RESOLUTIONS
+        or params[2] not in (0, *RESOLUTIONS)
+        or not LOWEST <= params[3] <= HIGHEST
+        or not 0 <= params[4] < rows
+    ):
+        raise ArtifactError(f"scheme trellis has parameters {params} for {rows} rows; the file is corrupt or newer")
     symbols = StreamLayout(rows, columns, Hints("symbols", states=params[0]))
-    scales = Hints("scales")
-    return (symbols, StreamLayout(rows, 1, scales), *([StreamLayout(columns, 1, scales)] if params[2] else []))
+    return (symbols, StreamLayout(rows, 1, SCALES), StreamLayout(columns, 1, SCALES))[: 3 if params[2] else 2]
 
 
 def _decode(encoded: Encoded) -> Tensor:
-    symbols = encoded.streams[0]
-    if max(int(symbols.max()), -int(symbols.min())) > MOST:
-        raise ArtifactError(f"a number of scheme trellis is beyond {MOST:,}; the file is corrupt")
-    row, column = both_steps(encoded)
-    out = values(np.ascontiguousarray(symbols), encoded.params[0], row, column)
-    limit = float(min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max))
+    symbols, paths = np.ascontiguousarray(encoded.streams[0]), machine(encoded.params[0])
+    out = np.empty(symbols.shape, np.float32)
+    _values(symbols, paths.odd, paths.following, chunk_rows(symbols.shape[1]), *both_steps(encoded), out)
+    limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
     return torch.from_numpy(out).clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
 
 
@@ -53,33 +55,25 @@ def both_steps(encoded: Encoded) -> tuple[NDArray[np.float32], NDArray[np.float3
         ArtifactError: an index is out of range.
     """
     symbols, rows, *columns = encoded.streams
-    _, row_resolution, column_resolution, base, finer = encoded.params
-    indices = rows[:, 0].astype(np.int64) * (PER_OCTAVE // row_resolution) + base
+    _, down, along, base, finer = encoded.params
+    indices = rows[:, 0].astype(np.int64) * (PER_OCTAVE // down) + base
     indices[:finer] += 1
     if not columns:
         return steps(indices), np.ones(symbols.shape[1], np.float32)
-    return steps(indices), steps(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // column_resolution))
-
-
-def values(
-    symbols: NDArray[np.integer], states: int, row: NDArray[np.float32], column: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """What `symbols` (rows, columns) stand for under the steps of rows and columns."""
-    paths = machine(states)
-    out = np.empty(symbols.shape, np.float32)
-    _values(symbols, paths.odd, paths.following, chunk_rows(symbols.shape[1]), row, column, out)
-    return out
+    return steps(indices), steps(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // along))
 
 
 @njit(nogil=True, cache=True)
 def _values(symbols, odd, following, height, row, column, out):  # type: ignore[no-untyped-def]
-    state = np.zeros(symbols.shape[1], np.uint8)
-    half = np.float32(0.5)
-    for i in range(symbols.shape[0]):
+    rows, columns = symbols.shape
+    state = np.zeros(columns, np.uint8)
+    for i in range(rows):
         if i % height == 0:
             state[:] = 0
-        step = row[i] * half
-        for j in range(symbols.shape[1]):
+        step = row[i] * np.float32(0.5)
+        if columns >= EMPTY and not symbols[i].any():
+            step = np.float32(0)
+        for j in range(columns):
             m = np.int64(symbols[i, j])
             out[i, j] = np.float32(2 * m + odd[state[j]]) * step * column[j]
             state[j] = following[state[j], m & 1]

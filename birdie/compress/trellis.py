@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.decode_trellis import MOST, both_steps
+from birdie.compress.decode_trellis import EMPTY, MOST, both_steps
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded, Sensitivity
@@ -30,6 +30,8 @@ _GAPS = {1: 0.2546, 4: 0.088, 8: 0.072, 16: 0.063, 32: 0.051, 64: 0.044}
 _FINE, _COARSE = 16, 4  # steps to an octave: of rows alone, and of rows and columns that sensitivity sets
 _SMALLEST = -100.0  # exponent of a step that is surely above the smallest there is
 DEFAULT_SIGMA = 0.3
+# Deviations of a row in steps: below the first it is left out, as the bound has it; below the second steps are held.
+_EMPTY, _COARSEST = 0.25, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +104,34 @@ class Trellis:
         else:
             rows, resolution = known.row_weight**-0.5, _COARSE
             columns = known.column_weight**-0.5 if known.fed else None
-        steps = _Steps.of(most, rows, columns, scale, resolution)
+        kept = np.ones(len(rows), np.bool_)
+        if columns is not None and matrix.shape[1] >= EMPTY:
+            rows, kept = _bounded(matrix, rows, columns, scale)
+        steps = _Steps.of(most, rows, columns, scale, resolution, kept & (most > 0))
         if steps is None:
             return Lossless().encode(name, weight)
         shell = Encoded("trellis", tuple(weight.shape), weight.dtype, (1 if draft else self.states, *steps.params), ())
         streams = steps.streams
         row, column = both_steps(replace(shell, streams=(matrix, *streams)))  # type: ignore[arg-type]
+        row = np.where(steps.kept, row, np.float32(0))
         if draft:
-            numbers = np.rint(matrix / row[:, None] / column).astype(np.int32)
+            numbers = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
         else:
             price = self.rate * 2 * math.log(2) * self.distortion
             numbers = quantize(matrix, known, row, column, self.states, price)
         return replace(shell, streams=(numbers, *streams))
+
+
+def _bounded(
+    matrix: NDArray[np.float32], rows: NDArray[np.float64], columns: NDArray[np.float64], scale: float
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Steps of rows that do not dwarf their weights, and which rows are worth any bits at all.
+
+    A path through the trellis leaves errors of half a step everywhere. Where that is more than there was, calibration
+    may call it free; on other data it is not.
+    """
+    spread = np.sqrt(np.mean((matrix / columns) ** 2, axis=1)) / (scale * rows)
+    return np.where(spread < _COARSEST, rows * np.maximum(spread, 1e-30) / _COARSEST, rows), spread >= _EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +140,7 @@ class _Steps:
 
     params: tuple[int, int, int, int]
     streams: tuple[NDArray[np.int32], ...]
+    kept: NDArray[np.bool_]
 
     @classmethod
     def of(
@@ -131,9 +150,11 @@ class _Steps:
         columns: NDArray[np.float64] | None,
         scale: float,
         resolution: int,
+        used: NDArray[np.bool_],
     ) -> "_Steps | None":
         """The steps nearest to scale · rows · columns; None if a row, whose largest weight is `most`, has none so small."""
-        used = most > 0
+        if not used.any():
+            used = most > 0
         along = None
         if columns is not None:
             exponents = np.log2(columns)
@@ -156,4 +177,4 @@ class _Steps:
         source = np.maximum.accumulate(np.where(used, np.arange(len(rows)), -1))
         borrowed = down[np.where(source < 0, int(np.argmax(used)), source)].clip(low, high).astype(np.int32)
         streams = (borrowed[:, None],) if along is None else (borrowed[:, None], along.clip(low, high)[:, None])
-        return cls((resolution, 0 if along is None else resolution, base, finer), streams)
+        return cls((resolution, 0 if along is None else resolution, base, finer), streams, used)

@@ -20,6 +20,8 @@ Matrix = NDArray[np.float32]
 COLUMNS = 64  # updated at once by a product of matrices
 REACH = 96  # numbers up to ± this have a rate; beyond, errors alone count
 BINS, PER_OCTAVE, LOWEST = 56, 4, -4  # of the expected deviation in steps: from 2**LOWEST up
+_SAMPLE = 1 << 17  # weights on which rates are learned
+_PRIOR = 64.0  # observations that the expected rates are worth
 _DOUBT = 16  # weights of the usual size that a row or column is taken to have besides its own
 _CELLS, _SPAN = 512, 8.0  # of the histogram of normalised weights, up to so many deviations
 
@@ -65,13 +67,46 @@ def quantize(
     Args:
         weight: (rows, columns), left as it is.
         feedback: of both sides.
+        row: steps of rows; 0 for one that is left out, whose numbers are all 0.
         states: of the trellis.
         weight_of_rate: squared errors in steps that a bit is worth; 0 ignores bits.
     """
+    columns = weight.shape[1]
+    scaled = weight / (np.where(row > 0, row, np.inf)[:, None] * column)
+    rated = rates(scaled)
+    if weight_of_rate > 0:
+        some = np.arange(0, columns, max(1, weight.size // _SAMPLE))
+        sample = Rates(rated.table, rated.row, rated.column[some])
+        plain = np.arange(len(some)), np.zeros((len(some),) * 2, np.float32), np.zeros((0, 0), np.float32)
+        unfed = Feedback(*plain, np.ones(len(some)), np.ones(len(row)), False)
+        tried = _quantized(weight[:, some], unfed, row, column[some], states, weight_of_rate, sample)
+        rated = _observed(sample, tried, states, rated)
+    return _quantized(weight, feedback, row, column, states, weight_of_rate, rated)
+
+
+def _observed(sample: Rates, numbers: NDArray[np.int32], states: int, rated: Rates) -> Rates:
+    """`rated` after what was seen: how often each number came, by expected deviation and state."""
+    paths = machine(states)
+    counts = np.zeros(rated.table.shape)
+    _count(numbers, paths.odd, paths.following, chunk_rows(len(rated.column)), sample.row, sample.column, counts)
+    model = 2.0 ** -rated.table.astype(np.float64)
+    total = counts.sum(2, keepdims=True)
+    mixed = (counts + _PRIOR * model / model.sum(2, keepdims=True)) / (total + _PRIOR)
+    return Rates(-np.log2(mixed).astype(np.float32), rated.row, rated.column)
+
+
+def _quantized(
+    weight: Matrix,
+    feedback: Feedback,
+    row: Matrix,
+    column: Matrix,
+    states: int,
+    weight_of_rate: float,
+    rated: Rates,
+) -> NDArray[np.int32]:
     rows, columns = weight.shape
     paths = machine(states)
     before = _predecessors(paths.following)
-    rated = rates(weight / (row[:, None] * column))
     left = np.ascontiguousarray(weight.T[feedback.order])  # (columns, rows), in the order of quantization
     steps, places = column[feedback.order], rated.column[feedback.order]
     numbers = np.empty(left.shape, np.int32)
@@ -99,6 +134,30 @@ def _predecessors(following: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 @njit(nogil=True, cache=True)
+def _count(numbers, odd, following, height, row_places, places, counts):  # type: ignore[no-untyped-def]
+    state = np.zeros(numbers.shape[1], np.uint8)
+    for i in range(numbers.shape[0]):
+        if i % height == 0:
+            state[:] = 0
+        for j in range(numbers.shape[1]):
+            m = numbers[i, j]
+            bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), counts.shape[0] - 1)
+            if -REACH <= m <= REACH:
+                counts[bin_, odd[state[j]], m + REACH] += 1
+            state[j] = following[state[j], m & 1]
+
+
+@njit(inline="always")
+def _select(cost, next_cost, chosen, before, odd, costs):  # type: ignore[no-untyped-def]
+    """The cheaper way into each state."""
+    for s in range(cost.size):
+        s0, b0, s1, b1 = before[s, 0, 0], before[s, 0, 1], before[s, 1, 0], before[s, 1, 1]
+        zero, one = cost[s0] + costs[odd[s0], b0], cost[s1] + costs[odd[s1], b1]
+        chosen[s] = one < zero
+        next_cost[s] = min(zero, one)
+
+
+@njit(nogil=True, cache=True)
 def _block(  # type: ignore[no-untyped-def]
     left, steps, places, row, forward, down, odd, before, table, row_places, weight_of_rate, height, numbers, errors
 ):
@@ -123,6 +182,13 @@ def _block(  # type: ignore[no-untyped-def]
                 cost[s] = np.float32(1e30)
             cost[state] = np.float32(0)
             for i in range(first, last):
+                if row[i] == 0:  # left out: the only number is 0
+                    costs[:, 0] = np.float32(0)
+                    costs[:, 1] = np.float32(1e30)
+                    candidates[i - first, :, 0] = 0
+                    _select(cost, next_cost, chosen[i - first], before, odd, costs)
+                    cost, next_cost = next_cost, cost
+                    continue
                 u = target[i] / (row[i] * steps[j])
                 bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
                 for o in range(2):
@@ -140,11 +206,7 @@ def _block(  # type: ignore[no-untyped-def]
                                 best, m = less, other
                         costs[o, b] = best
                         candidates[i - first, o, b] = m
-                for s in range(states):
-                    s0, b0, s1, b1 = before[s, 0, 0], before[s, 0, 1], before[s, 1, 0], before[s, 1, 1]
-                    zero, one = cost[s0] + costs[odd[s0], b0], cost[s1] + costs[odd[s1], b1]
-                    chosen[i - first, s] = one < zero
-                    next_cost[s] = min(zero, one)
+                _select(cost, next_cost, chosen[i - first], before, odd, costs)
                 cost, next_cost = next_cost, cost
             end = np.argmin(cost)
             state = end

@@ -95,11 +95,10 @@ def _planned(
 
 
 def _following(model: Model, alphabet: Alphabet, low: int, states: int) -> Model:
-    """`model` with the paths of a trellis, where neighbouring symbols stand for neighbouring numbers."""
-    values = alphabet.values
-    if states == 1 or low or alphabet.kind != alphabets.AFFINE or int(values[1] - values[0]) != 1:
+    """`model` with the paths of a trellis, but where symbols lack low bits and so parities."""
+    if states == 1 or low:
         return model
-    return replace(model, paths=machine(states), odd=bool(values[0] & 1))
+    return replace(model, paths=machine(states), parity=(alphabet.values & 1).astype(np.uint8))
 
 
 def _model(symbols: Symbols, size: int, zero: int) -> Model:

@@ -10,7 +10,7 @@ from the prior at that scale, so that small arrays have little to learn.
 Logistic mixing, adaptive counters and the correction are those of Mahoney's PAQ; the contexts are made for weights.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Model:
         rows, columns: log2 of the symbols of a row or column that tell as much about its scale as all others do.
         paths: the machine of the trellis whose paths run down the columns; `PLAIN` for none. In odd states symbols
             stand for half a step more, and have counters of their own.
-        odd: whether the value of symbol 0 is odd; those of its neighbours follow.
+        parity: of the value of each symbol, (size,); empty for none.
     """
 
     size: int
@@ -60,7 +60,7 @@ class Model:
     rows: int
     columns: int
     paths: Machine = PLAIN
-    odd: bool = False
+    parity: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8), compare=False)
 
 
 def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
@@ -105,11 +105,14 @@ def _run(symbols: NDArray[np.uint16], model: Model, words: Words, *, decoding: b
     kinds = 1 + int(model.paths.odd.any())
     counters, expert = np.empty((_CONTEXTS, kinds, count), np.uint32), np.empty((_FINE, kinds, count), np.int32)
     for odd in range(kinds):
-        _seed(nodes, model.zero, model.scale, odd, cells, table.inverse, table.stretch, counters[:, odd], expert[:, odd])
+        _seed(
+            nodes, model.zero, model.scale, odd, cells, table.inverse, table.stretch, counters[:, odd], expert[:, odd]
+        )
     weights = np.tile(np.array(_WEIGHTS, np.int32), 2 * _SETS)
-    facts = np.array([model.zero, model.scale, 1 << model.rows, 1 << model.columns, kinds, model.odd])
+    facts = np.array([model.zero, model.scale, 1 << model.rows, 1 << model.columns, kinds])
     learned = counters.reshape(-1), expert.reshape(-1), weights
-    states = model.paths.odd, model.paths.following
+    parity = model.parity if model.parity.size else np.zeros(model.size, np.uint8)
+    states = model.paths.odd, model.paths.following, parity
     return int(_code(symbols, decoding, nodes, *states, *learned, words, facts, *looked_up))
 
 
@@ -199,10 +202,25 @@ def _carry(words, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _code(  # type: ignore[no-untyped-def]
-    symbols, decoding, nodes, odd, following, counters, expert, weights, words, facts, squash, stretch, log2, power, pace
+    symbols,
+    decoding,
+    nodes,
+    odd,
+    following,
+    parity,
+    counters,
+    expert,
+    weights,
+    words,
+    facts,
+    squash,
+    stretch,
+    log2,
+    power,
+    pace,
 ):
     rows, columns = symbols.shape
-    zero, scale, steady, even, kinds, first_odd = facts
+    zero, scale, steady, even, kinds = facts
     count = np.uint64(nodes.shape[0])
     stride = count * np.uint64(kinds)
     splits, children = nodes[:, 1].copy(), nodes[:, 4:].copy()
@@ -251,7 +269,9 @@ def _code(  # type: ignore[no-untyped-def]
             contexts[0] = np.uint64(bin_) * stride + own_nodes
             contexts[1] = np.uint64(_BINS + _between((row + usual_scale + 4) >> 3, 0, _BINS - 1)) * stride + own_nodes
             contexts[2] = np.uint64(2 * _BINS + _between((quicker + 4) >> 3, 0, _BINS - 1)) * stride + own_nodes
-            contexts[3] = np.uint64(3 * _BINS + _between((3 * product + near + 16) >> 5, 0, _BINS - 1)) * stride + own_nodes
+            contexts[3] = (
+                np.uint64(3 * _BINS + _between((3 * product + near + 16) >> 5, 0, _BINS - 1)) * stride + own_nodes
+            )
             contexts[4] = np.uint64(4 * _BINS + _between((alone + 1) >> 1, 0, 63)) * stride + own_nodes
             contexts[5] = np.uint64(np.int64(place[j]) + band) * stride + own_nodes
             first = np.uint64(_between((product + 1) >> 1, 0, _FINE - 1)) * stride + own_nodes
@@ -326,7 +346,7 @@ def _code(  # type: ignore[no-untyped-def]
                 symbols[i, j] = symbol
             before, last = last, abs(2 * (symbol - zero) + shift)
             sizes[j] = last
-            state[j] = following[state[j], (symbol + first_odd) & 1]
+            state[j] = following[state[j], parity[symbol]]
             size = min(last, most)
             here += size * size * 16
             expected += column[j & mask]

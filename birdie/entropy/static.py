@@ -29,7 +29,9 @@ _Integer = TypeVar("_Integer", bound=np.integer)
 MIN_PRECISION = 8
 MIN_COLUMNS = 8  # of rows that have classes: shorter ones would cost more to describe than they save
 _NUMBERS = (4, 16)  # of classes that are tried
-_FORETOLD = 0.995  # share of the bits without prediction that one with must get below: it decodes at a third of the speed
+_FORETOLD = (
+    0.995  # share of the bits without prediction that one with must get below: it decodes at a third of the speed
+)
 _SCAN, _PRECISION, _CLASSES, _WORDS, _ZERO = 5, 6, 7, 21, 23
 
 

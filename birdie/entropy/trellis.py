@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 CHUNK = 1 << 20  # symbols coded on their own, in whole rows
 
 # Parity polynomials (h0, h1) by the number of states.
-_POLYNOMIALS = {4: (0o5, 0o2), 8: (0o13, 0o4), 16: (0o23, 0o4), 32: (0o45, 0o10), 64: (0o103, 0o24)}
-STATES = (1, *_POLYNOMIALS)
+_POLYNOMIALS = {1: (0o1, 0o0), 4: (0o5, 0o2), 8: (0o13, 0o4), 16: (0o23, 0o4), 32: (0o45, 0o10), 64: (0o103, 0o24)}
+STATES = tuple(_POLYNOMIALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,6 @@ class Machine:
 
 def machine(states: int) -> Machine:
     """The machine with so many states, one of `STATES`; one state is a plain grid."""
-    if states == 1:
-        return Machine(np.zeros(1, np.uint8), np.zeros((1, 2), np.uint8))
     h0, h1 = _POLYNOMIALS[states]
     state = np.arange(states)
     shifted = state >> 1 ^ (state & 1) * (h0 >> 1)

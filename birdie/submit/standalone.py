@@ -30,8 +30,8 @@ EXPORTS = {
 }
 _MIXING = ("birdie.entropy.mixed", "birdie.entropy.mixing", "birdie.entropy.logistic")
 INSTEAD = "birdie.submit.omitted", "refuse"
-_COMPOSED = ("birdie.compress.decode_rotation", "birdie.compress.decode_lowrank", "birdie.compress.decode_nested")
-OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _COMPOSED, "max": ()}
+_SCHEMES = tuple(f"birdie.compress.decode_{name}" for name in ("codebook", "rotation", "lowrank", "nested"))
+OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _SCHEMES, "max": ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Standalone:
 def build(coder: Effort = "max") -> Standalone:
     """The decoder for files of either effort ("max") or for those that `--coder fast` writes.
 
-    The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams, rotations and
-    low-rank corrections, and names the other one.
+    The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams, codebooks,
+    rotations and low-rank corrections, and names the other one.
 
     Raises:
         ConfigError: `coder` is neither.

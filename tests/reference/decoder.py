@@ -174,8 +174,10 @@ def decode_plain(coder: int, payload: bytes, rows: int, columns: int) -> list[li
     return [flat[i : i + columns] for i in range(0, count, columns)]
 
 
-def decode(coder: int, payload: bytes, rows: int, columns: int) -> list[list[int]]:
-    """Any stream: rows of values."""
+def decode(coder: int, payload: bytes, rows: int, columns: int, states: int = 1) -> list[list[int]]:
+    """Any stream: rows of values; `states` are those of the trellis whose paths they are."""
     if coder <= 2:
         return decode_plain(coder, payload, rows, columns)
-    return {3: decode_small, 4: decode_static, 5: decode_mixed}[coder](payload, rows, columns)
+    if coder == 5:
+        return decode_mixed(payload, rows, columns, states)
+    return {3: decode_small, 4: decode_static}[coder](payload, rows, columns)

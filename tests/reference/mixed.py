@@ -39,14 +39,18 @@ def described(bits: Bits, rows: int, columns: int) -> Side:
     return Side(values, scan, zero, low, scale, kind, steady, predicted, words, (rows, columns))
 
 
-def decode_mixed(payload: bytes, rows: int, columns: int) -> list[list[int]]:
-    """Coder 5: rows of values."""
+def decode_mixed(payload: bytes, rows: int, columns: int, states: int = 1) -> list[list[int]]:
+    """Coder 5: rows of values, those of paths through a trellis of so many states."""
     bits, rest = opened(payload)
     side = described(bits, rows, columns)
     (rows, columns), size = side.shape, len(side.values)
     step = max(1, CHUNK // columns)
     centre = side.zero if side.predicted == ("none",) else size // 2
-    model = Model(((size - 1) >> side.low) + 1, centre >> side.low, side.scale, side.prior, side.steady)
+    followed = side.predicted == ("none",) and not side.transposed and not side.low
+    if not followed or side.values != [*range(side.values[0], side.values[-1] + 1)]:
+        states = 1
+    first = side.values[0]
+    model = Model(((size - 1) >> side.low) + 1, centre >> side.low, side.scale, side.prior, side.steady, states, first)
     grid: list[list[int]] = []
     for count in side.words:
         pairs = words_of(rest[: 4 * count])

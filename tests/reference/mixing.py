@@ -3,16 +3,19 @@
 from typing import NamedTuple
 
 from tests.reference.pinned import tables
+from tests.reference.trellis import after
 
 
 class Model(NamedTuple):
-    """Size N of the alphabet, its zero Z, the scale, the prior's name, R and C."""
+    """Size N of the alphabet, its zero Z, the scale, the prior's name, R and C; states, and the value of symbol 0."""
 
     size: int
     zero: int
     scale: int
     prior: str
     steady: tuple[int, int]
+    states: int = 1
+    low: int = 0
 
 
 def hold(value: int, least: int, most: int) -> int:
@@ -26,10 +29,10 @@ class Chunk:
         self.tables = tables()
         self.squash, self.stretch, self.pace = (self.tables[name] for name in ("squash", "stretch", "pace"))
         self.size, self.zero, self.scale, self.words = model.size, model.zero, model.scale, words
-        self.steady = model.steady
+        self.steady, self.states, self.low = model.steady, model.states, model.low
         self.cells = self.tables[model.prior]
         self.nodes = self.tree()
-        self.counters: dict[tuple[int, int], list[int]] = {}
+        self.counters: dict[tuple[int, int, int], list[int]] = {}
         self.sets = [[4915] * 6 + [21299, 14746] for _ in range(128)]
         starts = [self.squash[hold(128 * (k - 16), -2047, 2047) + 2048] for k in range(33)]
         self.outcomes = [[[p, 6] for p in starts] for _ in range(64)]
@@ -64,18 +67,19 @@ class Chunk:
             nodes.append((low, split, high, depth, children))
         return nodes
 
-    def seed(self, node: int, fine: int) -> int:
+    def seed(self, node: int, fine: int, odd: int) -> int:
         low, split, high = self.nodes[node][:3]
         scale = hold(self.scale + 2 * fine - 64, 0, 383)
-        first = self.cell(64 * (low - self.zero) - 32, scale) if low else 0
-        middle = self.cell(64 * (split - self.zero) + 32, scale)
-        last = self.cell(64 * (high - self.zero) + 32, scale) if high < self.size - 1 else self.cells[4096]
+        shift = 32 * odd
+        first = self.cell(64 * (low - self.zero) - 32 + shift, scale) if low else 0
+        middle = self.cell(64 * (split - self.zero) + 32 + shift, scale)
+        last = self.cell(64 * (high - self.zero) + 32 + shift, scale) if high < self.size - 1 else self.cells[4096]
         return hold(2**22 * (last - middle) // (last - first), 2**12, 2**22 - 2**12) if last > first else 2**21
 
-    def counter(self, x: int, node: int) -> list[int]:
-        if (x, node) not in self.counters:
-            self.counters[x, node] = [self.seed(node, 4 * (x % 16) if x < 64 else 32), 3]
-        return self.counters[x, node]
+    def counter(self, x: int, node: int, odd: int) -> list[int]:
+        if (x, node, odd) not in self.counters:
+            self.counters[x, node, odd] = [self.seed(node, 4 * (x % 16) if x < 64 else 32, odd), 3]
+        return self.counters[x, node, odd]
 
     def lg(self, value: int) -> int:
         value = int(float(value))  # 53 bits, ties to even
@@ -88,21 +92,22 @@ class Chunk:
     def decode(self, rows: int, columns: int) -> list[list[int]]:
         base, (steady, even) = self.scale - 64, self.steady
         mean = self.tables["power"][self.scale] + 1
-        most = mean // 16 + 2
+        most = 2 * (mean // 16 + 2)
         level = usual = (25 * mean**2 >> 10) + 1
         slow, quick = [level] * columns, [level] * columns
         out: list[list[int]] = []
+        states, sizes = [0] * columns, [0] * columns
         for r in range(rows):
             here, expected, u = steady * usual, steady * level, self.sc(usual) - base
             self.rate = max(8, 24 - r * columns // 4000)
             last = before = 0
             out.append([])
             for c in range(columns):
-                above = abs(out[r - 1][c] - self.zero) if r else 0
+                odd = states[c] % 2
                 row = (self.lg(here) - self.lg(expected)) >> 1
                 alone = self.sc(slow[c]) - base
                 product, quicker = alone + row, self.sc(quick[c]) - base + row
-                near = self.lg(13 * (2 * abs(last) + abs(before) + 2 * above) + (mean >> 2) + 1) - base
+                near = self.lg((13 * (2 * last + before + 2 * sizes[c]) >> 1) + (mean >> 2) + 1) - base
                 contexts = [
                     hold((product + 4) >> 3, 0, 15),
                     16 + hold((row + u + 4) >> 3, 0, 15),
@@ -111,10 +116,11 @@ class Chunk:
                     64 + hold((alone + 1) >> 1, 0, 63),
                     128 + 8 * (8 * c // columns) + 8 * r // rows,
                 ]
-                symbol = self.symbol(contexts, [hold((s + 1) >> 1, 0, 63) for s in (product, quicker)])
+                symbol = self.symbol(contexts, [hold((s + 1) >> 1, 0, 63) for s in (product, quicker)], odd)
                 out[r].append(symbol)
-                before, last = last, symbol - self.zero
-                here += 64 * min(abs(last), most) ** 2
+                before, last = last, abs(2 * (symbol - self.zero) + odd)
+                sizes[c], states[c] = last, after(self.states, states[c], self.low + symbol)
+                here += 16 * min(last, most) ** 2
                 expected += slow[c]
             share = 2**16 * (expected + 64) // (here + 64)
             if r == 0:
@@ -122,7 +128,7 @@ class Chunk:
             else:
                 usual = max((7 * usual + (here - steady * usual) // columns) // 8, 0) + 1
             for c in range(columns):
-                g = (64 * min(abs(out[r][c] - self.zero), most) ** 2 * share >> 16) + 1
+                g = (16 * min(sizes[c], most) ** 2 * share >> 16) + 1
                 slow[c] += (g - slow[c]) * self.pace[min(r + even, 1023)] >> 16
                 quick[c] += (g - quick[c]) * self.pace[min(r + even, max(30, even), 1023)] >> 16
             level = sum(slow) // columns + 1
@@ -130,15 +136,16 @@ class Chunk:
             raise ValueError("the chunk does not end where it should")
         return out
 
-    def symbol(self, contexts: list[int], fine: list[int]) -> int:
+    def symbol(self, contexts: list[int], fine: list[int], odd: int) -> int:
         node = 0
         while node >= 0:
-            node = self.nodes[node][4][self.bit(node, contexts, fine)]
+            node = self.nodes[node][4][self.bit(node, contexts, fine, odd)]
         return -1 - node
 
-    def bit(self, node: int, contexts: list[int], fine: list[int]) -> int:
-        counters = [self.counter(x, node) for x in contexts]
-        logits = [self.stretch[p >> 10] for p, _ in counters] + [self.stretch[self.seed(node, f) >> 10] for f in fine]
+    def bit(self, node: int, contexts: list[int], fine: list[int], odd: int) -> int:
+        counters = [self.counter(x, node, odd) for x in contexts]
+        logits = [self.stretch[p >> 10] for p, _ in counters]
+        logits += [self.stretch[self.seed(node, f, odd) >> 10] for f in fine]
         q = node if node < 48 else min(48 + self.nodes[node][3], 63)
         mixers = [self.sets[q], self.sets[64 + contexts[0]]]
         sums = [sum(w * x for w, x in zip(weights, logits, strict=True)) >> 16 for weights in mixers]

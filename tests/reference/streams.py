@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import coder, mixed, raw, small, static
+from birdie.entropy.stream import Hints
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
 from tests.reference.numbers import opened
+from tests.reference.trellis import after
 
 Integers = NDArray[np.integer]
 
@@ -23,6 +25,12 @@ class Feature:
     values: Integers
     says: dict[str, object] = field(default_factory=dict)
     kernel: tuple[int, int] = (1, 1)
+    states: int = 1
+
+    @property
+    def hints(self) -> Hints:
+        """What both sides know besides."""
+        return Hints(kernel=self.kernel, states=self.states)
 
     def coded(self) -> coder.Coded:
         low, high = int(self.values.min()), int(self.values.max())
@@ -32,7 +40,7 @@ class Feature:
             coder.PACKED: lambda: raw.encode_packed(self.values, low, high),
             coder.NUMBERS: lambda: small.encode(self.values),
             coder.STATIC: lambda: static.encode(self.values, self.kernel),
-            coder.MIXED: lambda: mixed.encode(self.values, self.kernel),
+            coder.MIXED: lambda: mixed.encode(self.values, self.kernel, self.states),
         }
         payload = write[self.coder]()
         assert payload is not None
@@ -83,6 +91,16 @@ def smooth_kernels(outputs: int = 24, inputs: int = 12, side: int = 3) -> Intege
     return np.rint(flat).astype(np.int32).reshape(outputs, -1)
 
 
+def on_paths(rows: int, columns: int, states: int, deviation: float) -> Integers:
+    """Numbers m of normal weights rounded to the grids of a trellis, each column along the path it so takes."""
+    weights = np.random.default_rng(5).normal(0, deviation, (rows, columns)) * np.geomspace(0.5, 2, rows)[:, None]
+    out, state = np.empty((rows, columns), np.int32), [0] * columns
+    for r in range(rows):
+        out[r] = np.rint(weights[r] - 0.5 * (np.array(state) % 2))
+        state = [after(states, s, int(m)) for s, m in zip(state, out[r], strict=True)]
+    return out
+
+
 def mostly_zero(rows: int, columns: int) -> Integers:
     """More than one chunk, and hardly a byte of it."""
     values = np.zeros((rows, columns), np.int8)
@@ -118,6 +136,8 @@ FEATURES: dict[str, Feature] = {
     "mixed rows": Feature(coder.MIXED, near_copies(), {"predicted": "rows"}),
     "mixed taps": Feature(coder.MIXED, smooth_kernels(), {"predicted": "taps"}, (3, 3)),
     "mixed columns first": Feature(coder.MIXED, gaussian(96, 48, 1, 40).T, {"transposed": True}),
+    "mixed 4 states": Feature(coder.MIXED, on_paths(40, 30, 4, 0.8), {"predicted": "none"}, states=4),
+    "mixed 64 states": Feature(coder.MIXED, on_paths(30, 40, 64, 9), {"alphabet": "step 1"}, states=64),
     "mixed chunks": Feature(coder.MIXED, mostly_zero(1100, 1024), {"chunks": 2}),
 }
 
