@@ -4,7 +4,8 @@
 
 Of 16 columns and more, a row of nothing but m = 0 is a row of zeros: those that count for nothing are left out so.
 The steps of rows have a common exponent in sixteenths of an octave, one more for as many of the first rows as the file
-says: so sizes are steady in it though what tells rows apart is coarse. A plain grid is the trellis of one state. Products are taken in float32 in this order, so that every machine agrees.
+says: so sizes are steady in it though what tells rows apart is coarse. A plain grid is the trellis of one state.
+Products are taken in float32 in this order, so that every machine agrees.
 """
 
 import numpy as np

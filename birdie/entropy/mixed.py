@@ -21,7 +21,7 @@ from birdie.entropy.numbers import Reader, Writer
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range
 from birdie.entropy.static import decode_chunks, side_words
-from birdie.entropy.trellis import chunk_rows, machine
+from birdie.entropy.trellis import chunk_rows
 from birdie.errors import ArtifactError
 
 _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _STEADINESS = 5, 21, 23, 6, 7, 8, 9
@@ -56,8 +56,8 @@ class _Plan:
 def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> bytes | None:
     """Code `values` (rows, columns), at least two different ones, all within int32; None if they are too far apart.
 
-    `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix; `states` that of the
-    trellis whose paths run down their columns, which forbids to transpose or to predict them.
+    `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix; `states` those of
+    the trellis whose paths run down their columns, which forbids to transpose or to predict them.
     """
     alphabet, symbols = alphabets.choose(values)
     if alphabet.kind == alphabets.SPLIT:
@@ -98,7 +98,7 @@ def _following(model: Model, alphabet: Alphabet, low: int, states: int) -> Model
     """`model` with the paths of a trellis, but where symbols lack low bits and so parities."""
     if states == 1 or low:
         return model
-    return replace(model, paths=machine(states), parity=(alphabet.values & 1).astype(np.uint8))
+    return replace(model, states=states, parity=(alphabet.values & 1).astype(np.uint8).tobytes())
 
 
 def _model(symbols: Symbols, size: int, zero: int) -> Model:

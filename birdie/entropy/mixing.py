@@ -10,17 +10,16 @@ from the prior at that scale, so that small arrays have little to learn.
 Logistic mixing, adaptive counters and the correction are those of Mahoney's PAQ; the contexts are made for weights.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy.compiled import njit
 from birdie.entropy.logistic import LIMIT, prior, tables
-from birdie.entropy.trellis import Machine, machine
+from birdie.entropy.trellis import machine
 from birdie.errors import ArtifactError
 
-PLAIN = machine(1)
 Words = NDArray[np.uint32]
 
 MAX_SIZE = 512  # symbols
@@ -48,9 +47,9 @@ class Model:
         scale: 16 · log2 of the mean magnitude in 1/64 symbols, 0 … 383.
         kind: the prior (`logistic.GAUSSIAN`, …).
         rows, columns: log2 of the symbols of a row or column that tell as much about its scale as all others do.
-        paths: the machine of the trellis whose paths run down the columns; `PLAIN` for none. In odd states symbols
-            stand for half a step more, and have counters of their own.
-        parity: of the value of each symbol, (size,); empty for none.
+        states: of the trellis whose paths run down the columns, 1 for none. In odd states symbols stand for half a
+            step more, and have counters of their own.
+        parity: of the value of each symbol, 0 or 1, `size` of them; empty for none.
     """
 
     size: int
@@ -59,8 +58,8 @@ class Model:
     kind: int
     rows: int
     columns: int
-    paths: Machine = PLAIN
-    parity: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8), compare=False)
+    states: int = 1
+    parity: bytes = b""
 
 
 def encode(symbols: NDArray[np.uint16], model: Model) -> Words:
@@ -102,7 +101,8 @@ def _run(symbols: NDArray[np.uint16], model: Model, words: Words, *, decoding: b
     looked_up = table.squash, table.stretch, table.log2, table.power, table.pace
     nodes = np.empty((count, 6), np.int32)
     _build(masses(model), nodes)
-    kinds = 1 + int(model.paths.odd.any())
+    paths = machine(model.states)
+    kinds = 1 + int(paths.odd.any())
     counters, expert = np.empty((_CONTEXTS, kinds, count), np.uint32), np.empty((_FINE, kinds, count), np.int32)
     for odd in range(kinds):
         _seed(
@@ -111,8 +111,7 @@ def _run(symbols: NDArray[np.uint16], model: Model, words: Words, *, decoding: b
     weights = np.tile(np.array(_WEIGHTS, np.int32), 2 * _SETS)
     facts = np.array([model.zero, model.scale, 1 << model.rows, 1 << model.columns, kinds])
     learned = counters.reshape(-1), expert.reshape(-1), weights
-    parity = model.parity if model.parity.size else np.zeros(model.size, np.uint8)
-    states = model.paths.odd, model.paths.following, parity
+    states = paths.odd, paths.following, np.frombuffer(model.parity or bytes(model.size), np.uint8)
     return int(_code(symbols, decoding, nodes, *states, *learned, words, facts, *looked_up))
 
 

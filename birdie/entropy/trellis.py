@@ -1,9 +1,9 @@
 """The state machine of trellis-coded quantization: which half of a fine grid the next number of a path lies on.
 
 A number is step · (m + odd/2): in a state that is odd the grid is shifted by half a step, and the parity of m leads to
-the next state. The machines are Ungerboeck's one-dimensional codes (IEEE Trans. IT 28, 1982) in systematic feedback form.
-Paths run down the columns of a matrix, each column on its own, and start again from state 0 where a chunk of the coder
-begins, so that chunks decode alone.
+the next state. The machines are Ungerboeck's one-dimensional codes (IEEE Trans. IT 28, 1982) in systematic feedback
+form. Paths run down the columns of a matrix, each column on its own, and start again from state 0 where a chunk of the
+coder begins, so that chunks decode alone.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ STATES = tuple(_POLYNOMIALS)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`odd` (states,) says whether a state shifts the grid; `following` (states, 2) is the next state by the parity of m."""
+    """`odd` (states,): whether a state shifts the grid; `following` (states, 2): the next state by the parity of m."""
 
     odd: NDArray[np.uint8]
     following: NDArray[np.uint8]

@@ -35,6 +35,8 @@ import torch
 from birdie import artifact as artifacts
 from birdie import container, repack, tree
 from birdie.entropy import coder
+from birdie.entropy.stream import Hints
+from birdie.entropy.trellis import STATES
 from birdie.errors import ArtifactError
 from tests.hostile import made, mutate, seeds
 from tests.hostile.seeds import Seed
@@ -60,7 +62,8 @@ def decode_streams(data: bytes, _: Path) -> Content:
         if rows * columns > MAX_BYTES:
             raise ArtifactError("refused by the bound of the test")
         for stream in entry.streams:
-            values = coder.decode(stream.coder, stream.payload, rows, columns, threads=1)
+            hints = Hints(states=next((each for each in entry.params if each in STATES), 1))
+            values = coder.decode(stream.coder, stream.payload, rows, columns, hints, threads=1)
             if values.shape != (rows, columns) or values.dtype not in ("i1", "i2", "i4"):
                 raise BrokenError(f"{name} decoded to {values.dtype} {values.shape}, not {(rows, columns)}")
             out.append((name, values.shape, values.tobytes()))

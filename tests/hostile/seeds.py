@@ -19,6 +19,10 @@ from birdie.container import ALIAS, Entry, Stream
 from birdie.cursor import varint
 from birdie.entropy import coder, mixed, numbers, small, static, trellis
 
+_SPECS = (
+    *("trellis:states=8,sigma=0.3", "ternary:group=7", "int4:group=6", "codebook:k=9,rows", "rotation:bits=3,residual"),
+    "lowrank:rank=2,base=int3:group=7",
+)
 Values = NDArray[np.integer]
 CHUNK = 256  # symbols, so that small arrays have several chunks
 
@@ -103,20 +107,27 @@ def arrays() -> dict[str, tuple[Values, tuple[int, int]]]:
     return {name: (np.rint(values).astype(np.int64), kernel) for name, (values, kernel) in found.items()}
 
 
-def _coded() -> Iterator[tuple[str, Values, int, bytes]]:
+def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
+    """Name, array, coder, payload, states of the trellis whose paths it holds."""
     rng = np.random.default_rng(3)
     plain = rng.normal(0, 3, (9, 9)).round().astype(int)
-    yield "constant", np.full((3, 5), -4), coder.CONSTANT, coder.raw.encode_constant(-4)
-    yield "bytes", plain & 255, coder.BYTES, (plain & 255).astype(np.uint8).tobytes()
-    yield "packed", plain, coder.PACKED, coder.raw.encode_packed(plain, int(plain.min()), int(plain.max()))
-    yield "numbers", plain, coder.NUMBERS, small.encode(plain)
-    yield "running", np.arange(90).reshape(90, 1) // 3, coder.NUMBERS, small.encode(np.arange(90).reshape(90, 1) // 3)
+    yield "constant", np.full((3, 5), -4), coder.CONSTANT, coder.raw.encode_constant(-4), 1
+    yield "bytes", plain & 255, coder.BYTES, (plain & 255).astype(np.uint8).tobytes(), 1
+    yield "packed", plain, coder.PACKED, coder.raw.encode_packed(plain, int(plain.min()), int(plain.max())), 1
+    yield "numbers", plain, coder.NUMBERS, small.encode(plain), 1
+    rising = np.arange(90).reshape(90, 1) // 3
+    yield "running", rising, coder.NUMBERS, small.encode(rising), 1
     for name, (values, kernel) in arrays().items():
-        yield f"static {name}", values, coder.STATIC, static.encode(values, kernel)
+        yield f"static {name}", values, coder.STATIC, static.encode(values, kernel), 1
         some = values[: max(1, 600 // values.shape[1])] if name != "columns first" else values[:, :20]
         payload = mixed.encode(some, kernel)
         if payload is not None:
-            yield f"mixed {name}", some, coder.MIXED, payload
+            yield f"mixed {name}", some, coder.MIXED, payload, 1
+    for states, name in (4, "plain"), (64, "listed"), (8, "low bits"), (32, "vector"):
+        some = arrays()[name][0][:15]
+        payload = mixed.encode(some, (1, 1), states)
+        assert payload is not None
+        yield f"mixed {name}, {states} states", some, coder.MIXED, payload, states
 
 
 def streams() -> list[Seed]:
@@ -125,8 +136,8 @@ def streams() -> list[Seed]:
     out = []
     with _recorded(known):
         coded = list(_coded())
-    for name, values, code, payload in coded:
-        entry = Entry(name, 1, 2, values.shape, (3,), (Stream(code, payload),))
+    for name, values, code, payload, states in coded:
+        entry = Entry(name, 1, 2, values.shape, (states,), (Stream(code, payload),))
         alias = Entry("~", ALIAS, 2, values.shape, target=name)
         side = _side(code, payload, known)
         data = container.to_bytes([entry, alias], b"{}")
@@ -181,7 +192,7 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def artifacts() -> list[Seed]:
-    """Whole files: lossless in all forms, grids, casts, aliases, a convolution."""
+    """Whole files: lossless in all forms, every scheme, casts, aliases, a convolution."""
     tensors = state()
     real = {name: tensor for name, tensor in tensors.items() if tensor.dtype in (torch.float32, torch.bfloat16)}
     options: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = [
@@ -189,6 +200,7 @@ def artifacts() -> list[Seed]:
         (tensors, {"lossless": True, "coder": "fast"}),
         (real, {"scheme": [("[abct]*", "int6"), ("*", "fp16")]}),
         (real, {"scheme": "bf16"}),
+        *((real, {"scheme": [("[abct]*", spec), ("*", "fp16")]}) for spec in _SPECS),
     ]
     return [_written(partial(artifact.save, some, workers=1, **how)) for some, how in options]
 

@@ -47,10 +47,8 @@ def decode_mixed(payload: bytes, rows: int, columns: int, states: int = 1) -> li
     step = max(1, CHUNK // columns)
     centre = side.zero if side.predicted == ("none",) else size // 2
     followed = side.predicted == ("none",) and not side.transposed and not side.low
-    if not followed or side.values != [*range(side.values[0], side.values[-1] + 1)]:
-        states = 1
-    first = side.values[0]
-    model = Model(((size - 1) >> side.low) + 1, centre >> side.low, side.scale, side.prior, side.steady, states, first)
+    paths = (states, tuple(side.values)) if followed else ()
+    model = Model(((size - 1) >> side.low) + 1, centre >> side.low, side.scale, side.prior, side.steady, *paths)
     grid: list[list[int]] = []
     for count in side.words:
         pairs = words_of(rest[: 4 * count])

@@ -7,7 +7,7 @@ from tests.reference.trellis import after
 
 
 class Model(NamedTuple):
-    """Size N of the alphabet, its zero Z, the scale, the prior's name, R and C; states, and the value of symbol 0."""
+    """Size N of the alphabet, its zero Z, the scale, the prior's name, R and C; states, and what symbols stand for."""
 
     size: int
     zero: int
@@ -15,7 +15,7 @@ class Model(NamedTuple):
     prior: str
     steady: tuple[int, int]
     states: int = 1
-    low: int = 0
+    values: tuple[int, ...] = ()
 
 
 def hold(value: int, least: int, most: int) -> int:
@@ -29,7 +29,8 @@ class Chunk:
         self.tables = tables()
         self.squash, self.stretch, self.pace = (self.tables[name] for name in ("squash", "stretch", "pace"))
         self.size, self.zero, self.scale, self.words = model.size, model.zero, model.scale, words
-        self.steady, self.states, self.low = model.steady, model.states, model.low
+        self.steady, self.states = model.steady, model.states
+        self.values = model.values or (0,) * model.size
         self.cells = self.tables[model.prior]
         self.nodes = self.tree()
         self.counters: dict[tuple[int, int, int], list[int]] = {}
@@ -119,7 +120,7 @@ class Chunk:
                 symbol = self.symbol(contexts, [hold((s + 1) >> 1, 0, 63) for s in (product, quicker)], odd)
                 out[r].append(symbol)
                 before, last = last, abs(2 * (symbol - self.zero) + odd)
-                sizes[c], states[c] = last, after(self.states, states[c], self.low + symbol)
+                sizes[c], states[c] = last, after(self.states, states[c], self.values[symbol])
                 here += 16 * min(last, most) ** 2
                 expected += slow[c]
             share = 2**16 * (expected + 64) // (here + 64)

@@ -138,6 +138,7 @@ FEATURES: dict[str, Feature] = {
     "mixed columns first": Feature(coder.MIXED, gaussian(96, 48, 1, 40).T, {"transposed": True}),
     "mixed 4 states": Feature(coder.MIXED, on_paths(40, 30, 4, 0.8), {"predicted": "none"}, states=4),
     "mixed 64 states": Feature(coder.MIXED, on_paths(30, 40, 64, 9), {"alphabet": "step 1"}, states=64),
+    "mixed listed states": Feature(coder.MIXED, on_paths(8, 24, 8, 400), {"alphabet": "listed"}, states=8),
     "mixed chunks": Feature(coder.MIXED, mostly_zero(1100, 1024), {"chunks": 2}),
 }
 
