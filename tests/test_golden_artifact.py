@@ -13,14 +13,18 @@ import birdie
 from birdie import container, metadata, tree
 from birdie.artifact import SCHEMES
 from birdie.compress.integers import DIFFERENCES, HALVES, LISTED, VALUES
+from tests.reference.decoder import decode
+from tests.reference.trellis import decode_trellis
 
 GOLDEN = Path(__file__).parent / "golden" / "artifact.hex"
 LOSSLESS = SCHEMES["lossless"]
-FITTED = {SCHEMES[name] for name in ("grid", "ternary", "codebook", "rotation", "lowrank")}  # by floats: may differ
+FITTED = {
+    SCHEMES[name] for name in ("grid", "trellis", "ternary", "codebook", "rotation", "lowrank")
+}  # by floats: may differ
 RULES = [
     *(("*matrix", "int6"), ("*grouped", "int4:group=20"), ("*ternary", "ternary:group=12"), ("*table", "codebook:k=9")),
     *(("*rotated", "rotation:bits=3,residual"), ("*corrected", "lowrank:rank=2,base=codebook:k=4,rows")),
-    *(("*norm", "bf16"), ("*", "lossless")),
+    *(("*paths", "trellis:states=8,sigma=0.4"), ("*norm", "bf16"), ("*", "lossless")),
 ]
 
 
@@ -41,6 +45,7 @@ def content() -> dict[str, Any]:
         "table": noise.reshape(32, 48).half() / 32,
         "rotated": noise.reshape(32, 6, 8) / 64,
         "corrected": noise.reshape(48, 32).double() / 32,
+        "paths": torch.cat([noise.reshape(48, 32) / 32, torch.zeros(2, 32)]),
         "norm": (noise[:40] / 64).double(),
         "exact": noise.reshape(24, 64) / 3,
         "sixteen": (noise[:640] / 64).half().reshape(20, 32),
@@ -92,6 +97,18 @@ def test_golden_artifact_loads_as_it_did_and_is_written_alike(tmp_path: Path) ->
     assert {each.scheme for each in entries} == {container.ALIAS, *SCHEMES.values()}
 
 
+def test_the_second_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:
+    path = tmp_path / "golden.birdie"
+    data, name = bytes.fromhex(GOLDEN.read_text().split()[1]), "model/paths"
+    path.write_bytes(data)
+    entry, found = container.Reader(data).read(name), birdie.load(path)[name]
+    states, _, along = entry.params[:3]
+    shapes = [tuple(found.shape), (found.shape[0], 1), (found.shape[1], 1)][: 3 if along else 2]
+    coded = zip(entry.streams, shapes, [states, 1, 1], strict=False)
+    streams = [decode(stream.coder, stream.payload, *shape, paths) for stream, shape, paths in coded]
+    assert found.tolist() == decode_trellis(entry.params, streams)
+
+
 def test_the_golden_tree_is_the_one_that_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "golden.birdie"
     data = bytes.fromhex(GOLDEN.read_text().split()[1])
@@ -101,6 +118,7 @@ def test_the_golden_tree_is_the_one_that_was_saved(tmp_path: Path) -> None:
     assert [*checkpoint["model"]] == [*expected["model"]]
     assert checkpoint["model"]["head"] is checkpoint["model"]["embedding"]
     assert checkpoint["optimizer"][1] == expected["optimizer"][1]
-    for name in set(expected["model"]) - {"matrix", "grouped", "ternary", "table", "rotated", "corrected", "norm"}:
+    fitted = {"matrix", "grouped", "ternary", "table", "rotated", "corrected", "paths", "norm"}
+    for name in set(expected["model"]) - fitted:
         assert torch.equal(checkpoint["model"][name], expected["model"][name]), name
     assert torch.equal(checkpoint["optimizer"][0]["positions"], expected["optimizer"][0]["positions"])
