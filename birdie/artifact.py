@@ -111,7 +111,7 @@ def save(
     bits: float | None = None,
     quality: float | None = None,
     coder: Effort = "max",
-    calibration: Calibration | None = None,
+    calibration: Calibration | Knowledge | None = None,
     symmetries: bool = True,
     lossless: bool = False,
     metadata: Mapping[str, Any] | None = None,
@@ -133,9 +133,9 @@ def save(
         coder: "max" for the smallest file, "fast" for the quickest.
         calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
             thousands of images in batches, and loss(module, batch) → summed nats by `F.cross_entropy`. Steps then
-            follow what the loss minds.
-        symmetries: with calibration, sort and scale units whose order means nothing so that bits are saved; the
-            function stays what it was, up to rounding.
+            follow what the loss minds. Or the `Knowledge` made of them, for several files from one calibration.
+        symmetries: with calibration, sort units whose order means nothing, which saves bits; the function stays what
+            it was.
         lossless: keep every bit of every tensor.
         metadata: JSON to store along.
         tree: how the tensors nest (birdie.tree); birdie.repack gives it.
@@ -155,7 +155,10 @@ def save(
     default, rules = rules_of(scheme, targeted=targeted)
     everything = named_tensors(model)
     files.require_writable(Path(path).parent)
-    known = None if calibration is None else Knowledge.of(everything, calibration, symmetries=symmetries)
+    if calibration is None or isinstance(calibration, Knowledge):
+        known = calibration
+    else:
+        known = Knowledge.of(everything, calibration, symmetries=symmetries)
     state, ties = without_ties(everything if known is None else known.state)
     pinned = {ties.get(name, name): chosen for name, chosen in match(everything, rules).items()}
     if bits is not None:
@@ -197,7 +200,7 @@ def _check_request(
     bits: Any,
     quality: Any,
     coder: str,
-    calibration: Calibration | None,
+    calibration: Calibration | Knowledge | None,
     lossless: bool,
 ) -> None:
     if sum(given is not None for given in (budget, bits, quality)) > 1:

@@ -23,6 +23,7 @@ ROWS: list[set[str]] = [
     {"score"},
     {"recipe_file"},
     {"recipe"},
+    {"calibration"},
     {"evaluation"},
     {"pipeline"},
     {"submit"},

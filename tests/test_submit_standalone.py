@@ -63,7 +63,7 @@ def built() -> dict[str, standalone.Standalone]:
 
 
 def streams() -> dict[str, bytes]:
-    """A file for each feature of the entropy coders, as an int32 tensor in one plane is stored: through the grid."""
+    """A file for each feature of the entropy coders, as numbers of a grid or of a trellis."""
     found = {}
     for name, feature in FEATURES.items():
         values = feature.values
@@ -71,7 +71,8 @@ def streams() -> dict[str, bytes]:
             continue  # beyond what a float32 grid tells apart
         symbols, steps = feature.coded(), entropy.encode(np.arange(len(values))[:, None])
         coded = tuple(Stream(each.coder, each.payload) for each in (symbols, steps))
-        entry = Entry("w", 2, DTYPES.index(torch.float32), values.shape, (), coded)
+        scheme, params = (2, ()) if feature.states == 1 else (4, (feature.states, 16, 0, 0, 0))
+        entry = Entry("w", scheme, DTYPES.index(torch.float32), values.shape, params, coded)
         found[name.replace(" ", "_")] = container.to_bytes([entry])
     return found
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from birdie import artifact
+from birdie.calibration import CALIBRATION_TOKENS, calibrated, described, run_recipe
 from birdie.cli.console import Json, compiling_told, emit, progress_bar, say, show, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.size import parse_size
@@ -26,23 +27,29 @@ def compress(
     ] = False,
     budget: Annotated[str | None, Parameter(help="Bytes the file may take: 16MB, 16MiB, 250000.")] = None,
     bits: Annotated[float | None, Parameter(help="Bits per weight the file may take, all included.")] = None,
-    quality: Annotated[float | None, Parameter(help="Nats of KL per token it may cost (not available yet).")] = None,
+    quality: Annotated[float | None, Parameter(help="Nats of KL per token it may cost; needs --calibrate.")] = None,
     scheme: Annotated[
         list[str] | None,
         Parameter(
             negative=(),
             help="PATTERN=SPEC, repeatable, first match wins; SPEC: lossless, fp16, bf16, int2…int8, int8:step=4, "
-            "sigma:0.3.",
+            "sigma:0.3, trellis:states=32, ternary, codebook:k=16 and more (docs/schemes.md).",
         ),
     ] = None,
     coder: Annotated[Literal["max", "fast"], Parameter(help="Entropy coding: smallest, or quickest to load.")] = "max",
-    calibrate: Annotated[str | None, Parameter(help="A run or recipe to calibrate on (not available yet).")] = None,
+    calibrate: Annotated[
+        Path | None,
+        Parameter(help="A run folder or recipe whose model this is and whose training data tell what matters."),
+    ] = None,
+    calibration_tokens: Annotated[int, Parameter(help="Tokens to calibrate on.")] = CALIBRATION_TOKENS,
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
 
     Without a target every matrix becomes per-row int8; what is small is kept in 16 bits where that is close enough and
-    losslessly elsewhere. With --budget or --bits the precision of each tensor is chosen so that the file just fits.
+    losslessly elsewhere. With --budget or --bits the precision of each tensor is chosen so that the file just fits; with
+    --quality so that the model's predictions change by so much and no more. --calibrate makes the same quality far
+    smaller: what the loss minds sets every step.
 
     With --lossless a .ptz (the challenge's exports: torch.save under zlib, zstd, lzma or brotli) is kept whole, its
     integers as integers and all that stands beside them; `birdie decompress` gives it back.
@@ -50,14 +57,18 @@ def compress(
     require_file(output)
     if output.exists() and checkpoint.exists() and output.samefile(checkpoint):
         raise ConfigError(f"{output} is the checkpoint itself; give the .birdie file a name of its own")
-    if calibrate is not None:
-        raise ConfigError("--calibrate is not available in this version; leave it out")
     if lossless and (scheme or budget or bits or quality):
         raise ConfigError(
             "--lossless keeps every bit, so it takes no --budget, --bits, --quality or --scheme; drop one side"
         )
     content, whole = read_checkpoint(checkpoint) if lossless else (read_state_dict(checkpoint), False)
     before = _bytes_on_disk(checkpoint)
+    known, metadata = None, None
+    if calibrate is not None and not whole:
+        recipe = run_recipe(calibrate)
+        with progress_bar(f"calibrating on {recipe.data.path}", "batches") as update:
+            known = calibrated(recipe, content, calibration_tokens, update)
+        metadata = described(recipe)
     with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
         if whole:
             summary = save_object(content, output, coder=coder, progress=update)
@@ -69,6 +80,9 @@ def compress(
                 budget=None if budget is None else parse_size(budget),
                 bits=bits,
                 quality=quality,
+                quality=quality,
+                calibration=known,
+                metadata=metadata,
                 coder=coder,
                 lossless=lossless,
                 progress=update,

@@ -21,7 +21,6 @@ from birdie.compress.feedback import FLOOR
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.symmetry import canonical, carried
 from birdie.compress.symmetry_graph import symmetries_of
-from birdie.compress.units import level_rows
 from birdie.errors import ConfigError, DataError, WeightsError
 
 HELD_BACK = 5  # every so many batches one is kept for judging, the last ones
@@ -55,7 +54,7 @@ class Knowledge:
         Args:
             state: what is compressed, under the names of the module's state dict.
             calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
-            symmetries: whether units may change places and scales.
+            symmetries: whether units may change places.
 
         Raises:
             ConfigError: the calibration is no such triple, or the loss does not depend on the weights.
@@ -71,7 +70,7 @@ class Knowledge:
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), found, judge)
-        sorted_state, report = canonical(state, groups, scale=level_rows, sensitivities=found)
+        sorted_state, report = canonical(state, groups, sensitivities=found)
         return cls(sorted_state, {name: carried(name, each, report) for name, each in found.items()}, judge)
 
     def divergence(self, encoded: Mapping[str, Encoded]) -> float:

@@ -47,7 +47,7 @@ class Trellis:
 
     states: int = 32
     sigma: float | None = None
-    rate: float = 1.0
+    rate: float = 0.5
     output: bool = True
 
     def __post_init__(self) -> None:
