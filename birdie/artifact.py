@@ -11,7 +11,7 @@ described in docs/format.md.
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from numbers import Real
@@ -50,7 +50,7 @@ _ROUNDS = 4  # codings a budget search usually takes: only the progress bar reli
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """One tensor of a file: `scheme` is fp16, bf16, alias (a second name, no bytes of its own) or a key of `SCHEMES`."""
+    """A tensor of a file; `scheme` is fp16, bf16, alias (a second name, no bytes of its own) or a key of `SCHEMES`."""
 
     name: str
     shape: tuple[int, ...]
@@ -182,9 +182,7 @@ def save(
             shared = {"pinned": pinned, "allocate": allocate, "workers": workers}
             encoded = fit_budget(state, size, budget, rough=rough, **shared).encoded  # type: ignore[arg-type]
         elif quality is not None and known is not None:
-            fit = fit_quality(
-                state, size, quality, known.divergence, pinned=pinned, allocate=allocate, workers=workers
-            )
+            fit = fit_quality(state, size, quality, known.divergence, pinned=pinned, allocate=allocate, workers=workers)
             encoded = fit.encoded
         else:
             schemes = dict.fromkeys(state, Lossless()) if lossless else assign(state, pinned, default)

@@ -1,6 +1,6 @@
 """What a run's own training data say about its weights: the recipe names the model and the shards.
 
-    RUN folder or recipe.toml ─► recipe ─► GPT with these weights, sequences spread over the training shards ─► Knowledge
+RUN folder or recipe.toml ─► recipe ─► GPT with these weights, sequences spread over the training shards ─► Knowledge
 """
 
 import os
@@ -91,7 +91,7 @@ def sequences(shards: Dataset, length: int, tokens: int) -> list[Batch]:
     picked = [picked[i] for i in np.random.default_rng(0).permutation(len(picked))]
     rows = np.stack([np.asarray(part[at : at + length + 1]).astype(np.int64) for part, at in picked])
     batch = max(1, _BATCH_TOKENS // length)
-    cut = torch.from_numpy(rows).split(batch)
+    cut = [torch.from_numpy(rows[at : at + batch]) for at in range(0, len(rows), batch)]
     return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in cut]
 
 

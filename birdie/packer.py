@@ -29,7 +29,6 @@ DTYPES = (
 )  # fmt: skip
 
 
-
 class Meter:
     """Counts coded tensors for a progress callback; the total grows if the first guess was short."""
 

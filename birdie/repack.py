@@ -7,9 +7,10 @@ torch.load(…) ──tree.flatten──► tensors, skeleton ──artifact.sav
 from typing import Any
 
 from birdie import artifact, tree
-from birdie.artifact import Progress, Source, Summary
+from birdie.artifact import Source, Summary
 from birdie.entropy.stream import Effort
 from birdie.errors import WeightsError
+from birdie.packer import Progress
 
 
 def save_object(

@@ -25,7 +25,7 @@ from torch import Tensor
 from birdie.compress.allocate import FINEST, Allocation
 from birdie.compress.choose import encode_all, is_matrix, small_scheme, suit, takes_grid
 from birdie.compress.lossless import Lossless
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.tensors import rows_columns
 from birdie.errors import BudgetError, ConfigError
 
@@ -134,7 +134,8 @@ def fit_quality(
     finest, coarsest = FINEST, search.allocation.coarsest
     best: tuple[float, float, dict[str, Encoded]] | None = None
     exponent, tried = _FIRST, 0
-    for tried in range(1, ROUNDS + 1):
+    while tried < ROUNDS:
+        tried += 1
         encoded = search.encoded(exponent)
         found = divergence(encoded)
         if found <= quality:

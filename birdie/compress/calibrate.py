@@ -4,14 +4,14 @@
                                   │                               ├──► Sensitivity of each weight
                               curvature of the loss ──► g of each ┘
 
-The Fisher information of a matrix W, with y = W x and g the gradient of the loss at y, is taken as the Kronecker product
-of G = Σ g gᵀ and H = mean x xᵀ (K-FAC: Martens & Grosse 2015, arXiv 1503.05671; convolutions after Grosse & Martens 2016,
-arXiv 1602.01407), so that a small change E of W costs about ½ tr(G E H Eᵀ) nats of KL.
+The Fisher information of a matrix W, with y = W x and g the gradient of the loss at y, is taken as the Kronecker
+product of G = Σ g gᵀ and H = mean x xᵀ (K-FAC: Martens & Grosse 2015, arXiv 1503.05671; convolutions after Grosse &
+Martens 2016, arXiv 1602.01407), so that a small change E of W costs about ½ tr(G E H Eᵀ) nats of KL.
 
 Weights are known by where they lie in memory, at `F.linear`, convolutions and `F.embedding`: banks of several matrices,
 tied heads and functional calls are covered; a matrix multiplied by `@` is not seen. At `F.cross_entropy` no label is
 used: what goes back is a random vector whose covariance is the curvature of the KL at these logits (each class with the
-root of its probability and a random sign), so that the labels a network has learnt by heart do not make its Fisher vanish.
+root of its probability and a random sign), so that labels a network has learnt by heart do not make its Fisher vanish.
 """
 
 import weakref
@@ -56,7 +56,7 @@ def calibrate(
         batches: what `loss` takes, one at a time; tens of thousands of tokens, or thousands of images.
         loss: (module, batch) → summed nats, by way of `F.cross_entropy` (any reduction) or any differentiable scalar.
         seed: of the random signs.
-        temperature: logits are divided by it first. Above 1 it tells classes apart where the network is all but certain.
+        temperature: logits are divided by it first. Above 1, classes count where the network is all but certain.
         world: ranks with batches of their own; every rank gets the sum.
         progress: called with the number of batches done.
 
@@ -113,7 +113,7 @@ def _places(module: nn.Module) -> dict[Key, str]:
 
 
 def _key(weight: Tensor) -> Key:
-    return weight.untyped_storage().data_ptr(), weight.storage_offset(), tuple(weight.shape)
+    return weight.untyped_storage().data_ptr(), int(weight.storage_offset()), tuple(weight.shape)
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.cross_entropy:
-            return self._curvature(*args, **kwargs)
+            return self._curvature(args, kwargs)
         out = func(*args, **kwargs)
         if func in _CASTS and args and (name := self._name(args[0])) is not None and isinstance(out, Tensor):
             self.casts[id(out)] = (weakref.ref(out), name)
@@ -168,7 +168,7 @@ class _Watch(TorchFunctionMode):
         name = self._name(weight)
         if name is not None and out.requires_grad:
             rows = x.detach().reshape(-1, x.shape[-1])
-            self._later(out, name, lambda g: self._add(name, rows, g.reshape(-1, g.shape[-1])))
+            self._later(out, lambda g: self._add(name, rows, g.reshape(-1, g.shape[-1])))
 
     def _look_up(self, ids: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
@@ -181,7 +181,7 @@ class _Watch(TorchFunctionMode):
                 sums.looked_up = torch.zeros(tuple(weight.shape), dtype=torch.float32, device=g.device)
             sums.looked_up.index_add_(0, ids.reshape(-1), _finite(name, g).reshape(-1, g.shape[-1]).float() ** 2)
 
-        self._later(out, name, add)
+        self._later(out, add)
 
     def _convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         x, weight = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
@@ -199,14 +199,14 @@ class _Watch(TorchFunctionMode):
             patches = _patches(source, tuple(weight.shape), dims, stride, padding, dilation, groups)
             self._add(name, patches, _finite(name, g).reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1]))
 
-        self._later(out, name, add)
+        self._later(out, add)
 
-    def _later(self, out: Tensor, name: str, add: Callable[[Tensor], None]) -> None:
+    def _later(self, out: Tensor, add: Callable[[Tensor], None]) -> None:
         def hook(gradient: Tensor) -> None:
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 add(gradient.detach())
 
-        out.register_hook(hook)
+        out.register_hook(hook)  # type: ignore[no-untyped-call]
         self.roots.append(out)
 
     def _add(self, name: str, x: Tensor, g: Tensor) -> None:
@@ -219,19 +219,12 @@ class _Watch(TorchFunctionMode):
         sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
         sums.uses += x.shape[0]
 
-    def _curvature(
-        self,
-        input: Tensor,  # noqa: A002  as F.cross_entropy calls it
-        target: Tensor,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,  # noqa: ARG002  what the KL does not know of
-    ) -> Tensor:
+    def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """A sum whose gradient at the logits has the curvature of the KL, Diag(p) − p pᵀ, as its covariance."""
-        logits = input.movedim(1, -1) if input.ndim > 1 else input
+        source, target = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "target")
+        ignore_index = _argument(args, kwargs, 4, "ignore_index", -100)
+        reduction = _argument(args, kwargs, 6, "reduction", "mean")
+        logits = source.movedim(1, -1) if source.ndim > 1 else source
         with torch.no_grad():
             p = torch.softmax(logits.detach().float() / self.temperature, -1)
             signs = torch.randint(0, 2, p.shape, generator=self.generator).to(p) * 2 - 1
@@ -242,7 +235,7 @@ class _Watch(TorchFunctionMode):
                 self.targets += int((target != ignore_index).sum())
             else:
                 self.targets += p[..., 0].numel()
-        each = (logits.float() * vector).sum(-1)
+        each: Tensor = (logits.float() * vector).sum(-1)
         if reduction == "none":
             return each
         return each.sum() / max(each.numel(), 1) if reduction == "mean" else each.sum()

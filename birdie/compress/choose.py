@@ -85,9 +85,9 @@ def parse_spec(text: str) -> Scheme:
         )
     if head == "trellis":
         found = _options(text, head, rest)
-        sigma = found.values.get("sigma")
+        given = found.values.get("sigma")
         wanted = "a number of standard deviations; write for example sigma=0.3"
-        return Trellis(found.whole("states", 32), None if sigma is None else _number(sigma, wanted))
+        return Trellis(found.whole("states", 32), None if given is None else _number(given, wanted))
     if head in ("ternary", "binary"):
         return Ternary(_options(text, head, rest).whole("group", GROUP), binary=head == "binary")
     if head == "codebook":

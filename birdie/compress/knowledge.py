@@ -1,8 +1,8 @@
 """What calibration tells a compressor: the state in its best order, what each weight is worth, what a file costs.
 
-    module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
-                           │                               ├─► symmetries ─► sorted state, sensitivities to match
-                           └─► batches held back ─► KL(float ‖ decoded) of any encoding
+module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
+                       │                               ├─► symmetries ─► sorted state, sensitivities to match
+                       └─► batches held back ─► KL(float ‖ decoded) of any encoding
 """
 
 import copy
@@ -181,5 +181,7 @@ class Judge:
         with torch.no_grad(), seen:
             self.loss(module, batch)
         if not seen.found:
-            raise ConfigError("the calibration loss calls no F.cross_entropy, so no KL can be told; use it, or a budget")
+            raise ConfigError(
+                "the calibration loss calls no F.cross_entropy, so no KL can be told; use it, or a budget"
+            )
         return [(F.log_softmax(logits.float(), -1), counts) for logits, counts in seen.found]

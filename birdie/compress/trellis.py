@@ -1,8 +1,8 @@
 """Trellis-coded quantization with error feedback, its steps set by what the loss minds.
 
-One Lagrange multiplier λ, in nats of KL per bit, serves every tensor: the loss of a bit less is the same everywhere when
-the squared step of weight (i, j) is λ / (ln 2 · c · F_ij), c the distortion of this trellis in squared steps, and F_ij
-the Fisher information left after feedback: what is left of row i times what is left of column j (`feedback`). That is
+One Lagrange multiplier λ, in nats of KL per bit, serves every tensor: the loss of a bit less is the same everywhere
+when the squared step of weight (i, j) is λ / (ln 2 · c · F_ij), c the distortion of this trellis in squared steps, and
+F_ij the Fisher information left after feedback: what is left of row i times what is left of column j (`feedback`). That is
 reverse water-filling over layers, rows and columns at once; nominal bit widths play no part.
 
 Without any sensitivity the step of a row is `sigma` standard deviations, as in SDClip (parameter-golf PR 1394).
@@ -62,11 +62,9 @@ class Trellis:
     @property
     def distortion(self) -> float:
         """Mean squared error at high rate, in squared steps."""
-        return 2.0 ** (2 * (_GAPS[self.states] - _GAPS[1])) / 12
+        return float(2.0 ** (2 * (_GAPS[self.states] - _GAPS[1])) / 12)
 
-    def encode(
-        self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0
-    ) -> Encoded:
+    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
         """Quantize with feedback where `sensitivity` has a Hessian; losslessly what float32 has no steps for.
 
         Args:
@@ -84,9 +82,7 @@ class Trellis:
         by_loss = self.sigma is None and sensitivity is not None and lam > 0
         return self.coded(name, weight, known, math.sqrt(lam / (math.log(2) * self.distortion)) if by_loss else None)
 
-    def coded(
-        self, name: str, weight: Tensor, known: Feedback, scale: float | None, *, draft: bool = False
-    ) -> Encoded:
+    def coded(self, name: str, weight: Tensor, known: Feedback, scale: float | None, *, draft: bool = False) -> Encoded:
         """`encode` with the feedback made before.
 
         Args:
@@ -152,7 +148,7 @@ class _Steps:
         resolution: int,
         used: NDArray[np.bool_],
     ) -> "_Steps | None":
-        """The steps nearest to scale · rows · columns; None if a row, whose largest weight is `most`, has none so small."""
+        """The steps nearest to scale · rows · columns; None if a row, `most` its largest, has none so small."""
         if not used.any():
             used = most > 0
         along = None
@@ -169,7 +165,9 @@ class _Steps:
         down[used] = np.rint((wanted - centre) * resolution)
         narrowest = 0.0 if along is None else float(along.min()) / resolution
         least = np.log2(most[used] / (MOST / 4)) - narrowest  # numbers stay within MOST
-        if bool((np.log2(most[used]) < _SMALLEST + 24).any()) and bool((down[used] / resolution + base / 16 < _SMALLEST).any()):
+        if bool((np.log2(most[used]) < _SMALLEST + 24).any()) and bool(
+            (down[used] / resolution + base / 16 < _SMALLEST).any()
+        ):
             return None
         down[used] = np.maximum(down[used], np.ceil((least - base / PER_OCTAVE) * resolution))
         low, high = LOWEST // PER_OCTAVE // 2 * resolution, HIGHEST // PER_OCTAVE // 2 * resolution

@@ -1,10 +1,10 @@
 """Quantizing a matrix column by column: a path through the trellis down each, its errors fed back to what follows.
 
-    column ─► Viterbi: squared error + λ · bits ─► numbers ─► error ─► rows below (output side), columns after (input side)
+    column ─► Viterbi: squared error + λ · bits ─► numbers ─► error ─► rows below (outputs), columns after (inputs)
 
 The feedback is GPTQ's (Frantar et al. 2022, arXiv 2210.17323) on the input side; on the output side the same between
-blocks of rows (Tseng et al. 2025, arXiv 2505.22988, feed back on both). Within a block the trellis is searched as a whole
-(Viterbi 1967; trellis-coded quantization: Marcellin & Fischer 1990).
+blocks of rows (Tseng et al. 2025, arXiv 2505.22988, feed back on both). Within a block the trellis is searched
+as a whole (Viterbi 1967; trellis-coded quantization: Marcellin & Fischer 1990).
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,9 @@ def rates(scaled: Matrix) -> Rates:
     below = 0.5 + 0.5 * np.sign(x) * np.interp(np.abs(x), edges, cumulative)
     bits = -np.log2(np.diff(below, axis=2) + 2.0**-18)
     bins = [np.log2(part) * PER_OCTAVE for part in (row, column)]
-    return Rates(bits.astype(np.float32), (bins[0] - LOWEST * PER_OCTAVE).astype(np.float32), bins[1].astype(np.float32))
+    return Rates(
+        bits.astype(np.float32), (bins[0] - LOWEST * PER_OCTAVE).astype(np.float32), bins[1].astype(np.float32)
+    )
 
 
 def quantize(
@@ -72,8 +74,8 @@ def quantize(
         weight_of_rate: squared errors in steps that a bit is worth; 0 ignores bits.
     """
     columns = weight.shape[1]
-    scaled = weight / (np.where(row > 0, row, np.inf)[:, None] * column)
-    rated = rates(scaled)
+    kept = np.where(row > 0, row, np.float32(np.inf))
+    rated = rates(weight / kept[:, None] / column)
     if weight_of_rate > 0:
         some = np.arange(0, columns, max(1, weight.size // _SAMPLE))
         sample = Rates(rated.table, rated.row, rated.column[some])
@@ -208,7 +210,7 @@ def _block(  # type: ignore[no-untyped-def]
                         candidates[i - first, o, b] = m
                 _select(cost, next_cost, chosen[i - first], before, odd, costs)
                 cost, next_cost = next_cost, cost
-            end = np.argmin(cost)
+            end: int = np.argmin(cost)  # type: ignore[assignment]
             state = end
             for i in range(last - 1, first - 1, -1):
                 side = chosen[i - first, end]

@@ -107,7 +107,8 @@ def _model(symbols: Symbols, size: int, zero: int) -> Model:
     mean = float(counts @ np.abs(np.arange(size) - zero)) / symbols.size
     scale = min(max(round(16 * float(np.log2(max(64 * mean, 1)))), 0), logistic.SCALES - 1)
     costs = [float(counts @ -np.log2(mixing.masses(Model(size, zero, scale, kind, 0, 0)))) for kind in range(3)]
-    return Model(size, zero, scale, int(np.argmin(costs)), *(_steadiness(symbols, zero, axis) for axis in (1, 0)))
+    rows, columns = (_steadiness(symbols, zero, axis) for axis in (1, 0))
+    return Model(size, zero, scale, int(np.argmin(costs)), rows, columns)
 
 
 def _steadiness(symbols: Symbols, zero: int, axis: int) -> int:
@@ -175,7 +176,7 @@ def decode(
     parts = _chunks(symbols)
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
-    model = Model(size, middle >> low, scale, kind, *steadiness)
+    model = Model(size, middle >> low, scale, kind, steadiness[0], steadiness[1])
     if predicted is None and not columns_first:
         model = _following(model, alphabet, low, states)
 
