@@ -1,0 +1,167 @@
+"""Error feedback is the least-squares answer of what is not yet quantized, and survives any matrix it may be given."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from birdie.compress.feedback import BLOCK, FLOOR, INPUT_DAMPING, OUTPUT_DAMPING, feedback
+from birdie.compress.scheme import Sensitivity
+from birdie.errors import WeightsError
+
+Matrix = NDArray[np.float64]
+
+
+def covariance(size: int, seed: int, rank: int | None = None) -> Matrix:
+    """Of correlated inputs whose scales differ."""
+    rng = np.random.default_rng(seed)
+    mixed = rng.normal(size=(rank or 4 * size, size)) @ (np.eye(size) + 0.4 * rng.normal(size=(size, size)))
+    mixed = mixed * np.exp(0.5 * rng.normal(size=size))
+    return np.asarray(mixed.T @ mixed / len(mixed))
+
+
+def damped(matrix: Matrix, share: float) -> Matrix:
+    return np.asarray(matrix + np.eye(len(matrix)) * share * matrix.diagonal().mean())
+
+
+def known(hessian: Matrix | None = None, output: Matrix | None = None) -> Sensitivity:
+    as_tensor = [None if each is None else torch.from_numpy(each) for each in (hessian, output)]
+    return Sensitivity(as_tensor[0], None if as_tensor[1] is None else as_tensor[1].diagonal(), as_tensor[1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(columns=st.integers(1, 12), seed=st.integers(0, 10_000))
+def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) -> None:
+    """After each column the rest is where it makes tr(E H Eᵀ) least, given what is quantized already."""
+    rng = np.random.default_rng(seed)
+    weight, hessian = rng.normal(size=(3, columns)), covariance(columns, seed)
+    found = feedback(known(hessian), 3, columns)
+    assert found.fed
+    assert sorted(found.order) == list(range(columns))
+    assert (np.diff(hessian.diagonal()[found.order]) <= 0).all(), "the largest first"
+    h = damped(hessian, INPUT_DAMPING)[np.ix_(found.order, found.order)]
+    start = weight[:, found.order]
+    left, total = start.copy(), 0.0
+    for j in range(columns):
+        error = left[:, j] - np.rint(left[:, j])
+        left[:, j] -= error
+        left[:, j + 1 :] -= error[:, None] * found.columns[j, j + 1 :]
+        total += float(found.column_weight[found.order[j]] * (error**2).sum())
+        done, rest = slice(0, j + 1), slice(j + 1, columns)
+        if j + 1 < columns:
+            best = start[:, rest] + (start[:, done] - left[:, done]) @ h[done, rest] @ np.linalg.inv(h[rest, rest])
+            np.testing.assert_allclose(left[:, rest], best, rtol=1e-4, atol=1e-4)
+    errors = start - left
+    assert np.einsum("ij,jk,ik->", errors, h, errors) == pytest.approx(total, rel=1e-4), "a sum of pivots"
+
+
+@pytest.mark.parametrize("rows", [BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 5])
+def test_rows_below_a_block_move_to_where_least_squares_puts_them(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    output = covariance(rows, rows)
+    found = feedback(known(None, output), rows, 4)
+    assert not found.fed
+    g = damped(output, OUTPUT_DAMPING)
+    start = rng.normal(size=rows)
+    target, total = start.copy(), 0.0
+    for first in range(0, rows, BLOCK):
+        done, rest = slice(0, min(first + BLOCK, rows)), slice(min(first + BLOCK, rows), rows)
+        block = slice(first, done.stop)
+        error = target[block] - np.rint(target[block])
+        target[block] -= error
+        target[rest] -= error @ found.rows[block, rest]
+        schur = g[block, block].copy()
+        if rest.stop > rest.start:
+            inverse = np.linalg.inv(g[rest, rest])
+            best = start[rest] + inverse @ g[rest, done] @ (start[done] - target[done])
+            np.testing.assert_allclose(target[rest], best, rtol=1e-4, atol=1e-4)
+            schur -= g[block, rest] @ inverse @ g[rest, block]
+        np.testing.assert_allclose(found.row_weight[block], schur.diagonal(), rtol=1e-6)
+        total += float(error @ schur @ error)
+        assert not found.rows[block, : block.stop].any(), "within a block the trellis is searched as a whole"
+    errors = start - target
+    assert errors @ g @ errors == pytest.approx(total, rel=1e-4)
+
+
+def test_without_sensitivity_all_weigh_alike_and_nothing_is_fed() -> None:
+    for nothing in (None, Sensitivity()):
+        found = feedback(nothing, 5, 7)
+        assert not found.fed
+        assert not found.columns.any()
+        assert found.rows.size == 0
+        assert found.row_weight.tolist() == [1] * 5
+        assert found.column_weight.tolist() == [1] * 7
+
+
+def test_outputs_are_fed_only_where_asked_and_where_there_is_a_later_block() -> None:
+    output = covariance(BLOCK + 8, 0)
+    assert feedback(known(None, output), BLOCK + 8, 3).rows.any()
+    diagonal = feedback(known(None, output), BLOCK + 8, 3, output=False)
+    assert diagonal.rows.size == 0
+    np.testing.assert_allclose(diagonal.row_weight, output.diagonal())
+    assert feedback(known(None, output[:BLOCK, :BLOCK]), BLOCK, 3).rows.size == 0
+
+
+def test_rows_that_hardly_count_are_floored() -> None:
+    fisher = torch.tensor([0.0, 1e-9, 1.0, 3.0])
+    found = feedback(Sensitivity(None, fisher), 4, 2).row_weight
+    np.testing.assert_allclose(found, np.maximum(fisher.numpy(), FLOOR * 1.0), rtol=1e-6)
+    assert feedback(Sensitivity(None, torch.zeros(4)), 4, 2).row_weight.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    "hessian",
+    [
+        np.zeros((6, 6)),
+        np.ones((6, 6)),
+        np.diag([0.0, 0, 0, 0, 0, 1e-30]),
+        np.diag([1e30, 1e-30, 0, 0, 1, 1]),
+        covariance(6, 0, rank=2),
+        covariance(6, 1) * np.outer([1, 1, 0, 1, 0, 1], [1, 1, 0, 1, 0, 1]),
+        covariance(6, 2) - 3 * np.eye(6),
+    ],
+    ids=["zero", "ones", "tiny", "far apart", "rank 2", "dead columns", "indefinite"],
+)
+def test_any_finite_matrix_gives_finite_factors(hessian: Matrix) -> None:
+    """Singular ones, dead columns, what rounding made indefinite."""
+    before = hessian.copy()
+    found = feedback(known(hessian), 3, 6)
+    for values in (found.columns, found.column_weight):
+        assert np.isfinite(values).all()
+    assert (found.column_weight > 0).all()
+    assert sorted(found.order) == list(range(6))
+    assert (hessian == before).all()
+    wide = np.kron(hessian, np.eye(7))
+    rows = feedback(known(None, wide), 42, 2)
+    assert np.isfinite(rows.rows).all()
+    assert (np.isfinite(rows.row_weight) & (rows.row_weight > 0)).all()
+
+
+def test_a_dead_column_takes_no_part() -> None:
+    hessian = covariance(6, 3)
+    hessian[2] = hessian[:, 2] = 0
+    found = feedback(known(hessian), 3, 6)
+    assert found.order[-1] == 2
+    assert found.columns[:, -1].tolist() == [0] * 5 + [1]
+    assert found.column_weight[2] == pytest.approx(INPUT_DAMPING * hessian.diagonal().mean())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_or_of_another_shape_is_refused(bad: float) -> None:
+    rows, columns = BLOCK + 1, 4
+    spoilt, output = torch.eye(columns), torch.eye(rows)
+    spoilt[1, 2] = output[3, 3] = bad
+    cases = [
+        (Sensitivity(spoilt), "Hessian"),
+        (Sensitivity(torch.eye(columns + 1)), "Hessian"),
+        (Sensitivity(torch.ones(columns)), "Hessian"),
+        (Sensitivity(None, torch.full((rows,), bad)), "row Fisher"),
+        (Sensitivity(None, torch.ones(rows + 1)), "row Fisher"),
+        (Sensitivity(None, torch.ones(rows), output), "output covariance"),
+        (Sensitivity(None, torch.ones(rows), torch.eye(rows - 1)), "output covariance"),
+    ]
+    for sensitivity, what in cases:
+        with pytest.raises(WeightsError, match=what):
+            feedback(sensitivity, rows, columns)
