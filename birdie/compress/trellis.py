@@ -1,8 +1,8 @@
 """Trellis-coded quantization with error feedback, its steps set by what the loss minds.
 
 One Lagrange multiplier λ, in nats of KL per bit, serves every tensor: the loss of a bit less is the same everywhere
-when the squared step of weight (i, j) is λ / (ln 2 · c · F_ij), c the distortion of this trellis in squared steps, and
-F_ij the Fisher information left after feedback: what is left of row i times what is left of column j (`feedback`). That is
+when the squared step of weight (i, j) is λ / (ln 2 · c · F_ij), c the distortion of this trellis in squared steps, F_ij
+the Fisher information left after feedback: what is left of row i times what is left of column j (`feedback`). That is
 reverse water-filling over layers, rows and columns at once; nominal bit widths play no part.
 
 Without any sensitivity the step of a row is `sigma` standard deviations, as in SDClip (parameter-golf PR 1394).

@@ -74,8 +74,8 @@ def quantize(
         weight_of_rate: squared errors in steps that a bit is worth; 0 ignores bits.
     """
     columns = weight.shape[1]
-    kept = np.where(row > 0, row, np.float32(np.inf))
-    rated = rates(weight / kept[:, None] / column)
+    inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
+    rated = rates(weight * inverse[:, None] / column)
     if weight_of_rate > 0:
         some = np.arange(0, columns, max(1, weight.size // _SAMPLE))
         sample = Rates(rated.table, rated.row, rated.column[some])
