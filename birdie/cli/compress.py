@@ -47,9 +47,9 @@ def compress(
     """Compress a checkpoint into one .birdie file.
 
     Without a target every matrix becomes per-row int8; what is small is kept in 16 bits where that is close enough and
-    losslessly elsewhere. With --budget or --bits the precision of each tensor is chosen so that the file just fits,
-    with --quality so that predictions change by so much and no more. With --calibrate what the loss minds sets every step,
-    which makes files of the same quality far smaller.
+    losslessly elsewhere. With --budget or --bits the precision of each tensor is chosen so that the file just fits, or
+    with --quality so that predictions change by so much and no more. With --calibrate what the loss minds sets every
+    step, which makes files of the same quality far smaller.
 
     With --lossless a .ptz (the challenge's exports: torch.save under zlib, zstd, lzma or brotli) is kept whole, its
     integers as integers and all that stands beside them; `birdie decompress` gives it back.
