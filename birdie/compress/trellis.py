@@ -103,7 +103,7 @@ class Trellis:
         kept = np.ones(len(rows), np.bool_)
         if columns is not None and matrix.shape[1] >= EMPTY:
             rows, kept = _bounded(matrix, rows, columns, scale)
-        steps = _Steps.of(most, rows, columns, scale, resolution, kept & (most > 0))
+        steps = _Steps.of(most, rows, columns, scale, resolution, kept & (most > 0), matrix.shape[1])
         if steps is None:
             return Lossless().encode(name, weight)
         shell = Encoded("trellis", tuple(weight.shape), weight.dtype, (1 if draft else self.states, *steps.params), ())
@@ -147,8 +147,9 @@ class _Steps:
         scale: float,
         resolution: int,
         used: NDArray[np.bool_],
+        width: int,
     ) -> "_Steps | None":
-        """The steps nearest to scale · rows · columns; None if a row, `most` its largest, has none so small."""
+        """The steps nearest to scale · rows · columns; None if a row (`most` its largest) has none in range."""
         if not used.any():
             used = most > 0
         along = None
@@ -170,9 +171,14 @@ class _Steps:
         ):
             return None
         down[used] = np.maximum(down[used], np.ceil((least - base / PER_OCTAVE) * resolution))
-        low, high = LOWEST // PER_OCTAVE // 2 * resolution, HIGHEST // PER_OCTAVE // 2 * resolution
-        base = min(max(base, LOWEST // 2), HIGHEST // 2 - 1)
+        unit = PER_OCTAVE // resolution
+        low, high = -((base - LOWEST) // unit), (HIGHEST - 1 - base) // unit
+        if not LOWEST <= base < HIGHEST or float(down[used].min()) < low or float(down[used].max()) > high:
+            return None
         source = np.maximum.accumulate(np.where(used, np.arange(len(rows)), -1))
-        borrowed = down[np.where(source < 0, int(np.argmax(used)), source)].clip(low, high).astype(np.int32)
-        streams = (borrowed[:, None],) if along is None else (borrowed[:, None], along.clip(low, high)[:, None])
+        borrowed = down[np.where(source < 0, int(np.argmax(used)), source)].astype(np.int32)
+        if width < EMPTY:
+            borrowed[~used] = low + 16 * resolution  # half a step of about 2**-110 is nothing, yet no subnormal
+        widest = HIGHEST // PER_OCTAVE // 2 * resolution
+        streams = (borrowed[:, None],) if along is None else (borrowed[:, None], along.clip(-widest, widest)[:, None])
         return cls((resolution, 0 if along is None else resolution, base, finer), streams, used)
