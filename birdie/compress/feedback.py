@@ -7,6 +7,7 @@ only the pivot of its LDL factorisation (GPTQ, arXiv 2210.17323); the same holds
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from birdie.compress.scheme import Sensitivity
@@ -82,14 +83,13 @@ def _inverse_root(matrix: NDArray[np.float64], damping: float) -> NDArray[np.flo
     mean = float(matrix.diagonal().mean())
     if mean <= 0:
         return np.eye(len(matrix))
+    one = torch.eye(len(matrix), dtype=torch.float64)
     for attempt in range(_TRIES):
-        damped = matrix + np.eye(len(matrix)) * (mean * damping * 10.0**attempt)
-        try:
-            # Reversed, its lower factor is the upper one of matrix = U Uᵀ, and L is the transpose of U⁻¹.
-            root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
-            return np.asarray(np.linalg.inv(root).T)
-        except np.linalg.LinAlgError:
-            continue
+        damped = torch.from_numpy(matrix) + one * (mean * damping * 10.0**attempt)
+        # Reversed, its lower factor is the upper one of matrix = U Uᵀ, and L is the transpose of U⁻¹.
+        root, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        if not failed:
+            return np.asarray(torch.linalg.solve_triangular(root.flip(0, 1), one, upper=True).T.contiguous())
     return np.diag(np.maximum(matrix.diagonal(), FLOOR * mean) ** -0.5)
 
 
