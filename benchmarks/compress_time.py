@@ -24,8 +24,10 @@ from torch import Tensor
 
 from benchmarks.report import report
 from birdie import artifact
-from birdie.compress.choose import is_matrix, parse_spec
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.calibrate import MAX_OUTPUTS
+from birdie.compress.choose import is_matrix
+from birdie.compress.knowledge import Knowledge
+from birdie.compress.scheme import Sensitivity
 from birdie.errors import BirdieError
 from birdie.model.gpt import GPT, GPTConfig
 
@@ -38,9 +40,8 @@ Row = dict[str, Any]
 # out, so that stages may come and go.
 STAGES = (
     ("save, in all", "birdie.artifact", "save"),
-    ("Hessian factors", "birdie.compress.gptq", "factor"),
-    ("GPTQ", "birdie.compress.gptq", "quantize"),
-    ("trellis", "birdie.compress.trellis", "quantize"),
+    ("factors of Hessians", "birdie.compress.allocate", "feedback"),
+    ("trellis and feedback", "birdie.compress.trellis", "quantize"),
     ("budget search", "birdie.artifact", "fit_budget"),
     ("quantizing", "birdie.artifact", "encode_all"),
     ("entropy coding", "birdie.entropy.coder", "encode"),
@@ -87,18 +88,6 @@ class Stopwatch:
             yield
 
 
-@dataclass(frozen=True, slots=True)
-class Calibrated:
-    """A scheme that is given the sensitivities it would get from calibration."""
-
-    scheme: Scheme
-    known: Mapping[str, Sensitivity]
-
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """`scheme.encode` with the sensitivity known for `name`."""
-        return self.scheme.encode(name, weight, sensitivity=sensitivity or self.known.get(name), lam=lam)
-
-
 def random_state(config: GPTConfig, seed: int = 0) -> dict[str, Tensor]:
     """Tensors of a GPT's names and shapes: matrices normal under log-normal scales of rows, vectors near one."""
     generator = torch.Generator().manual_seed(seed)
@@ -124,20 +113,21 @@ def sensitivities(state: Mapping[str, Tensor], seed: int = 0) -> dict[str, Sensi
         mixing = torch.randn(columns, columns, generator=generator) / columns**0.5
         x = torch.randn(SAMPLES * columns, columns, generator=generator)
         x = (x + x @ mixing) * scales
-        fisher = torch.exp(torch.randn(rows, generator=generator))
-        found[name] = Sensitivity(hessian=x.T @ x / len(x), row_fisher=fisher)
+        root = torch.randn(rows, min(rows, 512), generator=generator) * torch.exp(
+            0.5 * torch.randn(rows, 1, generator=generator)
+        )
+        output = root @ root.T / root.shape[1] + torch.diag(0.1 * root.square().mean(1))
+        kept = output if rows <= MAX_OUTPUTS else None
+        found[name] = Sensitivity(x.T @ x / len(x), output.diagonal().clone(), kept)
     return found
 
 
 def rows(state: Mapping[str, Tensor], known: Mapping[str, Sensitivity], **arguments: Any) -> list[Row]:
-    """One row a stage of saving and loading `state`; `arguments` go to birdie.save, a spec as `scheme` calibrated."""
+    """One row a stage of saving and loading `state`, `known` from calibration; `arguments` go to birdie.save."""
     watch = Stopwatch()
-    if isinstance(arguments.get("scheme"), str):
-        scheme = Calibrated(parse_spec(arguments["scheme"]), known)
-        arguments = {**arguments, "scheme": [(name, scheme) for name in known]}
     with tempfile.TemporaryDirectory() as folder, watch.on():
         path = Path(folder) / "model.birdie"
-        summary = artifact.save(state, path, **arguments)
+        summary = artifact.save(state, path, calibration=Knowledge(dict(state), dict(known)), **arguments)
         artifact.load(path)
     weights = summary.weights
     return [
@@ -156,8 +146,8 @@ def rows(state: Mapping[str, Tensor], known: Mapping[str, Sensitivity], **argume
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--scheme", default="sigma:0.3", help="a spec for every matrix (default: sigma:0.3)")
-    parser.add_argument("--budget", type=int, help="bytes, instead of a scheme")
+    parser.add_argument("--scheme", help="a spec for every matrix instead of a budget")
+    parser.add_argument("--budget", type=int, help="bytes (default: 3.5 bits a weight)")
     parser.add_argument("--coder", choices=("max", "fast"), default="max")
     parser.add_argument("--workers", type=int, help="threads (default: every core)")
     parser.add_argument("--small", action="store_true", help="a small model, to see that all stages run")
@@ -166,7 +156,9 @@ def main() -> None:
     options = parser.parse_args()
     state = random_state(SMALL if options.small else CHALLENGE, options.seed)
     known = sensitivities(state, options.seed)
-    chosen = {"scheme": options.scheme} if options.budget is None else {"budget": options.budget}
+    chosen = {"scheme": options.scheme} if options.scheme else {"budget": options.budget}
+    if not options.scheme and options.budget is None:
+        chosen = {"bits": 3.5}
     try:
         found = rows(state, known, coder=options.coder, workers=options.workers, **chosen)
     except BirdieError as error:

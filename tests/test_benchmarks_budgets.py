@@ -11,7 +11,6 @@ import torch
 from benchmarks import budgets, compress_time, gaussian_source
 from birdie import artifact
 from birdie.compress.choose import parse_spec
-from birdie.compress.grid import Grid
 from birdie.errors import ArtifactError
 
 
@@ -89,21 +88,6 @@ def test_stages_are_timed_on_every_call_and_missing_ones_left_out() -> None:
     assert 0.03 <= watch.seconds["sleep"] < 1
 
 
-def test_a_calibrated_scheme_hands_over_what_is_known() -> None:
-    seen = []
-
-    class Spy(Grid):
-        def encode(self, name, weight, *, sensitivity=None, lam=0.0):  # type: ignore[no-untyped-def]
-            seen.append((name, sensitivity, lam))
-            return super().encode(name, weight)
-
-    state = compress_time.random_state(compress_time.SMALL)
-    known = compress_time.sensitivities(state)
-    name = next(iter(known))
-    compress_time.Calibrated(Spy(), known).encode(name, state[name], lam=0.5)
-    assert seen == [(name, known[name], 0.5)]
-
-
 def test_sensitivities_fit_their_matrices_and_are_positive() -> None:
     state = compress_time.random_state(compress_time.SMALL)
     known = compress_time.sensitivities(state)
@@ -122,7 +106,7 @@ def test_sensitivities_fit_their_matrices_and_are_positive() -> None:
 @pytest.mark.slow  # codes a model once
 def test_stages_cover_saving_and_loading() -> None:
     state = compress_time.random_state(compress_time.SMALL)
-    found = {row["stage"]: row for row in compress_time.rows(state, compress_time.sensitivities(state), scheme="int6")}
-    assert {"save, in all", "quantizing", "entropy coding", "load, in all"} <= found.keys()
-    assert found["save, in all"]["seconds"] >= found["quantizing"]["seconds"]
+    found = {row["stage"]: row for row in compress_time.rows(state, compress_time.sensitivities(state), bits=4.0)}
+    assert {"save, in all", "trellis and feedback", "entropy coding", "load, in all"} <= found.keys()
+    assert found["save, in all"]["seconds"] >= found["budget search"]["seconds"]
     assert found["save, in all"]["bytes"] > 0

@@ -34,11 +34,12 @@ class Knowledge:
     Attributes:
         state: name → tensor, units in the order that saves bits; the function is the module's.
         sensitivities: for that order.
+        judge: of the KL, on the batches held back.
     """
 
     state: dict[str, Tensor]
     sensitivities: dict[str, Sensitivity]
-    _judge: "Judge"
+    judge: "Judge | None" = None
 
     @classmethod
     def of(
@@ -75,7 +76,9 @@ class Knowledge:
 
     def divergence(self, encoded: Mapping[str, Encoded]) -> float:
         """Mean KL(float ‖ decoded) in nats per target on the batches held back."""
-        return self._judge({name: decode(each) for name, each in encoded.items()})
+        if self.judge is None:
+            raise ConfigError("no batches were held back, so no quality can be told; ask for a budget instead")
+        return self.judge({name: decode(each) for name, each in encoded.items()})
 
 
 def _triple(calibration: Any) -> tuple[nn.Module, Sequence[Batch], Loss]:

@@ -46,7 +46,7 @@ def refit(
     loss: Loss,
     *,
     steps: int = 100,
-    lr: float = 0.01,
+    lr: float = 0.003,
     seed: int = 0,
     stored: Callable[[str, Tensor], Tensor] = as_stored,
     progress: Callable[[int, float], None] | None = None,

@@ -103,13 +103,14 @@ class Trellis:
         kept = np.ones(len(rows), np.bool_)
         if columns is not None and matrix.shape[1] >= EMPTY:
             rows, kept = _bounded(matrix, rows, columns, scale)
-        steps = _Steps.of(most, rows, columns, scale, resolution, kept & (most > 0), matrix.shape[1])
+        kept &= most > 0
+        steps = _Steps.of(most, rows, columns, scale, resolution, kept if kept.any() else most > 0, matrix.shape[1])
         if steps is None:
             return Lossless().encode(name, weight)
         shell = Encoded("trellis", tuple(weight.shape), weight.dtype, (1 if draft else self.states, *steps.params), ())
         streams = steps.streams
         row, column = both_steps(replace(shell, streams=(matrix, *streams)))  # type: ignore[arg-type]
-        row = np.where(steps.kept, row, np.float32(0))
+        row = np.where(kept, row, np.float32(0))
         if draft:
             numbers = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
         else:
@@ -136,7 +137,6 @@ class _Steps:
 
     params: tuple[int, int, int, int]
     streams: tuple[NDArray[np.int32], ...]
-    kept: NDArray[np.bool_]
 
     @classmethod
     def of(
@@ -150,8 +150,6 @@ class _Steps:
         width: int,
     ) -> "_Steps | None":
         """The steps nearest to scale · rows · columns; None if a row (`most` its largest) has none in range."""
-        if not used.any():
-            used = most > 0
         along = None
         if columns is not None:
             exponents = np.log2(columns)
@@ -181,4 +179,4 @@ class _Steps:
             borrowed[~used] = low + 16 * resolution  # half a step of about 2**-110 is nothing, yet no subnormal
         widest = HIGHEST // PER_OCTAVE // 2 * resolution
         streams = (borrowed[:, None],) if along is None else (borrowed[:, None], along.clip(-widest, widest)[:, None])
-        return cls((resolution, 0 if along is None else resolution, base, finer), streams, used)
+        return cls((resolution, 0 if along is None else resolution, base, finer), streams)

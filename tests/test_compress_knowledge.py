@@ -1,0 +1,147 @@
+"""Laws of calibrated compression: quality is met and judged on other data, budgets as ever, the function unchanged."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.knowledge import Judge, Knowledge
+from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
+
+Batch = tuple[Tensor, Tensor]
+LABELS = 10
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, LABELS))
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight *= 2.5  # so that its predictions differ, as those of a trained one do
+    return net
+
+
+def batches(count: int = 10, size: int = 64, seed: int = 1) -> list[Batch]:
+    """Inputs that live in few dimensions, as activations do."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.exp(-torch.arange(64) / 8.0)
+    return [
+        (torch.randn(size, 64, generator=generator) * scale, torch.randint(0, LABELS, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def loss(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="sum")
+
+
+def measured(model: nn.Module, path: Path, data: list[Batch]) -> float:
+    """KL of the decoded file in a module of its own, by plain arithmetic."""
+    decoded = birdie.load(path, into=network(9))
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for x, _ in data:
+            p, q = (F.log_softmax(net(x).double(), -1) for net in (model, decoded))
+            total, count = total + float((p.exp() * (p - q)).sum()), count + len(x)
+    return total / count
+
+
+def test_a_quality_is_met_on_data_held_back_and_nearly_used_up(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    birdie.save(model, tmp_path / "x.birdie", quality=0.01, calibration=(model, data, loss))
+    held_back = data[-2:]
+    assert 0.8 * 0.01 < measured(model, tmp_path / "x.birdie", held_back) <= 0.01 * (1 + 1e-4)
+
+
+def test_a_better_quality_takes_more_bytes(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    sizes = [
+        birdie.save(model, tmp_path / f"{q}", quality=q, calibration=known).bytes for q in (0.001, 0.01, 0.1)
+    ]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_calibration_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
+    model, data = network(), batches(20)
+    blind, known = tmp_path / "blind.birdie", tmp_path / "known.birdie"
+    birdie.save(model, blind, bits=3)
+    birdie.save(model, known, bits=3, calibration=(model, data, loss))
+    fresh = batches(4, seed=5)
+    assert known.stat().st_size <= 1.002 * blind.stat().st_size
+    assert measured(model, known, fresh) < 0.5 * measured(model, blind, fresh)
+
+
+def test_the_same_bytes_twice_and_nothing_of_the_caller_changes(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    model.train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    files = []
+    for name in ("a", "b"):
+        birdie.save(model, tmp_path / name, bits=4, calibration=(model, iter(data), loss))
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+    assert model.training
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_sorted_units_leave_the_function_as_it_was() -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    moved = network(3)
+    moved.load_state_dict(known.state)
+    assert not torch.equal(known.state["0.weight"], model.state_dict()["0.weight"])
+    x = batches()[0][0]
+    torch.testing.assert_close(moved(x), model(x))
+    assert Judge(model, batches(2), loss)(known.state) < 1e-6
+
+
+def test_units_stay_where_they_are_when_told_to() -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss), symmetries=False)
+    assert all(torch.equal(known.state[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_schemes_by_hand_are_calibrated_too(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    plain, known = tmp_path / "plain.birdie", tmp_path / "known.birdie"
+    rules = [("*.weight", "trellis:states=4,sigma=0.8")]
+    birdie.save(model, plain, scheme=rules)
+    birdie.save(model, known, scheme=rules, calibration=(model, data, loss))
+    assert {row.scheme for row in birdie.inspect(known).tensors if row.name.endswith("weight")} == {"trellis"}
+    assert measured(model, known, data) < 0.8 * measured(model, plain, data)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "error"),
+    [
+        (lambda model: (model, [], loss), DataError),
+        (lambda model: (model, batches()), ConfigError),
+        (lambda model: ("model", batches(), loss), ConfigError),
+        (lambda _: (nn.Sequential(nn.Linear(4, 4)), batches(), loss), WeightsError),
+        (lambda model: (model, batches(), lambda module, batch: torch.zeros(())), ConfigError),
+        (lambda model: (model, [(torch.full((4, 64), torch.nan), torch.zeros(4).long())], loss), DataError),
+    ],
+)
+def test_calibration_that_cannot_be_is_refused(calibration, error, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    model = network()
+    with pytest.raises(error):
+        birdie.save(model, tmp_path / "x.birdie", bits=4, calibration=calibration(model))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_quality_needs_calibration_and_a_loss_by_cross_entropy(tmp_path: Path) -> None:
+    model = network()
+    with pytest.raises(ConfigError, match="calibration"):
+        birdie.save(model, tmp_path / "x", quality=0.1)
+    with pytest.raises(ConfigError, match="cross_entropy"):
+        squares = (model, batches(), lambda module, batch: module(batch[0]).square().sum())
+        birdie.save(model, tmp_path / "x", quality=0.1, calibration=squares)
+    with pytest.raises(BudgetError, match="cannot be met"):
+        rules = [("0.weight", "ternary")]
+        birdie.save(model, tmp_path / "x", quality=1e-9, scheme=rules, calibration=(model, batches(), loss))
+    assert not list(tmp_path.iterdir())
