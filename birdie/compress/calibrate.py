@@ -74,7 +74,8 @@ def calibrate(
                 nats = loss(module, batch)
             if not isinstance(nats, Tensor) or nats.numel() != 1 or not nats.requires_grad:
                 raise ConfigError("the calibration loss must be one number that depends on the module's weights")
-            torch.autograd.grad(nats.reshape(()), watch.roots, allow_unused=True)
+            if watch.roots:
+                torch.autograd.grad(nats.reshape(()), watch.roots, allow_unused=True)
             watch.forget()
             if progress is not None:
                 progress(done)
@@ -197,6 +198,7 @@ class _Watch(TorchFunctionMode):
 
         def add(g: Tensor) -> None:
             patches = _patches(source, tuple(weight.shape), dims, stride, padding, dilation, groups)
+            g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
             self._add(name, patches, _finite(name, g).reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1]))
 
         self._later(out, add)
