@@ -47,9 +47,9 @@ def sensitivities() -> dict[str, Sensitivity]:
     return found
 
 
-def loss(known: Sensitivity, weight: Tensor, encoded: Encoded) -> float:
-    """½ tr(G E H Eᵀ), G being diagonal."""
-    error = decode(encoded).double() - weight.double()
+def loss(known: Sensitivity, weight: Tensor, encoded: Encoded | None) -> float:
+    """½ tr(G E H Eᵀ), G being diagonal, of what was decoded; of zeros without."""
+    error = weight.double() if encoded is None else decode(encoded).double() - weight.double()
     assert known.hessian is not None
     assert known.row_fisher is not None
     return 0.5 * float(known.row_fisher.double() @ ((error @ known.hessian.double()) * error).sum(1))
@@ -107,9 +107,9 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
     for name, weight in weights.items():
         assert max(np.abs(stream).max() for stream in finest[name].streams) <= MOST
         off = (decode(finest[name]) - weight).abs().amax(1)
-        assert bool((off < 1e-4 * weight.abs().amax(1).clamp_min(1)).all())
+        assert bool((off < 2e-3 * weight.abs().amax(1).clamp_min(1)).all())
         assert 8 * size(coarsest[name]) < 0.6 * weight.numel()
-        assert bool(torch.isfinite(decode(coarsest[name])).all())
+        assert loss(known[name], weight, coarsest[name]) <= 1.001 * loss(known[name], weight, None), "worse than zeros"
 
 
 @pytest.mark.parametrize("plain", [True, False])
