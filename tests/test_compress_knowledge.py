@@ -59,9 +59,7 @@ def test_a_quality_is_met_on_data_held_back_and_nearly_used_up(tmp_path: Path) -
 def test_a_better_quality_takes_more_bytes(tmp_path: Path) -> None:
     model = network()
     known = Knowledge.of(model.state_dict(), (model, batches(), loss))
-    sizes = [
-        birdie.save(model, tmp_path / f"{q}", quality=q, calibration=known).bytes for q in (0.001, 0.01, 0.1)
-    ]
+    sizes = [birdie.save(model, tmp_path / f"{q}", quality=q, calibration=known).bytes for q in (0.001, 0.01, 0.1)]
     assert sizes[0] > sizes[1] > sizes[2]
 
 
@@ -121,9 +119,9 @@ def test_schemes_by_hand_are_calibrated_too(tmp_path: Path) -> None:
     [
         (lambda model: (model, [], loss), DataError),
         (lambda model: (model, batches()), ConfigError),
-        (lambda model: ("model", batches(), loss), ConfigError),
+        (lambda _: ("model", batches(), loss), ConfigError),
         (lambda _: (nn.Sequential(nn.Linear(4, 4)), batches(), loss), WeightsError),
-        (lambda model: (model, batches(), lambda module, batch: torch.zeros(())), ConfigError),
+        (lambda model: (model, batches(), lambda *_: torch.zeros(())), ConfigError),
         (lambda model: (model, [(torch.full((4, 64), torch.nan), torch.zeros(4).long())], loss), DataError),
     ],
 )
@@ -134,14 +132,23 @@ def test_calibration_that_cannot_be_is_refused(calibration, error, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_quality_needs_calibration_and_a_loss_by_cross_entropy(tmp_path: Path) -> None:
-    model = network()
+def test_a_quality_needs_calibration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="calibration"):
-        birdie.save(model, tmp_path / "x", quality=0.1)
+        birdie.save(network(), tmp_path / "x", quality=0.1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_quality_needs_a_loss_by_cross_entropy(tmp_path: Path) -> None:
+    model = network()
+    squares = (model, batches(), lambda module, batch: module(batch[0]).square().sum())
     with pytest.raises(ConfigError, match="cross_entropy"):
-        squares = (model, batches(), lambda module, batch: module(batch[0]).square().sum())
         birdie.save(model, tmp_path / "x", quality=0.1, calibration=squares)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_quality_that_what_is_pinned_has_spoilt_is_refused(tmp_path: Path) -> None:
+    model = network()
+    rules = [("0.weight", "ternary")]
     with pytest.raises(BudgetError, match="cannot be met"):
-        rules = [("0.weight", "ternary")]
         birdie.save(model, tmp_path / "x", quality=1e-9, scheme=rules, calibration=(model, batches(), loss))
     assert not list(tmp_path.iterdir())
