@@ -55,6 +55,14 @@ class World:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def gather(self, value: str) -> list[str]:
+        """Every rank's `value`, in the order of ranks, on every rank."""
+        if self.size == 1:
+            return [value]
+        values = [""] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Copy `tensor` of rank `source` into every rank's, in place; returns it."""
         if self.size > 1:

@@ -311,19 +311,23 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
             calibrate(module, [(torch.full((2, 5), bad), good[1])], classify)
 
 
-def calibrate_as_rank(rank: int, size: int, rendezvous: str, results: str) -> None:
+def calibrate_as_rank(rank: int, size: int, rendezvous: str, results: str, first: bool) -> None:
     torch.set_num_threads(1)
     wait = datetime.timedelta(minutes=2)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=wait)
     batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(rank, 4, size)]
+    if first:  # all batches on rank 0
+        batches = [(seeded(6, 5, seed=i), seeded(6, 4, seed=10 + i)) for i in range(4)] if rank == 0 else []
     found = calibrate(mlp(), batches, project, world=World(rank, size, rank))
     torch.save({name: (each.hessian, each.output) for name, each in found.items()}, f"{results}.{rank}")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_ranks_have_the_sum_of_both(tmp_path: Path) -> None:
-    multiprocessing.spawn(calibrate_as_rank, (2, str(tmp_path / "rendezvous"), str(tmp_path / "found")), nprocs=2)
+@pytest.mark.parametrize("first", [False, True], ids=["shared out", "all on the first"])
+def test_two_ranks_have_the_sum_of_both(tmp_path: Path, first: bool) -> None:
+    places = str(tmp_path / "rendezvous"), str(tmp_path / "found")
+    multiprocessing.spawn(calibrate_as_rank, (2, *places, first), nprocs=2)
     batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(4)]
     alone = calibrate(mlp(), batches, project)
     for rank in range(2):

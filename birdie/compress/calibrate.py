@@ -14,10 +14,11 @@ used: what goes back is a random vector whose covariance is the curvature of the
 root of its probability and a random sign), so that labels a network has learnt by heart do not make its Fisher vanish.
 """
 
+import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,8 +67,9 @@ def calibrate(
     """
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
-    watch = _Watch(_places(module), torch.Generator().manual_seed(seed), temperature)
-    done = 0
+    places = _places(module)
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    watch = _Watch(places, torch.Generator().manual_seed(seed), temperature, device)
     with _evaluating(module), torch.enable_grad():
         for done, batch in enumerate(batches, start=1):
             with watch:
@@ -79,8 +81,6 @@ def calibrate(
             watch.forget()
             if progress is not None:
                 progress(done)
-    if not done:
-        raise DataError("there are no calibration batches; give some tens of thousands of tokens or images")
     return watch.finish(world or World())
 
 
@@ -125,15 +125,29 @@ class _Sums:
     outputs: Tensor | None = None
     looked_up: Tensor | None = None
     uses: int = 0
-    parts: list[Tensor] = field(default_factory=list)
+
+    def shapes(self) -> list[list[int] | None]:
+        """Of the three sums, None for what was not seen."""
+        return [None if part is None else list(part.shape) for part in (self.inputs, self.outputs, self.looked_up)]
+
+    def filled(self, shapes: list[list[int] | None], device: torch.device) -> "_Sums":
+        """With zeros for what other ranks have seen and this one has not."""
+        mine = (self.inputs, self.outputs, self.looked_up)
+        inputs, outputs, looked_up = (
+            part if part is not None or shape is None else torch.zeros(shape, device=device)
+            for part, shape in zip(mine, shapes, strict=True)
+        )
+        return _Sums(inputs, outputs, looked_up, self.uses)
 
 
 class _Watch(TorchFunctionMode):
     """Sees every product with a known weight, and turns cross-entropies into their curvature."""
 
-    def __init__(self, places: Mapping[Key, str], generator: torch.Generator, temperature: float) -> None:
+    def __init__(
+        self, places: Mapping[Key, str], generator: torch.Generator, temperature: float, device: torch.device
+    ) -> None:
         super().__init__()
-        self.places, self.generator, self.temperature = places, generator, temperature
+        self.places, self.generator, self.temperature, self.device = places, generator, temperature, device
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self.sums: dict[str, _Sums] = {}
         self.roots: list[Tensor] = []
@@ -250,17 +264,31 @@ class _Watch(TorchFunctionMode):
 
     def finish(self, world: World) -> dict[str, Sensitivity]:
         """Means over all ranks, in nats per target (per batch where no cross-entropy was seen)."""
-        if not self.sums:
-            raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
-        counts = torch.tensor([self.targets, self.batches], dtype=torch.float64)
+        shapes = _agreed({name: sums.shapes() for name, sums in self.sums.items()}, world)
+        counts = torch.tensor([self.targets, self.batches], dtype=torch.float64, device=self.device)
         targets, batches = world.sum_(counts).tolist()
-        return {name: _sensitivity(self.sums[name], targets or batches, world) for name in sorted(self.sums)}
+        if not batches:
+            raise DataError("there are no calibration batches; give some tens of thousands of tokens or images")
+        if not shapes:
+            raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
+        everywhere = {name: self.sums.get(name, _Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
+        return {name: _sensitivity(sums, targets or batches, world) for name, sums in everywhere.items()}
+
+
+def _agreed(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
+    """What any rank has seen: each must give zeros for what it has not, or sums would be taken of different things."""
+    found: dict[str, list[list[int] | None]] = {}
+    for text in world.gather(json.dumps(shapes)):
+        for name, mine in json.loads(text).items():
+            before = found.setdefault(name, [None] * len(mine))
+            found[name] = [a if a is not None else b for a, b in zip(before, mine, strict=True)]
+    return found
 
 
 def _sensitivity(sums: _Sums, units: float, world: World) -> Sensitivity:
     """Both uses of a tied embedding as one: the products' Hessian and the look-ups' squares, rows by their share."""
     parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
-    uses = world.sum_(torch.tensor([float(sums.uses)]))[0].item()
+    uses = world.sum_(torch.tensor([float(sums.uses)], device=parts[0].device))[0].item()
     taken = iter(part.cpu() for part in parts)
     inputs = next(taken) / uses if sums.inputs is not None else None
     outputs = next(taken) / units if sums.outputs is not None else None
