@@ -176,14 +176,13 @@ def save(
         def size(encoded: Mapping[str, Encoded]) -> int:
             return len(packer(encoded))
 
+        fixed: dict[str, Any] = {"pinned": pinned, "allocate": allocate, "workers": workers}
         if budget is not None:
             quick = Packer(pool, "fast", aliases, about, meter)
             rough = None if coder == "fast" and known is None else (lambda e: len(quick(e)))
-            shared = {"pinned": pinned, "allocate": allocate, "workers": workers}
-            encoded = fit_budget(state, size, budget, rough=rough, **shared).encoded  # type: ignore[arg-type]
+            encoded = fit_budget(state, size, budget, rough=rough, **fixed).encoded
         elif quality is not None and known is not None:
-            fit = fit_quality(state, size, quality, known.divergence, pinned=pinned, allocate=allocate, workers=workers)
-            encoded = fit.encoded
+            encoded = fit_quality(state, size, quality, known.divergence, **fixed).encoded
         else:
             schemes = dict.fromkeys(state, Lossless()) if lossless else assign(state, pinned, default)
             encoded = encode_all(state, schemes, sensitivities=sensitivities, workers=workers)
