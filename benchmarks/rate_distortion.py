@@ -60,7 +60,7 @@ def birdie_rows(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.birdie"
             start = time.perf_counter()
-            artifact.save(subject.state, path, calibration=known, **arguments)
+            artifact.save(subject.state, path, **{"calibration": known, **arguments})
             seconds = calibration_s + time.perf_counter() - start
             size, quality = path.stat().st_size, subject.measure(artifact.load(path))
         yield row(curve, scheme, size, quality, seconds, version)

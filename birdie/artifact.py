@@ -28,7 +28,7 @@ from birdie.compress.budget import fit_budget, fit_quality
 from birdie.compress.calibrate import Calibration
 from birdie.compress.choose import Schemes, assign, encode_all, match, rules_of
 from birdie.compress.decoders import CAST_DTYPES, DECODERS
-from birdie.compress.knowledge import Knowledge
+from birdie.compress.knowledge import Knowledge, require_triple
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded
 from birdie.compress.state import fill, named_tensors, placed, require_request, require_target, whole, without_ties
@@ -154,13 +154,16 @@ def save(
     targeted = budget is not None or bits is not None or quality is not None
     default, rules = rules_of(scheme, targeted=targeted)
     everything = named_tensors(model)
+    state, ties = without_ties(everything)
+    pinned = {ties.get(name, name): chosen for name, chosen in match(everything, rules).items()}
     files.require_writable(Path(path).parent)
     if calibration is None or isinstance(calibration, Knowledge):
         known = calibration
     else:
         known = Knowledge.of(everything, calibration, symmetries=symmetries)
-    state, ties = without_ties(everything if known is None else known.state)
-    pinned = {ties.get(name, name): chosen for name, chosen in match(everything, rules).items()}
+    if known is not None:
+        known.require(state)
+        state = {name: known.state[name] for name in state}
     if bits is not None:
         budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
     about = about_file.to_bytes(metadata, budget, tree)
@@ -206,6 +209,8 @@ def _check_request(
         raise ConfigError("lossless keeps every bit, so it takes no scheme, budget, bits or quality; drop one side")
     if lossless and calibration is not None:
         raise ConfigError("lossless keeps every bit, so there is nothing to calibrate; drop one side")
+    if calibration is not None and not isinstance(calibration, Knowledge):
+        require_triple(calibration)
     if bits is not None and not (isinstance(bits, Real) and 0 < float(bits) <= 64):
         raise ConfigError(f"bits={bits!r} per weight is out of range; choose more than 0 and at most 64")
     if quality is not None and not (isinstance(quality, Real) and 0 < float(quality) < math.inf):

@@ -190,8 +190,8 @@ def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"quality": 0.01}, "quality is not available"),
-        ({"calibration": ()}, "calibration is not available"),
+        ({"quality": 0.01}, "quality is judged on data"),
+        ({"calibration": ()}, "calibration is not"),
         ({"budget": 100, "bits": 3}, "one of them"),
         ({"lossless": True, "budget": 100}, "lossless"),
         ({"scheme": "int6", "budget": 10_000}, "nothing to choose"),

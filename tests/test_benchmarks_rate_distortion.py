@@ -288,7 +288,7 @@ def test_nncodec_decodes_in_a_process_that_saw_the_stream_alone() -> None:
 def test_birdies_rows_are_whole_files_measured_after_decoding() -> None:
     given = subject()
     settings = [
-        ("birdie", "exact", {"lossless": True, "coder": "fast"}),
+        ("birdie", "exact", {"lossless": True, "coder": "fast", "calibration": None}),
         ("birdie", "coarse", {"scheme": "int4", "coder": "fast"}),
     ]
     exact, coarse = rate_distortion.birdie_rows(given, settings)

@@ -32,6 +32,8 @@ def same(one: Any, other: Any) -> bool:
         )
     if isinstance(one, float):
         return struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(one, complex):
+        return same([one.real, one.imag], [other.real, other.imag])
     if isinstance(one, dict):
         about = same(getattr(one, "_metadata", None), getattr(other, "_metadata", None))
         return about and same([*one.items()], [*other.items()])

@@ -32,6 +32,7 @@ EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 FINEST, COARSEST, COARSEST_BY_LOSS = -16.0, 3.6, 9.0
 # Standard deviations no step exceeds: beyond, a matrix is all but zero, and to call that a fit would be a lie.
 WIDEST = 4.0
+_WIDEST_TRELLIS = 1.5  # beyond, the cheapest path through a trellis is nothing at all
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class Allocation:
             if name in self._known:
                 return self.scheme.coded(name, weight, self._known[name], 2.0 ** (exponent + self._unit), draft=draft)
             sigma = min(2.0**exponent * _factor(name), WIDEST)
-            if self.plain or draft:
+            if self.plain or draft or sigma > _WIDEST_TRELLIS:
                 return Grid(sigma=sigma).encode(name, weight)
             return Trellis(self.scheme.states, sigma).encode(name, weight)
 

@@ -62,7 +62,9 @@ class Knowledge:
             DataError: there are no batches, or what they give is not finite.
             WeightsError: the module's state has other names or shapes.
         """
-        module, batches, loss = _triple(calibration)
+        require_triple(calibration)
+        module, given, loss = calibration
+        batches = given if isinstance(given, Sequence) else list(given)
         _require_match(module, state)
         held = max(1, len(batches) // HELD_BACK) if len(batches) > 1 else 0
         used, kept = (batches[:-held], batches[-held:]) if held else (batches, batches)
@@ -74,6 +76,12 @@ class Knowledge:
         sorted_state, report = canonical(state, groups, sensitivities=found)
         return cls(sorted_state, {name: carried(name, each, report) for name, each in found.items()}, judge)
 
+    def require(self, state: Mapping[str, Tensor]) -> None:
+        """Raise WeightsError unless this is about tensors of such names and shapes."""
+        for name, weight in state.items():
+            if name not in self.state or self.state[name].shape != weight.shape:
+                raise WeightsError(f"tensor {name!r} is not one that was calibrated; calibrate this very model")
+
     def divergence(self, encoded: Mapping[str, Encoded]) -> float:
         """Mean KL(float ‖ decoded) in nats per target on the batches held back."""
         if self.judge is None:
@@ -81,14 +89,16 @@ class Knowledge:
         return self.judge({name: decode(each) for name, each in encoded.items()})
 
 
-def _triple(calibration: Any) -> tuple[nn.Module, Sequence[Batch], Loss]:
-    try:
-        module, batches, loss = calibration
-    except (TypeError, ValueError):
-        module = None
-    if not isinstance(module, nn.Module) or not isinstance(batches, Iterable) or not callable(loss):
+def require_triple(calibration: Any) -> None:
+    """Raise ConfigError unless it is (module, batches, loss)."""
+    if not (
+        isinstance(calibration, tuple | list)
+        and len(calibration) == 3
+        and isinstance(calibration[0], nn.Module)
+        and isinstance(calibration[1], Iterable)
+        and callable(calibration[2])
+    ):
         raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) gives summed nats")
-    return module, batches if isinstance(batches, Sequence) else list(batches), loss
 
 
 def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
