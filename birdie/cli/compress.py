@@ -61,6 +61,10 @@ def compress(
         raise ConfigError(
             "--lossless keeps every bit, so it takes no --budget, --bits, --quality or --scheme; drop one side"
         )
+    if quality is not None and not quality > 0:
+        raise ConfigError(
+            f"--quality {quality} is not a positive number of nats of KL per token; write for example 0.01"
+        )
     content, whole = read_checkpoint(checkpoint) if lossless else (read_state_dict(checkpoint), False)
     before = _bytes_on_disk(checkpoint)
     known, metadata = None, None
