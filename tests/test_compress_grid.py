@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from birdie.compress.decoders import decode
 from birdie.compress.grid import Grid, quantiles
+from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.steps import HIGHEST, LOWEST, PER_OCTAVE, TABLE, indices_above, indices_near, steps
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 
@@ -97,6 +98,80 @@ def test_sigma_steps_follow_the_deviation_of_the_row(sigma: float) -> None:
     assert bool(((decode(encoded) - weight).abs() <= step / 2 * (1 + 1e-5)).all())
 
 
+@pytest.mark.parametrize(("bits", "k"), [(6, 12.85), (8, 20.0), (4, 2.5)])
+def test_sdclip_is_its_formula(bits: int, k: float) -> None:
+    """step = k · deviation of the row / (2^(bits−1) − 1), to the nearest step there is; what is outside is clipped."""
+    weight = random_weight(64, 256)
+    weight[0, 0] = 100  # an outlier
+    symbols, indices = Grid(bits, deviations=k).encode("w", weight).streams
+    top = 2 ** (bits - 1) - 1
+    wanted = k * weight.double().numpy().std(axis=1) / top
+    np.testing.assert_array_equal(indices[:, 0], indices_near(wanted))
+    step = steps(indices)
+    np.testing.assert_array_equal(symbols, np.clip(np.rint(weight.numpy() / step), -top, top))
+    clipped = k < 15  # the outlier is some sixteen deviations away
+    assert bool(abs(int(symbols[0, 0])) == top) == clipped
+
+
+def test_sdclip_keeps_rows_that_do_not_vary() -> None:
+    """A deviation of nothing is no step: constant rows and rows of a large offset keep their size."""
+    weight = random_weight(4, 64)
+    weight[1] = 0.7
+    weight[2] = 5 + 1e-3 * weight[2]
+    weight[3] = 0
+    decoded = decode(Grid(6, deviations=12.85).encode("w", weight))
+    assert bool(((decoded - weight).abs()[1:] <= weight[1:].abs().amax(1, keepdim=True) / 31).all())
+
+
+def squared(encoded: Encoded, weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Squared errors of each row, columns weighed."""
+    return ((decode(encoded).double() - weight.double()) ** 2 * columns).reshape(len(weight), -1).sum(1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    bits=st.integers(2, 8),
+    columns=st.sampled_from([1, 5, 64, 257]),
+    group=st.sampled_from([None, 32]),
+    told=st.booleans(),
+    heavy=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_a_clip_search_never_leaves_more_error_than_the_maximum(
+    bits: int, columns: int, group: int | None, told: bool, heavy: bool, seed: int
+) -> None:
+    weight = random_weight(9, columns, seed=seed)
+    weight = weight**3 if heavy else weight
+    weight[4] = 0
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(columns, generator=generator) ** 4 + 1e-3
+    sensitivity = Sensitivity(hessian=torch.diag(inputs)) if told else None
+    searched = Grid(bits, clip=None, group=group).encode("w", weight, sensitivity=sensitivity)
+    widest = Grid(bits, clip=1.0, group=group).encode("w", weight)
+    counts = inputs.double() if told else torch.ones(columns, dtype=torch.float64)
+    best, most = squared(searched, weight, counts), squared(widest, weight, counts)
+    assert bool((best <= most * (1 + 1e-6)).all())
+
+
+def test_a_clip_search_does_better_where_outliers_are_few_and_knows_which_columns_count() -> None:
+    weight = random_weight(16, 512)
+    weight[:, 7] *= 8
+    plain, searched = (Grid(4, clip=clip).encode("w", weight) for clip in (1.0, None))
+    ones = torch.ones(512, dtype=torch.float64)
+    assert float(squared(searched, weight, ones).sum()) < 0.7 * float(squared(plain, weight, ones).sum())
+    inputs = torch.ones(512)
+    inputs[7] = 1e6  # now the outliers are what counts
+    told = Grid(4, clip=None).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(inputs)))
+    assert float(squared(told, weight, inputs.double()).sum()) < 0.5 * float(
+        squared(searched, weight, inputs.double()).sum()
+    )
+
+
+def test_a_hessian_of_another_matrix_is_refused() -> None:
+    with pytest.raises(ConfigError, match="calibrate again"):
+        Grid(4, clip=None).encode("w", random_weight(4, 8), sensitivity=Sensitivity(hessian=torch.eye(9)))
+
+
 def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_step() -> None:
     weight = random_weight(8, 16)
     weight[0], weight[3], weight[7] = 0, 0, 0
@@ -107,7 +182,9 @@ def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_step() -> None:
     assert not decode(Grid().encode("w", torch.zeros(4, 4))).any()
 
 
-@pytest.mark.parametrize("scheme", [Grid(), Grid(bits=2), Grid(sigma=0.3)])
+@pytest.mark.parametrize(
+    "scheme", [Grid(), Grid(bits=2), Grid(sigma=0.3), Grid(clip=None), Grid(bits=2, deviations=2.5)]
+)
 @pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-20, 1e20, 3.4e38])
 def test_extreme_magnitudes_stay_finite(scheme: Grid, magnitude: float) -> None:
     weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2]])
@@ -116,7 +193,7 @@ def test_extreme_magnitudes_stay_finite(scheme: Grid, magnitude: float) -> None:
     assert bool(((decoded - weight).abs() <= 1.1 * magnitude).all())
 
 
-@pytest.mark.parametrize("scheme", [Grid(), Grid(sigma=0.3)])
+@pytest.mark.parametrize("scheme", [Grid(), Grid(sigma=0.3), Grid(clip=None), Grid(6, deviations=12.85)])
 def test_rows_below_the_smallest_step_are_kept_losslessly_not_made_zero(scheme: Grid) -> None:
     for weight in (random_weight(8, 16) * 1e-42, random_weight(8, 16).double() * 1e-60):
         assert torch.equal(decode(scheme.encode("w", weight)), weight)
@@ -132,11 +209,14 @@ def test_the_largest_half_does_not_become_infinite() -> None:
     assert bool(torch.isfinite(decode(Grid().encode("w", weight))).all())
 
 
-def test_large_tensors_are_worked_on_in_blocks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", [Grid(), Grid(4, clip=None, group=16)])
+def test_large_tensors_are_worked_on_in_blocks_with_the_same_result(
+    monkeypatch: pytest.MonkeyPatch, scheme: Grid
+) -> None:
     weight = random_weight(50, 40)
-    whole = Grid().encode("w", weight)
+    whole = scheme.encode("w", weight)
     monkeypatch.setattr("birdie.compress.grid.BLOCK", 90)
-    for one, other in zip(whole.streams, Grid().encode("w", weight).streams, strict=True):
+    for one, other in zip(whole.streams, scheme.encode("w", weight).streams, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -165,7 +245,15 @@ def test_doubles_beyond_float32_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "quoted"),
-    [({"bits": 9}, "9"), ({"bits": 1}, "1"), ({"multiple": 0}, "0"), ({"sigma": 0.0}, "0.0"), ({"clip": 1.5}, "1.5")],
+    [
+        ({"bits": 9}, "9"),
+        ({"bits": 1}, "1"),
+        ({"multiple": 0}, "0"),
+        ({"sigma": 0.0}, "0.0"),
+        ({"clip": 1.5}, "1.5"),
+        ({"deviations": 0.5}, "k=0.5"),
+        ({"deviations": 12.85, "sigma": 0.3}, "one of the two"),
+    ],
 )
 def test_settings_out_of_range_are_quoted(settings: dict[str, float], quoted: str) -> None:
     with pytest.raises(ConfigError, match=quoted):

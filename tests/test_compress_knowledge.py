@@ -114,6 +114,18 @@ def test_schemes_by_hand_are_calibrated_too(tmp_path: Path) -> None:
     assert measured(model, known, data) < 0.8 * measured(model, plain, data)
 
 
+def test_schemes_by_hand_are_calibrated_beside_a_budget_too(tmp_path: Path) -> None:
+    model, path = network(), tmp_path / "x.birdie"
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    rules = [("2.weight", "gptq:bits=4,k=3")]
+    birdie.save(model, path, scheme=rules, calibration=known)
+    alone = birdie.load(path)["2.weight"]
+    birdie.save(model, path, scheme=rules, calibration=known, bits=4)
+    assert torch.equal(birdie.load(path)["2.weight"], alone)
+    birdie.save(model, path, scheme=rules)
+    assert not torch.equal(birdie.load(path)["2.weight"], alone)
+
+
 @pytest.mark.parametrize(
     ("calibration", "error"),
     [

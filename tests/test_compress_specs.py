@@ -14,13 +14,21 @@ from birdie.compress.lowrank import LowRank
 from birdie.compress.rotation import Rotation
 from birdie.compress.scheme import Scheme
 from birdie.compress.ternary import Ternary
+from birdie.compress.trellis import Trellis
 from birdie.errors import ConfigError
 from tests.test_compress_grid import random_weight
 
 SPECS = [
     ("int4:group=64", Grid(bits=4, group=64)),
     ("int8:step=4,group=32", Grid(multiple=4, group=32)),
+    ("int6:clip=0.9995", Grid(bits=6, clip=0.9995)),
+    ("int4:clip=search,group=64", Grid(bits=4, clip=None, group=64)),
     ("sigma:0.3,group=64", Grid(sigma=0.3, group=64)),
+    ("sdclip", Grid(bits=6, deviations=12.85)),
+    ("sdclip:bits=8,k=20", Grid(bits=8, deviations=20.0)),
+    ("sdclip:k=10,group=128", Grid(bits=6, deviations=10.0, group=128)),
+    ("gptq", Trellis(1, 12.85 / 31, rate=0.0, output=False)),
+    ("gptq:bits=8,k=20", Trellis(1, 20 / 127, rate=0.0, output=False)),
     ("ternary", Ternary()),
     ("ternary:group=64", Ternary(64)),
     ("binary", Ternary(binary=True)),
@@ -51,6 +59,13 @@ def test_specs(text: str, scheme: Scheme) -> None:
         ("codebook:k=many", "'many' is not a whole number"),
         ("codebook:rate=x", "'x' is not a number of variances"),
         ("ternary:group=0", "group=0"),
+        ("int6:clip=most", "'most' is not a quantile"),
+        ("int6:clip=2", "2.0 is out of range"),
+        ("int6:k=3", "option 'k=3'.*step=…, group=…, clip=…"),
+        ("sdclip:bits=9", "9"),
+        ("sdclip:k=x", "'x' is not a number of standard deviations"),
+        ("gptq:group=64", "option 'group=64'"),
+        ("sdclp:k=3", "did you mean 'sdclip"),
         ("int4:groups=3", "groups=3"),
         ("lowrank:base=int9", "9"),
         ("lowrank:base=", "did you mean"),

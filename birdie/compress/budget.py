@@ -214,7 +214,8 @@ class _Search:
         """What no step changes: the pinned tensors, and those too small for a grid."""
         names = [name for name in self.state if name not in self.matrices]
         schemes = {name: self.pinned.get(name) or small_scheme(self.state[name]) for name in names}
-        return encode_all({name: self.state[name] for name in names}, schemes, workers=self.workers)
+        state = {name: self.state[name] for name in names}
+        return encode_all(state, schemes, sensitivities=self.allocation.sensitivities, workers=self.workers)
 
     def lossless(self) -> Fit:
         """Everything that is not pinned kept losslessly, whether or not it fits."""

@@ -1,6 +1,7 @@
 """Which scheme each tensor gets: specs as people write them, and name patterns.
 
-    SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · int4:group=64 · sigma:0.3 · sigma:0.3,group=64
+    SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · int4:group=64 · int6:clip=0.9995 · int4:clip=search
+             sigma:0.3 · sigma:0.3,group=64 · sdclip:bits=6,k=12.85[,group=64] · gptq:bits=6,k=12.85
              trellis:states=32[,sigma=0.3] · ternary · ternary:group=64 · binary · codebook:k=16[,rows][,rate=0.01]
              rotation:bits=4[,residual] · rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]
              (base always comes last)
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.codebook import Codebook
-from birdie.compress.grid import Grid
+from birdie.compress.grid import CLIP_QUANTILE, Grid
 from birdie.compress.lossless import Cast, Lossless
 from birdie.compress.lowrank import LowRank
 from birdie.compress.rotation import Rotation
@@ -41,13 +42,15 @@ Schemes = Spec | Mapping[str, Spec] | Sequence[tuple[str, Spec]]
 
 _FORMS = (
     *("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "int4:group=64", "sigma:0.3"),
-    "trellis:states=8,sigma=0.3",
+    *("int4:clip=search", "sdclip:bits=6,k=12.85", "gptq:bits=6,k=12.85", "trellis:states=8,sigma=0.3"),
     *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6"),
 )
 _INT = re.compile(r"int(\d+)")
 _OPTIONS: dict[str, tuple[str, ...]] = {
-    "int": ("step", "group"),
+    "int": ("step", "group", "clip"),
     "sigma": ("group",),
+    "sdclip": ("bits", "k", "group"),
+    "gptq": ("bits", "k"),
     "trellis": ("states", "sigma"),
     "ternary": ("group",),
     "binary": ("group",),
@@ -76,13 +79,22 @@ def parse_spec(text: str) -> Scheme:
     width = _INT.fullmatch(head)
     if width:
         found = _options(text, "int", rest)
-        return Grid(bits=int(width[1]), multiple=found.whole("step", 1), group=found.maybe("group"))
+        clip = found.values.get("clip", str(CLIP_QUANTILE))
+        quantile = (
+            None if clip == "search" else _number(clip, "a quantile; write for example clip=0.9995 or clip=search")
+        )
+        return Grid(int(width[1]), found.whole("step", 1), clip=quantile, group=found.maybe("group"))
     if head == "sigma" and rest:
         sigma, _, rest = rest.partition(",")
         return Grid(
             sigma=_number(sigma, "a number of standard deviations; write for example sigma:0.3"),
             group=_options(text, head, rest).maybe("group"),
         )
+    if head in ("sdclip", "gptq"):
+        found = _options(text, head, rest)
+        k = _number(found.values.get("k", "12.85"), "a number of standard deviations; write for example k=12.85")
+        clipped = Grid(found.whole("bits", 6), group=found.maybe("group"), deviations=k)
+        return clipped if head == "sdclip" else Trellis(1, k / clipped.top, rate=0.0, output=False)
     if head == "trellis":
         found = _options(text, head, rest)
         given = found.values.get("sigma")
