@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError
+from birdie.model.cache import Stepwise
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.model.sample import generate
+from birdie.model.sample import generate, sample_sequences
 
 
 @pytest.fixture
@@ -80,3 +81,50 @@ def test_only_the_last_tokens_of_the_context_count(model: GPT) -> None:
 def test_arguments_out_of_range_are_refused_at_the_call(model: GPT, arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         generate(model, **{"ids": START, "tokens": 1, **arguments})
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_one_position_at_a_time_gives_the_logits_of_the_whole(kv_heads: int) -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=30, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=kv_heads))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    ids = torch.randint(0, 30, (3, 9))
+    step = Stepwise(model, 3, 9)
+    found = torch.stack([step(ids[:, place]) for place in range(9)], dim=1)
+    torch.testing.assert_close(found, model(ids), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(ids), model(ids), rtol=0, atol=0)  # no hook is left behind
+    with pytest.raises(ConfigError, match="all 9 positions"):
+        step(ids[:, 0])
+
+
+def test_cold_sequences_are_the_greedy_ones(model: GPT) -> None:
+    rows = sample_sequences(model, 2, 11, first=1, temperature=0)
+    assert rows[0].tolist() == rows[1].tolist() == [1, *generate(model, torch.tensor([1]), 10, temperature=0)]
+
+
+def test_sequences_follow_the_model_and_the_seed(model: GPT) -> None:
+    """Second tokens are drawn from what the model says after the first one."""
+    told: list[int] = []
+    rows = sample_sequences(model, 4000, 2, first=3, temperature=2.0, seed=1, progress=told.append)
+    expected = (model(torch.tensor([[3]]))[0, -1] / 2.0).softmax(0)
+    found = torch.bincount(rows[:, 1], minlength=30) / 4000
+    assert (found - expected).abs().max() < 0.04
+    assert told[-1] == rows.numel()
+    again = [sample_sequences(model, 4000, 2, first=3, temperature=2.0, seed=seed) for seed in (1, 2)]
+    assert torch.equal(again[0], rows)
+    assert not torch.equal(again[1], rows)
+
+
+def test_how_many_are_sampled_at_once_changes_only_the_draws(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.model.sample._CACHED", 1)
+    rows = sample_sequences(model, 3, 6, first=1, temperature=1.0, vocab_size=5)
+    assert rows.shape == (3, 6)
+    assert rows.max() < 5
+    assert len(set(map(tuple, rows.tolist()))) > 1
+
+
+@pytest.mark.parametrize("change", [{"count": 0}, {"length": 0}, {"first": 30}, {"temperature": -1.0}])
+def test_sequences_that_cannot_be_are_refused(model: GPT, change: dict) -> None:
+    with pytest.raises(ConfigError):
+        sample_sequences(model, **{"count": 1, "length": 4, "first": 1, **change})
