@@ -143,3 +143,12 @@ def test_workers_change_nothing() -> None:
     for name, each in one.items():
         assert each.params == two[name].params
         assert all((a == b).all() for a, b in zip(each.streams, two[name].streams, strict=True))
+
+
+def test_a_matrix_that_hardly_counts_does_not_keep_the_others_from_the_coarsest() -> None:
+    """The exponent is of the mean matrix; where one pulls that down by dozens of octaves, the range must follow."""
+    known = sensitivities()
+    known["three"] = Sensitivity(1e-40 * torch.eye(128), known["three"].row_fisher)
+    allocation = Allocation(matrices(), known)
+    coarsest = sum(size(item) for item in allocation.encode(allocation.coarsest).values())
+    assert coarsest < 0.1 * sum(weight.numel() for weight in matrices().values()) / 8

@@ -15,7 +15,7 @@ from torch import Tensor, multiprocessing, nn
 from birdie.compress.calibrate import MAX_OUTPUTS, calibrate
 from birdie.compress.scheme import Sensitivity
 from birdie.distributed import World
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ConfigError, DataError, WeightsError
 
 Batch = tuple[Tensor, Tensor]
 
@@ -309,6 +309,18 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
     for bad in (float("nan"), float("inf")):
         with pytest.raises(DataError, match="NaN or infinite"):
             calibrate(module, [(torch.full((2, 5), bad), good[1])], classify)
+    with pytest.raises(DataError, match="exceed float32"):
+        calibrate(module, [(torch.full((2, 5), 1e25), good[1])], classify)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_named_not_the_layer_where_it_shows(bad: float) -> None:
+    module = mlp()
+    name, weight = next(iter(module.named_parameters()))
+    with torch.no_grad():
+        weight[0] = bad
+    with pytest.raises(WeightsError, match=f"'{name}' holds NaN or infinite"):
+        calibrate(module, [(seeded(2, 5), torch.zeros(2, dtype=torch.long))], classify)
 
 
 def calibrate_as_rank(rank: int, size: int, rendezvous: str, results: str, first: bool) -> None:

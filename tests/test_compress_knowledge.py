@@ -144,6 +144,31 @@ def test_calibration_that_cannot_be_is_refused(calibration, error, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_quality_judged_by_predictions_of_nan_says_so(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    data[-1][0][0, 0] = float("nan")
+    with pytest.raises(DataError, match="held back"):
+        birdie.save(model, tmp_path / "x", quality=0.1, calibration=(model, data, loss))
+    assert not list(tmp_path.iterdir())
+
+
+def test_classes_that_are_ruled_out_cost_no_divergence() -> None:
+    """Logits of minus infinity: p log p of what cannot be is 0, not NaN."""
+    model, data = network(), batches(1)
+    mask = torch.zeros(LABELS)
+    mask[-3:] = float("-inf")
+
+    def masked(module: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(module(batch[0]) + mask, batch[1].clamp_max(LABELS - 4), reduction="sum")
+
+    judge = Judge(model, data, masked)
+    assert judge(model.state_dict()) == 0
+    other = judge(network(1).state_dict())
+    with torch.no_grad():
+        p, q = (F.log_softmax(net(data[0][0])[:, :-3].double(), -1) for net in (model, network(1)))
+    assert other == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
+
+
 def test_a_quality_needs_calibration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="calibration"):
         birdie.save(network(), tmp_path / "x", quality=0.1)

@@ -53,24 +53,27 @@ class Allocation:
     workers: int | None = None
     _known: dict[str, Feedback] = field(init=False, default_factory=dict)
     _unit: float = field(init=False, default=0.0)
+    _most: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         """Factorise what was calibrated."""
         names = [name for name in self.matrices if name in self.sensitivities]
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
             self._known = dict(zip(names, pool.map(self._feedback, names), strict=True))
-        total, count = 0.0, 0
+        total, count, levels = 0.0, 0, []
         for name, known in self._known.items():
             spread = float(finite_rows(name, self.matrices[name]).std(dtype=np.float64)) or 1.0
             typical = float(np.log2(known.row_weight).mean() + np.log2(known.column_weight).mean()) / 2
-            total += (math.log2(spread) + typical) * self.matrices[name].numel()
+            levels.append(math.log2(spread) + typical)
+            total += levels[-1] * self.matrices[name].numel()
             count += self.matrices[name].numel()
         self._unit = total / max(count, 1)
+        self._most = max(levels, default=0.0) - self._unit
 
     @property
     def coarsest(self) -> float:
-        """The largest exponent there is."""
-        return COARSEST_BY_LOSS if self._known else COARSEST
+        """The largest exponent there is: where matrices that hardly count pull the mean down, others must follow."""
+        return max(COARSEST_BY_LOSS, self._most + COARSEST) if self._known else COARSEST
 
     def encode(self, exponent: float, *, draft: bool = False) -> dict[str, Encoded]:
         """Every matrix at `exponent`; `draft` tells about the size in a fraction of the time."""

@@ -154,7 +154,7 @@ def fit_quality(
             break
     if best is None:
         raise BudgetError(
-            f"a quality of {quality} nats cannot be met: with the finest steps the model still costs {found:.6f}; "
+            f"a quality of {quality} nats cannot be met: with the finest steps the model still costs {found:.6g}; "
             "allow more, or pin fewer tensors to coarse schemes"
         )
     exponent, found, encoded = best

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from birdie.compress.scheme import Sensitivity
 from birdie.distributed import World
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ConfigError, DataError, WeightsError
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -63,7 +63,8 @@ def calibrate(
 
     Raises:
         ConfigError: the module has no weights, or its loss does not depend on them.
-        DataError: there are no batches, or activations or gradients are not finite.
+        DataError: there are no batches, or activations or gradients are not finite, or too large to be squared.
+        WeightsError: they are not because a weight is not.
     """
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
@@ -76,12 +77,27 @@ def calibrate(
                 nats = loss(module, batch)
             if not isinstance(nats, Tensor) or nats.numel() != 1 or not nats.requires_grad:
                 raise ConfigError("the calibration loss must be one number that depends on the module's weights")
-            if watch.roots:
-                torch.autograd.grad(nats.reshape(()), watch.roots, allow_unused=True)
+            with _blaming_weights(module):
+                if watch.roots:
+                    torch.autograd.grad(nats.reshape(()), watch.roots, allow_unused=True)
             watch.forget()
             if progress is not None:
                 progress(done)
     return watch.finish(world or World())
+
+
+@contextmanager
+def _blaming_weights(module: nn.Module) -> Iterator[None]:
+    """What is not finite shows at the output first: whose fault it is, is said of the weights if it is theirs."""
+    try:
+        yield
+    except DataError as error:
+        for name, weight in module.named_parameters():
+            if not bool(torch.isfinite(weight).all()):
+                raise WeightsError(
+                    f"tensor {name!r} holds NaN or infinite values, so nothing can be calibrated; mend the checkpoint"
+                ) from error
+        raise
 
 
 @contextmanager
@@ -272,7 +288,14 @@ class _Watch(TorchFunctionMode):
         if not shapes:
             raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
         everywhere = {name: self.sums.get(name, _Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
-        return {name: _sensitivity(sums, targets or batches, world) for name, sums in everywhere.items()}
+        found = {name: _sensitivity(sums, targets or batches, world) for name, sums in everywhere.items()}
+        for name, each in found.items():
+            for part in (each.hessian, each.row_fisher, each.output):
+                if part is not None and not bool(torch.isfinite(part).all()):
+                    raise DataError(
+                        f"squares of what calibration met at {name!r} exceed float32; check the weights and the batches"
+                    )
+        return found
 
 
 def _agreed(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:

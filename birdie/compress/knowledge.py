@@ -167,7 +167,7 @@ class Judge:
             before = self._expected(index, batch)
             after = self._predicted(self._candidate, batch)
             for (p, counts), (q, _) in zip(before, after, strict=True):
-                each = (p.exp() * (p - q)).sum(-1)
+                each = torch.where(p.isneginf(), 0, p.exp() * (p - q)).sum(-1)  # what cannot be, costs nothing
                 each = each if counts is None else each[counts]
                 total, count = total + float(each.double().sum()), count + each.numel()
         if not count:
@@ -184,6 +184,10 @@ class Judge:
             found = self._predicted(self.module, batch)
         finally:
             self.module.train(training)
+        if any(bool(p.isnan().any()) for p, _ in found):
+            raise DataError(
+                "the model predicts NaN on batches held back to judge by; check the weights and the batches"
+            )
         held = sum(p.nbytes for kept in self._reference.values() for p, _ in kept)
         if held + sum(p.nbytes for p, _ in found) <= _CACHED:
             self._reference[index] = found
