@@ -2,14 +2,15 @@
 
     Run(recipe, folder) ── train() ──► Started, Step, Validated, Saved … ──► model
             │                                                                  │
-            └── export(path) ──────────────► model.birdie ◄────────────────────┘
-                                                  └──► evaluation
+            ├── calibrate() ──► what the loss minds ─┐                         │
+            └── export(path) ────────────────────────┴──► model.birdie ◄───────┘
+                                                               └──► evaluation
 
 A run folder holds `recipe.toml`, `checkpoints/` and, once exported, `model.birdie`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie import artifact, provenance
+from birdie.calibration import Calibrated, calibrated
 from birdie.compress.size import parse_size
 from birdie.data.batches import Batches
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
@@ -29,6 +31,7 @@ from birdie.errors import ConfigError
 from birdie.files import require_writable, write_bytes
 from birdie.model.gpt import GPT
 from birdie.recipe import DataSettings, Recipe
+from birdie.reserve import MARGIN, expected, less_reserve
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, Step, fit
@@ -102,6 +105,11 @@ class Run:
         world: this rank among its peers.
         notify: gets one-line remarks (a fallback taken, a doubt about the data).
 
+    Attributes:
+        training: the recipe's settings for training; once it has begun, with the cap less what is kept of it.
+        reserved: seconds of the cap kept for calibration.
+        calibration: what calibration found out, once it was made.
+
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
         OutputError: the folder cannot be written.
@@ -132,6 +140,8 @@ class Run:
         self.model = GPT(recipe.model).to(self.device)
         self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
         self.steps = 0
+        self.training, self.reserved = recipe.train, 0.0
+        self.calibration: Calibrated | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -149,11 +159,13 @@ class Run:
             on_priming: called with (done, total) after each priming step.
 
         Raises:
-            ConfigError: the loss is no longer finite, or the ranks do not divide the batch.
+            ConfigError: the loss is no longer finite, the ranks do not divide the batch, or calibration needs all
+                the time there is.
             WeightsError: the checkpoint does not fit the model.
         """
         checkpoint = self._checkpoint(resume)
-        settings = self.recipe.train
+        about = self._identity() | self._reserve(checkpoint)
+        settings = self.training
         batches = Batches(
             self.dataset.train,
             batch_tokens=settings.train_batch_tokens,
@@ -176,7 +188,7 @@ class Run:
                 world=self.world,
                 device=self.device,
                 resume=checkpoint,
-                about=self._identity(),
+                about=about,
                 notify=self.notify,
                 on_priming=on_priming,
                 stop=stop,
@@ -230,6 +242,25 @@ class Run:
             if before != now:
                 raise ConfigError(f"cannot resume: {name} is {now}, but the run in {self.folder} has {before}")
         return checkpoint
+
+    def _reserve(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        """Keep time for calibration; returns what a checkpoint shall remember, so that going on keeps the same time."""
+        settings, cap = self.recipe.calibration, self.recipe.train.max_wallclock_seconds
+        if settings.data == "none" or not cap:
+            return {}
+        asked = {**asdict(settings), "device": self.device.type}
+        before: dict[str, Any] = {} if checkpoint is None else checkpoint.about.get("calibration", {})
+        if settings.reserve_seconds is not None:
+            self.reserved, why = settings.reserve_seconds, "as asked"
+        elif before.get("asked") == asked:
+            self.reserved, why = before["reserved"], "as before"
+        else:  # rank 0 will do the work, but all must end training at one time
+            seconds = expected(self.recipe, self.device).seconds if self.world.is_main else 0.0
+            self.reserved = MARGIN * self.world.max_int(round(1000 * seconds), self.device) / 1000
+            why = f"{self.reserved / MARGIN:.1f} s expected"
+        self.training = less_reserve(self.recipe.train, self.reserved)
+        self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration ({why})")
+        return {"calibration": {"asked": asked, "reserved": self.reserved}}
 
     def _identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and going on from it: model, tokenizer, and the order of data."""
@@ -285,22 +316,43 @@ class Run:
         model.compute_dtype = self.model.compute_dtype
         return model.to(self.device)
 
+    def calibrate(self, progress: Progress | None = None) -> Calibrated | None:
+        """Learn what the loss minds, if the recipe wants it and it was not done yet; `export` uses it.
+
+        Rank 0 alone does it, since it alone exports; the others have nothing to wait for.
+
+        Raises:
+            DataError: there are too few training tokens, or activations are not finite.
+        """
+        settings = self.recipe.calibration
+        if self.calibration is None and settings.data != "none":
+            state = {name: weight.detach().cpu() for name, weight in self.model.state_dict().items()}
+            found = calibrated(self.recipe, state, settings, progress, device=self.device)
+            of = "its own samples" if settings.data == "own" else "training data"
+            kept = f"; {self.reserved:.1f} s were reserved" if self.training.max_wallclock_seconds else ""
+            self.notify(f"calibrated on {found.tokens:,} tokens of {of} in {found.seconds:.1f} s{kept}")
+            self.calibration = found
+        return self.calibration
+
     def export(
         self, path: Path | None = None, *, budget: int | None = None, progress: Progress | None = None
     ) -> artifact.Summary:
         """Compress the trained weights into one file: the recipe's schemes, or what fits `budget` bytes.
 
-        Rank 0 writes; call it there alone.
+        Calibrates first where the recipe wants it; several exports of one model share that. Rank 0 writes; call it
+        there alone.
         """
         settings = self.recipe.export
         if budget is None and settings.budget is not None:
             budget = parse_size(settings.budget)
+        known = self.calibrate()
         return artifact.save(
             self.model,
             path or self.folder / "model.birdie",
             scheme=None if budget is not None else settings.schemes(),
             budget=budget,
             coder=settings.coder,
+            calibration=None if known is None else known.knowledge,
             metadata=self.metadata(),
             progress=progress,
         )

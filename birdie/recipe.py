@@ -12,10 +12,11 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -69,6 +70,47 @@ class DataSettings:
             raise ConfigError(f"data order is {self.order!r}; choose sequential or shuffled")
         if bool(self.train) != bool(self.val):
             raise ConfigError("data train and val replace the data folder together; give both or neither")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSettings:
+    """Whether, and on what, the export learns what the loss minds before it sets any step.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    data: Annotated[
+        Literal["none", "train", "own"],
+        Parameter(
+            env_var="CALIBRATION_DATA",
+            help="train: the run's training shards; own: sampled from the model itself; none: no calibration.",
+        ),
+    ] = "none"
+    tokens: Annotated[
+        int, Parameter(env_var="CALIBRATION_TOKENS", help="Tokens to calibrate on, a fifth of them for judging.")
+    ] = 65_536
+    reserve_seconds: Annotated[
+        float | None,
+        Parameter(
+            env_var="GPTQ_RESERVE_SECONDS",
+            help="Part of the wall-clock cap kept for calibration; default: what it is expected to take, by trial.",
+        ),
+    ] = None
+    temperature: Annotated[float, Parameter(help="At which the model's own samples are drawn.")] = 0.8
+    seed: Annotated[int, Parameter(help="Of the model's own samples.")] = 0
+
+    def __post_init__(self) -> None:
+        if self.data not in ("none", "train", "own"):
+            raise ConfigError(f"calibration data is {self.data!r}; choose none, train or own")
+        if self.tokens < 1:
+            raise ConfigError(f"calibration on {self.tokens} tokens is none at all; give tens of thousands")
+        if self.reserve_seconds is not None and not 0 <= self.reserve_seconds < math.inf:
+            raise ConfigError(f"reserve_seconds is {self.reserve_seconds}; give seconds, or leave it out")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"calibration temperature is {self.temperature}; it must be finite and above 0")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"calibration seed is {self.seed}; it must be from 0 to {2**63 - 1}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +181,7 @@ class Recipe:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     qat: Qat = field(default_factory=Qat)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
+    calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
     run: RunSettings = field(default_factory=RunSettings)
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"

@@ -10,7 +10,7 @@ from cyclopts.config import Toml
 
 from birdie.errors import BirdieError, ConfigError
 
-TABLES = ("data", "model", "train", "optimizer", "qat", "validation", "export", "run")
+TABLES = ("data", "model", "train", "optimizer", "qat", "validation", "calibration", "export", "run")
 SETTINGS = (*TABLES, "device")
 
 

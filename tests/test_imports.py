@@ -24,6 +24,7 @@ ROWS: list[set[str]] = [
     {"recipe_file"},
     {"recipe"},
     {"calibration"},
+    {"reserve"},
     {"evaluation"},
     {"pipeline"},
     {"submit"},

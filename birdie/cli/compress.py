@@ -1,17 +1,19 @@
 """`birdie compress`: any checkpoint into one small file."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from birdie import artifact
-from birdie.calibration import CALIBRATION_TOKENS, calibrated, described, run_recipe
+from birdie.calibration import calibrated, described, run_recipe
 from birdie.cli.console import Json, compiling_told, emit, progress_bar, say, show, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.size import parse_size
 from birdie.errors import ConfigError
 from birdie.files import require_file
+from birdie.recipe import CalibrationSettings, Recipe
 from birdie.repack import save_object
 from birdie.weights import read_checkpoint, read_state_dict
 
@@ -41,7 +43,13 @@ def compress(
         Path | None,
         Parameter(help="A run folder or recipe whose model this is and whose training data tell what matters."),
     ] = None,
-    calibration_tokens: Annotated[int, Parameter(help="Tokens to calibrate on.")] = CALIBRATION_TOKENS,
+    calibration_data: Annotated[
+        Literal["train", "own"] | None,
+        Parameter(help="train: its training shards; own: sampled from the model. Default: the recipe's, else train."),
+    ] = None,
+    calibration_tokens: Annotated[
+        int | None, Parameter(help="Tokens to calibrate on. Default: the recipe's, 65,536 unless it says otherwise.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
@@ -70,8 +78,9 @@ def compress(
     known, metadata = None, None
     if calibrate is not None and not whole:
         recipe = run_recipe(calibrate)
-        with progress_bar(f"calibrating on {recipe.data.path}", "batches") as update:
-            known = calibrated(recipe, content, calibration_tokens, update)
+        settings = _settings(recipe, calibration_data, calibration_tokens)
+        with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
+            known = calibrated(recipe, content, settings, update).knowledge
         metadata = described(recipe)
     with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
         if whole:
@@ -95,6 +104,19 @@ def compress(
         return
     show(summary_table(summary))
     say(f"{size(before)} → {size(summary.bytes)} ({_change(before, summary.bytes, lossless)}): {output}")
+
+
+def calibration_source(recipe: Recipe, settings: CalibrationSettings) -> str:
+    """What a bar says calibration is made on."""
+    return "the model's own samples" if settings.data == "own" else recipe.data.path
+
+
+def _settings(recipe: Recipe, data: Literal["train", "own"] | None, tokens: int | None) -> CalibrationSettings:
+    """The recipe's, with what the flags say; training data where nobody says anything."""
+    own = recipe.calibration
+    if data is None:
+        data = "own" if own.data == "own" else "train"
+    return dataclasses.replace(own, data=data, tokens=own.tokens if tokens is None else tokens)
 
 
 def _change(before: int, after: int, lossless: bool) -> str:

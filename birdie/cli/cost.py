@@ -37,7 +37,7 @@ def estimate(run: Run) -> Cost:
     for _ in range(10):
         a @ b
     flops = 10 * 2 * 1024 * 512 * 1024 / (time.perf_counter() - began)
-    train, weights = run.recipe.train, sum(p.numel() for p in run.model.parameters())
+    train, weights = run.training, sum(p.numel() for p in run.model.parameters())
     # steps were measured at 2 to 3 times what their products take
     step_s = 2.5 * 6 * weights * train.train_batch_tokens / run.world.size / flops
     steps = train.iterations

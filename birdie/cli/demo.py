@@ -11,7 +11,7 @@ from rich.table import Table
 
 from birdie.cli.console import Json, compiling_told, emit, progress_bar, remark, say, show
 from birdie.cli.prepare import prepare_with_bar
-from birdie.cli.train import follow
+from birdie.cli.train import calibrate, follow
 from birdie.compress import baseline
 from birdie.compress.size import parse_size
 from birdie.data.corpus import stdlib_corpus
@@ -76,6 +76,7 @@ def demo(
     last, interrupted = follow(run)
     if interrupted is not None or last is None:
         raise KeyboardInterrupt
+    calibrate(run)
     with progress_bar("compressing", "tensors") as update:
         summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
     with progress_bar("scoring the file", "tokens") as update:

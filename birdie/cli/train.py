@@ -57,6 +57,7 @@ def train(
             raise KeyboardInterrupt
         if not world.is_main:
             return
+        calibrate(work)
         with progress_bar("compressing", "tensors") as update:
             summary = work.export(progress=update)
         with progress_bar("scoring the file", "tokens") as update:
@@ -81,7 +82,7 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
             elif isinstance(event, Interrupted):
                 interrupted = event
             if shown:
-                _show(event, work.recipe, update)
+                _show(event, work, update)
                 if isinstance(event, Started) and work.device.type == "cpu":
                     cost = estimate(work)
                     remark(f"at least {cost.step_s:.2g} s a step on this CPU, {cost.minutes:.1f} min in all")
@@ -108,13 +109,13 @@ def ctrl_c_asks(*, shown: bool = True) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _show(event: Event, recipe: Recipe, update: Callable[[float, float | None], None]) -> None:
+def _show(event: Event, work: Run, update: Callable[[float, float | None], None]) -> None:
     if isinstance(event, Step):
-        share = event.number / recipe.train.iterations
-        if recipe.train.max_wallclock_seconds:  # whichever end comes first
-            share = max(share, event.train_ms / 1000 / recipe.train.max_wallclock_seconds)
+        share = event.number / work.training.iterations
+        if work.training.max_wallclock_seconds:  # whichever end comes first
+            share = max(share, event.train_ms / 1000 / work.training.max_wallclock_seconds)
         update(event.number, event.number / share)
-        if recipe.run.logs(event.number) or event.stopping:
+        if work.recipe.run.logs(event.number) or event.stopping:
             remark(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
                 f"{event.train_ms / 1000:.1f} s  {event.train_ms / event.number:.1f} ms/step"
@@ -132,6 +133,13 @@ def _show(event: Event, recipe: Recipe, update: Callable[[float, float | None], 
         )
 
 
+def calibrate(work: Run) -> None:
+    """Calibrate with a bar, if the recipe wants it."""
+    if work.recipe.calibration.data != "none":
+        with progress_bar("calibrating", "tokens") as update:
+            work.calibrate(update)
+
+
 def run_json(work: Run, last: Validated | None, summary: Summary, result: Evaluation) -> dict[str, Any]:
     """What a run has to say for itself, for machines."""
     return {
@@ -144,7 +152,21 @@ def run_json(work: Run, last: Validated | None, summary: Summary, result: Evalua
         "bpb_artifact": result.score.bpb,
         "steps": 0 if last is None else last.step,
         "train_seconds": 0.0 if last is None else last.train_ms / 1000,
+        "calibration": calibration_json(work),
         "evaluation": evaluation_json(result),
+    }
+
+
+def calibration_json(work: Run) -> dict[str, Any] | None:
+    """What calibration was made on and what it took; None without it."""
+    found = work.calibration
+    if found is None:
+        return None
+    return {
+        "data": work.recipe.calibration.data,
+        "tokens": found.tokens,
+        "seconds": found.seconds,
+        "reserved_seconds": work.reserved,
     }
 
 
