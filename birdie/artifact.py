@@ -179,7 +179,7 @@ def save(
         def size(encoded: Mapping[str, Encoded]) -> int:
             return len(packer(encoded))
 
-        fixed: dict[str, Any] = {"pinned": pinned, "allocate": allocate, "workers": workers}
+        fixed: dict[str, Any] = {"pinned": pinned, "allocate": allocate, "calibrated": sensitivities, "workers": workers}
         if budget is not None:
             quick = Packer(pool, "fast", aliases, about, meter)
             rough = None if coder == "fast" and known is None else (lambda e: len(quick(e)))

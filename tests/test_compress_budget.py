@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.compress.allocate import Allocation
 from birdie.compress.budget import FINEST, ROUNDS, TINY, TOLERANCE, fit_budget
 from birdie.compress.grid import Grid
 from birdie.compress.lossless import Lossless
-from birdie.compress.scheme import Encoded
+from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.errors import BudgetError, ConfigError
 
 
@@ -137,6 +139,23 @@ def test_what_is_small_is_coarsened_only_when_it_crowds_the_rest() -> None:
     state = {"w": torch.randn(256, 256), "v": torch.randn(5000).abs() + 1}
     roomy, crowded = (fit_budget(state, entropy_bytes, budget).encoded["v"].scheme for budget in (40_000, 15_000))
     assert (roomy, crowded) == ("cast", "grid")
+
+
+def test_small_matrices_are_coarsened_when_their_worth_is_known() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"conv": (16, 16, 3, 3), "tiny": (12, 12), "thin": (512, 4), "wide": (64, 1024), "norm": (300,)}
+    state = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    known = {
+        name: Sensitivity(torch.eye(weight[0].numel()), torch.ones(len(weight)))
+        for name, weight in state.items()
+        if weight.ndim >= 2
+    }
+    allocate = partial(Allocation, sensitivities=known)
+    plain, told = (
+        fit_budget(state, entropy_bytes, 25_000, allocate=allocate, calibrated=names).encoded for names in ((), known)
+    )
+    assert [name for name, one in plain.items() if one.scheme == "trellis"] == ["wide"]
+    assert [name for name, one in told.items() if one.scheme == "trellis"] == ["conv", "wide"]
 
 
 def test_pinned_tensors_keep_their_scheme() -> None:

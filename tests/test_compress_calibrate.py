@@ -133,6 +133,7 @@ CONVOLUTIONS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Conv1d(3, 5, 4, padding="same", bias=False), (2, 3, 8)),
     (nn.Conv2d(3, 4, 3, bias=False), (3, 7, 6)),
     (nn.Conv1d(3, 4, 3, bias=False), (3, 9)),
+    (nn.Conv3d(2, 4, (2, 3, 2), stride=(1, 2, 1), padding=(1, 0, 1), groups=2, bias=False), (2, 2, 3, 7, 4)),
 ]
 
 
@@ -307,7 +308,7 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         with pytest.raises(ConfigError, match="above 0"):
             calibrate(module, [good], classify, temperature=temperature)
     for bad in (float("nan"), float("inf")):
-        with pytest.raises(DataError, match="NaN or infinite"):
+        with pytest.raises(DataError, match="NaN, infinite"):
             calibrate(module, [(torch.full((2, 5), bad), good[1])], classify)
     with pytest.raises(DataError, match="exceed float32"):
         calibrate(module, [(torch.full((2, 5), 1e25), good[1])], classify)

@@ -15,6 +15,7 @@ root of its probability and a random sign), so that labels a network has learnt 
 """
 
 import json
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ Calibration = tuple[nn.Module, Iterable[Batch], Loss]
 Key = tuple[int, int, tuple[int, ...]]
 
 MAX_OUTPUTS = 4096  # of a matrix whose full output covariance is kept; beyond, its diagonal
-_CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2}
+_CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
 
@@ -199,7 +200,12 @@ class _Watch(TorchFunctionMode):
         name = self._name(weight)
         if name is not None and out.requires_grad:
             rows = x.detach().reshape(-1, x.shape[-1])
-            self._later(out, lambda g: self._add(name, rows, g.reshape(-1, g.shape[-1])))
+
+            def add(g: Tensor) -> None:
+                seen = rows.float()
+                self._add(name, seen.T @ seen, len(seen), g.reshape(-1, g.shape[-1]))
+
+            self._later(out, add)
 
     def _look_up(self, ids: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
@@ -227,9 +233,12 @@ class _Watch(TorchFunctionMode):
         source = x.detach()
 
         def add(g: Tensor) -> None:
-            patches = _patches(source, tuple(weight.shape), dims, stride, padding, dilation, groups)
+            patches = _patches(source.float(), tuple(weight.shape), dims, stride, padding, dilation, groups)
+            taps = math.prod(weight.shape[2:])
+            swapped = (patches.T @ patches).view(taps, weight.shape[1], taps, weight.shape[1])
             g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
-            self._add(name, patches, _finite(name, g).reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1]))
+            rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
+            self._add(name, swapped.permute(1, 0, 3, 2).reshape(2 * (patches.shape[1],)), len(patches), rows)
 
         self._later(out, add)
 
@@ -241,15 +250,15 @@ class _Watch(TorchFunctionMode):
         out.register_hook(hook)  # type: ignore[no-untyped-call]
         self.roots.append(out)
 
-    def _add(self, name: str, x: Tensor, g: Tensor) -> None:
-        """x (uses, columns), or more of them than uses where groups share an output's rows; g (uses, rows)."""
+    def _add(self, name: str, inputs: Tensor, uses: int, g: Tensor) -> None:
+        """inputs Σ x xᵀ over so many uses; g (uses, rows), or fewer of them where groups share an output's rows."""
         sums = self.sums.setdefault(name, _Sums())
-        x, g = _finite(name, x).float(), _finite(name, g).float()
-        inputs = x.T @ x
+        g = g.float()
         outputs = g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0)
+        inputs, outputs = _finite(name, inputs), _finite(name, outputs)
         sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
         sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
-        sums.uses += x.shape[0]
+        sums.uses += uses
 
     def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """A sum whose gradient at the logits has the curvature of the KL, Diag(p) − p pᵀ, as its covariance."""
@@ -332,29 +341,43 @@ def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, name
 
 def _finite(name: str, values: Tensor) -> Tensor:
     if not bool(torch.isfinite(values).all()):
-        raise DataError(f"calibration met NaN or infinite values at {name!r}; check the weights and the batches")
+        raise DataError(
+            f"calibration met NaN, infinite values or squares that exceed float32 at {name!r}; check weights and batches"
+        )
     return values
 
 
 def _patches(
     x: Tensor, shape: tuple[int, ...], dims: int, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
-    """What each output of a convolution sees, (positions · groups, columns of the weight)."""
+    """What each output of a convolution sees, (positions · groups, columns of the weight), channels varying fastest."""
     if x.ndim == dims + 1:
         x = x[None]
     kernel = shape[2:]
     stride, dilation = _each(stride, dims), _each(dilation, dims)
     if padding == "same":
         reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        x = F.pad(x, [side for total in reversed(reach) for side in (total // 2, total - total // 2)])
-        padding = 0
-    sides = _each(0 if padding == "valid" else padding, dims)
-    if dims == 1:
-        x, kernel = x[:, :, None], (1, *kernel)
-        stride, dilation, sides = (1, *stride), (1, *dilation), (0, *sides)
-    cut = F.unfold(x, kernel, dilation=dilation, padding=sides, stride=stride)
-    parts = cut.reshape(len(cut), groups, -1, cut.shape[-1])
-    return parts.movedim(2, -1).reshape(-1, parts.shape[2])
+        sides = [(total // 2, total - total // 2) for total in reach]
+    else:
+        sides = [(side, side) for side in _each(0 if padding == "valid" else padding, dims)]
+    padded = F.pad(x, [side for pair in reversed(sides) for side in pair])
+    # Channels last, so that what a kernel sees is copied in runs of channels.
+    last = padded.unflatten(1, (groups, -1)).movedim(2, -1).contiguous()  # (batch, groups, *places, channels)
+    places = [
+        (side - d * (k - 1) - 1) // s + 1
+        for side, k, s, d in zip(last.shape[2:-1], kernel, stride, dilation, strict=True)
+    ]
+    along = last.stride()[2:-1]
+    seen = last.as_strided(
+        (*last.shape[:2], *places, *kernel, last.shape[-1]),
+        (
+            *last.stride()[:2],
+            *(step * s for step, s in zip(along, stride, strict=True)),
+            *(step * d for step, d in zip(along, dilation, strict=True)),
+            1,
+        ),
+    )
+    return seen.reshape(-1, math.prod(kernel) * last.shape[-1])
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:
