@@ -275,7 +275,7 @@ class _Search:
         if fit.bytes > self.budget:
             raise BudgetError(
                 f"budget {self.budget:,} bytes cannot be met: the smallest file takes {fit.bytes:,} bytes, with "
-                "steps of 4 standard deviations; allow a few more than that, or pin fewer tensors to fine schemes"
+                "the coarsest steps there are; allow a few more than that, or pin fewer tensors to fine schemes"
             )
         return fit
 
