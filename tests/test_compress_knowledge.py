@@ -73,6 +73,32 @@ def test_calibration_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
     assert measured(model, known, fresh) < 0.5 * measured(model, blind, fresh)
 
 
+def test_refit_gains_on_data_it_has_not_seen_and_keeps_the_budget(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    plain, tuned = tmp_path / "plain.birdie", tmp_path / "tuned.birdie"
+    birdie.save(model, plain, bits=1.5, calibration=known)
+    birdie.save(model, tuned, bits=1.5, calibration=known, refit=40)
+    assert birdie.inspect(tuned).bytes <= 1.5 * sum(weight.numel() for weight in model.parameters()) / 8
+    fresh = batches(8, seed=5)
+    assert measured(model, tuned, fresh) < 0.99 * measured(model, plain, fresh)
+
+
+def test_refit_makes_a_quality_no_dearer(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    sizes = [birdie.save(model, tmp_path / "x", quality=0.05, calibration=known, refit=n).bytes for n in (0, 40)]
+    assert sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("refit", [-1, 1.5])
+def test_refit_takes_steps_and_needs_calibration(refit: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="number of steps"):
+        birdie.save(network(), tmp_path / "x", bits=3, refit=refit)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="calibration"):
+        birdie.save(network(), tmp_path / "x", bits=3, refit=5)
+
+
 def test_the_same_bytes_twice_and_nothing_of_the_caller_changes(tmp_path: Path) -> None:
     model, data = network(), batches()
     model.train()

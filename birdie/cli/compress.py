@@ -50,6 +50,9 @@ def compress(
     calibration_tokens: Annotated[
         int | None, Parameter(help="Tokens to calibrate on. Default: the recipe's, 65,536 unless it says otherwise.")
     ] = None,
+    refit: Annotated[
+        int, Parameter(help="Steps that tune norms, gains and biases to what quantization left; needs --calibrate.")
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
@@ -94,6 +97,7 @@ def compress(
                 bits=bits,
                 quality=quality,
                 calibration=known,
+                refit=refit,
                 metadata=metadata,
                 coder=coder,
                 lossless=lossless,

@@ -342,7 +342,7 @@ def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, name
 def _finite(name: str, values: Tensor) -> Tensor:
     if not bool(torch.isfinite(values).all()):
         raise DataError(
-            f"calibration met NaN, infinite values or squares that exceed float32 at {name!r}; check weights and batches"
+            f"calibration met NaN, infinite values or squares that exceed float32 at {name!r}; check weights and data"
         )
     return values
 
@@ -362,7 +362,7 @@ def _patches(
         sides = [(side, side) for side in _each(0 if padding == "valid" else padding, dims)]
     padded = F.pad(x, [side for pair in reversed(sides) for side in pair])
     # Channels last, so that what a kernel sees is copied in runs of channels.
-    last = padded.unflatten(1, (groups, -1)).movedim(2, -1).contiguous()  # (batch, groups, *places, channels)
+    last = padded.view(len(x), groups, -1, *padded.shape[2:]).movedim(2, -1).contiguous()  # (batch, groups, *places, channels)
     places = [
         (side - d * (k - 1) - 1) // s + 1
         for side, k, s, d in zip(last.shape[2:-1], kernel, stride, dilation, strict=True)
@@ -377,7 +377,8 @@ def _patches(
             1,
         ),
     )
-    return seen.reshape(-1, math.prod(kernel) * last.shape[-1])
+    rows: Tensor = seen.reshape(-1, math.prod(kernel) * last.shape[-1])
+    return rows
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:

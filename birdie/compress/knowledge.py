@@ -7,6 +7,7 @@ module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from birdie.compress.calibrate import Batch, Calibration, Loss, calibrate
 from birdie.compress.decoders import decode
 from birdie.compress.feedback import FLOOR
+from birdie.compress.refit import refit
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.symmetry import canonical, carried
 from birdie.compress.symmetry_graph import symmetries_of
@@ -35,11 +37,13 @@ class Knowledge:
         state: name → tensor, units in the order that saves bits; the function is the module's.
         sensitivities: for that order.
         judge: of the KL, on the batches held back.
+        batches: what was calibrated on; none of the judge's.
     """
 
     state: dict[str, Tensor]
     sensitivities: dict[str, Sensitivity]
     judge: "Judge | None" = None
+    batches: Sequence[Batch] = ()
 
     @classmethod
     def of(
@@ -72,9 +76,9 @@ class Knowledge:
         judge = Judge(module, kept, loss)
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
-            return cls(dict(state), found, judge)
+            return cls(dict(state), found, judge, used)
         sorted_state, report = canonical(state, groups, sensitivities=found)
-        return cls(sorted_state, {name: carried(name, each, report) for name, each in found.items()}, judge)
+        return cls(sorted_state, {name: carried(name, each, report) for name, each in found.items()}, judge, used)
 
     def require(self, state: Mapping[str, Tensor]) -> None:
         """Raise WeightsError unless this is about tensors of such names and shapes."""
@@ -87,6 +91,27 @@ class Knowledge:
         if self.judge is None:
             raise ConfigError("no batches were held back, so no quality can be told; ask for a budget instead")
         return self.judge({name: decode(each) for name, each in encoded.items()})
+
+    def refitted(
+        self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], steps: int, workers: int | None = None
+    ) -> dict[str, Tensor]:
+        """What `encoded` keeps in 16 bits (norms, gains, biases), tuned to the KL of the rest: `refit`.
+
+        Args:
+            ties: second name → first name, of what `encoded` holds once.
+            steps: of Adam, one batch each.
+
+        Raises:
+            ConfigError: nothing was calibrated on in this process.
+            DataError: fewer than two batches are left beside the judge's.
+        """
+        if self.judge is None:
+            raise ConfigError("refit needs the batches of a calibration; give calibration=(module, batches, loss)")
+        with ThreadPoolExecutor(workers) as pool:
+            decoded = dict(zip(encoded, pool.map(decode, encoded.values()), strict=True))
+        names = [name for name, each in encoded.items() if each.scheme == "cast"]
+        own = self.judge.module.state_dict() | decoded | {name: decoded[first] for name, first in ties.items()}
+        return refit(self.judge.module, own, names, self.batches, self.judge.loss, steps=steps)
 
 
 def require_triple(calibration: Any) -> None:
