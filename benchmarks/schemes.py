@@ -35,7 +35,10 @@ from birdie.errors import ConfigError
 TOKENS, CALIBRATION_TOKENS = 8_192, 8_192
 GRID = tuple(f"sigma:{c:g}" for c in (0.05, 0.15, 0.4, 0.7, 1.1, 1.6, 2.2, 3.0))
 SPECS = (
-    *("int8", "int6", "int4", "int4:group=64"),
+    *("int8", "int6", "int6:clip=search", "int6:clip=search + data"),
+    *("int4", "int4:clip=search", "int4:clip=search + data", "int4:group=64", "int3", "int3:clip=search"),
+    *("sdclip:bits=6,k=12.85", "gptq:bits=6,k=12.85 + data"),
+    *("trellis:states=1,sigma=0.4145 + data", "trellis:states=32,sigma=0.4145 + data"),
     *("ternary", "ternary + data", "ternary:group=32", "binary"),
     *("codebook:k=4", "codebook:k=16", "codebook:k=16 + data", "codebook:k=16,rows", "codebook:k=64,rows,rate=0.008"),
     *("rotation:bits=2", "rotation:bits=3", "rotation:bits=4", "rotation:bits=3,residual", "rotation:base=sigma:0.4"),

@@ -66,6 +66,7 @@ def test_specs(text: str, scheme: Scheme) -> None:
         ("sdclip:k=x", "'x' is not a number of standard deviations"),
         ("gptq:group=64", "option 'group=64'"),
         ("sdclp:k=3", "did you mean 'sdclip"),
+        ("gtpq", "did you mean 'gptq"),
         ("int4:groups=3", "groups=3"),
         ("lowrank:base=int9", "9"),
         ("lowrank:base=", "did you mean"),

@@ -114,7 +114,8 @@ def parse_spec(text: str) -> Scheme:
         return LowRank(
             found.whole("rank", 4), found.base or Grid(bits=6), found.whole("left", 4), found.whole("right", 4)
         )
-    near = difflib.get_close_matches(spec, _FORMS, n=1, cutoff=0.0)[0]
+    heads = {form.partition(":")[0]: form for form in reversed(_FORMS)}
+    near = heads[difflib.get_close_matches(head, heads, n=1, cutoff=0.0)[0]]
     raise ConfigError(f"scheme {text!r} is unknown; did you mean {near!r}? (one of {', '.join(_FORMS)})")
 
 
