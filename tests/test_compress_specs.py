@@ -1,12 +1,13 @@
 """Specs of the siblings of the grid: each spelling, what a typo is told, and a file of each that loads."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import birdie
-from birdie.compress.choose import QUANTIZERS, SMALL, assign, parse_spec, suit
+from birdie.compress.choose import QUANTIZERS, SMALL, assign, parse_rule, parse_spec, suit
 from birdie.compress.codebook import Codebook
 from birdie.compress.grid import Grid
 from birdie.compress.lossless import Cast, Lossless
@@ -77,6 +78,18 @@ def test_specs(text: str, scheme: Scheme) -> None:
 def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_spec(text)
+
+
+def test_all_specs_and_rules_of_the_docs_are_ones() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "schemes.md").read_text(encoding="utf-8")
+    measured = re.findall(r"^\| `([^`]+?)(?: \+ data)?` \| [\d,]+ \|", text, re.MULTILINE)
+    rules = re.findall(r"--scheme '([^']+)'", text.replace("PATTERN=SPEC", "*=int8"))
+    assert len(measured) > 20
+    assert len(rules) > 5
+    for spec in measured:
+        assert isinstance(parse_spec(spec), QUANTIZERS), spec
+    for rule in rules:
+        assert isinstance(parse_rule(rule)[1], QUANTIZERS), rule
 
 
 @pytest.mark.parametrize(("text", "scheme"), SPECS)
