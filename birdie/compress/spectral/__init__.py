@@ -1,0 +1,1 @@
+"""Spectral compression: transforms, the order their coefficients are coded in, and weights trained to be small."""
