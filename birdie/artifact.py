@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -37,7 +37,11 @@ from birdie.device import dtype_name
 from birdie.entropy import coder as entropy
 from birdie.entropy.stream import Effort
 from birdie.errors import ArtifactError, ConfigError
+from birdie.lazy import attach
 from birdie.packer import DTYPES, SCHEMES, Meter, Packer, Progress
+from birdie.store import Stored
+from birdie.summary import Summary as Summary
+from birdie.summary import TensorSummary
 
 Source = str | os.PathLike[str]
 M = TypeVar("M", bound=nn.Module)
@@ -46,60 +50,6 @@ _SCHEME_NAMES = {code: name for name, code in SCHEMES.items()}
 MIN_DECODED_LIMIT = 1 << 30
 DECODED_PER_BYTE = 64
 _ROUNDS = 4  # codings a budget search usually takes: only the progress bar relies on it
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSummary:
-    """A tensor of a file; `scheme` is fp16, bf16, alias (a second name, no bytes of its own) or a key of `SCHEMES`."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What is in a .birdie file.
-
-    Attributes:
-        path: of the file.
-        bytes: of the whole file.
-        budget: bytes it was allowed, or None.
-        weights: elements of all tensors, tied ones once.
-        tensors: sorted by name.
-        metadata: what the caller of `save` had to say.
-        tree: how the tensors nest, where the file holds a whole checkpoint (birdie.tree); else None.
-    """
-
-    path: str
-    bytes: int
-    budget: int | None
-    weights: int
-    tensors: tuple[TensorSummary, ...]
-    metadata: Mapping[str, Any]
-    tree: Any = None
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits of the file per weight; 0 when there are no weights."""
-        return 8 * self.bytes / self.weights if self.weights else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """What `--json` prints: all but the metadata."""
-        rows = [
-            {"name": row.name, "shape": list(row.shape), "dtype": row.dtype, "scheme": row.scheme, "bytes": row.bytes}
-            for row in self.tensors
-        ]
-        return {
-            "path": self.path,
-            "bytes": self.bytes,
-            "budget": self.budget,
-            "weights": self.weights,
-            "bits_per_weight": self.bits_per_weight,
-            "tensors": rows,
-        }
 
 
 def save(
@@ -250,6 +200,7 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     lazy: bool = False,
+    cache_bytes: int | None = None,
     max_bytes: int | None = None,
     workers: int | None = None,
 ) -> dict[str, Tensor]: ...
@@ -261,6 +212,7 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     lazy: bool = False,
+    cache_bytes: int | None = None,
     max_bytes: int | None = None,
     workers: int | None = None,
 ) -> M: ...
@@ -271,6 +223,7 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     lazy: bool = False,
+    cache_bytes: int | None = None,
     max_bytes: int | None = None,
     workers: int | None = None,
 ) -> dict[str, Tensor] | nn.Module:
@@ -281,7 +234,9 @@ def load(
         into: a module that takes the tensors; names and shapes must match exactly.
         device: where the tensors (or the module) go; default the CPU (or where the module is).
         dtype: what floating tensors (or the module) are cast to after decoding.
-        lazy: not available in this version.
+        lazy: decode nothing now, but each tensor when `into` reads it (birdie.lazy). The module only runs: it is put in
+            evaluation mode, and may have been built on the meta device. The file stays open.
+        cache_bytes: with lazy, of decoded tensors to hold at most; default 1.5 times the largest layer.
         max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
         workers: threads; None takes every core.
 
@@ -291,12 +246,17 @@ def load(
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
         WeightsError: names, shapes or kinds of numbers do not match `into`, or it has no memory (meta).
-        ConfigError: `lazy` was asked for, or a setting is wrong.
+        ConfigError: a setting is wrong, or `into` cannot be loaded lazily.
     """
-    if lazy:
-        raise ConfigError("lazy loading is not available in this version; leave lazy out")
     require_target(path, into, device, dtype)
     max_bytes, workers = whole("max_bytes", max_bytes, 0), whole("workers", workers)
+    cache_bytes = whole("cache_bytes", cache_bytes, 0)
+    if cache_bytes is not None and not lazy:
+        raise ConfigError("cache_bytes bounds what lazy loading holds; give lazy=True as well, or leave it out")
+    if lazy:
+        if into is None:
+            raise ConfigError("lazy loading decodes what a module reads; give into=, or leave lazy out")
+        return _load_lazily(path, into, max_bytes, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
     with Reader(path) as reader:
         _check_size(reader, max_bytes)
         tensors = _decode_all(reader, workers or os.cpu_count() or 1)
@@ -304,6 +264,19 @@ def load(
             tensors = {name: placed(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[_owner(reader, name)] for name in reader.names}
     return state if into is None else fill(into, state, str(path)).to(device=device, dtype=dtype)
+
+
+def _load_lazily(path: Source, into: M, max_bytes: int | None, workers: int | None, **settings: Any) -> M:
+    reader = Reader(path)
+    try:
+        _check_size(reader, max_bytes)
+        owners = {name: reader.entry(_owner(reader, name)) for name in reader.names}
+        stored = {name: Stored(entry.name, entry.shape, _dtype(entry)) for name, entry in owners.items()}
+        decode = partial(_decode, reader, threads=workers)
+        return attach(into, stored, decode, reader.close, where=reader.where, **settings)
+    except BaseException:
+        reader.close()
+        raise
 
 
 def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> Tensor:
