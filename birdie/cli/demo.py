@@ -28,7 +28,10 @@ VOCABULARY = 1024
 
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> Recipe:
-    """A GPT small enough to learn something in a minute on two cores."""
+    """A GPT small enough to learn something in a minute on two cores.
+
+    Not calibrated: the steps its time would cost are worth more (docs/rate-distortion.md).
+    """
     return Recipe(
         data=DataSettings(
             path=str(data / "datasets" / f"fineweb10B_sp{VOCABULARY}"),
