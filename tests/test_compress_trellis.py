@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from birdie.compress import viterbi
 from birdie.compress.decode_trellis import MOST, both_steps
 from birdie.compress.decoders import DECODERS, decode
 from birdie.compress.feedback import feedback
@@ -114,6 +115,40 @@ def test_a_step_finer_by_lambda_pays_lambda_a_bit() -> None:
     only_rows = replace(known, output=torch.diag(known.output.diagonal()))  # type: ignore[union-attr]
     saved = loss(only_rows, weight, coarse) / 2 - loss(only_rows, weight, fine) / 2
     assert saved / (8 * (size(fine) - size(coarse))) == pytest.approx(lam, rel=0.15)
+
+
+@pytest.mark.parametrize("shape", [(1, 6000), (6, 1000), (2000, 3)])
+def test_short_columns_lose_nothing_where_one_path_runs_along_the_rows(shape: tuple[int, int]) -> None:
+    """Errors in squared steps, of a vector as of a matrix: what the trellis says for long paths."""
+    source = torch.rand(shape, generator=torch.Generator().manual_seed(2)) * 60
+    encoded = Trellis(8, sigma=0.06, rate=0.0).encode("w", source)
+    step = both_steps(encoded)[0][:, None].astype(np.float64)
+    error = (decode(encoded).double().numpy() - source.double().numpy()) / step
+    assert float((error**2).mean()) == pytest.approx(Trellis(8).distortion, rel=0.06)
+
+
+def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all numbers near a few weights; and stretches that overlap find what one search finds."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(2, 3, generator=generator)
+    encoded = Trellis(4, sigma=0.8, rate=0.0).encode("w", weight)
+    least = float(((decode(encoded) - weight) ** 2).sum())
+    nearest = np.rint(weight.numpy() / both_steps(encoded)[0][:, None]).astype(np.int32)
+    for moves in np.ndindex(*(3,) * 6):
+        numbers = nearest + np.array(moves, np.int32).reshape(2, 3) - 1
+        other = decode(replace(encoded, streams=(numbers, *encoded.streams[1:])))
+        assert float(((other - weight) ** 2).sum()) >= least * 0.9999
+    source = torch.randn(40, 50, generator=generator)
+    whole = Trellis(8, sigma=0.3).encode("w", source)
+    monkeypatch.setattr(viterbi, "STRETCH", 300)
+    assert (Trellis(8, sigma=0.3).encode("w", source).streams[0] == whole.streams[0]).all()
+
+
+def test_rows_alike_share_one_step_and_others_have_their_own() -> None:
+    source = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
+    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) == 1
+    source[::2] *= 1.5
+    assert len(np.unique(Trellis(8, sigma=0.3).encode("w", source).streams[1])) > 1
 
 
 def test_rate_counts_bits_against_errors() -> None:

@@ -2,6 +2,7 @@
 
     w = (m + odd/2) · step(row) · step(column), the state and so `odd` following from the parities above in the column
 
+Where the number of states is negative one path runs along the rows instead: the state follows from the number before.
 Of 16 columns and more, a row of nothing but m = 0 is a row of zeros: those that count for nothing are left out so.
 The steps of rows have a common exponent in sixteenths of an octave, one more for as many of the first rows as the file
 says: so sizes are steady in it though what tells rows apart is coarse. A plain grid is the trellis of one state.
@@ -30,7 +31,7 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...])
     rows, columns = real_matrix(shape, dtype)
     if (
         len(params) != 5
-        or params[0] not in STATES
+        or abs(params[0]) not in STATES
         or params[1] not in RESOLUTIONS
         or params[2] not in (0, *RESOLUTIONS)
         or not LOWEST <= params[3] <= HIGHEST
@@ -44,7 +45,7 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...])
 def _decode(encoded: Encoded) -> Tensor:
     symbols, paths = np.ascontiguousarray(encoded.streams[0]), machine(encoded.params[0])
     out = np.empty(symbols.shape, np.float32)
-    _values(symbols, paths.odd, paths.following, chunk_rows(symbols.shape[1]), *both_steps(encoded), out)
+    _values(symbols, paths.odd, paths.following, paths.mask, chunk_rows(symbols.shape[1]), *both_steps(encoded), out)
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
     return torch.from_numpy(out).clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
 
@@ -65,7 +66,7 @@ def both_steps(encoded: Encoded) -> tuple[NDArray[np.float32], NDArray[np.float3
 
 
 @njit(nogil=True, cache=True)
-def _values(symbols, odd, following, height, row, column, out):  # type: ignore[no-untyped-def]
+def _values(symbols, odd, following, mask, height, row, column, out):  # type: ignore[no-untyped-def]
     rows, columns = symbols.shape
     state = np.zeros(columns, np.uint8)
     for i in range(rows):
@@ -76,8 +77,8 @@ def _values(symbols, odd, following, height, row, column, out):  # type: ignore[
             step = np.float32(0)
         for j in range(columns):
             m = np.int64(symbols[i, j])
-            out[i, j] = np.float32(2 * m + odd[state[j]]) * step * column[j]
-            state[j] = following[state[j], m & 1]
+            out[i, j] = np.float32(2 * m + odd[state[j & mask]]) * step * column[j]
+            state[j & mask] = following[state[j & mask], m & 1]
 
 
 TRELLIS = Decoder(_layout, _decode)

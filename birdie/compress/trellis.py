@@ -21,7 +21,7 @@ from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.steps import HIGHEST, LOWEST, PER_OCTAVE
 from birdie.compress.tensors import REAL_DTYPES, finite_rows
-from birdie.compress.viterbi import quantize
+from birdie.compress.viterbi import cost, quantize
 from birdie.entropy.trellis import STATES
 from birdie.errors import ConfigError, WeightsError
 
@@ -32,6 +32,8 @@ _SMALLEST = -100.0  # exponent of a step that is surely above the smallest there
 DEFAULT_SIGMA = 0.3
 # Deviations of a row in steps: below the first it is left out, as the bound has it; below the second steps are held.
 _EMPTY, _COARSEST = 0.25, 0.5
+_ALIKE = 32 * PER_OCTAVE  # to an octave: steps that all rows share but for one in 32, two, …
+_FED_RATE = 0.5  # of a bit's price that is right where errors are fed back: shrunken numbers push their bias onwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,13 @@ class Trellis:
     Attributes:
         states: 1, 4, 8, 16, 32 or 64. They cost the encoder time and the decoder nothing.
         sigma: step in standard deviations of the row; None takes it from sensitivity and λ, or a default.
-        rate: how much bits count when numbers are chosen, of what is right at high rate; 0 rounds to the nearest.
+        rate: how much bits count when numbers are chosen, of what is right; 0 rounds to the nearest.
         output: whether errors are fed back to rows, where calibration knows how these hang together.
     """
 
     states: int = 32
     sigma: float | None = None
-    rate: float = 0.5
+    rate: float = 1.0
     output: bool = True
 
     def __post_init__(self) -> None:
@@ -97,6 +99,9 @@ class Trellis:
             scale, resolution = DEFAULT_SIGMA if self.sigma is None else self.sigma, _FINE
             spread = matrix.std(axis=1, dtype=np.float64)
             rows, columns = np.where(spread > 0, spread, most), None
+            if _alike(matrix, spread):
+                wanted = math.log2(scale) + math.log2(float(np.mean(spread**2))) / 2
+                rows = np.full(len(rows), 2.0 ** (round(wanted * _ALIKE) / _ALIKE) / scale)
         else:
             rows, resolution = known.row_weight**-0.5, _COARSE
             columns = known.column_weight**-0.5 if known.fed else None
@@ -107,6 +112,7 @@ class Trellis:
         steps = _Steps.of(most, rows, columns, scale, resolution, kept if kept.any() else most > 0, matrix.shape[1])
         if steps is None:
             return Lossless().encode(name, weight)
+        unfed = not known.fed and known.rows.size == 0
         shell = Encoded("trellis", tuple(weight.shape), weight.dtype, (1 if draft else self.states, *steps.params), ())
         streams = steps.streams
         row, column = both_steps(replace(shell, streams=(matrix, *streams)))  # type: ignore[arg-type]
@@ -114,9 +120,32 @@ class Trellis:
         if draft:
             numbers = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
         else:
-            price = self.rate * 2 * math.log(2) * self.distortion
+            right = 2 * math.log(2) * self.distortion
+            price = self.rate * right * (1 if unfed else _FED_RATE)
             numbers = quantize(matrix, known, row, column, self.states, price)
+            if unfed and self.states > 1:
+                # One path along all rows starts but once; yet where columns are next to nothing their own stay at zero.
+                along = quantize(matrix, known, row, column, -self.states, price)
+                if cost(matrix, along, row, column, -self.states, right) < cost(
+                    matrix, numbers, row, column, self.states, right
+                ):
+                    numbers, shell = along, replace(shell, params=(-self.states, *steps.params))
         return replace(shell, streams=(numbers, *streams))
+
+
+def _alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
+    """Whether steps of rows cost more bits than they save, what sampling makes rows differ by being no saving.
+
+    A row whose step is off by a factor e^x loses x² / ln 2 bits a weight (½ log₂ of arithmetic over geometric mean).
+    """
+    if not (spread > 0).all():
+        return False
+    logs = np.log(spread)
+    fourth = np.mean(((matrix - matrix.mean(1, keepdims=True)) / spread[:, None].astype(np.float32)) ** 4)
+    noise = max(float(fourth) - 1, 0.0) / (4 * matrix.shape[1])
+    saved = matrix.shape[1] * max(float(logs.var()) - noise, 0.0) / math.log(2)
+    sixteenths = float(logs.var()) * (_FINE / math.log(2)) ** 2
+    return bool(saved < 0.5 * math.log2(1 + 2 * math.pi * math.e * sixteenths))
 
 
 def _bounded(

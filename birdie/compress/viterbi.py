@@ -4,7 +4,8 @@
 
 The feedback is GPTQ's (Frantar et al. 2022, arXiv 2210.17323) on the input side; on the output side the same between
 blocks of rows (Tseng et al. 2025, arXiv 2505.22988, feed back on both). Within a block the trellis is searched
-as a whole (Viterbi 1967; trellis-coded quantization: Marcellin & Fischer 1990).
+as a whole (Viterbi 1967; trellis-coded quantization: Marcellin & Fischer 1990). Where nothing is fed back one path runs
+along all rows: each path that starts anew costs a bit or more.
 """
 
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 
 from birdie.compress.feedback import BLOCK, Feedback
 from birdie.entropy.compiled import njit
-from birdie.entropy.trellis import chunk_rows, machine
+from birdie.entropy.trellis import chunk_rows, machine, odds
 
 Matrix = NDArray[np.float32]
 COLUMNS = 64  # updated at once by a product of matrices
 REACH = 96  # numbers up to ± this have a rate; beyond, errors alone count
+STRETCH, OVERLAP = 4096, 256  # of a long path: searched at once, and looked ahead
 BINS, PER_OCTAVE, LOWEST = 56, 4, -4  # of the expected deviation in steps: from 2**LOWEST up
-_SAMPLE = 1 << 17  # weights on which rates are learned
+_SAMPLE, _LONG_SAMPLE = 1 << 17, 1 << 20  # weights on which rates are learned; of one path, which is quick to find
 _PRIOR = 64.0  # observations that the expected rates are worth
 _DOUBT = 16  # weights of the usual size that a row or column is taken to have besides its own
 _CELLS, _SPAN = 512, 8.0  # of the histogram of normalised weights, up to so many deviations
@@ -70,27 +72,39 @@ def quantize(
         weight: (rows, columns), left as it is.
         feedback: of both sides.
         row: steps of rows; 0 for one that is left out, whose numbers are all 0.
-        states: of the trellis.
+        states: of the trellis; minus so many for one path along the rows, which nothing may be fed back on.
         weight_of_rate: squared errors in steps that a bit is worth; 0 ignores bits.
     """
     columns = weight.shape[1]
+    quantized = _quantized if states > 0 else _quantized_along
     inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
     rated = rates(weight * inverse[:, None] / column)
     if weight_of_rate > 0:
-        some = np.arange(0, columns, max(1, weight.size // _SAMPLE))
+        some = np.arange(0, columns, max(1, weight.size // (_SAMPLE if states > 0 else _LONG_SAMPLE)))
         sample = Rates(rated.table, rated.row, rated.column[some])
         plain = np.arange(len(some)), np.zeros((len(some),) * 2, np.float32), np.zeros((0, 0), np.float32)
         unfed = Feedback(*plain, np.ones(len(some)), np.ones(len(row)), False)
-        tried = _quantized(weight[:, some], unfed, row, column[some], states, weight_of_rate, sample)
+        tried = quantized(weight[:, some], unfed, row, column[some], states, weight_of_rate, sample)
         rated = _observed(sample, tried, states, rated)
-    return _quantized(weight, feedback, row, column, states, weight_of_rate, rated)
+    return quantized(weight, feedback, row, column, states, weight_of_rate, rated)
+
+
+def cost(
+    weight: Matrix, numbers: NDArray[np.int32], row: Matrix, column: Matrix, states: int, weight_of_rate: float
+) -> float:
+    """What `quantize` minimises where nothing is fed back: squared errors in steps, and bits as a coder charges."""
+    inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
+    scaled: Matrix = weight * inverse[:, None] / column
+    expected = rates(scaled)
+    rated = _observed(expected, numbers, states, expected)
+    odd = odds(numbers, states)
+    return float(_cost(scaled, inverse, numbers, odd, rated.table, rated.row, rated.column, weight_of_rate))
 
 
 def _observed(sample: Rates, numbers: NDArray[np.int32], states: int, rated: Rates) -> Rates:
     """`rated` after what was seen: how often each number came, by expected deviation and state."""
-    paths = machine(states)
     counts = np.zeros(rated.table.shape)
-    _count(numbers, paths.odd, paths.following, chunk_rows(len(rated.column)), sample.row, sample.column, counts)
+    _count(numbers, odds(numbers, states), sample.row, sample.column, counts)
     model = 2.0 ** -rated.table.astype(np.float64)
     total = counts.sum(2, keepdims=True)
     mixed = (counts + _PRIOR * model / model.sum(2, keepdims=True)) / (total + _PRIOR)
@@ -126,6 +140,22 @@ def _quantized(
     return np.ascontiguousarray(out.T)
 
 
+def _quantized_along(
+    weight: Matrix,
+    feedback: Feedback,  # noqa: ARG001 (in the place of `_quantized`)
+    row: Matrix,
+    column: Matrix,
+    states: int,
+    weight_of_rate: float,
+    rated: Rates,
+) -> NDArray[np.int32]:
+    paths, numbers = machine(states), np.zeros(weight.shape, np.int32)
+    weight, height = np.ascontiguousarray(weight), chunk_rows(weight.shape[1])
+    tables = rated.table, rated.row, rated.column, np.float32(weight_of_rate)
+    _along(weight, row, column, paths.odd, _predecessors(paths.following), *tables, height, STRETCH, numbers)
+    return numbers
+
+
 def _predecessors(following: NDArray[np.uint8]) -> NDArray[np.int64]:
     """(states, 2, 2): the two (state, parity) that lead to each state; of a single state both parities of itself."""
     found: list[list[list[int]]] = [[] for _ in following]
@@ -136,17 +166,49 @@ def _predecessors(following: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 @njit(nogil=True, cache=True)
-def _count(numbers, odd, following, height, row_places, places, counts):  # type: ignore[no-untyped-def]
-    state = np.zeros(numbers.shape[1], np.uint8)
+def _count(numbers, odd, row_places, places, counts):  # type: ignore[no-untyped-def]
     for i in range(numbers.shape[0]):
-        if i % height == 0:
-            state[:] = 0
         for j in range(numbers.shape[1]):
             m = numbers[i, j]
             bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), counts.shape[0] - 1)
             if -REACH <= m <= REACH:
-                counts[bin_, odd[state[j]], m + REACH] += 1
-            state[j] = following[state[j], m & 1]
+                counts[bin_, odd[i, j], m + REACH] += 1
+
+
+@njit(nogil=True, cache=True)
+def _cost(scaled, inverse, numbers, odd, table, row_places, places, weight_of_rate):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(numbers.shape[0]):
+        if inverse[i] == 0:
+            continue
+        for j in range(numbers.shape[1]):
+            m = numbers[i, j]
+            off = scaled[i, j] - m - 0.5 * odd[i, j]
+            total += off * off
+            if -REACH <= m <= REACH:
+                bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
+                total += weight_of_rate * table[bin_, odd[i, j], m + REACH]
+    return total
+
+
+@njit(inline="always")
+def _try(u, bits, weight_of_rate, costs, candidates):  # type: ignore[no-untyped-def]
+    """The best number near `u` steps for a grid that is shifted or not and of either parity, and what it costs."""
+    for o in range(2):
+        place = u - np.float32(0.5) * np.float32(o)
+        for b in range(2):
+            m = np.int64(b + 2 * np.rint((place - np.float32(b)) * np.float32(0.5)))
+            off = place - np.float32(m)
+            best = off * off
+            if -REACH <= m <= REACH:
+                best += weight_of_rate * bits[o, m + REACH]
+                other = m - 2 if m > 0 else m + 2  # the next one nearer to zero, or beyond it
+                off = place - np.float32(other)
+                less = off * off + weight_of_rate * bits[o, other + REACH]
+                if less < best:
+                    best, m = less, other
+            costs[o, b] = best
+            candidates[o, b] = m
 
 
 @njit(inline="always")
@@ -193,21 +255,7 @@ def _block(  # type: ignore[no-untyped-def]
                     continue
                 u = target[i] / (row[i] * steps[j])
                 bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
-                for o in range(2):
-                    place = u - np.float32(0.5) * np.float32(o)
-                    for b in range(2):
-                        m = np.int64(b + 2 * np.rint((place - np.float32(b)) * np.float32(0.5)))
-                        off = place - np.float32(m)
-                        best = off * off
-                        if -REACH <= m <= REACH:
-                            best += weight_of_rate * table[bin_, o, m + REACH]
-                            other = m - 2 if m > 0 else m + 2  # the next one nearer to zero, or beyond it
-                            off = place - np.float32(other)
-                            less = off * off + weight_of_rate * table[bin_, o, other + REACH]
-                            if less < best:
-                                best, m = less, other
-                        costs[o, b] = best
-                        candidates[i - first, o, b] = m
+                _try(u, table[bin_], weight_of_rate, costs, candidates[i - first])
                 _select(cost, next_cost, chosen[i - first], before, odd, costs)
                 cost, next_cost = next_cost, cost
             end: int = np.argmin(cost)  # type: ignore[assignment]
@@ -231,3 +279,46 @@ def _block(  # type: ignore[no-untyped-def]
             if factor != 0:
                 for i in range(rows):
                     left[k, i] -= factor * errors[j, i]
+
+
+@njit(nogil=True, cache=True)
+def _along(  # type: ignore[no-untyped-def]
+    weight, row, steps, odd, before, table, row_places, places, weight_of_rate, height, stretch, numbers
+):
+    """Quantize `weight` (rows, columns) on one path along the rows, searched in stretches that overlap."""
+    columns = weight.shape[1]
+    states = before.shape[0]
+    cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
+    chosen = np.empty((stretch + OVERLAP, states), np.uint8)
+    candidates, costs = np.zeros((stretch + OVERLAP, 2, 2), np.int32), np.empty((2, 2), np.float32)
+    state = 0
+    first = 0
+    while first < weight.size:
+        start = first % (height * columns)
+        if start == 0:
+            state = 0
+        stop = min(first - start + height * columns, weight.size)  # of the chunk
+        last = min(first + stretch + OVERLAP, stop)
+        for s in range(states):
+            cost[s] = np.float32(1e30)
+        cost[state] = np.float32(0)
+        for t in range(first, last):
+            i, j = t // columns, t % columns
+            if row[i] == 0:
+                costs[:, 0] = np.float32(0)
+                costs[:, 1] = np.float32(1e30)
+                candidates[t - first, :, 0] = 0
+            else:
+                bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
+                _try(weight[i, j] / (row[i] * steps[j]), table[bin_], weight_of_rate, costs, candidates[t - first])
+            _select(cost, next_cost, chosen[t - first], before, odd, costs)
+            cost, next_cost = next_cost, cost
+        end: int = np.argmin(cost)  # type: ignore[assignment]
+        kept = last if last == stop else first + stretch
+        for t in range(last - 1, first - 1, -1):
+            if t == kept - 1:
+                state = end
+            side = chosen[t - first, end]
+            end, parity = before[end, side, 0], before[end, side, 1]
+            numbers[t // columns, t % columns] = candidates[t - first, odd[end], parity]
+        first = kept

@@ -2,7 +2,7 @@
 
     constant   every value the same              bytes    one byte a value, as it is
     packed     a fixed number of bits a value     numbers  small arrays: adaptive models, nothing to describe first
-    static     interleaved rANS with tables per row class
+    static     interleaved rANS with tables per row class, and for odd states of a trellis
     mixed      context mixing: the smallest, and the slowest
 
 A coder is a number in the file; another one is another row of `_DECODERS`. `encode` tries those that suit the array and
@@ -79,13 +79,13 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         hints is not None and hints.role == "scales" and values.size <= small.MAX_VALUES
     ):
         best = min(best, Coded(NUMBERS, small.encode(values)), key=_size)
-    kernel = hints.kernel if hints is not None else (1, 1)
+    kernel, states = (hints.kernel, hints.states) if hints is not None else ((1, 1), 1)
     if effort == "max" and (hints is None or hints.role != "mantissa"):
-        payload = mixed.encode(values, kernel, hints.states if hints is not None else 1)
+        payload = mixed.encode(values, kernel, states)
         if payload is not None:
             best = min(best, Coded(MIXED, payload), key=_size)
     if values.size >= 256:
-        best = min(best, Coded(STATIC, static.encode(values, kernel)), key=_size)
+        best = min(best, Coded(STATIC, static.encode(values, kernel, states)), key=_size)
     return best
 
 
@@ -115,7 +115,7 @@ def decode(
         raise ArtifactError(f"coder {coder} is not known to this birdie; update birdie, or copy the file again")
     if coder != CONSTANT and rows * columns == 0:
         raise ArtifactError(f"an empty stream has coder {coder} and {len(payload):,} bytes; the file is damaged")
-    states = (hints.states,) if coder == MIXED and hints is not None else ()
+    states = (hints.states,) if coder > NUMBERS and hints is not None else ()
     return _DECODERS[coder](payload, rows, columns, kind, threads or os.cpu_count() or 1, *states)
 
 

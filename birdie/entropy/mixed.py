@@ -57,7 +57,7 @@ def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1
     """Code `values` (rows, columns), at least two different ones, all within int32; None if they are too far apart.
 
     `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix; `states` those of
-    the trellis whose paths run down their columns, which forbids to transpose or to predict them.
+    the trellis on whose paths they lie (negative along rows), which forbids to transpose or to predict them.
     """
     alphabet, symbols = alphabets.choose(values)
     if alphabet.kind == alphabets.SPLIT:
@@ -65,7 +65,7 @@ def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1
     low = max(0, (alphabet.size - 1).bit_length() - (mixing.MAX_SIZE - 1).bit_length())
     zero = alphabets.zero(alphabet, symbols)
     tried: list[Prediction | None] = [None]
-    if states > 1:
+    if abs(states) > 1:
         return _written(_planned(symbols, False, None, zero, alphabet, low, states), alphabet, symbols, low)
     if alphabet.kind == alphabets.AFFINE:
         tried += prediction.candidates(symbols, zero, kernel)

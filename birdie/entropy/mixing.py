@@ -47,8 +47,8 @@ class Model:
         scale: 16 · log2 of the mean magnitude in 1/64 symbols, 0 … 383.
         kind: the prior (`logistic.GAUSSIAN`, …).
         rows, columns: log2 of the symbols of a row or column that tell as much about its scale as all others do.
-        states: of the trellis whose paths run down the columns, 1 for none. In odd states symbols stand for half a
-            step more, and have counters of their own.
+        states: of the trellis whose paths run down the columns, minus so many of one along the rows, 1 for none. In
+            odd states symbols stand for half a step more, and have counters of their own.
         parity: of the value of each symbol, 0 or 1, `size` of them; empty for none.
     """
 
@@ -109,7 +109,7 @@ def _run(symbols: NDArray[np.uint16], model: Model, words: Words, *, decoding: b
             nodes, model.zero, model.scale, odd, cells, table.inverse, table.stretch, counters[:, odd], expert[:, odd]
         )
     weights = np.tile(np.array(_WEIGHTS, np.int32), 2 * _SETS)
-    facts = np.array([model.zero, model.scale, 1 << model.rows, 1 << model.columns, kinds])
+    facts = np.array([model.zero, model.scale, 1 << model.rows, 1 << model.columns, kinds, paths.mask])
     learned = counters.reshape(-1), expert.reshape(-1), weights
     states = paths.odd, paths.following, np.frombuffer(model.parity or bytes(model.size), np.uint8)
     return int(_code(symbols, decoding, nodes, *states, *learned, words, facts, *looked_up))
@@ -219,7 +219,7 @@ def _code(  # type: ignore[no-untyped-def]
     pace,
 ):
     rows, columns = symbols.shape
-    zero, scale, steady, even, kinds = facts
+    zero, scale, steady, even, kinds, path = facts
     count = np.uint64(nodes.shape[0])
     stride = count * np.uint64(kinds)
     splits, children = nodes[:, 1].copy(), nodes[:, 4:].copy()
@@ -258,7 +258,7 @@ def _code(  # type: ignore[no-untyped-def]
         last = before = np.int64(0)
         band = i * 8 // rows
         for j in range(columns):
-            shift = np.int64(odd[state[j]])
+            shift = np.int64(odd[state[j & path]])
             own_nodes = count * np.uint64(shift)
             row = (_log2(here, log2) - _log2(expected, log2)) >> 1
             alone = scales[j & mask]
@@ -345,7 +345,7 @@ def _code(  # type: ignore[no-untyped-def]
                 symbols[i, j] = symbol
             before, last = last, abs(2 * (symbol - zero) + shift)
             sizes[j] = last
-            state[j] = following[state[j], parity[symbol]]
+            state[j & path] = following[state[j & path], parity[symbol]]
             size = min(last, most)
             here += size * size * 16
             expected += column[j & mask]

@@ -26,6 +26,8 @@ MAX_STRIDE = 8
 MAX_COARSENESS = 4
 MAX_SPIKES = 16
 MAX_LOG = 16 * 24
+_PATIENT = 1024  # symbols up to which tables are fitted by Newton's method
+_NEWTON = 24  # its steps
 _HEADROOM = 16 * 18  # what the encoder leaves to knots; the rest is for spikes
 # 2**(15 + i/16) for i = 0 … 15, rounded down: four nested square roots of an exact integer.
 _POWERS = np.array([isqrt(isqrt(isqrt(isqrt(1 << 240 + i)))) for i in range(16)], np.int64)
@@ -116,14 +118,15 @@ def cost(counts: Counts, frequencies: Counts, precision: int) -> float:
     return float((counts[seen] * (precision - np.log2(frequencies[seen]))).sum())
 
 
-def fit(counts: Counts, precision: int, *, quick: bool = False) -> tuple[Shape, float]:
+def fit(counts: Counts, precision: int, *, quick: bool = False, patient: bool = False) -> tuple[Shape, float]:
     """The cheapest description found for `counts` (size,), not all zero, and bits of data and description together.
 
     `quick` looks at one dense and one smooth form only: enough to compare ways of forming classes.
+    `patient` climbs to the very top, which takes its time.
     """
     shapes = _dense(counts, (1,) if quick else range(MAX_COARSENESS + 1))
     for stride in (4,) if quick else (2, 3, 4, 5):
-        shapes += _smooth(counts, stride, (0,) if quick else range(3))
+        shapes += _smooth(counts, stride, (0,) if quick else range(3), patient=patient)
     best, least = shapes[0], float("inf")
     for shape in shapes:
         bits = cost(counts, shape.frequencies(counts.size, precision), precision) + description_bits(shape)
@@ -152,7 +155,7 @@ def _dense(counts: Counts, coarsenesses: Iterable[int]) -> list[Shape]:
     return shapes
 
 
-def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int]) -> list[Shape]:
+def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int], *, patient: bool = False) -> list[Shape]:
     """Shapes of one stride, without and with spikes; empty where the support has too few symbols for it."""
     seen = np.flatnonzero(counts)
     low, high = int(seen[0]), int(seen[-1])
@@ -160,6 +163,8 @@ def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int]) -> list[Sh
     if inside.size < (3 << stride):
         return []
     logs, expected = _climb(inside, stride)
+    if patient and inside.size <= _PATIENT:
+        logs, expected = _top(inside, stride, logs)
     excess = inside * np.log2(np.maximum(inside, 1e-9) / expected) - (inside - expected) * 1.4427
     spikes = np.sort(np.argsort(-excess, kind="stable")[:4])
     spikes = spikes[excess[spikes] > 24]
@@ -193,6 +198,24 @@ def _climb(inside: NDArray[np.float64], stride: int) -> tuple[NDArray[np.float64
     expected = np.empty(inside.size)
     _scale_iteratively(inside, stride, logs, expected)
     return logs[:-1], expected
+
+
+def _top(
+    inside: NDArray[np.float64], stride: int, logs: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What `_climb` is on its way to, by Newton's method from `logs`."""
+    place = np.arange(inside.size)
+    hats = np.maximum(0, 1 - np.abs(place[:, None] / (1 << stride) - np.arange(logs.size)))
+    expected = inside
+    for step in range(_NEWTON + 1):
+        line = hats @ logs
+        expected = np.exp2(line - line.max())
+        expected *= inside.sum() / expected.sum()
+        if step < _NEWTON:
+            curvature = hats.T @ (hats * expected[:, None]) + 0.3 * np.eye(logs.size)
+            logs = logs + np.clip(np.linalg.solve(curvature, hats.T @ (inside - expected)) / np.log(2), -2, 2)
+            logs = np.maximum(logs, logs.max() - _HEADROOM / 16)
+    return logs, expected
 
 
 @njit(nogil=True, cache=True)

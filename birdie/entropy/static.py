@@ -3,7 +3,8 @@
     values ─ scan ─ alphabet ─► symbols ─ prediction ─► differences ─ classes, tables ─► rANS words, in chunks
 
 A payload is: length of the side information in words (a varint), its words, the words of each chunk, and the low bits
-of a split alphabet. Chunks hold whole rows, about a million symbols, and decode independently on as many threads.
+of a split alphabet. Chunks hold whole rows, about a million symbols, and decode independently on as many threads. On
+the paths of a trellis each class has a second table, for odd states.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ _Integer = TypeVar("_Integer", bound=np.integer)
 MIN_PRECISION = 8
 MIN_COLUMNS = 8  # of rows that have classes: shorter ones would cost more to describe than they save
 _NUMBERS = (4, 16)  # of classes that are tried
+_PRECISIONS = (12, 14, 15)  # tried where one pair of tables serves a trellis
 _FORETOLD = (
     0.995  # share of the bits without prediction that one with must get below: it decodes at a third of the speed
 )
@@ -44,7 +46,8 @@ class _Plan:
         columns_first: the array was transposed before it was scanned.
         predicted: None, or what was subtracted.
         classes: class of each row.
-        shapes: table of each class.
+        shapes: table of each class; if `odd`, one for even states and one for odd ones of each.
+        odd: None, or (rows, columns) whether a symbol is met in an odd state of the trellis.
     """
 
     symbols: Symbols
@@ -54,19 +57,27 @@ class _Plan:
     shapes: tuple[model.Shape, ...]
     precision: int
     bits: float
+    odd: NDArray[np.uint8] | None = None
 
 
-def encode(values: NDArray[np.integer], kernel: tuple[int, int]) -> bytes:
+def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> bytes:
     """Code `values` (rows, columns), at least two different ones, all within int32.
 
-    `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix.
+    `kernel` is the height and width of the convolution whose weights they are, (1, 1) for a matrix; `states` those of
+    the trellis on whose paths they lie, negative along rows.
     """
     alphabet, symbols = alphabets.choose(values)
     zero = 0 if alphabet.kind == alphabets.SPLIT else alphabets.zero(alphabet, symbols)
     plan = _best_plan(symbols, alphabet, zero, kernel)
+    if abs(states) > 1 and alphabet.kind != alphabets.SPLIT:
+        plan = min(plan, _on_paths(symbols, trellis.odds(values, states), alphabet.size), key=lambda each: each.bits)
     frequencies = np.stack([shape.frequencies(alphabet.size, plan.precision) for shape in plan.shapes])
+    paths = plan.odd is not None
+    parts = list(_chunks(plan.symbols, plan.classes, paths))
+    odds = [None] * len(parts) if plan.odd is None else [part for part, _ in _chunks(plan.odd, plan.classes, True)]
     chunks = [
-        rans.encode(part, kinds, frequencies, plan.precision) for part, kinds in _chunks(plan.symbols, plan.classes)
+        rans.encode(part, kinds, frequencies, plan.precision, odd)
+        for (part, kinds), odd in zip(parts, odds, strict=True)
     ]
     scanned = values.T if plan.columns_first else values
     low = alphabets.low_bits(scanned, alphabet) if alphabet.kind == alphabets.SPLIT else b""
@@ -80,11 +91,12 @@ def _describe(plan: _Plan, alphabet: Alphabet, zero: int, lengths: list[int]) ->
     alphabet.put(writer)
     writer.put(_SCAN, int(plan.columns_first))
     writer.put(_PRECISION, plan.precision - MIN_PRECISION)
-    writer.put(_CLASSES, len(plan.shapes) - 1)
+    count = int(plan.classes.max()) + 1
+    writer.put(_CLASSES, count - 1 + (0 if plan.odd is None else row_classes.MAX_CLASSES))
     prediction.put(writer, plan.predicted)
     if plan.predicted is not None:
         writer.put(_ZERO, zero)
-    if len(plan.shapes) > 1:
+    if count > 1:
         row_classes.put(writer, plan.classes)
     for shape in plan.shapes:
         shape.put(writer, alphabet.size)
@@ -93,10 +105,10 @@ def _describe(plan: _Plan, alphabet: Alphabet, zero: int, lengths: list[int]) ->
 
 
 def _chunks(
-    symbols: NDArray[_Integer], classes: NDArray[np.uint8]
+    symbols: NDArray[_Integer], classes: NDArray[np.uint8], paths: bool
 ) -> Iterator[tuple[NDArray[_Integer], NDArray[np.uint8]]]:
-    """Parts that are coded on their own. With one class rows mean nothing, and the array is cut as one long row."""
-    if int(classes.max()) == 0:
+    """Parts that are coded on their own. With one class and no paths rows mean nothing: it is cut as one long row."""
+    if int(classes.max()) == 0 and not paths:
         flat = symbols.reshape(1, -1)
         for start in range(0, flat.shape[1], trellis.CHUNK):
             yield flat[:, start : start + trellis.CHUNK], classes[:1]
@@ -174,13 +186,41 @@ def _refined(plan: _Plan, size: int) -> _Plan:
     return min(plan, fitted, key=lambda plan: plan.bits)
 
 
+def _on_paths(symbols: Symbols, odd: NDArray[np.uint8], size: int) -> _Plan:
+    """The cheapest plan found with tables for even and for odd states."""
+    rows, columns = symbols.shape
+    joint = symbols + np.uint16(size) * odd
+    found = [np.zeros(rows, np.uint8)]
+    counts = np.bincount(joint.ravel(), minlength=2 * size).reshape(1, -1)
+    if rows >= 8 and columns >= MIN_COLUMNS and symbols.size >= 2048 and rows * size <= 1 << 26:
+        counts = row_classes.histograms(joint, 2 * size)
+        plain = counts.reshape(rows, 2, size).sum(1)
+        found += [row_classes.cluster(plain, number) for number in _NUMBERS if number <= rows // 2]
+
+    def planned(classes: NDArray[np.uint8], precision: int, *, quick: bool) -> _Plan:
+        sums = [counts[classes[: len(counts)] == kind].sum(0) for kind in range(int(classes.max()) + 1)]
+        tables = [half if half.any() else total[:size] + total[size:] for total in sums for half in np.split(total, 2)]
+        fits = [model.fit(table, precision, quick=quick, patient=not quick) for table in tables]
+        bits = sum(cost for _, cost in fits) + _naming_bits(classes)
+        return _Plan(symbols, False, None, classes, tuple(shape for shape, _ in fits), precision, bits, odd)
+
+    usual = 12 if size <= 256 else 14 if size <= 1024 else 15
+    best = min((planned(classes, usual, quick=True) for classes in found), key=lambda plan: plan.bits)
+    careful = [planned(found[0], precision, quick=False) for precision in _PRECISIONS if precision >= usual]
+    if best.classes.any():
+        careful.append(planned(best.classes, usual, quick=False))
+    return min(best, *careful, key=lambda plan: plan.bits)
+
+
 def _naming_bits(found: NDArray[np.generic]) -> float:
     """Order-0 entropy of the classes, in bits."""
     counts = np.unique(found, return_counts=True)[1]
     return float(-(counts * np.log2(counts / found.size)).sum())
 
 
-def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int) -> NDArray[np.integer]:
+def decode(
+    payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
+) -> NDArray[np.integer]:
     """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
 
     Raises:
@@ -191,7 +231,9 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     alphabet = Alphabet.take(reader)
     columns_first = reader.take(_SCAN, 1, "the scan")
     precision = reader.take(_PRECISION, rans.MAX_PRECISION - MIN_PRECISION, "the precision") + MIN_PRECISION
-    count = reader.take(_CLASSES, row_classes.MAX_CLASSES - 1, "the number of classes") + 1
+    most = row_classes.MAX_CLASSES
+    form = reader.take(_CLASSES, most - 1 + (abs(states) > 1) * most, "the number of classes")
+    paths, count = trellis.machine(states if form >= most else 1), form % most + 1
     if columns_first:
         rows, columns = columns, rows
     if columns < MIN_COLUMNS and count > 1:
@@ -199,7 +241,7 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
     predicted = prediction.take(reader, rows, columns)
     zero = reader.take(_ZERO, alphabet.size - 1, "the zero") if predicted is not None else 0
     classes = row_classes.take(reader, rows, count) if count > 1 else np.zeros(rows, np.uint8)
-    frequencies = model.take(reader, count, alphabet.size, precision)
+    frequencies = model.take(reader, count << form // most, alphabet.size, precision)
     plain = predicted is None and alphabet.kind != alphabets.SPLIT
     values = alphabet.values if plain else np.arange(alphabet.size)
     if alphabet.kind != alphabets.SPLIT:
@@ -207,13 +249,13 @@ def decode(payload: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer],
         dtype = alphabets.narrowest(alphabet, dtype)
     out = np.empty((rows, columns), dtype if plain else np.uint16)
     table = rans.decode_table(frequencies, values, precision)
-    parts = list(_chunks(out, classes))
+    parts = list(_chunks(out, classes, form >= most))
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
 
     def work(index: int, words: memoryview) -> None:
         part, kinds = parts[index]
-        rans.decode(words, kinds, table, precision, part)
+        rans.decode(words, kinds, table, precision, paths, part)
 
     after = decode_chunks(rest, lengths, 2, work, threads)
     if alphabet.kind != alphabets.SPLIT and len(after):

@@ -15,7 +15,8 @@ class Hints:
         role: what the integers are: quantized `symbols`, per-row `scales` (log2 indices, smooth in the row),
             one plane of a float (`sign`, `exponent`, `mantissa`), or plain `bytes`.
         kernel: height and width of the convolution whose weights lie in the columns, (1, 1) for a matrix.
-        states: of the trellis whose paths run down the columns (`birdie.entropy.trellis`), 1 for a plain grid.
+        states: of the trellis whose paths run down the columns (`birdie.entropy.trellis`), minus so many where one
+            path runs along the rows, 1 for a plain grid.
     """
 
     role: Role = "symbols"

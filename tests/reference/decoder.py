@@ -9,6 +9,7 @@ from math import isqrt
 from tests.reference import prediction
 from tests.reference.mixed import decode_mixed
 from tests.reference.numbers import Bits, alphabet, opened, unsigned, words_of
+from tests.reference.trellis import after
 
 CHUNK = 2**20
 
@@ -60,22 +61,28 @@ def normalised(logs: list[int], low: int, size: int, precision: int) -> list[int
     return table
 
 
-def decode_chunk(words: list[int], kinds: list[int], columns: int, tables: list, precision: int) -> list[int]:
+def decode_chunk(words: list[int], kinds: list[int], columns: int, side: "Side", states: int) -> list[int]:
     """Symbols of one chunk, row after row (format.md, "Chunks")."""
-    states = [words[2 * lane] | words[2 * lane + 1] << 16 for lane in range(4)]
-    at, out = 8, []
-    slots = [[(s, f, i) for s, f in enumerate(table) for i in range(f)] for table in tables]
+    size = 3 if side.paired else 2
+    lanes = [sum(words[size * lane + i] << 16 * i for i in range(size)) for lane in range(4)]
+    least = 1 << (24 if side.paired else 16)
+    at, out, state = 4 * size, [], [0] * columns
+    slots = [[(s, f, i) for s, f in enumerate(table) for i in range(f)] for table in side.tables]
     for kind in kinds:
         for column in range(columns):
-            x = states[column % 4]
-            symbol, frequency, offset = slots[kind][x % 2**precision]
-            x = frequency * (x >> precision) + offset
-            if x < 1 << 16:
+            x, path = lanes[column % 4], column if states > 0 else 0
+            table = 2 * kind + state[path] % 2 if side.paired else kind
+            symbol, frequency, offset = slots[table][x % 2**side.precision]
+            x = frequency * (x >> side.precision) + offset
+            if x < least:
                 x = x << 16 | words[at]
                 at += 1
-            states[column % 4] = x
+            lanes[column % 4] = x
             out.append(symbol)
-    if at != len(words) or states != [1 << 16] * 4:
+            if side.paired:
+                assert side.values is not None
+                state[path] = after(states, state[path], side.values[symbol])
+    if at != len(words) or lanes != [least] * 4:
         raise ValueError("the chunk does not end where it should")
     return out
 
@@ -91,6 +98,7 @@ class Side:
     precision: int
     predicted: tuple
     zero: int
+    paired: int
     kinds: list[int]
     tables: list[list[int]]
     parts: list[tuple[list[int], int]]
@@ -100,31 +108,33 @@ class Side:
 
 def described(bits: Bits, rows: int, columns: int) -> Side:
     values, centre, size = alphabet(bits)
-    scan, precision, count = bits.number(5), bits.number(6) + 8, bits.number(7) + 1
+    scan, precision = bits.number(5), bits.number(6) + 8
+    paired, count = divmod(bits.number(7), 32)
+    count += 1
     if scan:
         rows, columns = columns, rows
     predicted = prediction.take(bits, rows)
     zero = bits.number(23) if predicted != ("none",) else 0
     kinds = bits.chain(24, rows, 31) if count > 1 else [0] * rows
-    tables = [frequencies(bits, size, precision) for _ in range(count)]
-    if max(kinds) == 0:
+    tables = [frequencies(bits, size, precision) for _ in range(count * (1 + paired))]
+    if max(kinds) == 0 and not paired:
         parts = [([0], min(CHUNK, rows * columns - i)) for i in range(0, rows * columns, CHUNK)]
     else:
         step = max(1, CHUNK // columns)
         parts = [(kinds[i : i + step], columns) for i in range(0, rows, step)]
     words = [bits.number(21) for _ in parts]
     shape = rows, columns
-    return Side(values, centre, size, scan, precision, predicted, zero, kinds, tables, parts, words, shape)
+    return Side(values, centre, size, scan, precision, predicted, zero, paired, kinds, tables, parts, words, shape)
 
 
-def decode_static(payload: bytes, rows: int, columns: int) -> list[list[int]]:
-    """Coder 4: rows of values."""
+def decode_static(payload: bytes, rows: int, columns: int, states: int = 1) -> list[list[int]]:
+    """Coder 4: rows of values, maybe those of paths through a trellis of so many states."""
     bits, rest = opened(payload)
     side = described(bits, rows, columns)
     rows, columns = side.shape
     flat: list[int] = []
     for part, count in zip(side.parts, side.words, strict=True):
-        flat += decode_chunk(words_of(rest[: 2 * count]), *part, side.tables, side.precision)
+        flat += decode_chunk(words_of(rest[: 2 * count]), *part, side, states)
         rest = rest[2 * count :]
     grid = [flat[i : i + columns] for i in range(0, rows * columns, columns)]
     grid = prediction.add(side.predicted, grid, side.zero, side.size)
@@ -180,4 +190,6 @@ def decode(coder: int, payload: bytes, rows: int, columns: int, states: int = 1)
         return decode_plain(coder, payload, rows, columns)
     if coder == 5:
         return decode_mixed(payload, rows, columns, states)
-    return {3: decode_small, 4: decode_static}[coder](payload, rows, columns)
+    if coder == 4:
+        return decode_static(payload, rows, columns, states)
+    return decode_small(payload, rows, columns)

@@ -104,7 +104,8 @@ class Chunk:
             last = before = 0
             out.append([])
             for c in range(columns):
-                odd = states[c] % 2
+                path = c if self.states > 0 else 0
+                odd = states[path] % 2
                 row = (self.lg(here) - self.lg(expected)) >> 1
                 alone = self.sc(slow[c]) - base
                 product, quicker = alone + row, self.sc(quick[c]) - base + row
@@ -120,7 +121,7 @@ class Chunk:
                 symbol = self.symbol(contexts, [hold((s + 1) >> 1, 0, 63) for s in (product, quicker)], odd)
                 out[r].append(symbol)
                 before, last = last, abs(2 * (symbol - self.zero) + odd)
-                sizes[c], states[c] = last, after(self.states, states[c], self.values[symbol])
+                sizes[c], states[path] = last, after(self.states, states[path], self.values[symbol])
                 here += 16 * min(last, most) ** 2
                 expected += slow[c]
             share = 2**16 * (expected + 64) // (here + 64)

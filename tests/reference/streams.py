@@ -39,7 +39,7 @@ class Feature:
             coder.BYTES: lambda: self.values.astype(np.uint8).tobytes(),
             coder.PACKED: lambda: raw.encode_packed(self.values, low, high),
             coder.NUMBERS: lambda: small.encode(self.values),
-            coder.STATIC: lambda: static.encode(self.values, self.kernel),
+            coder.STATIC: lambda: static.encode(self.values, self.kernel, self.states),
             coder.MIXED: lambda: mixed.encode(self.values, self.kernel, self.states),
         }
         payload = write[self.coder]()
@@ -56,7 +56,7 @@ def facts(coded: coder.Coded, rows: int, columns: int) -> dict[str, object]:
     bits, _ = opened(coded.payload)
     if coded.coder == coder.STATIC:
         side = reference.described(bits, rows, columns)
-        more: dict[str, object] = {"classes": len(side.tables) > 1}
+        more: dict[str, object] = {"classes": max(side.kinds) > 0, "paired": bool(side.paired)}
     else:
         side = reference_mixed.described(bits, rows, columns)
         more = {"low": side.low, "prior": side.prior}
@@ -92,12 +92,17 @@ def smooth_kernels(outputs: int = 24, inputs: int = 12, side: int = 3) -> Intege
 
 
 def on_paths(rows: int, columns: int, states: int, deviation: float) -> Integers:
-    """Numbers m of normal weights rounded to the grids of a trellis, each column along the path it so takes."""
+    """Numbers m of normal weights rounded to the grids of a trellis, along the paths they so take.
+
+    Each column is a path; with minus so many states all are one, row after row.
+    """
     weights = np.random.default_rng(5).normal(0, deviation, (rows, columns)) * np.geomspace(0.5, 2, rows)[:, None]
     out, state = np.empty((rows, columns), np.int32), [0] * columns
     for r in range(rows):
-        out[r] = np.rint(weights[r] - 0.5 * (np.array(state) % 2))
-        state = [after(states, s, int(m)) for s, m in zip(state, out[r], strict=True)]
+        for c in range(columns):
+            path = c if states > 0 else 0
+            out[r, c] = np.rint(weights[r, c] - 0.5 * (state[path] % 2))
+            state[path] = after(states, state[path], int(out[r, c]))
     return out
 
 
@@ -139,6 +144,9 @@ FEATURES: dict[str, Feature] = {
     "mixed 4 states": Feature(coder.MIXED, on_paths(40, 30, 4, 0.8), {"predicted": "none"}, states=4),
     "mixed 64 states": Feature(coder.MIXED, on_paths(30, 40, 64, 9), {"alphabet": "step 1"}, states=64),
     "mixed listed states": Feature(coder.MIXED, on_paths(8, 24, 8, 400), {"alphabet": "listed"}, states=8),
+    "mixed along rows": Feature(coder.MIXED, on_paths(24, 30, -8, 0.8), {"predicted": "none"}, states=-8),
+    "static 8 states": Feature(coder.STATIC, on_paths(64, 60, 8, 0.6), {"paired": True}, states=8),
+    "static along rows": Feature(coder.STATIC, on_paths(30, 70, -4, 0.6), {"paired": True}, states=-4),
     "mixed chunks": Feature(coder.MIXED, mostly_zero(1100, 1024), {"chunks": 2}),
 }
 

@@ -12,7 +12,7 @@ CHUNK = 2**20
 
 def after(states: int, state: int, number: int) -> int:
     """The state that follows `state` and a number."""
-    h0, h1 = POLYNOMIALS[states]
+    h0, h1 = POLYNOMIALS[abs(states)]
     return state >> 1 ^ (state % 2) * (h0 >> 1) ^ (number % 2) * (h1 >> 1)
 
 
@@ -42,7 +42,10 @@ def decode_trellis(params: tuple[int, ...], streams: list[list[list[int]]]) -> l
         half = single(rows[r] * 0.5)
         if columns >= 16 and not any(row):
             half = 0.0
-        doubled = [single(2 * m + s % 2) for m, s in zip(row, state, strict=True)]
-        out.append([single(single(m * half) * k) for m, k in zip(doubled, across, strict=True)])
-        state = [after(states, s, m) for s, m in zip(state, row, strict=True)]
+        out.append([])
+        for c, m in enumerate(row):
+            path = c if states > 0 else 0
+            doubled = single(2 * m + state[path] % 2)
+            out[r].append(single(single(doubled * half) * across[c]))
+            state[path] = after(states, state[path], m)
     return out
