@@ -20,7 +20,10 @@ from birdie.entropy.stream import Effort
 Progress = Callable[[int, int], None]
 
 # The numbers in the file. Never change one; new ones go at the end.
-SCHEMES = {"lossless": 1, "grid": 2, "cast": 3, "trellis": 4, "ternary": 5, "codebook": 6, "rotation": 7, "lowrank": 8}
+SCHEMES = {
+    "lossless": 1, "grid": 2, "cast": 3, "trellis": 4, "ternary": 5, "codebook": 6, "rotation": 7, "lowrank": 8,
+    "spectral": 9,
+}  # fmt: skip
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,

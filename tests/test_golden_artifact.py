@@ -94,7 +94,8 @@ def test_golden_artifact_loads_as_it_did_and_is_written_alike(tmp_path: Path) ->
     assert [fresh.read(each.name) for each in sure] == sure
     forms = {each.params[:1] for each in entries if each.scheme == LOSSLESS}
     assert forms == {(), (HALVES,), (VALUES,), (DIFFERENCES,), (LISTED,)}
-    assert {each.scheme for each in entries} == {container.ALIAS, *SCHEMES.values()}
+    later = {SCHEMES["spectral"]}  # has a golden file of its own
+    assert {each.scheme for each in entries} == {container.ALIAS, *SCHEMES.values()} - later
 
 
 def test_the_second_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:

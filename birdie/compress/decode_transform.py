@@ -61,6 +61,13 @@ class Axes:
             return tuple(min(size, self.edge) for size in touched)
         return tuple(touched) if self.kind in LIFTING else (1,) * len(shape)
 
+    def counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """How many classes each axis has."""
+        blocks = self.blocks(shape)
+        if self.kind not in LIFTING:
+            return blocks
+        return tuple(len(octaves(block, self.levels)) + 1 for block in blocks)
+
     def classes(self, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
         """Per axis the class of each place: the frequency in its block, the band of a wavelet (0 is the lowest)."""
         places = []

@@ -4,7 +4,7 @@
                integers as half bytes, values or differences        params (code of integers.DTYPES,)
                floats as numbers in the list of their magnitudes    params (integers.LISTED, length of the list)
     cast       lossless planes of a float rounded to 16 bits        params (code of CAST_DTYPES,)
-    grid, trellis, ternary, codebook, rotation, lowrank                   in modules of their own
+    grid, trellis, ternary, codebook, rotation, lowrank, spectral         in modules of their own
 
 Every decoder is a pure function in fixed order, so a file decodes to the same bits on every machine.
 """
@@ -16,6 +16,7 @@ from birdie.compress import integers
 from birdie.compress.decode_codebook import CODEBOOK
 from birdie.compress.decode_lowrank import LOWRANK
 from birdie.compress.decode_rotation import ROTATION
+from birdie.compress.decode_spectral import SPECTRAL
 from birdie.compress.decode_trellis import TRELLIS
 from birdie.compress.dequantize import GRID, TERNARY
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
@@ -80,6 +81,7 @@ DECODERS: dict[str, Decoder] = {
     "codebook": CODEBOOK,
     "rotation": ROTATION,
     "lowrank": LOWRANK,
+    "spectral": SPECTRAL,
     "trellis": TRELLIS,
 }
 

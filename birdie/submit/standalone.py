@@ -29,9 +29,10 @@ EXPORTS = {
     "ArtifactError": ("birdie.errors", "ArtifactError"),
 }
 _MIXING = ("birdie.entropy.mixed", "birdie.entropy.mixing", "birdie.entropy.logistic")
-INSTEAD = "birdie.submit.omitted", "refuse"
+INSTEAD = {effort: ("birdie.submit.omitted", name) for effort, name in (("fast", "refuse"), ("max", "refuse_spectral"))}
 _SCHEMES = tuple(f"birdie.compress.decode_{name}" for name in ("codebook", "rotation", "lowrank", "nested"))
-OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _SCHEMES, "max": ()}
+_SPECTRAL = ("birdie.compress.decode_spectral",)
+OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _SCHEMES + _SPECTRAL, "max": _SPECTRAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def build(coder: Effort = "max") -> Standalone:
     """The decoder for files of either effort ("max") or for those that `--coder fast` writes.
 
     The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams, codebooks,
-    rotations and low-rank corrections, and names the other one.
+    rotations and low-rank corrections, and names the other one; neither has room for spectral coefficients.
 
     Raises:
         ConfigError: `coder` is neither.
@@ -65,7 +66,7 @@ def build(coder: Effort = "max") -> Standalone:
     if coder not in OMITTED:
         raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
     version = versions()["birdie"]
-    found = bundle(EXPORTS | {"main": (ENTRY, "main")}, OMITTED[coder], INSTEAD)
+    found = bundle(EXPORTS | {"main": (ENTRY, "main")}, OMITTED[coder], INSTEAD[coder])
     tree = minify(found.tree, (*EXPORTS, "main"))
     ends = f"__version__ = {version!r}\nif __name__ == '__main__': main()"
     tree.body += ast.parse(ends).body
