@@ -63,7 +63,7 @@ def test_golden_spectral_file_loads_as_it_did_and_is_written_alike(tmp_path: Pat
     assert fingerprint(tensors) == pinned
     for name, part in parts.items():
         assert torch.equal(tensors[name], decode(Stored(*part).encoded)), name
-    entries, written = ([container.Reader(each).read(name) for name in tensors] for each in (path, fresh))
+    entries, written = ([container.Reader(each.read_bytes()).read(name) for name in tensors] for each in (path, fresh))
     assert written == entries
     assert {each.scheme for each in entries} == {SCHEMES["spectral"]}
     described_by = [described(each.params) for each in entries]
