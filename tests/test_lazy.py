@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
+from benchmarks import lazy as benchmark
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.lazy import Tensors
 from birdie.model.gpt import GPT, GPTConfig
@@ -221,7 +222,7 @@ def test_a_model_is_still_a_model(tmp_path: Path) -> None:
     state = lazy.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in eager.state_dict().items())
     assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
-    birdie.save(lazy, tmp_path / "again.birdie", lossless=True)
+    birdie.save(lazy, tmp_path / "again.birdie", lossless=True, coder="fast")
     assert same(birdie.load(tmp_path / "again.birdie", into=Tied())(IDS), eager(IDS))
     torch.save(lazy.state_dict(), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt").keys() == state.keys()
@@ -409,3 +410,11 @@ def test_the_file_closes_with_the_last_module(tmp_path: Path) -> None:
     assert not closed
     del twin
     assert closed
+
+
+def test_the_benchmark_s_file_holds_the_model_it_builds(tmp_path: Path) -> None:
+    path = benchmark.saved(tmp_path, 6, 32, "int4")
+    model = birdie.load(path, into=benchmark.build(6, 32), lazy=True)
+    assert torch.equal(model[0].weight, model[8].weight)
+    assert not torch.equal(model[0].weight, model[2].weight)
+    assert benchmark.saved(tmp_path, 6, 32, "int4") == path
