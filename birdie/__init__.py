@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from birdie.artifact import Summary, inspect, load, save
+    from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
+    from birdie.compressed import compress_weights, load_weights
     from birdie.errors import (
         ArtifactError,
         BirdieError,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "birdie.artifact": ("Summary", "inspect", "load", "save"),
+    "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
+    "birdie.compressed": ("compress_weights", "load_weights"),
     "birdie.errors": (
         "ArtifactError",
         "BirdieError",
@@ -48,12 +52,18 @@ __all__ = [
     "ConfigError",
     "DataError",
     "OutputError",
+    "Spectral",
     "Summary",
     "WeightsError",
     "__version__",
+    "compress_weights",
     "inspect",
+    "leaky_floor",
     "load",
+    "load_weights",
+    "quantization_loss",
     "save",
+    "spectral",
 ]
 
 

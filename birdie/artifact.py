@@ -31,7 +31,16 @@ from birdie.compress.decoders import CAST_DTYPES, DECODERS
 from birdie.compress.knowledge import Knowledge, require_triple
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded
-from birdie.compress.state import fill, named_tensors, placed, require_request, require_target, whole, without_ties
+from birdie.compress.state import (
+    fill,
+    folded,
+    named_tensors,
+    placed,
+    require_request,
+    require_target,
+    whole,
+    without_ties,
+)
 from birdie.container import ALIAS, Entry, Reader
 from birdie.device import dtype_name
 from birdie.entropy import coder as entropy
@@ -73,7 +82,8 @@ def save(
     """Compress `model` into one file.
 
     Args:
-        model: a module or its state dict; never changed.
+        model: a module or its state dict; never changed. What `birdie.spectral` wrapped is stored as it was trained,
+            under plain names, whatever the default is.
         path: the file to write; it appears whole or not at all.
         scheme: how to store the matrices: a spec ("int6"), a scheme, or (pattern, spec) rules of which the first that
             matches a name wins. Default: per-row int8, with everything small in 16 bits or lossless.
@@ -110,7 +120,12 @@ def save(
     default, rules = rules_of(scheme, targeted=targeted)
     everything = named_tensors(model)
     state, ties = without_ties(everything)
-    pinned = {ties.get(name, name): chosen for name, chosen in match(everything, rules).items()}
+    own: dict[str, Any] = {}
+    if isinstance(model, nn.Module) and folded(model):
+        from birdie.compress.spectral.export import trained
+
+        own = trained(model)
+    pinned = {ties.get(name, name): chosen for name, chosen in (own | match(everything, rules)).items()}
     files.require_writable(Path(path).parent)
     if calibration is None or isinstance(calibration, Knowledge):
         known = calibration

@@ -20,7 +20,7 @@ ROWS: list[set[str]] = [
     {"packer", "store", "summary"},
     {"lazy"},
     {"artifact"},
-    {"repack"},
+    {"repack", "compressed"},
     {"score"},
     {"recipe_file"},
     {"recipe"},

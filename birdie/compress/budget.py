@@ -10,9 +10,9 @@ difference corrects the next proposal. The KL rises as steadily, by about four a
 
 A budget that lossless fits gives lossless. One that leaves too little beside what is small and kept in 16 bits
 coarsens that too, but for vectors under a few thousand elements. Small matrices are among what is kept, unless
-calibration tells their worth: a ResNet of 16-channel kernels was a fifth larger for it. On plain grids the step of a row is found in
-sixteenths of an octave, so a model of a single row lands within a sixteenth of a bit per weight; a few dozen rows even
-that out, and in a trellis rows take the next sixteenth one by one.
+calibration tells their worth: a ResNet of 16-channel kernels was a fifth larger for it. On plain grids the step of a
+row is found in sixteenths of an octave, so a model of a single row lands within a sixteenth of a bit per weight; a few
+dozen rows even that out, and in a trellis rows take the next sixteenth one by one.
 """
 
 import math

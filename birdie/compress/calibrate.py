@@ -362,7 +362,7 @@ def _patches(
         sides = [(side, side) for side in _each(0 if padding == "valid" else padding, dims)]
     padded = F.pad(x, [side for pair in reversed(sides) for side in pair])
     # Channels last, so that what a kernel sees is copied in runs of channels.
-    last = padded.view(len(x), groups, -1, *padded.shape[2:]).movedim(2, -1).contiguous()  # (batch, groups, *places, channels)
+    last = padded.view(len(x), groups, -1, *padded.shape[2:]).movedim(2, -1).contiguous()
     places = [
         (side - d * (k - 1) - 1) // s + 1
         for side, k, s, d in zip(last.shape[2:-1], kernel, stride, dilation, strict=True)

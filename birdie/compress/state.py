@@ -27,7 +27,7 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         WeightsError: `model` is neither module nor dict, or an item is not a dense tensor that can be stored.
     """
-    state = model.state_dict() if isinstance(model, nn.Module) else model
+    state: Any = plain_state(model) if isinstance(model, nn.Module) else model
     if not isinstance(state, Mapping):
         raise WeightsError(
             f"the model is a {type(state).__name__}, not a module or a dict of tensors; give one of the two"
@@ -44,6 +44,36 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         if problem:
             raise WeightsError(f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype")
     return {name: state[name] for name in sorted(state)}
+
+
+def folded(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Plain name → (owner, attribute) of what is trained in another form and stored as the weight it gives.
+
+    Such are parametrizations (`torch.nn.utils.parametrize`) whose first step says `folds = True`.
+    """
+    found = {}
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        chains = getattr(owner, "parametrizations", None)
+        if isinstance(chains, nn.ModuleDict):
+            for attribute, chain in chains.items():
+                if getattr(chain[0], "folds", False):  # type: ignore[index]
+                    found[f"{prefix}.{attribute}" if prefix else attribute] = (owner, attribute)
+    return found
+
+
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """The module's state dict, with what is `folded` under plain names; tied weights share their memory."""
+    state: dict[str, Tensor] = module.state_dict()
+    found = folded(module)
+    weights: dict[int, Tensor] = {}
+    for name, (owner, attribute) in found.items():
+        before = name.removesuffix(attribute) + f"parametrizations.{attribute}."
+        state = {other: weight for other, weight in state.items() if not other.startswith(before)}
+        chain = owner.parametrizations[attribute]  # type: ignore[index]
+        if id(chain) not in weights:
+            weights[id(chain)] = getattr(owner, attribute).detach()
+        state[name] = weights[id(chain)]
+    return state
 
 
 def is_text(name: str) -> bool:
@@ -161,7 +191,7 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], where: str) -> nn.Modul
     Raises:
         WeightsError: the module has no memory yet, or names, shapes or kinds of numbers do not match; lists them all.
     """
-    own = module.state_dict()
+    own = plain_state(module)
     for name, weight in own.items():
         if isinstance(weight, Tensor) and (weight.is_meta or is_lazy(weight)):
             how = "run it once on an input" if is_lazy(weight) else "call its to_empty(device='cpu')"
@@ -193,5 +223,8 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], where: str) -> nn.Modul
         raise WeightsError(
             f"{where} does not fit the module ({'; '.join(problems)}); load it without into, or build the right module"
         )
-    module.load_state_dict(state)
+    trained = folded(module)
+    for name, (owner, attribute) in trained.items():
+        setattr(owner, attribute, state[name].to(own[name]))
+    module.load_state_dict({name: weight for name, weight in state.items() if name not in trained}, strict=not trained)
     return module

@@ -1,0 +1,100 @@
+"""Laws of the rate: it is what the coder takes, its slope is that of what it says, and chunks do not matter."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from birdie.compress.spectral import rate
+from birdie.compress.spectral.rate import bits_of
+from birdie.entropy import coder
+from birdie.entropy.stream import Hints
+
+
+def source(kind: str, rows: int = 96, columns: int = 160) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, columns, generator=generator)
+    if kind == "laplace":
+        return x.sign() * -torch.log(torch.rand(rows, columns, generator=generator))
+    if kind == "scaled":
+        return x * torch.linspace(0, 2, rows).exp()[:, None] * torch.linspace(0, 1, columns).exp()
+    if kind == "sparse":
+        x[::3] = 0
+    return x
+
+
+def fitted(x: Tensor, step: float) -> Tensor:
+    """The bits once the share of tails has been learned, as training does."""
+    tails = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.Adam([tails], lr=0.2)
+    for _ in range(15):
+        found = bits_of(x, torch.full((1, 1), step), tails)
+        optimizer.zero_grad()
+        found.backward()
+        optimizer.step()
+    return found.detach()
+
+
+@pytest.mark.parametrize("kind", ["normal", "laplace", "scaled", "sparse"])
+@pytest.mark.parametrize("step", [0.02, 0.5, 2.0])
+def test_the_estimate_is_what_the_coder_takes(kind: str, step: float) -> None:
+    x = source(kind)
+    symbols = (x / step).round().to(torch.int32).numpy()
+    coded = 8 * len(coder.encode(symbols, Hints(), "max").payload)
+    assert float(fitted(x, step)) == pytest.approx(coded, rel=0.05)
+
+
+def test_only_symbols_count_for_the_value() -> None:
+    x = source("normal")
+    rounded = (x / 0.5).round() * 0.5
+    steps, tails = torch.full((1, 1), 0.5), torch.zeros(1)
+    assert torch.equal(bits_of(x, steps, tails), bits_of(rounded, steps, tails))
+
+
+def test_coarser_steps_cost_less() -> None:
+    x, tails = source("laplace"), torch.zeros(1)
+    sizes = [float(bits_of(x, torch.full((1, 1), step), tails)) for step in (0.05, 0.1, 0.3, 1.0, 3.0)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_slope_by_the_step_is_that_of_the_bits() -> None:
+    """At fine steps, where rounding hardly matters, an octave costs each weight one bit."""
+    x = source("normal")
+    steps = torch.full((1, 1), 0.02, requires_grad=True)
+    bits_of(x, steps, torch.zeros(1)).backward()
+    assert steps.grad is not None
+    per_octave = float(steps.grad) * 0.02 * float(np.log(2)) / x.numel()
+    assert per_octave == pytest.approx(-1, abs=0.02)
+
+
+def test_coefficients_are_pulled_to_zero_and_steps_by_place_get_slopes_of_their_own() -> None:
+    x = source("laplace").requires_grad_(True)
+    steps = torch.full(x.shape, 0.5, requires_grad=True)
+    bits_of(x, steps, torch.zeros(1)).backward()
+    assert x.grad is not None and steps.grad is not None
+    large = x.detach().abs() > 1
+    assert bool((x.grad[large].sign() == x.detach()[large].sign()).all())
+    assert bool((steps.grad[large] < 0).all())
+
+
+def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for chunk in (1 << 18, 500):
+        monkeypatch.setattr(rate, "_CHUNK", chunk)
+        x = source("scaled").requires_grad_(True)
+        value = bits_of(x, torch.full((1, 1), 0.5), torch.zeros(1))
+        value.backward()
+        assert x.grad is not None
+        found.append((value.detach(), x.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+def test_constants_are_finite_and_nearly_free(fill: float) -> None:
+    x = torch.full((64, 64), fill, requires_grad=True)
+    value = bits_of(x, torch.full((1, 1), 0.5), torch.zeros(1))
+    value.backward()
+    assert x.grad is not None
+    assert bool(torch.isfinite(x.grad).all())
+    if fill == 0:
+        assert float(value.detach()) < 0.2 * x.numel()

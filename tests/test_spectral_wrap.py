@@ -1,0 +1,257 @@
+"""Laws of wrapping: the function stays, the model owns its network, and what is trained gets smaller."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from birdie.compress.spectral.transforms import Transform
+from birdie.compress.spectral.wrap import leaky_floor, quantization_loss, remove, spectral, wrapped
+from birdie.errors import ConfigError
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 16)
+        self.head = nn.Linear(16, 40, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embedding(ids))
+        return out
+
+
+class Bare(nn.Module):
+    """A parameter of no layer, and a list of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(32, 20))
+        self.more = nn.ParameterList([nn.Parameter(torch.randn(20, 16)), nn.Parameter(torch.randn(3))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix @ self.more[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 16, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lstm(x)[0]
+        return out
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x, x, x)[0]
+        return out
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 10))
+
+
+MODELS = {
+    "sequential": (mlp, lambda: torch.randn(4, 20)),
+    "conv1d": (lambda: nn.Sequential(nn.Conv1d(8, 16, 5), nn.BatchNorm1d(16)), lambda: torch.randn(2, 8, 20)),
+    "conv2d": (
+        lambda: nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)),
+        lambda: torch.randn(2, 8, 9, 9),
+    ),
+    "conv3d": (lambda: nn.Conv3d(4, 8, 3), lambda: torch.randn(1, 4, 5, 5, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 12, 4, 2), lambda: torch.randn(1, 8, 5, 5)),
+    "tied": (Tied, lambda: torch.arange(12)),
+    "bare": (Bare, lambda: torch.randn(3, 32)),
+    "lstm": (Recurrent, lambda: torch.randn(2, 6, 8)),
+    "attention": (Attention, lambda: torch.randn(2, 6, 32)),
+}
+
+
+def made(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    build, inputs = MODELS[name]
+    return build(), inputs()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(256, 20, generator=generator)
+    return x, (x @ torch.randn(20, 10, generator=generator)).argmax(1)
+
+
+def trained(model: nn.Module, steps: int, weight: float, extra: list[nn.Parameter]) -> nn.Module:
+    x, y = data()
+    optimizer = torch.optim.Adam(list(model.parameters()) + extra, lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) + weight * quantization_loss(model)).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("transform", ["identity", "dct", "wavelet53", "hadamard"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_function_stays_to_fine_rounding_and_every_coefficient_gets_a_gradient(name: str, transform: str) -> None:
+    model, x = made(name)
+    model.train(False)
+    before = model(x).detach()
+    spectral(model, transform=transform, init_bits=16)
+    after = model(x)
+    assert float((after - before).detach().norm() / before.norm()) < 1e-3
+    (after.square().sum() + quantization_loss(model)).backward()
+    for each in wrapped(model):
+        assert each.coefficients.grad is not None
+        assert bool(each.coefficients.grad.any())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_removing_leaves_plain_parameters_with_the_quantized_weights(name: str) -> None:
+    model, x = made(name)
+    model.train(False)
+    names = [key for key, _ in model.named_parameters()]
+    spectral(model, transform="dct", init_bits=4)
+    quantized = model(x).detach()
+    assert sorted(key for key, _ in remove(model).named_parameters()) == sorted(names)
+    assert torch.equal(model(x), quantized)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_and_state_dicts_carry_everything(name: str) -> None:
+    model, x = made(name)
+    model.train(False)
+    spectral(model, transform="dct", init_bits=5)
+    model(x)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.01
+    changed = model(x).detach()
+    assert not torch.equal(twin(x), changed)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(twin(x), changed)
+    remove(twin)
+    assert torch.equal(model(x), changed)
+
+
+@pytest.mark.parametrize("bits", [3.0, 10.0])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rate_starts_where_it_is_told_to(name: str, bits: float) -> None:
+    model, _ = made(name)
+    spectral(model, init_bits=bits, transform="dct")
+    assert float(quantization_loss(model).detach()) == pytest.approx(bits, abs=0.1)
+
+
+def test_the_readmes_optimizer_line_runs_without_a_warning() -> None:
+    model = mlp()
+    q_net = spectral(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = torch.optim.Adam(list(model.parameters()) + list(q_net.parameters()))
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    assert {id(weight) for weight in q_net.network.parameters()} <= held
+
+
+def test_training_makes_it_small_and_the_network_takes_part() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    q_net = spectral(model, transform="dct")
+    before = [weight.clone() for weight in q_net.network.parameters()]
+    trained(model, 60, 0.1, list(q_net.parameters()))
+    assert float(quantization_loss(model).detach()) < 6
+    assert all(not torch.equal(one, two) for one, two in zip(before, q_net.network.parameters(), strict=True))
+
+
+def test_seeds_start_and_end_alike() -> None:
+    found = []
+    for seed in range(10):
+        torch.manual_seed(seed)
+        model = mlp()
+        start = float(quantization_loss(spectral(model, transform="dct").model).detach())
+        found.append((start, float(quantization_loss(trained(model, 120, 0.1, [])).detach())))
+    for values, share in zip(zip(*found, strict=True), (0.01, 0.1), strict=True):
+        middle = sum(values) / len(values)
+        assert all(abs(value - middle) < share * middle for value in values)
+
+
+def test_tied_weights_stay_one_parametrization() -> None:
+    model, x = made("tied")
+    count = len(list(model.parameters()))
+    q_net = spectral(model, transform="dct")
+    assert len(list(model.parameters())) == count + len(list(q_net.network.parameters()))
+    first, second = wrapped(model)
+    assert first.weight is second.weight and first.coefficients is second.coefficients
+    twin = copy.deepcopy(model)
+    first, second = wrapped(twin)
+    assert first.coefficients is second.coefficients
+    model(x).sum().backward()
+    assert isinstance(model, Tied)
+    remove(model)
+    assert model.head.weight is model.embedding.weight
+
+
+@pytest.mark.parametrize("rounding", ["straight", "noise", "leaky"])
+def test_evaluation_is_the_same_whatever_training_sees(rounding: str) -> None:
+    model, x = made("sequential")
+    spectral(model, transform="identity", rounding=rounding, init_bits=3)  # type: ignore[arg-type]
+    seen = model(x).detach()
+    model.train(False)
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(seen, model(x)) == (rounding == "straight")
+    for each in wrapped(model):
+        step = each.weight.spread(each.weight.steps()[0])
+        assert torch.equal(getattr(each.module, each.attribute), each.symbols * step)
+
+
+def test_the_leaky_floor_leaks() -> None:
+    x = torch.tensor([-1.5, -0.25, 0.0, 0.75, 2.5], requires_grad=True)
+    found = leaky_floor(x, m=0.1)
+    torch.testing.assert_close(found, x.detach().floor() + 0.1 * (x.detach() - x.detach().floor()))
+    found.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((5,), 0.1))
+
+
+def test_zeros_and_constants_are_wrapped_like_anything() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    with torch.no_grad():
+        model[0].weight.zero_()  # type: ignore[operator]
+        model[1].weight.fill_(0.5)  # type: ignore[operator]
+    spectral(model, transform="dct")
+    out = model(torch.randn(4, 32))
+    assert bool(torch.isfinite(out).all())
+    (out.sum() + quantization_loss(model)).backward()
+    assert all(bool(torch.isfinite(w.grad).all()) for w in model.parameters() if w.grad is not None)
+
+
+def test_tensors_by_pattern_and_a_transform_for_each() -> None:
+    model = mlp()
+    spectral(model, tensors=("0.*",), transform=lambda name, weight: Transform("dct", edge=4 if "0" in name else 8))  # noqa: ARG005
+    (each,) = wrapped(model)
+    assert (each.name, each.weight.transform.edge) == ("0.weight", 4)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"init_bits": 0}, {"init_bits": 99}, {"transform": "nonsense"}, {"rounding": "up"}, {"tensors": ("nothing",)}],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        spectral(mlp(), **arguments)  # type: ignore[arg-type]
+
+
+def test_wrapping_twice_and_a_loss_of_nothing_are_refused() -> None:
+    model = mlp()
+    with pytest.raises(ConfigError, match=r"spectral\(model\)"):
+        quantization_loss(model)
+    spectral(model, transform="dct")
+    with pytest.raises(ConfigError, match="already"):
+        spectral(model, transform="dct")
