@@ -4,7 +4,7 @@
              sigma:0.3 · sigma:0.3,group=64 · sdclip:bits=6,k=12.85[,group=64] · gptq:bits=6,k=12.85
              trellis:states=32[,sigma=0.3] · ternary · ternary:group=64 · binary · codebook:k=16[,rows][,rate=0.01]
              rotation:bits=4[,residual] · rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]
-             (base always comes last)
+             spectral:auto,sigma=0.3[,scan=planes] · spectral:dct,edge=8,sigma=0.3[,axes=kernel] (base comes last)
     rule     PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins
 
 What the rules leave gets the default; there, matrices of a few thousand weights and up take it, and what is smaller
@@ -30,6 +30,8 @@ from birdie.compress.lossless import Cast, Lossless
 from birdie.compress.lowrank import LowRank
 from birdie.compress.rotation import Rotation
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.spectral.scheme import Spectral
+from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import REAL_DTYPES
 from birdie.compress.ternary import GROUP, Ternary
 from birdie.compress.trellis import Trellis
@@ -44,6 +46,7 @@ _FORMS = (
     *("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "int4:group=64", "sigma:0.3"),
     *("int4:clip=search", "sdclip:bits=6,k=12.85", "gptq:bits=6,k=12.85", "trellis:states=8,sigma=0.3"),
     *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6"),
+    *("spectral:auto,sigma=0.3", "spectral:dct,edge=8,sigma=0.3"),
 )
 _INT = re.compile(r"int(\d+)")
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -57,9 +60,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "codebook": ("k", "rows", "rate"),
     "rotation": ("bits", "residual", "seed", "base"),
     "lowrank": ("rank", "left", "right", "base"),
+    "spectral": ("edge", "levels", "axes", "sigma", "scan"),
 }
 _FLAGS = ("rows", "residual")
-QUANTIZERS = (Grid, Trellis, Ternary, Codebook, Rotation, LowRank)
+QUANTIZERS = (Grid, Trellis, Ternary, Codebook, Rotation, LowRank, Spectral)
 
 
 def parse_spec(text: str) -> Scheme:
@@ -114,9 +118,26 @@ def parse_spec(text: str) -> Scheme:
         return LowRank(
             found.whole("rank", 4), found.base or Grid(bits=6), found.whole("left", 4), found.whole("right", 4)
         )
+    if head == "spectral":
+        return _spectral(text, rest)
     heads = {form.partition(":")[0]: form for form in reversed(_FORMS)}
     near = heads[difflib.get_close_matches(head, heads, n=1, cutoff=0.0)[0]]
     raise ConfigError(f"scheme {text!r} is unknown; did you mean {near!r}? (one of {', '.join(_FORMS)})")
+
+
+def _spectral(text: str, rest: str) -> Spectral:
+    """`KIND,option=value…`; "auto" where no kind is named."""
+    kind, _, after = rest.partition(",") if "=" not in rest.partition(",")[0] else ("", "", rest)
+    found = _options(text, "spectral", after)
+    sigma = _number(found.values.get("sigma", "0.3"), "a number of standard deviations; write for example sigma=0.3")
+    scan = found.values.get("scan", "auto")
+    if kind.strip() in ("", "auto"):
+        if {"edge", "levels", "axes"} & set(found.values):
+            raise ConfigError(f"scheme {text!r} sets what auto chooses; name a transform: spectral:dct,edge=8")
+        return Spectral("auto", sigma, scan)
+    axes = found.values.get("axes", "all")
+    transform = Transform(kind.strip(), found.whole("edge", 8), found.whole("levels", 3), axes)  # type: ignore[arg-type]
+    return Spectral(transform, sigma, scan)
 
 
 def _number(text: str, wanted: str) -> float:
