@@ -29,6 +29,7 @@ from benchmarks.lossy_rivals import LossyCoder
 from benchmarks.quality import HELD_OUT_TOKENS, Quality, Subject, bench_subject, gpt_subject, resnet_subject
 from benchmarks.record_search import Tuner, measured
 from benchmarks.report import report
+from benchmarks.resnet import augmented
 from benchmarks.rivals import HERE, NotInstalledError
 from birdie import artifact
 from birdie.compress.knowledge import Knowledge
@@ -39,11 +40,17 @@ Row = dict[str, Any]
 TARGETS = (0.005, 0.01, 0.02)  # KL at which the record stack is tuned
 RIVALS = ("record", "int6", "int8", "challenge", "nncodec")
 QUALITIES = (0.00004, 0.0004, 0.002, 0.005, 0.01, 0.02, 0.045)  # KL of birdie's files, as it judges itself
+BITS = (2.7, 3.2, 3.7, 4.3, 5.2, 6.0)  # a weight, of birdie's files of image models
 TABLE = ("scheme", "bytes", "bpb", "kl", "agreement", "accuracy", "encode_s")  # the rest is in --json
 
 
-def birdie_settings() -> list[tuple[str, str, dict[str, Any]]]:
-    """(curve, scheme, arguments of birdie.save but for calibration) of each of birdie's rows."""
+def birdie_settings(subject: Subject) -> list[tuple[str, str, dict[str, Any]]]:
+    """(curve, scheme, arguments of birdie.save but for calibration) of each of birdie's rows.
+
+    Images that are calibrated on tell little of the KL on others: there it is bits that are asked for.
+    """
+    if subject.bits is None:
+        return [("birdie", f"birdie {bits:g} bits a weight", {"bits": bits}) for bits in BITS]
     return [("birdie", f"birdie quality {quality:g}", {"quality": quality}) for quality in QUALITIES]
 
 
@@ -53,10 +60,11 @@ def birdie_rows(
     """One row a setting: the file birdie.save writes, as birdie.load reads it. Calibration is shared, its time not."""
     version = metadata.version("birdie")
     start = time.perf_counter()
-    known = Knowledge.of(subject.state, (subject.module, subject.calibration, subject.loss))
+    calibration = subject.calibration if subject.bits is not None else augmented(subject.calibration)
+    known = Knowledge.of(subject.state, (subject.module, calibration, subject.loss))
     calibration_s = time.perf_counter() - start
     _say(f"calibrated in {calibration_s:.0f} s")
-    for curve, scheme, arguments in birdie_settings() if settings is None else settings:
+    for curve, scheme, arguments in birdie_settings(subject) if settings is None else settings:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.birdie"
             start = time.perf_counter()

@@ -7,6 +7,7 @@ Images come as the pixels of a PNG or JPEG; torch alone reads neither, so Pillow
 
 import csv
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,21 @@ def normalized(pixels: Tensor) -> Tensor:
     scaled = pixels.permute(0, 3, 1, 2).float() / 255
     mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
     return ((scaled - mean) / deviation).contiguous()
+
+
+def augmented(batches: Sequence[tuple[Tensor, Tensor]], times: int = 2, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """`batches` of (inputs, labels), `times` over, each image flipped or not and shifted by up to 4 pixels: as these
+    networks were trained, whose own images they know by heart."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for inputs, labels in [batch for _ in range(times) for batch in batches]:
+        flips = torch.rand(len(inputs), generator=generator) < 0.5
+        padded = F.pad(torch.where(flips[:, None, None, None], inputs.flip(3), inputs), (4, 4, 4, 4))
+        across, down = torch.randint(0, 9, (2, len(inputs)), generator=generator).tolist()
+        side = inputs.shape[-1]
+        cut = [padded[i, :, y : y + side, x : x + side] for i, (x, y) in enumerate(zip(across, down, strict=True))]
+        found.append((torch.stack(cut), labels))
+    return found
 
 
 def images(data: Path, cache: Path) -> dict[str, Tensor]:
