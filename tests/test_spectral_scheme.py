@@ -278,3 +278,29 @@ def test_specs(text: str, scheme: Spectral) -> None:
 def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_spec(text)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    params=st.tuples(*(st.integers(-1, 6) for _ in range(6))),
+    shape=st.sampled_from([*SHAPES, (), (0, 3), (1, 1, 1)]),
+    symbol=st.sampled_from([-(1 << 31), (1 << 31) - 1, 1, 0]),
+    index=st.sampled_from([-2016, 2047, -2017, 2048]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_whatever_a_file_says_is_refused_or_decoded_to_finite_numbers(
+    params: tuple[int, ...], shape: tuple[int, ...], symbol: int, index: int, dtype: torch.dtype
+) -> None:
+    try:
+        symbols, scales = DECODERS["spectral"].layout(shape, dtype, params)
+        streams = (
+            np.where(np.arange(symbols.rows * symbols.columns) % 3, symbol, -(symbol // 2))
+            .reshape(symbols.rows, symbols.columns)
+            .astype(np.int32),
+            np.full((scales.rows, scales.columns), index, np.int32),
+        )
+        found = decode(Encoded("spectral", shape, dtype, params, streams))
+    except ArtifactError:
+        return
+    assert found.shape == torch.Size(shape)
+    assert bool(found.isfinite().all())
