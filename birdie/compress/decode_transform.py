@@ -153,11 +153,8 @@ def invert(axes: Axes, coefficients: _Array) -> None:
         if length < 2:
             continue
         lines = coefficients.reshape(prod(shape[:index]), size, prod(shape[index + 1 :]))
-        if axes.kind == "dct":
-            for start in range(0, size, length):
-                _undo_cosines(lines[:, start : start + length])
-        else:
-            _undo_lifting(lines, axes)
+        for start in range(0, size, length):
+            _undo(axes, lines[:, start : start + length])
 
 
 def _parts(count: int, width: int) -> list[slice]:
@@ -165,25 +162,19 @@ def _parts(count: int, width: int) -> list[slice]:
     return [slice(start, start + height) for start in range(0, count, height)]
 
 
-def _undo_cosines(lines: _Array) -> None:
-    """One block (lines, places, columns) of an axis: Σ over frequencies in rising order of coefficient · cosine."""
-    basis = cosines(lines.shape[1])
-    for part in _parts(len(lines), lines.shape[1] * lines.shape[2]):
-        for across in _parts(lines.shape[2], lines.shape[1]):
-            block = lines[part, :, across]
-            total = basis[0][:, None] * block[:, :1]
-            for frequency in range(1, len(basis)):
-                total += basis[frequency][:, None] * block[:, frequency : frequency + 1]
-            lines[part, :, across] = total
-
-
-def _undo_lifting(lines: _Array, axes: Axes) -> None:
-    if lines.shape[2] == 1:  # many short signals: side by side
-        for part in _parts(len(lines), lines.shape[1]):
-            signals = lines[part, :, 0].T.copy()
-            lift(signals, axes.kind, axes.levels)
-            lines[part, :, 0] = signals.T
-        return
-    for line in lines:
-        for across in _parts(line.shape[1], line.shape[0]):
-            lift(line[:, across], axes.kind, axes.levels)
+def _undo(axes: Axes, lines: _Array) -> None:
+    """One block (lines, places, columns) of an axis, in place; what is worked on lies with places first."""
+    size = lines.shape[1]
+    for part in _parts(len(lines), size * lines.shape[2]):
+        for across in _parts(lines.shape[2], size):
+            block = lines[part, :, across].transpose(1, 0, 2)
+            signals = block.reshape(size, -1).copy()
+            if axes.kind == "dct":  # frequencies in rising order
+                basis = cosines(size)
+                total = basis[0][:, None] * signals[0]
+                for frequency in range(1, size):
+                    total += basis[frequency][:, None] * signals[frequency]
+                signals = total
+            else:
+                lift(signals, axes.kind, axes.levels)
+            block[:] = signals.reshape(block.shape)

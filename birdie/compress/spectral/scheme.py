@@ -31,7 +31,7 @@ from birdie.errors import ConfigError
 
 SCANS = ("none", *(layout if order == "raster" else f"{layout}-{order}" for layout in LAYOUTS[1:] for order in ORDERS))
 MOST = 1 << 23  # the largest symbol: exact in float32
-_SAMPLE = 1 << 15  # coefficients that a choice is made by
+_SAMPLE = 1 << 16  # coefficients that a choice is made by
 _WORTH = 0.995  # of the identity's bytes: less is luck
 _HALVINGS = 14  # of the range in which a step is searched, ± two octaves
 _LONGEST = 512  # places of an axis that the gains of a wavelet are taken from
