@@ -1,4 +1,4 @@
-"""Laws of storing what was trained: the file gives the model in memory, under plain names, and sizes are as foretold."""
+"""Laws of storing what was trained: the file is the model in memory under plain names, its size as foretold."""
 
 import subprocess
 import sys

@@ -77,6 +77,42 @@ def test_coefficients_are_pulled_to_zero_and_steps_by_place_get_slopes_of_their_
     assert bool((steps.grad[large] < 0).all())
 
 
+def plain_bits(q: Tensor, moments: list[Tensor], tails: Tensor) -> Tensor:
+    """The formula as the module says it, for autograd."""
+    square, size = (
+        (r[:, None] + rate.FLOOR) * (c + rate.FLOOR) / (m + rate.FLOOR)
+        for r, c, m in zip(*[iter(moments)] * 3, strict=True)
+    )
+    deviation = torch.maximum(square - 1 / 12, square / 4).sqrt()
+    normal = torch.special.ndtr((q.abs() + 0.5) / deviation) - torch.special.ndtr((q.abs() - 0.5) / deviation)
+    ratio = ((1 + size**2).sqrt() - 1) / size
+    geometric = (1 - ratio) / (1 + ratio) * ratio ** q.abs()
+    share = torch.sigmoid(tails[0])
+    return -torch.log2((1 - share) * normal + share * geometric + 2.0**-24).sum()
+
+
+def means(q: Tensor) -> list[Tensor]:
+    return [mean for part in (q**2, q.abs()) for mean in (part.mean(1), part.mean(0), part.mean())]
+
+
+@pytest.mark.parametrize("step", [0.3, 1.5])
+def test_slopes_are_those_of_the_formula(step: float) -> None:
+    x = source("laplace", 12, 17).requires_grad_(True)
+    steps, tails = torch.full((1, 1), step, requires_grad=True), torch.tensor([0.3], requires_grad=True)
+    bits_of(x, steps, tails).backward()
+    other, width = x.detach().double().requires_grad_(True), torch.tensor(step, dtype=torch.float64, requires_grad=True)
+    q = other / width
+    hard = q.detach().round()
+    # Moments have the symbols' values and the coefficients' slopes.
+    moments = [value + (moved - moved.detach()) for value, moved in zip(means(hard), means(q), strict=True)]
+    plain_bits(q, moments, torch.tensor([0.3])).backward()
+    torch.testing.assert_close(x.grad, other.grad, check_dtype=False, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(steps.grad.sum(), width.grad, check_dtype=False, rtol=1e-3, atol=1e-3)  # type: ignore[union-attr, arg-type]
+    free = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
+    plain_bits(hard, means(hard), free).backward()
+    torch.testing.assert_close(tails.grad, free.grad, check_dtype=False, rtol=1e-3, atol=1e-3)
+
+
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for chunk in (1 << 18, 500):

@@ -189,7 +189,8 @@ def test_tied_weights_stay_one_parametrization() -> None:
     q_net = spectral(model, transform="dct")
     assert len(list(model.parameters())) == count + len(list(q_net.network.parameters()))
     first, second = wrapped(model)
-    assert first.weight is second.weight and first.coefficients is second.coefficients
+    assert first.weight is second.weight
+    assert first.coefficients is second.coefficients
     twin = copy.deepcopy(model)
     first, second = wrapped(twin)
     assert first.coefficients is second.coefficients

@@ -13,6 +13,9 @@ pays to learn its scales is added.
 Source: entropy under a learned density as in Ballé et al. 2018 (arXiv 1802.01436), with scales from the symbols.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -21,6 +24,7 @@ SCALE_BITS = 4.0  # about what the coder pays before it believes a row or a colu
 _CHUNK = 1 << 18  # elements worked on at a time
 _SHEPPARD = 1 / 12  # what rounding adds to a mean square
 _LEAST = 2.0**-24
+_ROOT = (2 * math.pi) ** -0.5
 
 
 def bits_of(coefficients: Tensor, steps: Tensor, tails: Tensor) -> Tensor:
@@ -43,16 +47,17 @@ class _Bits(torch.autograd.Function):
         """Total bits of the rounded symbols; the gradients are those at what is not rounded."""
         q = (coefficients.detach().float() / steps).float()
         hard = q.round()
-        own, tail = tails.detach().clone().requires_grad_(True), torch.zeros_like(tails)
-        value = torch.full((), SCALE_BITS * sum(hard.shape), device=q.device)
+        share = torch.sigmoid(tails.detach()[0])
         moments = _Moments.of(hard)
+        value = torch.full((), SCALE_BITS * sum(hard.shape), device=q.device)
+        tail = torch.zeros_like(value)
         for part in _parts(q):
-            with torch.enable_grad():
-                total = _bits(hard[part], *moments.at(part), own).sum()
-            value += total.detach()
-            tail += torch.autograd.grad(total, own)[0]
+            each = _Mixture.of(hard[part].abs(), *moments.at(part), share)
+            value -= each.mass.log2().sum()
+            tail += ((each.normal - each.geometric) / each.mass).sum()
+        tail = tail * share * (1 - share) / math.log(2)
         if any(ctx.needs_input_grad):  # type: ignore[attr-defined]
-            ctx.save_for_backward(q, _slopes(q, moments, own), steps, tail)
+            ctx.save_for_backward(q, _slopes(q, moments, share), steps, tail.reshape(tails.shape))
         return value
 
     @staticmethod
@@ -91,31 +96,63 @@ def _parts(q: Tensor) -> list[slice]:
     return [slice(start, start + height) for start in range(0, len(q), height)]
 
 
-def _bits(q: Tensor, square: Tensor, magnitude: Tensor, tails: Tensor) -> Tensor:
-    """−log2 of the mixture's probability of q; the normal's is taken at its lower tail, where differences are exact."""
-    share, size = torch.sigmoid(tails[0]), q.abs()
-    inverse = (square - _SHEPPARD).clamp_min(0.25 * square).rsqrt()
-    normal = torch.special.ndtr((0.5 - size) * inverse) - torch.special.ndtr((-0.5 - size) * inverse)
-    ratio = magnitude / (1 + (1 + magnitude * magnitude).sqrt())
-    geometric = (1 - ratio) / (1 + ratio) * ratio**size
-    return -torch.log2((1 - share) * normal + share * geometric + _LEAST)
+@dataclass(slots=True)
+class _Mixture:
+    """Probabilities of |q|, and what slopes need; the normal's is taken at its lower tail, where differences are exact."""
+
+    size: Tensor
+    inverse: Tensor  # 1 / deviation of the normal
+    low: Tensor
+    high: Tensor
+    ratio: Tensor  # of the geometric
+    normal: Tensor
+    geometric: Tensor
+    mass: Tensor
+
+    @classmethod
+    def of(cls, size: Tensor, square: Tensor, magnitude: Tensor, share: Tensor) -> "_Mixture":
+        inverse = (square - _SHEPPARD).clamp_min(0.25 * square).rsqrt()
+        low, high = (0.5 - size) * inverse, (-0.5 - size) * inverse
+        normal = torch.special.ndtr(low) - torch.special.ndtr(high)
+        ratio = magnitude / (1 + (1 + magnitude * magnitude).sqrt())
+        geometric = (1 - ratio) / (1 + ratio) * (size * ratio.log()).exp()
+        mass = normal + share * (geometric - normal) + _LEAST
+        return cls(size, inverse, low, high, ratio, normal, geometric, mass)
+
+    def slopes(self, square: Tensor, magnitude: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the bits, by size, and by the logarithms of both moments."""
+        low, high = (_density(each) for each in (self.low, self.high))
+        to_normal, to_geometric = (part / (-math.log(2) * self.mass) for part in (1 - share, share))
+        by_size = to_geometric * self.geometric * self.ratio.log() - to_normal * self.inverse * (low - high)
+        steep = torch.where(square - _SHEPPARD > 0.25 * square, square * self.inverse**2, 1.0)
+        by_square = -0.5 * to_normal * (low * self.low - high * self.high) * steep
+        whole = 1 - self.ratio * self.ratio
+        turned = 0.5 * whole * magnitude * (1 + magnitude * magnitude).rsqrt()
+        by_magnitude = to_geometric * self.geometric * (self.size / self.ratio - 2 / whole) * turned
+        return by_size, by_square, by_magnitude
 
 
-def _slopes(q: Tensor, moments: _Moments, tails: Tensor) -> Tensor:
+def _density(x: Tensor) -> Tensor:
+    return torch.exp(-0.5 * x * x) * _ROOT
+
+
+def _slopes(q: Tensor, moments: _Moments, share: Tensor) -> Tensor:
     """Gradient of the bits by q. Moments are those of the symbols, and move as q does."""
-    means = [mean.requires_grad_(True) for mean in moments.means]
     slopes = torch.empty_like(q)
-    sums = [torch.zeros_like(each) for each in means]
+    rows, columns = (torch.zeros(2, count, device=q.device) for count in q.shape)
     for part in _parts(q):
-        with torch.enable_grad():
-            free = q[part].clone().requires_grad_(True)
-            total = _bits(free, *moments.at(part), tails.detach()).sum()
-            first, *rest = torch.autograd.grad(total, [free, *means])
-        slopes[part] = first
-        for one, more in zip(sums, rest, strict=True):
-            one += more
-    rows2, columns2, mean2, rows1, columns1, mean1 = sums
-    height, width = q.shape
-    slopes += 2 * q * (rows2[:, None] / width + columns2 / height + mean2 / q.numel())
-    slopes += q.sign() * (rows1[:, None] / width + columns1 / height + mean1 / q.numel())
-    return slopes
+        given = moments.at(part)
+        size = q[part].abs()
+        slopes[part], *by_moments = _Mixture.of(size, *given, share).slopes(*given, share)
+        for index, each in enumerate(by_moments):
+            rows[index, part] = each.sum(1)
+            columns[index] += each.sum(0)
+    # A moment is the product of its row's and its column's over that of all; logarithms make it a sum.
+    for index, power in enumerate((2, 1)):
+        of_rows, of_columns, mean = (each + FLOOR for each in moments.means[3 * index : 3 * index + 3])
+        share_of = rows[index] / of_rows / q.shape[1]
+        along = columns[index] / of_columns / q.shape[0]
+        moved = share_of[:, None] + along - rows[index].sum() / mean / q.numel()
+        slopes += moved if power == 1 else 2 * q.abs() * moved
+    signed: Tensor = slopes * q.sign()
+    return signed

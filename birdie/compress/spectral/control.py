@@ -1,0 +1,63 @@
+"""The size as a target: how much the rate counts is steered so that the bits follow a line down to their target.
+
+    bits some steps ahead, if they go on as now ──► over the line? λ rises : λ falls ──► task loss + λ · bits
+
+λ is in nats of loss per bit a weight. Bits follow it slowly, so it is where they are heading that counts. The line is
+straight in the logarithm of the bits, from where training starts to the target at `settled` of the steps; the rest is
+for the task at that size.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from birdie.compress.spectral.wrap import quantization_loss
+from birdie.errors import ConfigError
+
+_FEWEST = 1e-4  # bits a weight
+_FIRST, _LEAST, _MOST = 1e-2, 1e-8, 1e4  # λ
+AHEAD = 15  # steps
+_GAIN = 0.25  # octaves that λ moves in a step for an octave off the line
+_PACE = 0.08  # octaves a step, at most
+_MEMORY = 0.9  # of the trend
+
+
+class RateControl:
+    """What to add to the loss of each step.
+
+    Attributes:
+        weight: λ, nats per bit a weight.
+        bits: per spectral weight, when the last penalty was asked for.
+    """
+
+    def __init__(self, model: nn.Module, bits: float, steps: int, *, settled: float = 0.7) -> None:
+        """Aim for `bits` per spectral weight after `settled` of `steps` steps.
+
+        Raises:
+            ConfigError: the target is not above 0 and below what the model has, or a setting is out of range.
+        """
+        with torch.no_grad():
+            self.start = self.bits = float(quantization_loss(model))
+        if not 0 < bits < self.start:
+            raise ConfigError(f"a target of {bits} bits is not below the {self.start:.2f} bits a weight there are")
+        if steps < 1 or not 0 < settled <= 1:
+            raise ConfigError(f"{steps} steps settled at {settled} are out of range; give 1 or more, and up to 1")
+        self.model, self.target, self.steps, self.settled = model, bits, steps, settled
+        self.done, self.weight, self._trend = 0, _FIRST, 0.0
+
+    def line(self, step: int) -> float:
+        """Bits there should be after so many steps."""
+        share = min(1.0, step / (self.settled * self.steps))
+        return float(self.start * (self.target / self.start) ** share)
+
+    def penalty(self) -> Tensor:
+        """λ · bits, to be added to the loss; one call a step."""
+        rate = quantization_loss(self.model)
+        before, self.bits = self.bits, max(float(rate.detach()), _FEWEST)
+        self._trend += (1 - _MEMORY) * (math.log2(self.bits / before) - self._trend)
+        self.done += 1
+        off = _GAIN * (math.log2(self.bits / self.line(self.done + AHEAD)) + AHEAD * self._trend)
+        self.weight *= 2.0 ** min(max(off, -_PACE), _PACE)
+        self.weight = min(max(self.weight, _LEAST), _MOST)
+        return self.weight * rate
