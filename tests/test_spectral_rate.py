@@ -71,7 +71,8 @@ def test_coefficients_are_pulled_to_zero_and_steps_by_place_get_slopes_of_their_
     x = source("laplace").requires_grad_(True)
     steps = torch.full(x.shape, 0.5, requires_grad=True)
     bits_of(x, steps, torch.zeros(1)).backward()
-    assert x.grad is not None and steps.grad is not None
+    assert x.grad is not None
+    assert steps.grad is not None
     large = x.detach().abs() > 1
     assert bool((x.grad[large].sign() == x.detach()[large].sign()).all())
     assert bool((steps.grad[large] < 0).all())

@@ -233,6 +233,18 @@ def test_zeros_and_constants_are_wrapped_like_anything() -> None:
     assert all(bool(torch.isfinite(w.grad).all()) for w in model.parameters() if w.grad is not None)
 
 
+def test_automatically_smooth_kernels_take_a_transform_and_noise_takes_none() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 5), nn.Conv2d(16, 16, 5), nn.Linear(32, 32))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_()
+        model[0].weight.copy_(torch.randn(16, 8, 1, 1).expand(16, 8, 5, 5) + 0.1 * torch.randn(16, 8, 5, 5))  # type: ignore[operator]
+    spectral(model)
+    kinds = [(each.weight.transform.kind, each.weight.transform.axes) for each in wrapped(model)]
+    assert kinds == [("dct", "kernel"), ("identity", "all"), ("identity", "all")]
+
+
 def test_tensors_by_pattern_and_a_transform_for_each() -> None:
     model = mlp()
     spectral(model, tensors=("0.*",), transform=lambda name, weight: Transform("dct", edge=4 if "0" in name else 8))  # noqa: ARG005

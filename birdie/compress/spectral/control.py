@@ -17,9 +17,9 @@ from birdie.errors import ConfigError
 
 _FEWEST = 1e-4  # bits a weight
 _FIRST, _LEAST, _MOST = 1e-2, 1e-8, 1e4  # λ
-AHEAD = 15  # steps
-_GAIN = 0.25  # octaves that λ moves in a step for an octave off the line
-_PACE = 0.08  # octaves a step, at most
+# As shares of a training: how far ahead is looked; over all of it, octaves that λ moves for each octave off the line, and
+# at most.
+_AHEAD, _GAIN, _PACE = 1 / 20, 60.0, 24.0
 _MEMORY = 0.9  # of the trend
 
 
@@ -46,7 +46,7 @@ class RateControl:
         self.model, self.target, self.steps, self.settled = model, bits, steps, settled
         self.done, self.weight, self._trend = 0, _FIRST, 0.0
 
-    def line(self, step: int) -> float:
+    def line(self, step: float) -> float:
         """Bits there should be after so many steps."""
         share = min(1.0, step / (self.settled * self.steps))
         return float(self.start * (self.target / self.start) ** share)
@@ -57,7 +57,8 @@ class RateControl:
         before, self.bits = self.bits, max(float(rate.detach()), _FEWEST)
         self._trend += (1 - _MEMORY) * (math.log2(self.bits / before) - self._trend)
         self.done += 1
-        off = _GAIN * (math.log2(self.bits / self.line(self.done + AHEAD)) + AHEAD * self._trend)
-        self.weight *= 2.0 ** min(max(off, -_PACE), _PACE)
+        ahead = _AHEAD * self.steps
+        off = math.log2(self.bits / self.line(self.done + ahead)) + ahead * self._trend
+        self.weight *= 2.0 ** (min(max(_GAIN * off, -_PACE), _PACE) / self.steps)
         self.weight = min(max(self.weight, _LEAST), _MOST)
         return self.weight * rate

@@ -98,7 +98,7 @@ def _parts(q: Tensor) -> list[slice]:
 
 @dataclass(slots=True)
 class _Mixture:
-    """Probabilities of |q|, and what slopes need; the normal's is taken at its lower tail, where differences are exact."""
+    """Probabilities of |q|, and what slopes need; the normal's is taken at its lower tail, where it is exact."""
 
     size: Tensor
     inverse: Tensor  # 1 / deviation of the normal
@@ -133,7 +133,8 @@ class _Mixture:
 
 
 def _density(x: Tensor) -> Tensor:
-    return torch.exp(-0.5 * x * x) * _ROOT
+    found: Tensor = torch.exp(-0.5 * x * x) * _ROOT
+    return found
 
 
 def _slopes(q: Tensor, moments: _Moments, share: Tensor) -> Tensor:

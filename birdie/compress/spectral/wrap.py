@@ -11,6 +11,7 @@ DistributedDataParallel therefore treat it like any other part, and what `spectr
 `parameters()` are those the model does not have already: none.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -32,6 +33,7 @@ LEAST = 256  # elements of a tensor below which 16 bits cost less than steps of 
 Rounding = Literal["straight", "noise", "leaky"]
 _ROUNDINGS = ("straight", "noise", "leaky")
 _HALVINGS = 40
+_WORTH = 0.99  # of the bits: what a transform must come down to
 
 
 def leaky_floor(x: Tensor, m: float = 0.01) -> Tensor:
@@ -213,7 +215,8 @@ def spectral(
 
     Args:
         model: any module; floating parameters of two or more dimensions and 256 elements are taken.
-        transform: "auto" chooses by rate–distortion for each tensor; or a `Transform`, the name of one, or
+        transform: "auto" takes, for each tensor as it is now, the one with the lowest estimate at equal squared error,
+            which for weights that were never trained is the identity; or a `Transform`, the name of one, or
             (name, weight) → Transform.
         init_bits: bits per spectral weight to start from: one number for all steps is bisected to it.
         tensors: name patterns of what is taken.
@@ -268,11 +271,26 @@ def chooser(transform: Transform | str | Callable[[str, Tensor], Transform]) -> 
     if callable(transform):
         return transform
     if transform == "auto":
-        from birdie.compress.spectral.scheme import best_transform
-
-        return lambda _, weight: best_transform(weight)
+        return lambda _, weight: _cheapest(weight)
     fixed = Transform(transform)
     return lambda _, __: fixed
+
+
+def _cheapest(weight: Tensor) -> Transform:
+    """The orthonormal transform with the lowest estimate at a step of one deviation; the identity, if it is close."""
+    kernels = [Transform("dct", axes="kernel")] if weight[0, 0].numel() > 1 else []
+    shape, step = rows_columns(tuple(weight.shape)), torch.full((1, 1), _deviation(weight), device=weight.device)
+    best, lowest = Transform("identity"), math.inf
+    for each in (best, *kernels, Transform("dct"), Transform("hadamard")):
+        coefficients = each.forward(weight.float()).reshape(shape)
+        counts = (coefficients / step).round().unique(return_counts=True)[1].float()  # type: ignore[no-untyped-call]
+        entropy = float(
+            (counts * (counts.sum() / counts).log2()).sum()
+        )  # of what has another shape than the estimate's
+        found = min(entropy, float(bits_of(coefficients, step, torch.zeros(1, device=weight.device))))
+        if found < (lowest if lowest == math.inf else _WORTH * lowest):
+            best, lowest = each, found
+    return best
 
 
 def _takes(weight: Tensor) -> bool:
