@@ -17,8 +17,7 @@ from birdie.errors import ConfigError
 
 _FEWEST = 1e-4  # bits a weight
 _FIRST, _LEAST, _MOST = 1e-2, 1e-8, 1e4  # λ
-# As shares of a training: how far ahead is looked; over all of it, octaves that λ moves for each octave off the line, and
-# at most.
+# Of a training: the share that is looked ahead; octaves that λ moves over it for each octave off the line, and at most.
 _AHEAD, _GAIN, _PACE = 1 / 20, 60.0, 24.0
 _MEMORY = 0.9  # of the trend
 
