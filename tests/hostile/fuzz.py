@@ -62,7 +62,7 @@ def decode_streams(data: bytes, _: Path) -> Content:
         if rows * columns > MAX_BYTES:
             raise ArtifactError("refused by the bound of the test")
         for stream in entry.streams:
-            hints = Hints(states=next((each for each in entry.params if each in STATES), 1))
+            hints = Hints(states=next((each for each in entry.params if abs(each) in STATES), 1))
             values = coder.decode(stream.coder, stream.payload, rows, columns, hints, threads=1)
             if values.shape != (rows, columns) or values.dtype not in ("i1", "i2", "i4"):
                 raise BrokenError(f"{name} decoded to {values.dtype} {values.shape}, not {(rows, columns)}")

@@ -21,7 +21,7 @@ from birdie.entropy import coder, mixed, numbers, small, static, trellis
 
 _SPECS = (
     *("trellis:states=8,sigma=0.3", "ternary:group=7", "int4:group=6", "codebook:k=9,rows", "rotation:bits=3,residual"),
-    "lowrank:rank=2,base=int3:group=7",
+    *("lowrank:rank=2,base=int3:group=7", "spectral:dct,edge=4,sigma=0.3", "spectral:wavelet53,sigma=0.3,scan=none"),
 )
 Values = NDArray[np.integer]
 CHUNK = 256  # symbols, so that small arrays have several chunks
@@ -123,11 +123,14 @@ def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
         payload = mixed.encode(some, kernel)
         if payload is not None:
             yield f"mixed {name}", some, coder.MIXED, payload, 1
-    for states, name in (4, "plain"), (64, "listed"), (8, "low bits"), (32, "vector"):
+    for states, name in (4, "plain"), (64, "listed"), (8, "low bits"), (32, "vector"), (-8, "plain"):
         some = arrays()[name][0][:15]
         payload = mixed.encode(some, (1, 1), states)
         assert payload is not None
         yield f"mixed {name}, {states} states", some, coder.MIXED, payload, states
+    for states in 8, -32:
+        some = np.random.default_rng(5).normal(0, 1, (128, 64)).round().astype(np.int64)
+        yield f"static, {states} states", some, coder.STATIC, static.encode(some, (1, 1), states), states
 
 
 def streams() -> list[Seed]:
