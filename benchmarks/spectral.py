@@ -1,0 +1,169 @@
+"""Networks trained to be small, against the same networks trained plainly: `python -m benchmarks.spectral [--json]`.
+
+    python -m benchmarks.spectral --net mlp --bits 0.3          784 → 1024 → 256 → 10, 1.07 M weights
+    python -m benchmarks.spectral --net cnn --transform dct     3×3 kernels of 1 → 32 → 64 channels, then a wide layer
+
+All of MNIST (BIRDIE_DATA), Adam with a cosine, the same steps in the same order for both. The plain network counts as
+float32. The other is saved, loaded into a new one and only then scored on the 10,000 test images.
+"""
+
+import argparse
+import gzip
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from benchmarks.report import report
+from birdie.compress.spectral.control import RateControl
+from birdie.errors import ConfigError
+
+BATCH, RATE = 256, 1e-3
+NETWORK_RATE = 5e-3  # of the quantization network, which has far to go
+_FILES = {
+    "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
+    "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
+}
+
+
+def mlp() -> nn.Module:
+    """1.07 M weights."""
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
+    )
+
+
+def cnn() -> nn.Module:
+    """1.63 M weights."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10)),
+    )
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+
+
+def idx(path: Path) -> Tensor:
+    """A gzipped IDX file of unsigned bytes."""
+    content = gzip.decompress(path.read_bytes())
+    dims = content[3]
+    shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(dims)]
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape).copy())
+
+
+def images(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """train and test: images (n, 1, 28, 28) in deviations of the training pixels, labels (n,)."""
+    raw = {part: (idx(folder / names[0]).float(), idx(folder / names[1]).long()) for part, names in _FILES.items()}
+    mean, deviation = raw["train"][0].mean(), raw["train"][0].std()
+    return {part: (((pixels - mean) / deviation)[:, None], labels) for part, (pixels, labels) in raw.items()}
+
+
+def batches(count: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    """Indices of every step: all images in a new order each epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=generator)[: count // BATCH * BATCH].split(BATCH)  # type: ignore[no-untyped-call]
+
+
+def train(
+    model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, seed: int, network: nn.Module | None, bits: float
+) -> None:
+    """Adam with a cosine; towards `bits` a weight where there is a quantization network."""
+    steps = len(data[0]) // BATCH * epochs
+    own = set() if network is None else set(network.parameters())
+    groups = [{"params": [weight for weight in model.parameters() if weight not in own], "lr": RATE}]
+    groups += [{"params": list(own), "lr": NETWORK_RATE}] if own else []
+    optimizer = torch.optim.Adam(groups)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    control = None if network is None else RateControl(model, bits, steps, settled=0.6)
+    for step, picked in enumerate(batches(len(data[0]), epochs, seed)):
+        loss = F.cross_entropy(model(data[0][picked]), data[1][picked])
+        total = loss if control is None else loss + control.penalty()
+        optimizer.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        if step % 200 == 0:
+            size = "" if control is None else f", {control.bits:.3f} bits a weight"
+            print(f"step {step} of {steps}: loss {loss.item():.4f}{size}", file=sys.stderr, flush=True)
+
+
+def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """Share of the images named right."""
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for first in range(0, len(data[0]), 500):
+            part = slice(first, first + 500)
+            right += int((model(data[0][part]).argmax(1) == data[1][part]).sum())
+    return right / len(data[0])
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The plain network, then one trained to each size."""
+    if not os.environ.get("BIRDIE_DATA"):
+        raise ConfigError("MNIST is read from the shared data; set BIRDIE_DATA to its folder")
+    data = images(Path(os.environ["BIRDIE_DATA"]) / "images" / "mnist")
+    build = NETS[options.net]
+    for bits in (None, *options.bits):
+        torch.manual_seed(options.seed)
+        model, start = build(), time.perf_counter()
+        whole = 4 * sum(weight.numel() for weight in model.parameters())
+        if bits is None:
+            train(model, data["train"], options.epochs, options.seed, None, 0)
+            yield _row(options, "plain, float32", whole, whole, accuracy(model, data["test"]), start)
+            continue
+        q_net = birdie.spectral(model, transform=options.transform)
+        train(model, data["train"], options.epochs, options.seed, q_net.network, bits)
+        q_net.settle()
+        with tempfile.TemporaryDirectory() as folder:
+            size = birdie.save(model, Path(folder) / "x.birdie").bytes
+            decoded = birdie.load(Path(folder) / "x.birdie", into=build())
+        yield _row(
+            options,
+            f"spectral, {options.transform}, towards {bits:g} bits",
+            size,
+            whole,
+            accuracy(decoded, data["test"]),
+            start,
+        )
+
+
+def _row(options: argparse.Namespace, scheme: str, size: int, whole: int, right: float, start: float) -> dict[str, Any]:
+    return {
+        "net": options.net,
+        "scheme": scheme,
+        "bytes": size,
+        "smaller": round(1 - size / whole, 4),
+        "accuracy": right,
+        "epochs": options.epochs,
+        "seconds": round(time.perf_counter() - start),
+    }
+
+
+def main() -> None:
+    """Parse, train, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--net", choices=sorted(NETS), default="mlp")
+    parser.add_argument("--bits", type=lambda text: [float(part) for part in text.split(",")], default=[1.0, 0.3])
+    parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args()
+    report(list(rows(options)), as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

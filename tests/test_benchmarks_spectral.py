@@ -1,0 +1,41 @@
+"""The benchmark of trained sizes: its data are read, its networks are as large as said, its rows come from files."""
+
+import argparse
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import spectral
+
+
+def test_idx_files_give_their_numbers(tmp_path: Path) -> None:
+    header = bytes([0, 0, 8, 2]) + (2).to_bytes(4, "big") + (3).to_bytes(4, "big")
+    (tmp_path / "x.gz").write_bytes(gzip.compress(header + bytes(range(6))))
+    assert torch.equal(spectral.idx(tmp_path / "x.gz"), torch.arange(6, dtype=torch.uint8).view(2, 3))
+
+
+@pytest.mark.parametrize("name", spectral.NETS)
+def test_networks_have_a_million_weights_and_more(name: str) -> None:
+    model = spectral.NETS[name]()
+    assert sum(weight.numel() for weight in model.parameters()) >= 1_000_000
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_an_epoch_has_every_image_once_and_both_trainings_the_same_order() -> None:
+    first, second = (torch.cat(list(spectral.batches(1024, 2, seed=0))) for _ in range(2))
+    assert torch.equal(first, second)
+    assert all(torch.equal(epoch.sort().values, torch.arange(1024)) for epoch in first.split(1024))
+
+
+@pytest.mark.slow
+def test_rows_are_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(512, 1, 28, 28), torch.randint(0, 10, (512,))
+    monkeypatch.setenv("BIRDIE_DATA", ".")
+    monkeypatch.setattr(spectral, "images", lambda _: {"train": (x, y), "test": (x, y)})
+    options = argparse.Namespace(net="mlp", bits=[6.0], transform="identity", epochs=2, seed=0)
+    plain, small = spectral.rows(options)
+    assert plain["smaller"] == 0
+    assert 0.5 < small["smaller"] < 0.9
+    assert 0 <= small["accuracy"] <= 1
