@@ -83,7 +83,8 @@ def calibrated(
     """
     began = time.perf_counter()
     model = GPT(recipe.model)
-    fill(model, {name: weight.float() for name, weight in state.items()}, "the checkpoint").eval().to(device)
+    weights = {name: weight.float() for name, weight in state.items()}
+    fill(model, weights, "the checkpoint", "give the run or the recipe that these weights came from").eval().to(device)
     sampled = 0
 
     def told(done: int) -> None:

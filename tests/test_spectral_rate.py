@@ -126,7 +126,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("fill", [0.0, 1.0])
+@pytest.mark.parametrize("fill", [0.0, 1.0, 1e6])
 def test_constants_are_finite_and_nearly_free(fill: float) -> None:
     x = torch.full((64, 64), fill, requires_grad=True)
     value = bits_of(x, torch.full((1, 1), 0.5), torch.zeros(1))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.spectral.wrap import leaky_floor, quantization_loss, remove, spectral, wrapped
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, WeightsError
 
 
 class Tied(nn.Module):
@@ -245,9 +245,19 @@ def test_automatically_smooth_kernels_take_a_transform_and_noise_takes_none() ->
     assert kinds == [("dct", "kernel"), ("identity", "all"), ("identity", "all")]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named_and_nothing_is_wrapped(bad: float) -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight[0, 0] = bad  # type: ignore[index, union-attr]
+    with pytest.raises(WeightsError, match=r"2\.weight"):
+        spectral(model)
+    assert not list(wrapped(model))
+
+
 def test_tensors_by_pattern_and_a_transform_for_each() -> None:
     model = mlp()
-    spectral(model, tensors=("0.*",), transform=lambda name, weight: Transform("dct", edge=4 if "0" in name else 8))  # noqa: ARG005
+    spectral(model, tensors="0.*", transform=lambda name, weight: Transform("dct", edge=4 if "0" in name else 8))  # noqa: ARG005
     (each,) = wrapped(model)
     assert (each.name, each.weight.transform.edge) == ("0.weight", 4)
 

@@ -185,8 +185,13 @@ def placed(weight: Tensor, device: torch.device | str | None, dtype: torch.dtype
     return weight.to(device=device, dtype=dtype if weight.is_floating_point() else None)
 
 
-def fill(module: nn.Module, state: Mapping[str, Tensor], where: str) -> nn.Module:
-    """Copy `state` into `module`.
+def fill(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    where: str,
+    remedy: str = "load it without into, or build the right module",
+) -> nn.Module:
+    """Copy `state` into `module`; `where` it comes from and what to do are said if it does not fit.
 
     Raises:
         WeightsError: the module has no memory yet, or names, shapes or kinds of numbers do not match; lists them all.
@@ -220,9 +225,7 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], where: str) -> nn.Modul
         if names
     ]
     if problems:
-        raise WeightsError(
-            f"{where} does not fit the module ({'; '.join(problems)}); load it without into, or build the right module"
-        )
+        raise WeightsError(f"{where} does not fit the module ({'; '.join(problems)}); {remedy}")
     trained = folded(module)
     for name, (owner, attribute) in trained.items():
         setattr(owner, attribute, state[name].to(own[name]))

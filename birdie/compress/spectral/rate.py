@@ -104,7 +104,8 @@ class _Mixture:
     inverse: Tensor  # 1 / deviation of the normal
     low: Tensor
     high: Tensor
-    ratio: Tensor  # of the geometric
+    fall: Tensor  # log of the geometric's ratio
+    ratio: Tensor
     normal: Tensor
     geometric: Tensor
     mass: Tensor
@@ -114,21 +115,23 @@ class _Mixture:
         inverse = (square - _SHEPPARD).clamp_min(0.25 * square).rsqrt()
         low, high = (0.5 - size) * inverse, (-0.5 - size) * inverse
         normal = torch.special.ndtr(low) - torch.special.ndtr(high)
-        ratio = magnitude / (1 + (1 + magnitude * magnitude).sqrt())
-        geometric = (1 - ratio) / (1 + ratio) * (size * ratio.log()).exp()
+        # θ^|q| (1 − θ) / (1 + θ) has the mean 2θ / (1 − θ²); these forms are exact for means small and large.
+        fall = -torch.asinh(1 / magnitude)
+        ratio = fall.exp()
+        geometric = 2 * ratio / (magnitude * (1 + ratio) ** 2) * (size * fall).exp()
         mass = normal + share * (geometric - normal) + _LEAST
-        return cls(size, inverse, low, high, ratio, normal, geometric, mass)
+        return cls(size, inverse, low, high, fall, ratio, normal, geometric, mass)
 
     def slopes(self, square: Tensor, magnitude: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the bits, by size, and by the logarithms of both moments."""
         low, high = (_density(each) for each in (self.low, self.high))
         to_normal, to_geometric = (part / (-math.log(2) * self.mass) for part in (1 - share, share))
-        by_size = to_geometric * self.geometric * self.ratio.log() - to_normal * self.inverse * (low - high)
+        by_size = to_geometric * self.geometric * self.fall - to_normal * self.inverse * (low - high)
         steep = torch.where(square - _SHEPPARD > 0.25 * square, square * self.inverse**2, 1.0)
         by_square = -0.5 * to_normal * (low * self.low - high * self.high) * steep
-        whole = 1 - self.ratio * self.ratio
-        turned = 0.5 * whole * magnitude * (1 + magnitude * magnitude).rsqrt()
-        by_magnitude = to_geometric * self.geometric * (self.size / self.ratio - 2 / whole) * turned
+        # d ln θ / d ln a = 1 / √(1 + a²), and d ln((1 − θ) / (1 + θ)) / d ln θ = −2θ / (1 − θ²) = −a.
+        turned = (1 + magnitude * magnitude).rsqrt()
+        by_magnitude = to_geometric * self.geometric * (self.size - magnitude) * turned
         return by_size, by_square, by_magnitude
 
 

@@ -12,7 +12,7 @@ DistributedDataParallel therefore treat it like any other part, and what `spectr
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from birdie.compress.spectral.network import QuantizationNetwork, features, step
 from birdie.compress.spectral.rate import bits_of
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import REAL_DTYPES, rows_columns
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, WeightsError
 
 LEAST = 256  # elements of a tensor below which 16 bits cost less than steps of its own
 Rounding = Literal["straight", "noise", "leaky"]
@@ -77,7 +77,7 @@ class SpectralWeight(nn.Module):
     features: Tensor
 
     def __init__(
-        self, weight: Tensor, index: int, count: int, transform: Transform, rounding: Rounding, owned: nn.Module | None
+        self, weight: Tensor, index: int, transform: Transform, rounding: Rounding, network: QuantizationNetwork
     ) -> None:
         super().__init__()
         self.transform, self.index, self.rounding = transform, index, rounding
@@ -86,19 +86,17 @@ class SpectralWeight(nn.Module):
         self.register_buffer("scale", torch.tensor(deviation, device=weight.device).log2())
         places = transform.classes(self.shape)
         grid = self.grid = transform.plan.counts(self.shape)
-        self.register_buffer("features", features(index, count, grid).to(weight.device), persistent=False)
+        self.register_buffer("features", features(index, len(network.tails), grid).to(weight.device), persistent=False)
         for axis, place in enumerate(places):
             self.register_buffer(f"places{axis}", place.to(weight.device), persistent=False)
-        if owned is not None:
-            self.network = owned
-        self._shared: tuple[nn.Module, ...] = () if owned is None else (owned,)
+        if index == 0:
+            self.network = network  # a part of the model from here
+        self._shared = (network,)
 
     @property
     def quantizer(self) -> QuantizationNetwork:
         """The network, whoever owns it."""
-        network = self._shared[0]
-        assert isinstance(network, QuantizationNetwork)
-        return network
+        return self._shared[0]
 
     def steps(self) -> tuple[Tensor, Tensor]:
         """(step, index in the table of steps) of every class, both of the grid's shape."""
@@ -208,7 +206,7 @@ def spectral(
     *,
     transform: Transform | str | Callable[[str, Tensor], Transform] = "auto",
     init_bits: float = 10.0,
-    tensors: tuple[str, ...] = ("*",),
+    tensors: str | Sequence[str] = "*",
     rounding: Rounding = "straight",
 ) -> Spectral:
     """Wrap a model in place: from now on its weights are quantized coefficients, and what they cost can be trained.
@@ -219,7 +217,7 @@ def spectral(
             which for weights that were never trained is the identity; or a `Transform`, the name of one, or
             (name, weight) → Transform.
         init_bits: bits per spectral weight to start from: one number for all steps is bisected to it.
-        tensors: name patterns of what is taken.
+        tensors: a name pattern of what is taken, or several.
         rounding: how training sees it: straight-through, uniform noise in training mode, or `leaky_floor`.
 
     Raises:
@@ -232,27 +230,29 @@ def spectral(
         raise ConfigError(f"rounding {rounding!r} is unknown; choose {', '.join(_ROUNDINGS)}")
     if next(wrapped(model), None) is not None:
         raise ConfigError("the model is wrapped already; go on training it, or remove() the first wrapping")
+    patterns = [tensors] if isinstance(tensors, str) else list(tensors)
     owners: dict[int, list[tuple[nn.Module, str, str]]] = {}
     for prefix, module in model.named_modules():
         for attribute, weight in module.named_parameters(recurse=False):
             name = f"{prefix}.{attribute}" if prefix else attribute
-            if _takes(weight) and any(fnmatchcase(name, pattern) for pattern in tensors):
+            if _takes(weight) and any(fnmatchcase(name, pattern) for pattern in patterns):
                 owners.setdefault(id(weight), []).append((module, attribute, name))
     if not owners:
         raise ConfigError(
-            f"no floating tensor of two dimensions and {LEAST} elements matches {tensors}; nothing to wrap"
+            f"no floating tensor of two dimensions and {LEAST} elements matches {patterns}; nothing to wrap"
         )
-    network = QuantizationNetwork(len(owners))
-    device = next(model.parameters()).device
-    network.to(device)
     chosen = chooser(transform)
+    transforms = []
+    for (module, attribute, name), *_ in owners.values():
+        weight = getattr(module, attribute).detach()
+        if not bool(torch.isfinite(weight).all()):
+            raise WeightsError(f"tensor {name!r} holds NaN or infinite values; mend it before it is wrapped")
+        transforms.append(chosen(name, weight))
+    network = QuantizationNetwork(len(owners)).to(next(model.parameters()).device)
     for index, places in enumerate(owners.values()):
-        module, attribute, name = places[0]
+        module, attribute, _ = places[0]
         weight = getattr(module, attribute)
-        part = SpectralWeight(weight, index, len(owners), chosen(name, weight.detach()), rounding, None)
-        part._shared = (network,)
-        if index == 0:
-            part.network = network
+        part = SpectralWeight(weight, index, transforms[index], rounding, network)
         parametrize.register_parametrization(module, attribute, part)
         for other, second, _ in places[1:]:
             _tie(module, attribute, other, second)
