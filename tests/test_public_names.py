@@ -14,12 +14,18 @@ PUBLIC = [
     "ConfigError",
     "DataError",
     "OutputError",
+    "Spectral",
     "Summary",
     "WeightsError",
     "__version__",
+    "compress_weights",
     "inspect",
+    "leaky_floor",
     "load",
+    "load_weights",
+    "quantization_loss",
     "save",
+    "spectral",
 ]
 
 

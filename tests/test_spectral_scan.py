@@ -15,6 +15,7 @@ def block(*sizes: int) -> np.ndarray:
     return places_of(tuple(np.arange(size) for size in sizes))
 
 
+@settings(deadline=None)
 @given(sizes=SIZES)
 def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
     places = block(*sizes)
@@ -25,6 +26,7 @@ def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
     assert (np.diff(sums) >= 0).all()
 
 
+@settings(deadline=None)
 @given(sizes=SIZES.filter(len))
 def test_morton_rises_in_interleaved_bits(sizes: tuple[int, ...]) -> None:
     """Python integers of any length are the judge."""
