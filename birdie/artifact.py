@@ -124,6 +124,10 @@ def save(
     if isinstance(model, nn.Module) and folded(model):
         from birdie.compress.spectral.export import trained
 
+        if calibration is not None:
+            raise ConfigError(
+                "a spectral model is stored as it was trained; leave calibration out, or remove() it first"
+            )
         own = trained(model)
     pinned = {ties.get(name, name): chosen for name, chosen in (own | match(everything, rules)).items()}
     files.require_writable(Path(path).parent)

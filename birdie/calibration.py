@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.knowledge import HELD_BACK, Knowledge
+from birdie.compress.knowledge import Knowledge, held_back
 from birdie.compress.state import fill
 from birdie.data.dataset import Dataset, open_dataset
 from birdie.data.shards import read_shard
@@ -107,7 +107,7 @@ def calibrated(
 
 def used(batches: int) -> int:
     """How many of so many batches are calibrated on; the others are held back for judging."""
-    return batches - max(1, batches // HELD_BACK) if batches > 1 else batches
+    return batches - held_back(batches)
 
 
 def calibration_batches(

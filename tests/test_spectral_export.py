@@ -10,7 +10,7 @@ from torch import nn
 
 import birdie
 from birdie.compress.spectral.wrap import quantization_loss, spectral, wrapped
-from birdie.errors import ArtifactError, WeightsError
+from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.test_spectral_wrap import MODELS, made, mlp, trained
 
 FRESH = """
@@ -115,3 +115,10 @@ def test_coefficients_that_are_not_finite_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"0\.weight"):
         birdie.save(model, tmp_path / "x.birdie")
     assert not (tmp_path / "x.birdie").exists()
+
+
+def test_a_spectral_model_takes_no_calibration(tmp_path: Path) -> None:
+    model, x = made("sequential")
+    spectral(model, transform="dct")
+    with pytest.raises(ConfigError, match="as it was trained"):
+        birdie.save(model, tmp_path / "x", bits=3, calibration=(model, [x], lambda net, batch: net(batch).sum()))

@@ -70,7 +70,7 @@ class Knowledge:
         module, given, loss = calibration
         batches = given if isinstance(given, Sequence) else list(given)
         _require_match(module, state)
-        held = max(1, len(batches) // HELD_BACK) if len(batches) > 1 else 0
+        held = held_back(len(batches))
         used, kept = (batches[:-held], batches[-held:]) if held else (batches, batches)
         found = {name: _floored(each) for name, each in calibrate(module, used, loss, progress=progress).items()}
         judge = Judge(module, kept, loss)
@@ -112,6 +112,11 @@ class Knowledge:
         names = [name for name, each in encoded.items() if each.scheme == "cast"]
         own = self.judge.module.state_dict() | decoded | {name: decoded[first] for name, first in ties.items()}
         return refit(self.judge.module, own, names, self.batches, self.judge.loss, steps=steps)
+
+
+def held_back(batches: int) -> int:
+    """How many of so many batches are kept for judging, and not calibrated on."""
+    return max(1, batches // HELD_BACK) if batches > 1 else 0
 
 
 def require_triple(calibration: Any) -> None:
