@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.knowledge import Judge, Knowledge
+from birdie.compress.knowledge import Knowledge
+from birdie.compress.predictions import Judge
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 
 Batch = tuple[Tensor, Tensor]

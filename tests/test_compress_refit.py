@@ -163,6 +163,14 @@ def test_running_statistics_and_integers_stay() -> None:
         refit(module, state, ["norm.num_batches_tracked"], some_batches(), nats)
 
 
+def test_what_the_loss_does_not_use_stays() -> None:
+    module = net()
+    module.spare = nn.Linear(3, 4)
+    state = decoded(module)
+    found = refit(module, state, ["spare.bias"], some_batches(), nats, steps=20)
+    assert torch.equal(found["spare.bias"], state["spare.bias"])
+
+
 def test_tied_tensors_stay_tied() -> None:
     module = net()
     module.other = nn.Module()
@@ -222,7 +230,7 @@ def test_what_cannot_be_refitted_is_refused() -> None:
         call(count=1)
     with pytest.raises(ConfigError, match="knows no tensor 'up'"):
         call(names=["up"])
-    with pytest.raises(ConfigError, match="saw no logits"):
+    with pytest.raises(ConfigError, match="hands no logits"):
         call(loss=squares)
     with pytest.raises(ConfigError, match="out of range"):
         call(lr=0.0)

@@ -5,28 +5,25 @@ module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
                        └─► batches held back ─► KL(float ‖ decoded) of any encoding
 """
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibrate import Batch, Calibration, Loss, calibrate
+from birdie.compress.calibrate import Batch, Calibration, calibrate
 from birdie.compress.decoders import decode
 from birdie.compress.feedback import FLOOR
+from birdie.compress.predictions import Judge
 from birdie.compress.refit import refit
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.symmetry import canonical, carried
 from birdie.compress.symmetry_graph import symmetries_of
-from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.errors import ConfigError, WeightsError
 
 HELD_BACK = 5  # every so many batches one is kept for judging, the last ones
-_CACHED = 1 << 28  # bytes of reference predictions kept between judgements
 
 
 @dataclass(slots=True)
@@ -42,7 +39,7 @@ class Knowledge:
 
     state: dict[str, Tensor]
     sensitivities: dict[str, Sensitivity]
-    judge: "Judge | None" = None
+    judge: Judge | None = None
     batches: Sequence[Batch] = ()
 
     @classmethod
@@ -150,85 +147,3 @@ def _floored(sensitivity: Sensitivity) -> Sensitivity:
     if output is not None:
         output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
     return Sensitivity(sensitivity.hessian, rows.clamp_min(floor), output)
-
-
-class _Logits(TorchFunctionMode):
-    """Keeps what goes into cross-entropies, and which targets count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[Tensor, Tensor | None]] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.cross_entropy:
-            logits = args[0] if args else kwargs["input"]
-            target = args[1] if len(args) > 1 else kwargs["target"]
-            moved = logits.detach().movedim(1, -1) if logits.ndim > 1 else logits.detach()[None]
-            counts = None if target.shape != moved.shape[:-1] else target != kwargs.get("ignore_index", -100)
-            self.found.append((moved, counts))
-        return func(*args, **kwargs)
-
-
-@dataclass(slots=True)
-class Judge:
-    """Mean KL of other weights in the same module, on the same batches."""
-
-    module: nn.Module
-    batches: Sequence[Batch]
-    loss: Loss
-    _candidate: nn.Module = field(init=False)
-    _reference: dict[int, list[tuple[Tensor, Tensor | None]]] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """A copy of the module takes the candidates' weights."""
-        self._candidate = copy.deepcopy(self.module).eval()
-
-    def __call__(self, state: Mapping[str, Tensor]) -> float:
-        """Nats per target."""
-        own = self._candidate.state_dict()
-        with torch.no_grad():
-            for name, weight in state.items():
-                own[name].copy_(weight)
-        total, count = 0.0, 0
-        for index, batch in enumerate(self.batches):
-            before = self._expected(index, batch)
-            after = self._predicted(self._candidate, batch)
-            for (p, counts), (q, _) in zip(before, after, strict=True):
-                each = torch.where(p.isneginf(), 0, p.exp() * (p - q)).sum(-1)  # what cannot be, costs nothing
-                each = each if counts is None else each[counts]
-                total, count = total + float(each.double().sum()), count + each.numel()
-        if not count:
-            raise DataError("the calibration batches have no targets to judge by; give others")
-        return max(total / count, 0.0)
-
-    def _expected(self, index: int, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
-        known = self._reference.get(index)
-        if known is not None:
-            return known
-        training = self.module.training
-        self.module.eval()
-        try:
-            found = self._predicted(self.module, batch)
-        finally:
-            self.module.train(training)
-        if any(bool(p.isnan().any()) for p, _ in found):
-            raise DataError(
-                "the model predicts NaN on batches held back to judge by; check the weights and the batches"
-            )
-        held = sum(p.nbytes for kept in self._reference.values() for p, _ in kept)
-        if held + sum(p.nbytes for p, _ in found) <= _CACHED:
-            self._reference[index] = found
-        return found
-
-    def _predicted(self, module: nn.Module, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
-        seen = _Logits()
-        with torch.no_grad(), seen:
-            self.loss(module, batch)
-        if not seen.found:
-            raise ConfigError(
-                "the calibration loss calls no F.cross_entropy, so no KL can be told; use it, or a budget"
-            )
-        return [(F.log_softmax(logits.float(), -1), counts) for logits, counts in seen.found]

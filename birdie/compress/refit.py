@@ -15,17 +15,14 @@ the tensors that are not quantized alone, as LoftQ-like corrections would cost b
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from birdie.compress.calibrate import Batch, Loss
 from birdie.compress.choose import small_scheme
 from birdie.compress.decoders import decode
+from birdie.compress.predictions import Judge, predictions, summed_kl
 from birdie.errors import ConfigError, DataError
 
 HELD_BACK = 0.2  # of the batches
@@ -80,15 +77,15 @@ def refit(
     own = dict(student.named_parameters(remove_duplicate=False))
     free = {name: own[name] for name in wanted if name in own}
     best = {name: decoded_state[name].detach().cpu().clone() for name in wanted}
-    lowest = _mean_kl(teacher, student, judged, loss)
+    judge = Judge(teacher, judged, loss)
+    lowest = judge(decoded_state)
     if not math.isfinite(lowest):
         raise DataError("refit met a KL that is not finite; check the weights and the batches")
     if progress is not None:
         progress(0, lowest)
     for done in _tuning(teacher, student, list(free.values()), tuned, loss, steps, lr, seed):
         candidate = {name: stored(name, weight.detach()).to(best[name].dtype) for name, weight in free.items()}
-        with _holding(free, candidate):
-            mean = _mean_kl(teacher, student, judged, loss)
+        mean = judge(candidate)
         if progress is not None:
             progress(done, mean)
         if mean < lowest:
@@ -144,9 +141,13 @@ def _tuning(
     for done in range(1, steps + 1):
         order = order or torch.randperm(len(batches), generator=generator).tolist()
         batch = batches[order.pop()]
+        with torch.no_grad():
+            wanted = predictions(teacher, batch, loss)
         with torch.enable_grad():
-            kl, count = _kl(teacher, student, batch, loss)
-            gradients = torch.autograd.grad(kl / max(count, 1), distinct, allow_unused=True)
+            nats, count = summed_kl(wanted, predictions(student, batch, loss))
+            if not nats.requires_grad:
+                return  # none of them matters to the loss
+            gradients = torch.autograd.grad(nats / max(count, 1), distinct, allow_unused=True)
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None):
             return  # gone astray; what was judged so far stands
         for weight, gradient in zip(distinct, gradients, strict=True):
@@ -161,91 +162,3 @@ def _tuning(
 def _scale(weight: Tensor) -> float:
     """What a rate is measured in: the root mean square."""
     return max(_LEAST, float(weight.detach().double().square().mean().sqrt()))
-
-
-@contextmanager
-def _holding(free: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """The student with other values for a while."""
-    before = {name: weight.detach().clone() for name, weight in free.items()}
-    try:
-        with torch.no_grad():
-            for name, weight in free.items():
-                weight.copy_(values[name])
-        yield
-    finally:
-        with torch.no_grad():
-            for name, weight in free.items():
-                weight.copy_(before[name])
-
-
-def _mean_kl(teacher: nn.Module, student: nn.Module, batches: Iterable[Batch], loss: Loss) -> float:
-    """Nats per prediction over all batches."""
-    total, predictions = 0.0, 0
-    with torch.no_grad():
-        for batch in batches:
-            kl, count = _kl(teacher, student, batch, loss)
-            total, predictions = total + float(kl), predictions + count
-    return total / max(predictions, 1)
-
-
-def _kl(teacher: nn.Module, student: nn.Module, batch: Batch, loss: Loss) -> tuple[Tensor, int]:
-    """(summed KL(teacher ‖ student), predictions) of one batch."""
-    with torch.no_grad():
-        wanted = _logits(teacher, batch, loss)
-    got = _logits(student, batch, loss)
-    if [logits.shape for logits in wanted] != [logits.shape for logits in got]:
-        raise ConfigError(
-            "float and decoded module give logits of different shapes for one batch; use one loss for both"
-        )
-    parts = [_divergence(p, q) for p, q in zip(wanted, got, strict=True)]
-    return torch.stack(parts).sum(), sum(logits.shape[:-1].numel() for logits in got)
-
-
-def _divergence(wanted: Tensor, got: Tensor) -> Tensor:
-    """Summed KL of logits (predictions, classes), 0-d; classes that the float module rules out add nothing."""
-    log_p, log_q = wanted.float().log_softmax(-1), got.float().log_softmax(-1)
-    apart = torch.where(log_p > -math.inf, log_p - log_q, torch.zeros_like(log_p))
-    return (log_p.exp() * apart).sum()
-
-
-def _logits(module: nn.Module, batch: Batch, loss: Loss) -> list[Tensor]:
-    watch = _Watch()
-    with watch:
-        loss(module, batch)
-    if not watch.seen:
-        raise ConfigError("refit saw no logits: the loss must hand them to torch.nn.functional.cross_entropy")
-    return watch.seen
-
-
-class _Watch(TorchFunctionMode):
-    """Keeps the logits of every cross-entropy, (predictions, classes), and spares its computation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.cross_entropy:
-            return self._take(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _take(
-        self,
-        input: Tensor,  # as F.cross_entropy calls it
-        target: Tensor,
-        weight: Tensor | None = None,  # noqa: ARG002  of classes: what the KL does not know of, like the rest
-        size_average: bool | None = None,  # noqa: ARG002
-        ignore_index: int = -100,
-        reduce: bool | None = None,  # noqa: ARG002
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,  # noqa: ARG002
-    ) -> Tensor:
-        logits = input.movedim(1, -1) if input.ndim > 1 else input[None]
-        each = logits.shape[:-1] if input.ndim > 1 else torch.Size(())
-        flat = logits.flatten(0, -2)
-        if target.shape == each:
-            flat = flat[target.reshape(-1) != ignore_index]
-        self.seen.append(flat)
-        return logits.new_zeros(each if reduction == "none" else ())

@@ -2,10 +2,8 @@
 
     KL(p ‖ q) = Σ_v p_v (log p_v − log q_v), averaged over predictions (target tokens, images)
 
-The measure of equal quality: at the precisions of interest the difference of two losses is noise, the KL is not. A
-small KL is a difference of nearly equal numbers, so it is summed as Σ p · (e^d − 1 − d) with d = log q − log p. That is
-the same number, as p and q both sum to one; but every term is non-negative and errors of rounding in the normalisers
-cancel to first order, so float32 logarithms keep a KL of 1e-9 that the plain sum would drown in 1e-7. Sums are float64.
+The measure of equal quality: at the precisions of interest the difference of two losses is noise, the KL is not, summed
+as `birdie.compress.predictions` does.
 """
 
 import math
@@ -16,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from birdie.compress.predictions import kl
 from birdie.errors import DataError
 
 B = TypeVar("B")
@@ -69,10 +68,12 @@ def divergence(reference: Callable[[B], Tensor], candidate: Callable[[B], Tensor
     if not sums:
         raise DataError("there are no predictions to compare; give at least one batch")
     total = torch.cat(sums)
-    kl = float(total.sum()) / sum(sizes)
-    if math.isnan(kl):
+    mean = float(total.sum()) / sum(sizes)
+    if math.isnan(mean):
         raise DataError("a model's logits are not finite: its weights or its arithmetic have broken down")
-    return Divergence(kl, _stderr(total, torch.tensor(sizes, dtype=torch.float64), kl), agreed / sum(sizes), sum(sizes))
+    return Divergence(
+        mean, _stderr(total, torch.tensor(sizes, dtype=torch.float64), mean), agreed / sum(sizes), sum(sizes)
+    )
 
 
 def kl_divergence(reference: Tensor, candidate: Tensor) -> Tensor:
@@ -80,14 +81,7 @@ def kl_divergence(reference: Tensor, candidate: Tensor) -> Tensor:
 
     Infinite where the candidate gives no chance to what the reference does.
     """
-    log_p, log_q = (logits.float().log_softmax(-1) for logits in (reference, candidate))
-    p, d = log_p.exp(), log_q - log_p
-    # e^d − 1 − d loses nothing for small d, and overflows for large, where q − p − p d is as good
-    terms = torch.where(d.abs() < 1, p * (torch.expm1(d) - d), log_q.exp() - p - p * d)
-    impossible = log_p == -math.inf
-    if bool(impossible.any()):
-        terms = torch.where(impossible, log_q.exp(), terms)
-    return terms.sum(-1, dtype=torch.float64).clamp_min(0)
+    return kl(reference.float().log_softmax(-1), candidate.float().log_softmax(-1))
 
 
 def _stderr(sums: Tensor, sizes: Tensor, mean: float) -> float:
