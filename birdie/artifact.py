@@ -23,14 +23,12 @@ from torch import Tensor, nn
 
 from birdie import files
 from birdie import metadata as about_file
-from birdie.compress.allocate import Allocation
-from birdie.compress.budget import fit_budget, fit_quality
 from birdie.compress.calibrate import Calibration
-from birdie.compress.choose import Schemes, assign, encode_all, match, rules_of
+from birdie.compress.choose import Schemes, match, rules_of
 from birdie.compress.decoders import CAST_DTYPES, DECODERS
 from birdie.compress.knowledge import Knowledge, require_triple
-from birdie.compress.lossless import Lossless
-from birdie.compress.scheme import Encoded
+from birdie.compress.plan import Plan
+from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.state import (
     fill,
     folded,
@@ -113,71 +111,58 @@ def save(
     """
     require_request(path, scheme, metadata)
     budget, workers = whole("budget", budget), whole("workers", workers)
-    _check_request(scheme, budget, bits, quality, coder, calibration, lossless)
-    if not isinstance(refit, int) or refit < 0 or (refit and calibration is None):
-        raise ConfigError(f"refit={refit!r} is not a number of steps with calibration to take them on; give both")
-    targeted = budget is not None or bits is not None or quality is not None
+    _check_request(scheme, budget, bits, quality, coder, calibration, refit, lossless)
+    targeted = not (budget is None and bits is None and quality is None)
     default, rules = rules_of(scheme, targeted=targeted)
     everything = named_tensors(model)
     state, ties = without_ties(everything)
-    own: dict[str, Any] = {}
-    if isinstance(model, nn.Module) and folded(model):
-        from birdie.compress.spectral.export import trained
-
-        if calibration is not None:
-            raise ConfigError(
-                "a spectral model is stored as it was trained; leave calibration out, or remove() it first"
-            )
-        own = trained(model)
-    pinned = {ties.get(name, name): chosen for name, chosen in (own | match(everything, rules)).items()}
+    pinned = _trained(model, calibration) | match(everything, rules)
     files.require_writable(Path(path).parent)
-    if calibration is None or isinstance(calibration, Knowledge):
-        known = calibration
-    else:
-        known = Knowledge.of(everything, calibration, symmetries=symmetries)
-    if known is not None:
-        known.require(state)
-        state = {name: known.state[name] for name in state}
+    known = _known(calibration, everything, symmetries)
+    state = state if known is None else known.ordered(state)
     if bits is not None:
         budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
+    plan = Plan(
+        default=default,
+        pinned={ties.get(name, name): chosen for name, chosen in pinned.items()},
+        ties=ties,
+        known=known,
+        budget=budget,
+        quality=quality,
+        refit=refit,
+        lossless=lossless,
+        plain=coder == "fast",
+        workers=workers,
+    )
     about = about_file.to_bytes(metadata, budget, tree)
     aliases = [Entry(name, ALIAS, *_described(state[target]), target=target) for name, target in ties.items()]
-    sensitivities = {} if known is None else {ties.get(name, name): each for name, each in known.sensitivities.items()}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, (_ROUNDS if budget is not None else 1) * len(state))
-        packer = Packer(pool, coder, aliases, about, meter)
-
-        def allocate(matrices: Mapping[str, Tensor]) -> Allocation:
-            return Allocation(matrices, sensitivities, plain=coder == "fast", workers=workers)
-
-        def size(encoded: Mapping[str, Encoded]) -> int:
-            return len(packer(encoded))
-
-        fixed: dict[str, Any] = {
-            "pinned": pinned,
-            "allocate": allocate,
-            "calibrated": sensitivities,
-            "workers": workers,
-        }
-
-        def settled(tensors: Mapping[str, Tensor]) -> dict[str, Encoded]:
-            if budget is not None:
-                quick = Packer(pool, "fast", aliases, about, meter)
-                rough = None if coder == "fast" and known is None else (lambda e: len(quick(e)))
-                return fit_budget(tensors, size, budget, rough=rough, **fixed).encoded
-            if quality is not None and known is not None:
-                return fit_quality(tensors, size, quality, known.divergence, **fixed).encoded
-            schemes = dict.fromkeys(tensors, Lossless()) if lossless else assign(tensors, pinned, default)
-            return encode_all(tensors, schemes, sensitivities=sensitivities, workers=workers)
-
-        encoded = settled(state)
-        if refit and known is not None:
-            again = settled(state | known.refitted(encoded, ties, refit, workers))
-            worse = size if quality is not None else known.divergence
-            encoded = min((encoded, again), key=worse)
+        packer, quick = Packer(pool, coder, aliases, about, meter), Packer(pool, "fast", aliases, about, meter)
+        rough = None if coder == "fast" and known is None else lambda encoded: len(quick(encoded))
+        encoded = plan.encode(state, lambda encoded: len(packer(encoded)), rough)
         files.write_bytes(path, packer(encoded))
         meter.finish()
     return inspect(path)
+
+
+def _trained(model: nn.Module | Mapping[str, Tensor], calibration: object) -> dict[str, Scheme]:
+    """Plain name → scheme of what was trained in the form it is stored in (`birdie.spectral`)."""
+    if not (isinstance(model, nn.Module) and folded(model)):
+        return {}
+    if calibration is not None:
+        raise ConfigError("a spectral model is stored as it was trained; leave calibration out, or remove() it first")
+    from birdie.compress.spectral.export import trained
+
+    return dict(trained(model))
+
+
+def _known(
+    calibration: Calibration | Knowledge | None, state: Mapping[str, Tensor], symmetries: bool
+) -> Knowledge | None:
+    if calibration is None or isinstance(calibration, Knowledge):
+        return calibration
+    return Knowledge.of(state, calibration, symmetries=symmetries)
 
 
 def _check_request(
@@ -187,6 +172,7 @@ def _check_request(
     quality: Any,
     coder: str,
     calibration: Calibration | Knowledge | None,
+    refit: Any,
     lossless: bool,
 ) -> None:
     if sum(given is not None for given in (budget, bits, quality)) > 1:
@@ -205,6 +191,8 @@ def _check_request(
         raise ConfigError("quality is judged on data; give calibration=(module, batches, loss), or a budget instead")
     if coder not in ("max", "fast"):
         raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
+    if not isinstance(refit, int) or refit < 0 or (refit and calibration is None):
+        raise ConfigError(f"refit={refit!r} is not a number of steps with calibration to take them on; give both")
 
 
 def _described(weight: Tensor) -> tuple[int, tuple[int, ...]]:

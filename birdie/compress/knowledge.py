@@ -77,11 +77,16 @@ class Knowledge:
         sorted_state, report = canonical(state, groups, sensitivities=found)
         return cls(sorted_state, {name: carried(name, each, report) for name, each in found.items()}, judge, used)
 
-    def require(self, state: Mapping[str, Tensor]) -> None:
-        """Raise WeightsError unless this is about tensors of such names and shapes."""
+    def ordered(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of these names, units in the calibrated order.
+
+        Raises:
+            WeightsError: one was not calibrated, or in another shape.
+        """
         for name, weight in state.items():
             if name not in self.state or self.state[name].shape != weight.shape:
                 raise WeightsError(f"tensor {name!r} is not one that was calibrated; calibrate this very model")
+        return {name: self.state[name] for name in state}
 
     def divergence(self, encoded: Mapping[str, Encoded]) -> float:
         """Mean KL(float ‖ decoded) in nats per target on the batches held back."""
