@@ -19,11 +19,8 @@ from birdie.entropy.stream import Effort
 
 Progress = Callable[[int, int], None]
 
+SCHEMES = {name: number for number, name in enumerate(DECODERS, 1)}
 # The numbers in the file. Never change one; new ones go at the end.
-SCHEMES = {
-    "lossless": 1, "grid": 2, "cast": 3, "trellis": 4, "ternary": 5, "codebook": 6, "rotation": 7, "lowrank": 8,
-    "spectral": 9,
-}  # fmt: skip
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
@@ -77,7 +74,8 @@ class Packer:
         layout = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
         streams = []
         for values, expected in zip(encoded.streams, layout, strict=True):
-            hints = replace(expected.hints, kernel=kernel(encoded.shape, expected.columns))
+            whole = kernel(encoded.shape, expected.columns)
+            hints = expected.hints if whole == (1, 1) else replace(expected.hints, kernel=whole)
             coded = entropy.encode(values, hints, self.effort)
             streams.append(Stream(coded.coder, coded.payload))
         code = DTYPES.index(encoded.dtype)

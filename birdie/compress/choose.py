@@ -4,7 +4,8 @@
              sigma:0.3 · sigma:0.3,group=64 · sdclip:bits=6,k=12.85[,group=64] · gptq:bits=6,k=12.85
              trellis:states=32[,sigma=0.3] · ternary · ternary:group=64 · binary · codebook:k=16[,rows][,rate=0.01]
              rotation:bits=4[,residual] · rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]
-             spectral:auto,sigma=0.3[,scan=planes] · spectral:dct,edge=8,sigma=0.3[,axes=kernel] (base comes last)
+             spectral:auto,sigma=0.3[,scan=planes] · spectral:dct,edge=8,sigma=0.3[,axes=kernel]
+             tucker:energy=0.99[,base=SPEC] · tucker:ranks=16x16x3x3[,base=SPEC] (base comes last)
     rule     PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins
 
 What the rules leave gets the default; there, matrices of a few thousand weights and up take it, and what is smaller
@@ -35,6 +36,7 @@ from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import REAL_DTYPES
 from birdie.compress.ternary import GROUP, Ternary
 from birdie.compress.trellis import Trellis
+from birdie.compress.tucker import Tucker
 from birdie.errors import ConfigError
 
 SMALL = 4096  # elements below which a tensor is not worth a grid
@@ -46,7 +48,7 @@ _FORMS = (
     *("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "int4:group=64", "sigma:0.3"),
     *("int4:clip=search", "sdclip:bits=6,k=12.85", "gptq:bits=6,k=12.85", "trellis:states=8,sigma=0.3"),
     *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6"),
-    *("spectral:auto,sigma=0.3", "spectral:dct,edge=8,sigma=0.3"),
+    *("spectral:auto,sigma=0.3", "spectral:dct,edge=8,sigma=0.3", "tucker:energy=0.99"),
 )
 _INT = re.compile(r"int(\d+)")
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -61,9 +63,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "rotation": ("bits", "residual", "seed", "base"),
     "lowrank": ("rank", "left", "right", "base"),
     "spectral": ("edge", "levels", "axes", "sigma", "scan"),
+    "tucker": ("energy", "ranks", "base"),
 }
 _FLAGS = ("rows", "residual")
-QUANTIZERS = (Grid, Trellis, Ternary, Codebook, Rotation, LowRank, Spectral)
+QUANTIZERS = (Grid, Trellis, Ternary, Codebook, Rotation, LowRank, Spectral, Tucker)
 
 
 def parse_spec(text: str) -> Scheme:
@@ -120,6 +123,8 @@ def parse_spec(text: str) -> Scheme:
         )
     if head == "spectral":
         return _spectral(text, rest)
+    if head == "tucker":
+        return _tucker(text, rest)
     heads = {form.partition(":")[0]: form for form in reversed(_FORMS)}
     near = heads[difflib.get_close_matches(head, heads, n=1, cutoff=0.0)[0]]
     raise ConfigError(f"scheme {text!r} is unknown; did you mean {near!r}? (one of {', '.join(_FORMS)})")
@@ -138,6 +143,16 @@ def _spectral(text: str, rest: str) -> Spectral:
     axes = found.values.get("axes", "all")
     transform = Transform(kind.strip(), found.whole("edge", 8), found.whole("levels", 3), axes)  # type: ignore[arg-type]
     return Spectral(transform, sigma, scan)
+
+
+def _tucker(text: str, rest: str) -> Tucker:
+    found = _options(text, "tucker", rest)
+    base, ranks = found.base or Grid(sigma=0.3), found.values.get("ranks")
+    if ranks is None:
+        return Tucker(_number(found.values.get("energy", "0.99"), "a share; write for example energy=0.99"), base=base)
+    if "energy" in found.values or not all(each.isdecimal() for each in ranks.split("x")):
+        raise ConfigError(f"scheme {text!r} is unclear; give energy=0.99 or one rank for each axis: ranks=16x16x3x3")
+    return Tucker(ranks=tuple(int(each) for each in ranks.split("x")), base=base)
 
 
 def _number(text: str, wanted: str) -> float:

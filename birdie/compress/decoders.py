@@ -4,7 +4,7 @@
                integers as half bytes, values or differences        params (code of integers.DTYPES,)
                floats as numbers in the list of their magnitudes    params (integers.LISTED, length of the list)
     cast       lossless planes of a float rounded to 16 bits        params (code of CAST_DTYPES,)
-    grid, trellis, ternary, codebook, rotation, lowrank, spectral         in modules of their own
+    grid, trellis, ternary, codebook, rotation, lowrank, spectral, tucker in modules of their own
 
 Every decoder is a pure function in fixed order, so a file decodes to the same bits on every machine.
 """
@@ -18,6 +18,7 @@ from birdie.compress.decode_lowrank import LOWRANK
 from birdie.compress.decode_rotation import ROTATION
 from birdie.compress.decode_spectral import SPECTRAL
 from birdie.compress.decode_trellis import TRELLIS
+from birdie.compress.decode_tucker import TUCKER
 from birdie.compress.dequantize import GRID, TERNARY
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.tensors import FORMATS, from_bits, rows_columns
@@ -73,16 +74,18 @@ def _cast_decode(encoded: Encoded) -> Tensor:
     return _join_planes(encoded, _cast_dtype(encoded.params)).to(encoded.dtype)
 
 
+# In the order of their numbers in the file, from 1. Never change it; new ones go at the end.
 DECODERS: dict[str, Decoder] = {
     "lossless": Decoder(_lossless_layout, _lossless_decode),
     "grid": GRID,
     "cast": Decoder(_cast_layout, _cast_decode),
+    "trellis": TRELLIS,
     "ternary": TERNARY,
     "codebook": CODEBOOK,
     "rotation": ROTATION,
     "lowrank": LOWRANK,
     "spectral": SPECTRAL,
-    "trellis": TRELLIS,
+    "tucker": TUCKER,
 }
 
 

@@ -31,7 +31,7 @@ EXPORTS = {
 _MIXING = ("birdie.entropy.mixed", "birdie.entropy.mixing", "birdie.entropy.logistic")
 INSTEAD = {effort: ("birdie.submit.omitted", name) for effort, name in (("fast", "refuse"), ("max", "refuse_spectral"))}
 _SCHEMES = tuple(f"birdie.compress.decode_{name}" for name in ("codebook", "rotation", "lowrank", "nested"))
-_SPECTRAL = ("birdie.compress.decode_spectral",)
+_SPECTRAL = ("birdie.compress.decode_spectral", "birdie.compress.decode_tucker")
 OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _SCHEMES + _SPECTRAL, "max": _SPECTRAL}
 
 
@@ -58,7 +58,8 @@ def build(coder: Effort = "max") -> Standalone:
     """The decoder for files of either effort ("max") or for those that `--coder fast` writes.
 
     The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams, codebooks,
-    rotations and low-rank corrections, and names the other one; neither has room for spectral coefficients.
+    rotations and low-rank corrections, and names the other one; neither has room for spectral
+    coefficients and Tucker's factors.
 
     Raises:
         ConfigError: `coder` is neither.

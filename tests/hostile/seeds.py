@@ -22,6 +22,7 @@ from birdie.entropy import coder, mixed, numbers, small, static, trellis
 _SPECS = (
     *("trellis:states=8,sigma=0.3", "ternary:group=7", "int4:group=6", "codebook:k=9,rows", "rotation:bits=3,residual"),
     *("lowrank:rank=2,base=int3:group=7", "spectral:dct,edge=4,sigma=0.3", "spectral:wavelet53,sigma=0.3,scan=none"),
+    *("tucker:energy=0.4", "tucker:energy=0.3,base=spectral:dct,edge=4", "tucker:energy=0.5,base=trellis:states=8"),
 )
 Values = NDArray[np.integer]
 CHUNK = 256  # symbols, so that small arrays have several chunks

@@ -17,7 +17,7 @@ from birdie.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Tucker:
+class Decomposition:
     """A tensor in its factors.
 
     Attributes:
@@ -42,7 +42,7 @@ class Tucker:
         return self.core.numel() + sum(factor.numel() for factor in self.factors if factor is not None)
 
 
-def tucker(weight: Tensor, *, energy: float = 0.99, ranks: tuple[int, ...] | None = None) -> Tucker:
+def tucker(weight: Tensor, *, energy: float = 0.99, ranks: tuple[int, ...] | None = None) -> Decomposition:
     """Decompose `weight` (any shape, finite floats).
 
     Args:
@@ -76,7 +76,8 @@ def tucker(weight: Tensor, *, energy: float = 0.99, ranks: tuple[int, ...] | Non
             if rank < size and (ranks is not None or rank * (size + others) < size * others):
                 factors[axis] = left[:, :rank].contiguous()
                 core = _times(core, left[:, :rank].mT, axis)
-    return Tucker(core.to(weight.dtype), tuple(None if each is None else each.to(weight.dtype) for each in factors))
+    kept = (None if each is None else each.to(weight.dtype) for each in factors)
+    return Decomposition(core.to(weight.dtype), tuple(kept))
 
 
 def _singular(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
