@@ -44,7 +44,7 @@ def numbers(shape: tuple[int, ...], ranks: tuple[int, ...]) -> int:
 
 
 def fits(shape: tuple[int, ...], ranks: tuple[int, ...]) -> bool:
-    """Whether a file may hold a tensor of `shape` so: two to eight axes, one of them cut, in no more numbers than it."""
+    """Whether a file holds a tensor of `shape` so: two to eight axes, one of them cut, in no more numbers than it."""
     return (
         2 <= len(shape) <= MOST_AXES
         and len(ranks) == len(shape)
