@@ -2,11 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 
 import birdie
+from birdie.cli import compress
 from birdie.compress.choose import QUANTIZERS, SMALL, assign, parse_rule, parse_spec, suit
 from birdie.compress.codebook import Codebook
 from birdie.compress.grid import Grid
@@ -90,6 +92,32 @@ def test_all_specs_and_rules_of_the_docs_are_ones() -> None:
         assert isinstance(parse_spec(spec), QUANTIZERS), spec
     for rule in rules:
         assert isinstance(parse_rule(rule)[1], QUANTIZERS), rule
+
+
+def test_the_docs_list_every_option() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "schemes.md").read_text(encoding="utf-8")
+    table = text.partition("| spec | is | options |")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) > 8
+    for first, _, options in rows:
+        listed = re.findall(r"`(\w+)(?:=[^`]*)?`", options)
+        for spec in re.findall(r"`([^`]+)`", first):
+            head = spec.replace("C", "0.3").replace("KIND", "dct")
+            assert isinstance(parse_spec(head), QUANTIZERS), spec
+            with pytest.raises(ConfigError, match="choose from") as said:
+                parse_spec(f"{head}{',' if ':' in head else ':'}oops=1")
+            offered = re.findall(r"\w+", str(said.value).partition("choose from")[2])
+            assert set(offered) <= set(listed), spec
+
+
+def test_the_help_of_compress_names_specs() -> None:
+    (parameter,) = get_type_hints(compress.compress, include_extras=True)["scheme"].__metadata__
+    named = re.search(r"SPEC: (.+?) and more \(docs/schemes\.md\)", parameter.help)
+    assert named is not None
+    specs = named[1].replace("…", ", ").split(", ")
+    assert {"sdclip:k=12.85", "gptq:k=12.85"} < set(specs)
+    for spec in specs:
+        parse_spec(spec)
 
 
 @pytest.mark.parametrize(("text", "scheme"), SPECS)

@@ -34,8 +34,8 @@ def compress(
         list[str] | None,
         Parameter(
             negative=(),
-            help="PATTERN=SPEC, repeatable, first match wins; SPEC: lossless, fp16, bf16, int2…int8, int8:step=4, "
-            "sigma:0.3, trellis:states=32, ternary, codebook:k=16 and more (docs/schemes.md).",
+            help="PATTERN=SPEC, repeatable, first match wins; SPEC: lossless, fp16, bf16, int2…int8, sigma:0.3, "
+            "sdclip:k=12.85, gptq:k=12.85, trellis:sigma=0.3, ternary, codebook:k=16 and more (docs/schemes.md).",
         ),
     ] = None,
     coder: Annotated[Literal["max", "fast"], Parameter(help="Entropy coding: smallest, or quickest to load.")] = "max",
