@@ -57,6 +57,21 @@ def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) 
     assert np.einsum("ij,jk,ik->", errors, h, errors) == pytest.approx(total, rel=1e-4), "a sum of pivots"
 
 
+@settings(max_examples=30, deadline=None)
+@given(columns=st.integers(1, 12), seed=st.integers(0, 10_000))
+def test_a_row_left_out_costs_its_energy(columns: int, seed: int) -> None:
+    """w H wᵀ: nothing is fed to later columns where every error is the weight itself."""
+    weight, hessian = (
+        np.random.default_rng(seed).normal(size=(3, columns)).astype(np.float32),
+        covariance(columns, seed),
+    )
+    h = damped(hessian, INPUT_DAMPING)
+    np.testing.assert_allclose(
+        feedback(known(hessian), 3, columns).energy(weight), np.einsum("ij,jk,ik->i", weight, h, weight), rtol=1e-4
+    )
+    assert feedback(known(hessian), 3, columns).energy(weight[:0]).shape == (0,)
+
+
 @pytest.mark.parametrize("rows", [BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 5])
 def test_rows_below_a_block_move_to_where_least_squares_puts_them(rows: int) -> None:
     rng = np.random.default_rng(rows)

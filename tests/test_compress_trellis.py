@@ -226,6 +226,20 @@ def test_zero_tensors_are_kept_and_zero_rows_stay_zero() -> None:
                 assert not found[[7, 8, 29]].any()
 
 
+def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
+    """Inputs that share a mean: feedback leaves next to nothing of each, yet a row of zeros loses the mean itself."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4096, 64, generator=generator)
+    weight = torch.randn(32, 64, generator=generator).abs() * torch.logspace(-2, 0, 32)[:, None]
+
+    def left_out(mean: float) -> int:
+        seen = inputs + mean
+        told = Sensitivity(seen.T @ seen / len(seen), torch.ones(32))
+        return int((decode(Trellis().encode("w", weight, sensitivity=told, lam=0.02)) == 0).all(1).sum())
+
+    assert 0 == left_out(10.0) < left_out(0.0) < 32
+
+
 def test_vectors_and_views_are_encoded_as_what_they_hold() -> None:
     weight = weights(40, 30)
     whole = Trellis(8, sigma=0.3).encode("w", weight.T)

@@ -40,6 +40,13 @@ class Feedback:
     row_weight: NDArray[np.float64]
     fed: bool
 
+    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
+        """w H wᵀ of each row w, its own weight aside: what it costs to leave the row out. (rows, columns) → (rows,)."""
+        unit = torch.from_numpy(self.columns.T.astype(np.float64))
+        ordered = torch.from_numpy(matrix[:, self.order].T.astype(np.float64))
+        parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
+        return np.asarray((parts**2 * self.column_weight[self.order, None]).sum(0))
+
 
 def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output: bool = True) -> Feedback:
     """The factors for a matrix (rows, columns); without sensitivity nothing is fed back and all weigh alike.

@@ -107,7 +107,7 @@ class Trellis:
             columns = known.column_weight**-0.5 if known.fed else None
         kept = np.ones(len(rows), np.bool_)
         if columns is not None and matrix.shape[1] >= EMPTY:
-            rows, kept = _bounded(matrix, rows, columns, scale)
+            rows, kept = _bounded(matrix, rows, known, scale)
         kept &= most > 0
         steps = _Steps.of(most, rows, columns, scale, resolution, kept if kept.any() else most > 0, matrix.shape[1])
         if steps is None:
@@ -149,15 +149,19 @@ def _alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
 
 
 def _bounded(
-    matrix: NDArray[np.float32], rows: NDArray[np.float64], columns: NDArray[np.float64], scale: float
+    matrix: NDArray[np.float32], rows: NDArray[np.float64], known: Feedback, scale: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Steps of rows that do not dwarf their weights, and which rows are worth any bits at all.
 
     A path through the trellis leaves errors of half a step everywhere. Where that is more than there was, calibration
-    may call it free; on other data it is not.
+    may call it free; on other data it is not. A row left out costs w H wᵀ, for no later column makes up for it: inputs
+    whose means are not zero make that a hundred times what feedback leaves.
     """
-    spread = np.sqrt(np.mean((matrix / columns) ** 2, axis=1)) / (scale * rows)
-    return np.where(spread < _COARSEST, rows * np.maximum(spread, 1e-30) / _COARSEST, rows), spread >= _EMPTY
+    spread = np.sqrt(np.mean((matrix * known.column_weight**0.5) ** 2, axis=1)) / (scale * rows)
+    kept = spread >= _EMPTY
+    whole = np.sqrt(known.energy(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
+    kept[~kept] = whole >= _EMPTY
+    return np.where(spread < _COARSEST, rows * np.maximum(spread, 1e-30) / _COARSEST, rows), kept
 
 
 @dataclass(frozen=True, slots=True)
