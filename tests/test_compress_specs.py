@@ -94,20 +94,30 @@ def test_all_specs_and_rules_of_the_docs_are_ones() -> None:
         assert isinstance(parse_rule(rule)[1], QUANTIZERS), rule
 
 
-def test_the_docs_list_every_option() -> None:
+def kind(spec: str) -> str:
+    """What stands before the options; one for all widths."""
+    return re.sub(r"^int\d", "int", spec.partition(":")[0])
+
+
+def test_the_docs_list_every_scheme_and_option() -> None:
     text = (Path(__file__).parents[1] / "docs" / "schemes.md").read_text(encoding="utf-8")
     table = text.partition("| spec | is | options |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-    assert len(rows) > 8
+    heads = set()
     for first, _, options in rows:
         listed = re.findall(r"`(\w+)(?:=[^`]*)?`", options)
         for spec in re.findall(r"`([^`]+)`", first):
             head = spec.replace("C", "0.3").replace("KIND", "dct")
+            heads.add(kind(head))
             assert isinstance(parse_spec(head), QUANTIZERS), spec
             with pytest.raises(ConfigError, match="choose from") as said:
                 parse_spec(f"{head}{',' if ':' in head else ':'}oops=1")
             offered = re.findall(r"\w+", str(said.value).partition("choose from")[2])
             assert set(offered) <= set(listed), spec
+    with pytest.raises(ConfigError, match="one of") as unknown:
+        parse_spec("none")
+    forms = str(unknown.value).partition("one of ")[2].rstrip(")").split(", ")
+    assert {kind(form) for form in forms} == heads | {"lossless", "fp16", "bf16"}
 
 
 def test_the_help_of_compress_names_specs() -> None:
