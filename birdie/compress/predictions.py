@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from birdie.compress.calibrate import Batch, Loss
+from birdie.compress.modes import in_mode
 from birdie.errors import ConfigError, DataError
 
 _CACHED = 1 << 28  # bytes of reference predictions kept between judgements
@@ -112,13 +113,8 @@ class Judge:
         known = self._reference.get(index)
         if known is not None:
             return known
-        training = {part: part.training for part in self.module.modules()}
-        self.module.eval()
-        try:
+        with in_mode(self.module.modules(), training=False):
             found = predictions(self.module, batch, self.loss)
-        finally:
-            for part, mode in training.items():
-                part.training = mode
         if any(bool(p.isnan().any()) for p in found):
             raise DataError(
                 "the model predicts NaN on batches held back to judge by; check the weights and the batches"

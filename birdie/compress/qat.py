@@ -15,7 +15,6 @@ Straight-through estimation: Bengio et al. 2013 (arXiv 1308.3432). Soft rounding
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from birdie.compress.choose import is_matrix
 from birdie.compress.grid import FINEST, SMALLEST
+from birdie.compress.modes import in_mode
 from birdie.compress.steps import PER_OCTAVE
 from birdie.errors import ConfigError
 
@@ -242,7 +242,7 @@ class Quantizing:
     def evidence(self) -> str:
         """One line: how many tensors and weights, and how far what a layer reads is from its parameter."""
         moved = total = 0.0
-        with torch.no_grad(), _training([part for part, _ in self._parts]):
+        with torch.no_grad(), in_mode((part for part, _ in self._parts), training=True):
             for part, key in self._parts:
                 weight = part._parameters[key]
                 assert weight is not None
@@ -297,16 +297,3 @@ def _matrices(module: nn.Module, patterns: tuple[str, ...]) -> Iterator[tuple[st
 def _child(parent: type[nn.Module], properties: dict[str, property]) -> type[nn.Module]:
     """A class like `parent` whose parameters of these names are read through properties."""
     return type(parent.__name__, (parent,), {**properties, "unquantized": parent, "__module__": parent.__module__})
-
-
-@contextmanager
-def _training(parts: list[nn.Module]) -> Iterator[None]:
-    """These layers alone in training mode, and as they were afterwards."""
-    before = [part.training for part in parts]
-    for part in parts:
-        part.training = True
-    try:
-        yield
-    finally:
-        for part, mode in zip(parts, before, strict=True):
-            part.training = mode
