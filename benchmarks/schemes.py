@@ -44,6 +44,8 @@ SPECS = (
     *("rotation:bits=2", "rotation:bits=3", "rotation:bits=4", "rotation:bits=3,residual", "rotation:base=sigma:0.4"),
     *("lowrank:rank=4,base=int4", "lowrank:rank=4,base=int4 + data", "lowrank:rank=4,base=sigma:0.4 + data"),
     *("lowrank:rank=16,base=sigma:0.8", "lowrank:rank=16,base=sigma:0.8 + data", "lowrank:rank=8,base=ternary + data"),
+    *("spectral:identity,sigma=0.4", "spectral:auto,sigma=0.4", "spectral:dct,edge=8,sigma=0.4"),
+    *("spectral:wavelet53,sigma=0.4", "spectral:hadamard,sigma=0.4"),
 )
 Row = dict[str, Any]
 
