@@ -21,8 +21,7 @@ from birdie.compress.spectral.scheme import Spectral
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.ternary import Ternary
 from birdie.compress.trellis import Trellis
-from birdie.compress.tucker import Tucker
-from birdie.entropy import coder
+from birdie.compress.tucker import Tucker, cheaper, coded_size
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from birdie.packer import SCHEMES
 
@@ -54,10 +53,6 @@ def error(weight: torch.Tensor, found: Encoded) -> float:
     """Of the squares, the share that is lost."""
     wide = weight.double()
     return float((decode(found).double() - wide).square().sum() / wide.square().sum())
-
-
-def size(found: Encoded) -> int:
-    return sum(len(coder.encode(np.ascontiguousarray(stream)).payload) for stream in found.streams)
 
 
 def matches_layout(found: Encoded) -> None:
@@ -94,7 +89,24 @@ def test_it_is_taken_and_pays_where_components_are_few() -> None:
         plain = Grid(sigma=0.1).encode("w", weight)
         assert found.scheme == "tucker"
         assert error(weight, found) < error(weight, plain)
-        assert size(found) < 0.5 * size(plain)
+        assert coded_size(found) < 0.5 * coded_size(plain)
+
+
+def test_an_automatic_choice_takes_it_where_it_is_smaller_at_equal_error() -> None:
+    for shape in ((64, 80), (24, 20, 3, 3)):
+        weight = few(*shape)
+        plain, auto = (Spectral(each, 0.3).encode("w", weight) for each in (Transform("identity"), "auto"))
+        assert auto.scheme == "tucker"
+        assert error(weight, auto) <= 1.1 * error(weight, plain)
+        assert coded_size(auto) < 0.8 * coded_size(plain)
+        assert Spectral("auto", 0.3, "planes").encode("w", weight).scheme == "spectral"  # as it was asked for
+
+
+def test_an_automatic_choice_leaves_it_where_there_is_nothing_to_cut() -> None:
+    noise = torch.randn(64, 80, generator=torch.Generator().manual_seed(0))
+    for weight, sigma in ((noise, 0.3), (noise, 2.0), (torch.zeros(64, 80), 0.3), (few(12, 10), 0.3)):
+        found = Spectral(Transform("identity"), sigma).encode("w", weight)
+        assert cheaper("w", weight, found, sigma) is found
 
 
 def test_every_base_leaves_about_the_error_of_its_steps() -> None:

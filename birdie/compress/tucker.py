@@ -5,8 +5,8 @@
 With one step for all: row k of a factor is stored times the norm σ(k) of what the core has for it, so that an error of
 any number in any part is about as large in the weight, and a component that no step can see becomes zeros.
 
-It pays where a tensor has few components: a sum of few outer products, layers far wider than their task. Trained
-layers rarely are: docs/spectral.md has figures.
+It pays where a tensor has few components: a sum of few outer products, or, at coarse steps, layers far wider than
+their task. Elsewhere it does not: docs/spectral.md has figures.
 """
 
 import math
@@ -17,22 +17,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.decode_tucker import MOST_AXES, NAMES, cut, fits, times
-from birdie.compress.decoders import decode
+from birdie.compress.decode_tucker import MOST_AXES, NAMES, cut, fits, numbers, times
+from birdie.compress.decoders import DECODERS, decode
 from birdie.compress.feedback import feedback
 from birdie.compress.grid import SMALLEST, Grid, real_rows, vanishes
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.spectral.scheme import MOST, Spectral
-from birdie.compress.spectral.tucker import tucker
+from birdie.compress.spectral.tucker import Decomposition, tucker
 from birdie.compress.steps import indices_near, steps
-from birdie.compress.tensors import rows_columns
+from birdie.compress.tensors import kernel, rows_columns
 from birdie.compress.trellis import DEFAULT_SIGMA, Trellis
+from birdie.entropy import coder
 from birdie.errors import ConfigError
 
 _FINEST = 2.0**-16  # deviation of the tensor, of its largest weight: below, it is a constant
 _LARGEST = 1e37  # norm that rows of factors may have
 _ALIKE = 0.05  # singular values of quantized factors, of the largest: what is below is one component twice
+# What is tried in the place of a transform: cuts that lose these shares of its error and leave so few of the numbers,
+# of tensors from so many numbers on whose singular values are quickly found.
+_SHARES, _FEW, _LEAST, _WIDEST = (0.4, 0.8), 0.6, 4096, 1024
+_HALVINGS = 6
 _Array = NDArray[np.float64]
 
 
@@ -80,9 +85,13 @@ class Tucker:
         if not 2 <= len(shape) <= MOST_AXES:
             return self.base.encode(name, weight, lam=lam)
         found = tucker(plain, energy=self.energy, ranks=self.ranks)
-        ranks = tuple(found.core.shape)
-        if not fits(shape, ranks) or float(torch.linalg.vector_norm(found.core)) > _LARGEST:
+        if not fits(shape, tuple(found.core.shape)) or float(torch.linalg.vector_norm(found.core)) > _LARGEST:
             return self.base.encode(name, weight, lam=lam)
+        return self._of(name, weight, plain, found, lam)
+
+    def _of(self, name: str, weight: Tensor, plain: Tensor, found: Decomposition, lam: float) -> Encoded:
+        """`weight`, which is `plain` in float64, by its decomposition."""
+        shape, ranks = tuple(plain.shape), tuple(found.core.shape)
         deviation = max(float(plain.std(correction=0)), float(plain.abs().max()) * _FINEST) or 1.0
         core, factors = plain.numpy(), []
         for axis in cut(shape, ranks):
@@ -152,3 +161,52 @@ def _grid(part: Tensor, step: float) -> Encoded | None:
     indices = np.full((len(rows), 1), indices_near(np.array(wanted)), np.int32)
     symbols = np.rint(rows / steps(indices)).astype(np.int32)
     return Encoded("grid", shape, torch.float32, (), (symbols, indices))
+
+
+def cheaper(name: str, weight: Tensor, found: Encoded, sigma: float) -> Encoded:
+    """`found`, or core and factors if these are coded smaller and leave no larger squared error.
+
+    Tried only where the cut leaves less than six tenths of the numbers: with more it has never paid.
+
+    Args:
+        weight: any shape, finite floats.
+        found: what a transform made of it.
+        sigma: the step in standard deviations around which one is searched.
+    """
+    shape = tuple(weight.shape)
+    narrow = all(min(size, weight.numel() // max(1, size)) <= _WIDEST for size in shape)
+    if not (2 <= len(shape) <= MOST_AXES and weight.numel() >= _LEAST and narrow) or found.scheme == "lossless":
+        return found
+    plain = weight.detach().cpu().float().double()
+    allowed, whole = float((decode(found).double() - plain).square().sum()), float(plain.square().sum())
+    best, least = found, -1
+    for share in _SHARES:
+        energy = 1 - share * allowed / max(whole, SMALLEST)
+        if not 0 < energy < 1:
+            continue
+        parts = tucker(plain, energy=energy)
+        ranks = tuple(parts.core.shape)
+        if not fits(shape, ranks) or numbers(shape, ranks) > _FEW * weight.numel() or whole > _LARGEST:
+            continue
+        trial, low, high = None, math.log2(sigma) - 3, math.log2(sigma) + 1
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            step = min(max(2.0**middle, 2.0**-20), 2.0**16)
+            made = Tucker(base=Grid(sigma=step))._of(name, weight, plain, parts, 0.0)
+            fine = float((decode(made).double() - plain).square().sum()) <= allowed
+            trial, low, high = (made, middle, high) if fine else (trial, low, middle)
+        if trial is not None:
+            least = coded_size(best) if least < 0 else least
+            size = coded_size(trial)
+            best, least = (trial, size) if size < least else (best, least)
+    return best
+
+
+def coded_size(found: Encoded) -> int:
+    """Bytes of all streams as the coder "max" writes them."""
+    layout, total = DECODERS[found.scheme].layout(found.shape, found.dtype, found.params), 0
+    for stream, each in zip(found.streams, layout, strict=True):
+        taps = kernel(found.shape, each.columns)
+        hints = each.hints if taps == (1, 1) else replace(each.hints, kernel=taps)
+        total += len(coder.encode(np.ascontiguousarray(stream), hints, "max").payload)
+    return total

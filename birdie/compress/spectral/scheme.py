@@ -43,7 +43,8 @@ class Spectral:
     """A transform and a uniform grid.
 
     Attributes:
-        transform: a transform, or "auto": the one whose sample is coded smallest at equal squared error.
+        transform: a transform, or "auto": the one whose sample is coded smallest at equal squared error, or a core
+            and factors (`birdie.compress.tucker`) where the tensor has few components.
         sigma: step of the plain grid in standard deviations of the tensor; a transform takes the step, of one grid for
             the whole tensor, at which it leaves the same squared error.
         scan: one of `SCANS`, or "auto": the one whose sample is coded smallest.
@@ -88,7 +89,12 @@ class Spectral:
         indices, symbols = _quantized(transform, plain, step)
         if not indices.size or np.abs(symbols).max() > MOST:
             return Lossless().encode(name, weight)
-        return encoded(tuple(weight.shape), weight.dtype, symbols.astype(np.int32), indices, transform, self.scan)
+        found = encoded(tuple(weight.shape), weight.dtype, symbols.astype(np.int32), indices, transform, self.scan)
+        if self.transform != "auto" or self.scan != "auto":
+            return found
+        from birdie.compress.tucker import cheaper  # it is built on this module
+
+        return cheaper(name, weight, found, self.sigma)
 
 
 def encoded(
