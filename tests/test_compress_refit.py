@@ -133,6 +133,24 @@ def test_what_it_returns_is_what_a_file_holds() -> None:
     assert all(weight.dtype is torch.float32 for weight in found.values())
 
 
+def test_what_took_sixteen_bits_still_does() -> None:
+    """A bias on its way through zero would be kept as float32 for one subnormal value."""
+    module = net()
+    bias = torch.tensor([1e-4, -1e-4, 0.0, 0.5, 0.3, 1.0])
+    with torch.no_grad():
+        module.down.bias.copy_(bias)
+    seen: list[Tensor] = []
+
+    def stored(name: str, weight: Tensor) -> Tensor:
+        seen.append(as_stored(name, weight))
+        return seen[-1]
+
+    for lr in (1e-4, 3e-4, 1e-3):
+        refit(module, decoded(module), ["down.bias"], some_batches(), nats, steps=16, lr=lr, stored=stored)
+    assert len(seen) == 24
+    assert all(torch.equal(weight, weight.half().float()) for weight in seen)
+
+
 def test_the_rounding_that_judges_can_be_chosen() -> None:
     module = net()
     state = decoded(module)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from birdie.compress.calibrate import Batch, Loss
 from birdie.compress.choose import small_scheme
 from birdie.compress.decoders import decode
+from birdie.compress.lossless import Cast
 from birdie.compress.predictions import Judge, predictions, summed_kl
 from birdie.errors import ConfigError, DataError
 
@@ -84,7 +85,10 @@ def refit(
     if progress is not None:
         progress(0, lowest)
     for done in _tuning(teacher, student, list(free.values()), tuned, loss, steps, lr, seed):
-        candidate = {name: stored(name, weight.detach()).to(best[name].dtype) for name, weight in free.items()}
+        candidate = {
+            name: stored(name, _no_wider(weight.detach(), best[name])).to(best[name].dtype)
+            for name, weight in free.items()
+        }
         mean = judge(candidate)
         if progress is not None:
             progress(done, mean)
@@ -157,6 +161,13 @@ def _tuning(
         adam.step()
         if done * _JUDGED // steps > (done - 1) * _JUDGED // steps:
             yield done
+
+
+def _no_wider(weight: Tensor, before: Tensor) -> Tensor:
+    """`weight` with zeros where 16 bits do not reach, if they sufficed `before`: a bias may pass through zero."""
+    if small_scheme(before) != Cast() or before.dtype not in (torch.float32, torch.float64):
+        return weight
+    return torch.where(weight.to(torch.float16).abs() < torch.finfo(torch.float16).tiny, 0, weight)
 
 
 def _scale(weight: Tensor) -> float:
