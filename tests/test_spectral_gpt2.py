@@ -13,7 +13,7 @@ import birdie
 from birdie.compress.spectral.wrap import remove, wrapped
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "spectral_gpt2.py"
-SMALL = ("--width=32", "--layers=1", "--heads=2", "--context=24", "--steps=12", "--weight=0.3")
+SMALL = ("--width=32", "--layers=1", "--heads=2", "--context=24", "--steps=8", "--weight=0.3")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def example() -> ModuleType:
 
 def model(example: ModuleType, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    built: nn.Module = example.GPT2(32, 2, 2, 16)
+    built: nn.Module = example.GPT2(32, 1, 2, 16)
     return built
 
 
@@ -46,7 +46,7 @@ def test_conv1d_is_a_linear_layer_with_its_weight_turned(example: ModuleType) ->
 def test_every_matrix_is_wrapped_once_and_the_head_stays_tied(example: ModuleType) -> None:
     net = model(example)
     plain = {name: each for name, each in net.state_dict().items() if each.ndim == 2}
-    birdie.spectral(net)
+    birdie.spectral(net, transform="identity", init_bits=3)
     names = {each.name for each in wrapped(net)}
     assert names == set(plain)
     parts = {each.name: each.weight for each in wrapped(net)}
@@ -58,7 +58,7 @@ def test_every_matrix_is_wrapped_once_and_the_head_stays_tied(example: ModuleTyp
 def test_a_file_gives_the_same_model_with_the_plain_names(example: ModuleType, tmp_path: Path) -> None:
     net = model(example)
     names = set(net.state_dict())
-    q_net = birdie.spectral(net, transform="identity")
+    q_net = birdie.spectral(net, transform="identity", init_bits=3)
     loss = nn.functional.cross_entropy(net(tokens()).flatten(0, 1), tokens().flatten())
     torch.autograd.backward(loss + 0.1 * birdie.quantization_loss(net))
     for each in wrapped(net):
@@ -79,6 +79,7 @@ def test_a_file_gives_the_same_model_with_the_plain_names(example: ModuleType, t
     assert torch.equal(copy.deepcopy(net)(tokens()), net(tokens()))
 
 
+@pytest.mark.slow
 def test_the_example_makes_a_smaller_model_that_loads(
     example: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
