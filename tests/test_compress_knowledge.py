@@ -1,5 +1,6 @@
 """Laws of calibrated compression: quality is met and judged on other data, budgets as ever, the function unchanged."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.knowledge import Knowledge
+from birdie.compress.lossless import Lossless
 from birdie.compress.predictions import Judge
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 
@@ -98,6 +100,33 @@ def test_refit_makes_a_quality_no_dearer(tmp_path: Path) -> None:
     known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
     sizes = [birdie.save(model, tmp_path / "x", quality=0.05, calibration=known, refit=n).bytes for n in (0, 40)]
     assert sizes[1] < sizes[0]
+
+
+def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    kept = {name: Lossless().encode(name, weight) for name, weight in known.state.items()}
+    for name, each in known.recalibrated(kept, {}).sensitivities.items():
+        for part in ("hessian", "row_fisher", "output"):
+            ours, first = getattr(each, part), getattr(known.sensitivities[name], part)
+            torch.testing.assert_close(ours, first, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
+
+
+def test_recalibration_is_no_worse_by_the_judge_and_keeps_the_budget(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    assert known.judge is not None
+    found = []
+    for again in (False, True):
+        summary = birdie.save(model, tmp_path / "x", bits=1.5, calibration=known, recalibrate=again)
+        assert summary.budget is not None
+        assert summary.bytes <= summary.budget
+        found.append(known.judge(birdie.load(tmp_path / "x")))
+    assert found[1] <= found[0]
+    with pytest.raises(ConfigError, match="recalibrate"):
+        birdie.save(model, tmp_path / "x", bits=3, recalibrate=True)
+    with pytest.raises(ConfigError, match="recalibration"):
+        birdie.save(model, tmp_path / "x", bits=3, calibration=replace(known, judge=None), recalibrate=True)
 
 
 @pytest.mark.parametrize("refit", [-1, 1.5])

@@ -1,4 +1,5 @@
-"""Laws of a plan: a tie is one tensor under either name, and refit is taken only where it is better."""
+"""Laws of a plan: a tie is one tensor under either name, and refit and recalibration are taken only where
+they are better."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from birdie.compress.plan import Plan
 from birdie.compress.scheme import Encoded, Sensitivity
 
 
-def plan(known: Knowledge | None, *, quality: float | None = None, refit: int = 0, spec: str = "fp16") -> Plan:
+def plan(
+    known: Knowledge | None,
+    *,
+    quality: float | None = None,
+    recalibrate: bool = False,
+    refit: int = 0,
+    spec: str = "fp16",
+) -> Plan:
     scheme = parse_spec(spec)
     return Plan(
         default=scheme,
@@ -23,6 +31,7 @@ def plan(known: Knowledge | None, *, quality: float | None = None, refit: int = 
         known=known,
         budget=None,
         quality=quality,
+        recalibrate=recalibrate,
         refit=refit,
         lossless=False,
         plain=False,
@@ -72,3 +81,27 @@ def test_refit_stands_where_it_is_nearer_to_the_float_model(better: float) -> No
     assert decode(encoded["first"]).tolist() == [better] * 4
     assert torch.equal(decode(encoded["other"]), state["other"])
     assert decode(plan(Foretold(dict(state), {}, better=better)).encode(state, size)["first"]).tolist() == [0.0] * 4
+
+
+@dataclass(slots=True)
+class Recalled(Knowledge):
+    """Learns from a quantized model that inputs go together; what it then writes is `apart` from the float model."""
+
+    apart: float = 0.0
+
+    def recalibrated(self, _: object, ties: Mapping[str, str], workers: int | None = None) -> Knowledge:  # type: ignore[override]
+        assert (ties, workers) == ({"tied": "first"}, 1)
+        return Knowledge(self.state, {"first": Sensitivity(torch.eye(64) + 10, torch.ones(64))})
+
+    def divergence(self, encoded: Mapping[str, Encoded]) -> float:
+        blind = plan(None, spec="gptq:bits=4,k=6").encode(self.state, size)
+        return 1.0 if torch.equal(decode(encoded["first"]), decode(blind["first"])) else self.apart
+
+
+@pytest.mark.parametrize("apart", [0.5, 1.0, 2.0])
+def test_recalibration_stands_where_it_is_nearer_to_the_float_model(apart: float) -> None:
+    state = {"first": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
+    told = Knowledge(state, {"first": Sensitivity(torch.eye(64) + 10, torch.ones(64))})
+    blind, knowing = (plan(known, spec="gptq:bits=4,k=6").encode(state, size) for known in (None, told))
+    found = plan(Recalled(state, {}, apart=apart), spec="gptq:bits=4,k=6", recalibrate=True).encode(state, size)
+    assert torch.equal(decode(found["first"]), decode((knowing if apart < 1 else blind)["first"]))

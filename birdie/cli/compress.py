@@ -50,6 +50,9 @@ def compress(
     calibration_tokens: Annotated[
         int | None, Parameter(help="Tokens to calibrate on. Default: the recipe's, 65,536 unless it says otherwise.")
     ] = None,
+    recalibrate: Annotated[
+        bool, Parameter(negative=(), help="Calibrate once more on the quantized model, keep the better; --calibrate.")
+    ] = False,
     refit: Annotated[
         int, Parameter(help="Steps that tune norms, gains and biases to what quantization left; needs --calibrate.")
     ] = 0,
@@ -97,6 +100,7 @@ def compress(
                 bits=bits,
                 quality=quality,
                 calibration=known,
+                recalibrate=recalibrate,
                 refit=refit,
                 metadata=metadata,
                 coder=coder,

@@ -5,9 +5,10 @@ module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
                        └─► batches held back ─► KL(float ‖ decoded) of any encoding
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,13 +108,42 @@ class Knowledge:
             ConfigError: nothing was calibrated on in this process.
             DataError: fewer than two batches are left beside the judge's.
         """
+        judge = self._witness("refit")
+        own = self._decoded(encoded, ties, workers)
+        names = [name for name, each in encoded.items() if each.scheme == "cast"]
+        return refit(judge.module, judge.module.state_dict() | own, names, self.batches, judge.loss, steps=steps)
+
+    def recalibrated(
+        self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], workers: int | None = None
+    ) -> "Knowledge":
+        """What weights are worth halfway between the float and the quantized model: the means of both calibrations.
+
+        Inputs are then partly those that quantized layers give, and a unit that only quantization woke counts.
+
+        Args:
+            ties: second name → first name, of what `encoded` holds once.
+
+        Raises:
+            ConfigError: nothing was calibrated on in this process.
+        """
+        judge = self._witness("recalibration")
+        module = copy.deepcopy(judge.module).eval()
+        module.load_state_dict(module.state_dict() | self._decoded(encoded, ties, workers))
+        found = calibrate(module, self.batches, judge.loss)
+        both = {name: _mean(each, _floored(found[name])) for name, each in self.sensitivities.items() if name in found}
+        return replace(self, sensitivities=self.sensitivities | both)
+
+    def _witness(self, what: str) -> Judge:
         if self.judge is None:
-            raise ConfigError("refit needs the batches of a calibration; give calibration=(module, batches, loss)")
+            raise ConfigError(f"{what} needs the batches of a calibration; give calibration=(module, batches, loss)")
+        return self.judge
+
+    def _decoded(
+        self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], workers: int | None
+    ) -> dict[str, Tensor]:
         with ThreadPoolExecutor(workers) as pool:
             decoded = dict(zip(encoded, pool.map(decode, encoded.values()), strict=True))
-        names = [name for name, each in encoded.items() if each.scheme == "cast"]
-        own = self.judge.module.state_dict() | decoded | {name: decoded[first] for name, first in ties.items()}
-        return refit(self.judge.module, own, names, self.batches, self.judge.loss, steps=steps)
+        return decoded | {name: decoded[first] for name, first in ties.items()}
 
 
 def held_back(batches: int) -> int:
@@ -152,3 +182,12 @@ def _floored(sensitivity: Sensitivity) -> Sensitivity:
     if output is not None:
         output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
     return Sensitivity(sensitivity.hessian, rows.clamp_min(floor), output)
+
+
+def _mean(one: Sensitivity, other: Sensitivity) -> Sensitivity:
+    def half(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        return a if a is None or b is None else (a + b) / 2
+
+    return Sensitivity(
+        half(one.hessian, other.hessian), half(one.row_fisher, other.row_fisher), half(one.output, other.output)
+    )

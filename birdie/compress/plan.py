@@ -2,12 +2,13 @@
 
 state ──► search for the target, or the schemes as they are ──► Encoded ──► the better of both
   │                                                               │                ▲
+  ├── what weights are worth there too ◄────── recalibrate ───────┤                │
   └── tuned to what quantization left ◄──────── refit ────────────┘                │
                   └──► the same once more ─────────────────────────► Encoded ──────┘
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,7 @@ class Plan:
         known: by calibration.
         budget: bytes the file may have.
         quality: nats of KL per target it may cost; needs `known`.
+        recalibrate: whether to calibrate the quantized model too; needs `known`.
         refit: steps that tune what is kept in 16 bits to the rest; needs `known`.
         lossless: whether every bit is kept.
         plain: whether files are to be quick to code and load.
@@ -43,6 +45,7 @@ class Plan:
     known: Knowledge | None
     budget: int | None
     quality: float | None
+    recalibrate: bool
     refit: int
     lossless: bool
     plain: bool
@@ -58,8 +61,8 @@ class Plan:
     def encode(self, state: Mapping[str, Tensor], size: Size, rough: Size | None = None) -> dict[str, Encoded]:
         """Every tensor of `state`, as the target and the schemes will have it.
 
-        With refit it is all done twice, and the better is taken: the smaller where a quality is met either way, else
-        the nearer to the float model.
+        Recalibration and refit each do it all once more, and the better is taken: the smaller where a quality is met
+        either way, else the nearer to the float model.
 
         Args:
             state: name → tensor, ties removed.
@@ -71,11 +74,20 @@ class Plan:
             WeightsError: a tensor cannot be stored so.
         """
         encoded = self._encode(state, size, rough)
-        if not self.refit or self.known is None:
+        if self.known is None:
             return encoded
-        tuned = self.known.refitted(encoded, self.ties, self.refit, self.workers)
-        again = self._encode({**state, **tuned}, size, rough)
-        return min((encoded, again), key=self.known.divergence if self.quality is None else size)
+        better = self.known.divergence if self.quality is None else size
+        plan = self
+        if self.recalibrate:
+            plan = replace(self, known=self.known.recalibrated(encoded, self.ties, self.workers))
+            again = plan._encode(state, size, rough)
+            if better(again) >= better(encoded):
+                plan, again = self, encoded
+            encoded = again
+        if self.refit:
+            tuned = self.known.refitted(encoded, self.ties, self.refit, self.workers)
+            encoded = min((encoded, plan._encode({**state, **tuned}, size, rough)), key=better)
+        return encoded
 
     def _encode(self, state: Mapping[str, Tensor], size: Size, rough: Size | None) -> dict[str, Encoded]:
         known, workers = self._sensitivities, self.workers
