@@ -22,13 +22,14 @@ from birdie.compress.dequantize import SCALES, by_rows, real_matrix
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.steps import steps
 from birdie.compress.tensors import kernel, rows_columns
+from birdie.entropy.compiled import njit
 from birdie.errors import ArtifactError
 
 INNER: dict[int, Decoder] = {**decode_nested.INNER, 4: TRELLIS, 9: SPECTRAL}  # by their codes in birdie.packer.SCHEMES
 NAMES = {**decode_nested.NAMES, "trellis": 4, "spectral": 9}
 MOST_AXES = 8
 _LIMIT = float(np.finfo(np.float32).max)
-_PART = 1 << 14  # elements of a result that are worked on at a time
+_PART = 1 << 16  # elements that are worked on at a time
 _Array = NDArray[np.float64]
 _Part = tuple[Encoded, int]  # an inner tensor without its streams, and how many it has
 
@@ -107,19 +108,34 @@ def times(x: _Array, factor: _Array, axis: int) -> _Array:
     shape, (rank, length) = x.shape, factor.shape
     lines = x.reshape(prod(shape[:axis]), rank, -1)
     out = np.empty((len(lines), length, lines.shape[2]))
-    width = max(1, _PART // length)
+    factor = np.ascontiguousarray(factor)
+    width = max(8, _PART // max(rank, length))
     for start in range(0, lines.shape[2], width):
         across = slice(start, start + width)
         height = max(1, width // lines[0, 0, across].size)
         for first in range(0, len(lines), height):
             some = lines[first : first + height, :, across]
             signals = some.transpose(1, 0, 2).reshape(rank, -1).copy()
-            total = factor[0][:, None] * signals[0]
-            for k in range(1, rank):
-                total += factor[k][:, None] * signals[k]
-            held = np.clip(total, -_LIMIT, _LIMIT, out=total).reshape(length, len(some), -1)
-            out[first : first + height, :, across] = held.transpose(1, 0, 2)
+            total = np.empty((length, signals.shape[1]))
+            _sums(factor, signals, total)
+            out[first : first + height, :, across] = total.reshape(length, len(some), -1).transpose(1, 0, 2)
     return out.reshape(*shape[:axis], length, *shape[axis + 1 :])
+
+
+@njit(nogil=True, cache=True)
+def _sums(factor, signals, out):  # type: ignore[no-untyped-def]
+    """out(i) = Σ factor(k, i) · signals(k), products and sums rounded one by one, held to float32's range."""
+    width = signals.shape[1]
+    for i in range(factor.shape[1]):
+        line = out[i]
+        for j in range(width):
+            line[j] = factor[0, i] * signals[0, j]
+        for k in range(1, factor.shape[0]):
+            weight, signal = factor[k, i], signals[k]
+            for j in range(width):
+                line[j] += weight * signal[j]
+        for j in range(width):
+            line[j] = min(max(line[j], -_LIMIT), _LIMIT)
 
 
 TUCKER = Decoder(_layout, _decode)
