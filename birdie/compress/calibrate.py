@@ -48,6 +48,7 @@ def calibrate(
     *,
     seed: int = 0,
     temperature: float = 1.0,
+    gradients: bool = True,
     world: World | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Sensitivity]:
@@ -59,6 +60,7 @@ def calibrate(
         loss: (module, batch) → summed nats, by way of `F.cross_entropy` (any reduction) or any differentiable scalar.
         seed: of the random signs.
         temperature: logits are divided by it first. Above 1, classes count where the network is all but certain.
+        gradients: without them only forward passes are made: Hessians of inputs, and how often rows are looked up.
         world: ranks with batches of their own; every rank gets the sum.
         progress: called with the number of batches done.
 
@@ -71,14 +73,14 @@ def calibrate(
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
     places = _places(module)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    watch = _Watch(places, torch.Generator().manual_seed(seed), temperature, device)
-    with _evaluating(module), torch.enable_grad():
+    watch = _Watch(places, torch.Generator().manual_seed(seed), temperature, device, gradients)
+    with _evaluating(module), torch.set_grad_enabled(gradients):
         for done, batch in enumerate(batches, start=1):
-            with watch:
-                nats = loss(module, batch)
-            if not isinstance(nats, Tensor) or nats.numel() != 1 or not nats.requires_grad:
-                raise ConfigError("the calibration loss must be one number that depends on the module's weights")
             with _blaming_weights(module):
+                with watch:
+                    nats = loss(module, batch)
+                if gradients and not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
+                    raise ConfigError("the calibration loss must be one number that depends on the module's weights")
                 if watch.roots:
                     torch.autograd.grad(nats.reshape(()), watch.roots, allow_unused=True)
             watch.forget()
@@ -161,10 +163,16 @@ class _Watch(TorchFunctionMode):
     """Sees every product with a known weight, and turns cross-entropies into their curvature."""
 
     def __init__(
-        self, places: Mapping[Key, str], generator: torch.Generator, temperature: float, device: torch.device
+        self,
+        places: Mapping[Key, str],
+        generator: torch.Generator,
+        temperature: float,
+        device: torch.device,
+        gradients: bool,
     ) -> None:
         super().__init__()
         self.places, self.generator, self.temperature, self.device = places, generator, temperature, device
+        self.gradients = gradients
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self.sums: dict[str, _Sums] = {}
         self.roots: list[Tensor] = []
@@ -175,7 +183,7 @@ class _Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.cross_entropy:
+        if func is F.cross_entropy and self.gradients:
             return self._curvature(args, kwargs)
         out = func(*args, **kwargs)
         if func in _CASTS and args and (name := self._name(args[0])) is not None and isinstance(out, Tensor):
@@ -198,21 +206,22 @@ class _Watch(TorchFunctionMode):
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
-        if name is not None and out.requires_grad:
+        if name is not None and self._counts(out):
             rows = x.detach().reshape(-1, x.shape[-1])
 
-            def add(g: Tensor) -> None:
+            def add(g: Tensor | None) -> None:
                 seen = rows.float()
-                self._add(name, seen.T @ seen, len(seen), g.reshape(-1, g.shape[-1]))
+                self._add(name, seen.T @ seen, len(seen), None if g is None else g.reshape(-1, g.shape[-1]))
 
             self._later(out, add)
 
     def _look_up(self, ids: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)
-        if name is None or not out.requires_grad:
+        if name is None or not self._counts(out):
             return
 
-        def add(g: Tensor) -> None:
+        def add(g: Tensor | None) -> None:
+            g = torch.ones_like(out) if g is None else g
             sums = self.sums.setdefault(name, _Sums())
             if sums.looked_up is None:
                 sums.looked_up = torch.zeros(tuple(weight.shape), dtype=torch.float32, device=g.device)
@@ -223,7 +232,7 @@ class _Watch(TorchFunctionMode):
     def _convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         x, weight = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
         name = self._name(weight)
-        if name is None or not out.requires_grad:
+        if name is None or not self._counts(out):
             return
         stride, padding, dilation = (
             _argument(args, kwargs, place, word, default)
@@ -232,17 +241,27 @@ class _Watch(TorchFunctionMode):
         groups = int(_argument(args, kwargs, 6, "groups", 1))
         source = x.detach()
 
-        def add(g: Tensor) -> None:
+        def add(g: Tensor | None) -> None:
             patches = _patches(source.float(), tuple(weight.shape), dims, stride, padding, dilation, groups)
             taps = math.prod(weight.shape[2:])
             swapped = (patches.T @ patches).view(taps, weight.shape[1], taps, weight.shape[1])
-            g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
-            rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
+            rows = None
+            if g is not None:
+                g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
+                rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
             self._add(name, swapped.permute(1, 0, 3, 2).reshape(2 * (patches.shape[1],)), len(patches), rows)
 
         self._later(out, add)
 
-    def _later(self, out: Tensor, add: Callable[[Tensor], None]) -> None:
+    def _counts(self, out: Tensor) -> bool:
+        return out.requires_grad or not self.gradients
+
+    def _later(self, out: Tensor, add: Callable[[Tensor | None], None]) -> None:
+        if not self.gradients:
+            with torch._C.DisableTorchFunction():
+                add(None)
+            return
+
         def hook(gradient: Tensor) -> None:
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 add(gradient.detach())
@@ -250,15 +269,16 @@ class _Watch(TorchFunctionMode):
         out.register_hook(hook)  # type: ignore[no-untyped-call]
         self.roots.append(out)
 
-    def _add(self, name: str, inputs: Tensor, uses: int, g: Tensor) -> None:
+    def _add(self, name: str, inputs: Tensor, uses: int, g: Tensor | None) -> None:
         """inputs Σ x xᵀ over so many uses; g (uses, rows), or fewer of them where groups share an output's rows."""
         sums = self.sums.setdefault(name, _Sums())
-        g = g.float()
-        outputs = g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0)
-        inputs, outputs = _finite(name, inputs), _finite(name, outputs)
+        inputs = _finite(name, inputs)
         sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
-        sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
         sums.uses += uses
+        if g is not None:
+            g = g.float()
+            outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
+            sums.outputs = outputs if sums.outputs is None else sums.outputs.add_(outputs)
 
     def _curvature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """A sum whose gradient at the logits has the curvature of the KL, Diag(p) − p pᵀ, as its covariance."""
@@ -326,7 +346,7 @@ def _sensitivity(sums: _Sums, units: float, world: World) -> Sensitivity:
     outputs = next(taken) / units if sums.outputs is not None else None
     looked_up = next(taken) / units if sums.looked_up is not None else None
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
-    if looked_up is None:
+    if looked_up is None or (fisher is None and inputs is not None):
         return Sensitivity(inputs, fisher, outputs if outputs is not None and outputs.ndim == 2 else None)
     if inputs is None or fisher is None:
         return Sensitivity(torch.diag(looked_up.mean(0)), looked_up.sum(1) / looked_up.mean(0).sum().clamp_min(1e-30))

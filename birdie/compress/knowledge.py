@@ -18,6 +18,7 @@ from birdie.compress.calibrate import Batch, Calibration, calibrate
 from birdie.compress.decoders import decode
 from birdie.compress.feedback import FLOOR
 from birdie.compress.predictions import Judge
+from birdie.compress.probe import probe
 from birdie.compress.refit import refit
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.symmetry import canonical, carried
@@ -50,6 +51,7 @@ class Knowledge:
         calibration: Calibration,
         *,
         symmetries: bool = True,
+        gradients: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> "Knowledge":
         """Calibrate.
@@ -58,6 +60,7 @@ class Knowledge:
             state: what is compressed, under the names of the module's state dict.
             calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
             symmetries: whether units may change places.
+            gradients: without them nothing is differentiated (`probe`): quicker, and files are larger.
 
         Raises:
             ConfigError: the calibration is no such triple, or the loss does not depend on the weights.
@@ -70,8 +73,12 @@ class Knowledge:
         _require_match(module, state)
         held = held_back(len(batches))
         used, kept = (batches[:-held], batches[-held:]) if held else (batches, batches)
-        found = {name: _floored(each) for name, each in calibrate(module, used, loss, progress=progress).items()}
         judge = Judge(module, kept, loss)
+        if gradients:
+            found = calibrate(module, used, loss, progress=progress)
+        else:
+            found = probe(judge, used, loss, progress=progress)
+        found = {name: _floored(each) for name, each in found.items()}
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), found, judge, used)
