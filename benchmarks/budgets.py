@@ -9,6 +9,7 @@ invalid, and every byte belongs to the header or to a tensor.
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -117,7 +118,12 @@ def main() -> None:
     try:
         state = small_state() if options.small else read_state_dict(options.weights or bench_model(options.runs))
         tensors = {id(weight): weight.numel() for weight in state.values()}
-        found = list(rows(state, draw(sum(tensors.values()), options.count, options.seed), coder=options.coder))
+        budgets = draw(sum(tensors.values()), options.count, options.seed)
+        found = []
+        for row in rows(state, budgets, coder=options.coder):
+            found.append(row)
+            said = row["reason"] or f"{row['bytes']:,} of {row['budget']:,} bytes in {row['encode_s']:.0f} s"
+            print(f"{len(found)} of {len(budgets)}: {said}", file=sys.stderr, flush=True)
     except BirdieError as error:
         raise SystemExit(str(error)) from error
     report(found, as_json=options.json)
