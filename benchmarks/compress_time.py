@@ -42,7 +42,7 @@ STAGES = (
     ("save, in all", "birdie.artifact", "save"),
     ("factors of Hessians", "birdie.compress.allocate", "feedback"),
     ("trellis and feedback", "birdie.compress.trellis", "quantize"),
-    ("budget search", "birdie.artifact", "fit_budget"),
+    ("budget search", "birdie.compress.plan", "fit_budget"),
     ("quantizing", "birdie.artifact", "encode_all"),
     ("entropy coding", "birdie.entropy.coder", "encode"),
     ("container", "birdie.container", "to_bytes"),

@@ -123,7 +123,7 @@ def test_what_was_not_calibrated_takes_steps_in_deviations_embeddings_finer_ones
         "three": "trellis",
     }
     for name, sigma in (("w", 0.25), ("tok_emb.weight", 0.25 * EMBEDDING_FACTOR)):
-        scheme = Grid(sigma=sigma) if plain else Trellis(sigma=sigma)
+        scheme = Grid(sigma=sigma) if plain else Trellis(sigma=sigma, whole=True)
         expected = scheme.encode(name, weights[name])
         assert torch.equal(decode(found[name]), decode(expected))
         assert found[name].params == expected.params

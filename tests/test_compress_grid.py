@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from birdie.compress.decoders import decode
 from birdie.compress.grid import Grid, quantiles
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.steps import HIGHEST, LOWEST, PER_OCTAVE, TABLE, indices_above, indices_near, steps
+from birdie.compress.steps import HIGHEST, LOWEST, PER_OCTAVE, TABLE, indices_above, indices_near, indices_shared, steps
+from birdie.compress.trellis import Trellis
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 
 
@@ -258,3 +259,26 @@ def test_doubles_beyond_float32_are_refused() -> None:
 def test_settings_out_of_range_are_quoted(settings: dict[str, float], quoted: str) -> None:
     with pytest.raises(ConfigError, match=quoted):
         Grid(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", [Grid(sigma=0.3, whole=True), Trellis(8, 0.3, whole=True)])
+def test_one_step_for_the_whole_tensor_leaves_the_same_error_in_every_row(scheme: Grid | Trellis) -> None:
+    weight = torch.randn(48, 512, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 0, 48)[:, None]
+    errors = (decode(scheme.encode("w", weight)) - weight).square().mean(1)
+    assert float(errors.max()) < 1.3 * float(errors.min())
+    by_rows = (decode(Grid(sigma=0.3).encode("w", weight)) - weight).square().mean(1)
+    assert float(by_rows.max()) > 50 * float(by_rows.min())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_a_shared_step_is_exact_on_average(rows: int) -> None:
+    for wanted in np.exp2(np.linspace(-9, 9, 41)):
+        indices = indices_shared(float(wanted), rows)
+        assert int(indices.max() - indices.min()) <= 1
+        assert abs(float(indices.mean()) - PER_OCTAVE * np.log2(wanted)) <= 0.5 / rows + 1e-9
+
+
+def test_one_step_for_the_whole_tensor_takes_no_groups_and_no_width() -> None:
+    for wrong in ({"sigma": 0.3, "group": 8}, {"bits": 6}):
+        with pytest.raises(ConfigError, match="whole tensor"):
+            Grid(**wrong, whole=True)  # type: ignore[arg-type]

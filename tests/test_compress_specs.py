@@ -27,6 +27,8 @@ SPECS = [
     ("int6:clip=0.9995", Grid(bits=6, clip=0.9995)),
     ("int4:clip=search,group=64", Grid(bits=4, clip=None, group=64)),
     ("sigma:0.3,group=64", Grid(sigma=0.3, group=64)),
+    ("sigma:0.3,whole", Grid(sigma=0.3, whole=True)),
+    ("trellis:states=8,sigma=0.3,whole", Trellis(8, 0.3, whole=True)),
     ("sdclip", Grid(bits=6, deviations=12.85)),
     ("sdclip:bits=8,k=20", Grid(bits=8, deviations=20.0)),
     ("sdclip:k=10,group=128", Grid(bits=6, deviations=10.0, group=128)),

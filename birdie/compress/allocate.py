@@ -1,8 +1,10 @@
 """How fine each matrix is at one global step: the exponent that a budget or a quality turns.
 
 Calibrated matrices share one Lagrange multiplier (`trellis`): what a bit less costs is the same everywhere. Others take
-steps in standard deviations of their rows, embeddings finer ones (`EMBEDDING_FACTOR`), and so does everything where
-nothing was calibrated. The exponent is log2 of the typical step in standard deviations either way.
+steps in standard deviations, embeddings finer ones (`EMBEDDING_FACTOR`), and so does everything where nothing was
+calibrated: one step a matrix, as errors of a large row and of a small one cost about the same, and one a row in kernels
+of convolutions, whose rows a normalization mostly brings to one size, and in plain grids, by whose rows the size can be
+steered finely. The exponent is log2 of the typical step in standard deviations either way.
 """
 
 import math
@@ -83,9 +85,10 @@ class Allocation:
             if name in self._known:
                 return self.scheme.coded(name, weight, self._known[name], 2.0 ** (exponent + self._unit), draft=draft)
             sigma = min(2.0**exponent * _factor(name), WIDEST)
+            whole = weight.ndim < 3 and not self.plain
             if self.plain or draft or sigma > _WIDEST_TRELLIS:
-                return Grid(sigma=sigma).encode(name, weight)
-            return Trellis(self.scheme.states, sigma).encode(name, weight)
+                return Grid(sigma=sigma, whole=whole).encode(name, weight)
+            return Trellis(self.scheme.states, sigma, whole=whole).encode(name, weight)
 
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
             return dict(zip(self.matrices, pool.map(encoded, self.matrices), strict=True))

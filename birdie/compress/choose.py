@@ -1,8 +1,8 @@
 """Which scheme each tensor gets: specs as people write them, and name patterns.
 
     SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · int4:group=64 · int6:clip=0.9995 · int4:clip=search
-             sigma:0.3 · sigma:0.3,group=64 · sdclip:bits=6,k=12.85[,group=64] · gptq:bits=6,k=12.85
-             trellis:states=32[,sigma=0.3] · ternary · ternary:group=64 · binary · codebook:k=16[,rows][,rate=0.01]
+             sigma:0.3 · sigma:0.3,group=64 · sigma:0.3,whole · sdclip:bits=6,k=12.85[,group=64] · gptq:bits=6,k=12.85
+             trellis:states=32[,sigma=0.3][,whole] · ternary[:group=64] · binary · codebook:k=16[,rows][,rate=0.01]
              rotation:bits=4[,residual] · rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]
              spectral:auto,sigma=0.3[,scan=planes] · spectral:dct,edge=8,sigma=0.3[,axes=kernel]
              tucker:energy=0.99[,base=SPEC] · tucker:ranks=16x16x3x3[,base=SPEC] (base comes last)
@@ -53,10 +53,10 @@ _FORMS = (
 _INT = re.compile(r"int(\d+)")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "int": ("step", "group", "clip"),
-    "sigma": ("group",),
+    "sigma": ("group", "whole"),
     "sdclip": ("bits", "k", "group"),
     "gptq": ("bits", "k"),
-    "trellis": ("states", "sigma"),
+    "trellis": ("states", "sigma", "whole"),
     "ternary": ("group",),
     "binary": ("group",),
     "codebook": ("k", "rows", "rate"),
@@ -65,7 +65,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "spectral": ("edge", "levels", "axes", "sigma", "scan"),
     "tucker": ("energy", "ranks", "base"),
 }
-_FLAGS = ("rows", "residual")
+_FLAGS = ("rows", "residual", "whole")
 QUANTIZERS = (Grid, Trellis, Ternary, Codebook, Rotation, LowRank, Spectral, Tucker)
 
 
@@ -93,9 +93,11 @@ def parse_spec(text: str) -> Scheme:
         return Grid(int(width[1]), found.whole("step", 1), clip=quantile, group=found.maybe("group"))
     if head == "sigma" and rest:
         sigma, _, rest = rest.partition(",")
+        found = _options(text, head, rest)
         return Grid(
             sigma=_number(sigma, "a number of standard deviations; write for example sigma:0.3"),
-            group=_options(text, head, rest).maybe("group"),
+            group=found.maybe("group"),
+            whole="whole" in found.values,
         )
     if head in ("sdclip", "gptq"):
         found = _options(text, head, rest)
@@ -106,7 +108,8 @@ def parse_spec(text: str) -> Scheme:
         found = _options(text, head, rest)
         given = found.values.get("sigma")
         wanted = "a number of standard deviations; write for example sigma=0.3"
-        return Trellis(found.whole("states", 32), None if given is None else _number(given, wanted))
+        step = None if given is None else _number(given, wanted)
+        return Trellis(found.whole("states", 32), step, whole="whole" in found.values)
     if head in ("ternary", "binary"):
         return Ternary(_options(text, head, rest).whole("group", GROUP), binary=head == "binary")
     if head == "codebook":

@@ -32,7 +32,7 @@ from torch import Tensor
 from birdie.compress.importance import importance
 from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.steps import indices_above, indices_near, steps
+from birdie.compress.steps import indices_above, indices_near, indices_shared, steps
 from birdie.compress.tensors import REAL_DTYPES, finite_rows
 from birdie.errors import ConfigError, WeightsError
 
@@ -74,6 +74,7 @@ class Grid:
             the least squared error, columns weighed by the diagonal of the Hessian where that is known.
         group: columns that share a step; None is the whole row.
         deviations: standard deviations of the row that the outermost symbol stands for, instead of a quantile.
+        whole: with `sigma`, one step for the whole tensor, of what its rows deviate by on average.
     """
 
     bits: int = 8
@@ -82,6 +83,7 @@ class Grid:
     clip: float | None = CLIP_QUANTILE
     group: int | None = None
     deviations: float | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
@@ -99,6 +101,8 @@ class Grid:
             raise ConfigError(f"grid k={self.deviations} is out of range; choose a clip at 2 to 1024 deviations")
         if self.deviations is not None and self.sigma is not None:
             raise ConfigError("a grid takes its step from sigma or from a clip at k deviations; give one of the two")
+        if self.whole and (self.sigma is None or self.group is not None):
+            raise ConfigError("a grid of one step for the whole tensor takes it from sigma and has no groups")
 
     @property
     def top(self) -> int:
@@ -132,10 +136,17 @@ class Grid:
         else:
             wanted = np.concatenate([_by_groups(block, group, self._wanted) for block in blocks])
         used = np.concatenate([_by_groups(block, group, lambda part: part.any(axis=1)) for block in blocks])
+        one = None
+        if self.whole and used.any():
+            one = max(float(np.sqrt(np.mean(wanted[used] ** 2))), float(np.abs(rows).max()) * FINEST)
+            wanted = np.full_like(wanted, one)
         if vanishes(weight, rows) or bool((wanted[used] < SMALLEST).any()):
             return Lossless().encode(name, weight)
         wanted = np.maximum(wanted, SMALLEST)
-        indices = borrow(self._indices(wanted).reshape(-1), used.reshape(-1)).reshape(wanted.shape)
+        if one is not None and one >= SMALLEST:
+            indices = indices_shared(one, len(rows))[:, None]
+        else:
+            indices = borrow(self._indices(wanted).reshape(-1), used.reshape(-1)).reshape(wanted.shape)
         width = np.int8 if self.sigma is None else np.int32
         symbols = np.empty(rows.shape, dtype=width)
         for start in range(0, len(rows), height):

@@ -49,3 +49,13 @@ def indices_near(wanted: NDArray[np.floating]) -> NDArray[np.int32]:
     exact = np.rint(np.log2(wanted.astype(np.float64)) * PER_OCTAVE)
     indices: NDArray[np.int32] = np.clip(exact, LOWEST, HIGHEST).astype(np.int32)
     return indices
+
+
+def indices_shared(wanted: float, rows: int) -> NDArray[np.int32]:
+    """(rows,) indices of one step (positive), within range: the first rows a sixteenth coarser, for the mean to fit."""
+    exact = float(np.log2(wanted)) * PER_OCTAVE
+    below = int(np.floor(exact))
+    indices = np.full(rows, below)
+    indices[: round((exact - below) * rows)] += 1
+    within: NDArray[np.int32] = np.clip(indices, LOWEST, HIGHEST).astype(np.int32)
+    return within

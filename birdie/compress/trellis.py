@@ -45,12 +45,14 @@ class Trellis:
         sigma: step in standard deviations of the row; None takes it from sensitivity and λ, or a default.
         rate: how much bits count when numbers are chosen, of what is right; 0 rounds to the nearest.
         output: whether errors are fed back to rows, where calibration knows how these hang together.
+        whole: where steps come from `sigma`, one for the whole tensor, of what its rows deviate by on average.
     """
 
     states: int = 32
     sigma: float | None = None
     rate: float = 1.0
     output: bool = True
+    whole: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
@@ -99,8 +101,8 @@ class Trellis:
             scale, resolution = DEFAULT_SIGMA if self.sigma is None else self.sigma, _FINE
             spread = matrix.std(axis=1, dtype=np.float64)
             rows, columns = np.where(spread > 0, spread, most), None
-            if _alike(matrix, spread):
-                wanted = math.log2(scale) + math.log2(float(np.mean(spread**2))) / 2
+            if self.whole or _alike(matrix, spread):
+                wanted = math.log2(scale) + math.log2(float(np.mean(rows[rows > 0] ** 2))) / 2
                 rows = np.full(len(rows), 2.0 ** (round(wanted * _ALIKE) / _ALIKE) / scale)
         else:
             rows, resolution = known.row_weight**-0.5, _COARSE
@@ -141,7 +143,7 @@ def _alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
     if not (spread > 0).all():
         return False
     logs = np.log(spread)
-    fourth = np.mean(((matrix - matrix.mean(1, keepdims=True)) / spread[:, None].astype(np.float32)) ** 4)
+    fourth = np.mean(((matrix - matrix.mean(1, keepdims=True, dtype=np.float64)) / spread[:, None]) ** 4)
     noise = max(float(fourth) - 1, 0.0) / (4 * matrix.shape[1])
     saved = matrix.shape[1] * max(float(logs.var()) - noise, 0.0) / math.log(2)
     sixteenths = float(logs.var()) * (_FINE / math.log(2)) ** 2
