@@ -8,7 +8,8 @@ has a mixture of two distributions, each with a moment (r_i + ε)(c_j + ε) / (m
 all: a normal one of that mean square, integrated over its unit, and a two-sided geometric one of that mean magnitude,
 which is right for Laplacian weights and for whatever is nearly all zero. The mixture's share is learned. Moments change
 with the coefficients and that is part of the gradient: a row that is nearly zero gets cheaper still. What the coder
-pays to learn its scales is added.
+pays to learn its scales is added. On processors this is compiled code (`rate_kernel`), and elsewhere, and while PyTorch
+traces a model, the tensors below.
 
 Source: entropy under a learned density as in Ballé et al. 2018 (arXiv 1802.01436), with scales from the symbols.
 """
@@ -16,8 +17,11 @@ Source: entropy under a learned density as in Ballé et al. 2018 (arXiv 1802.014
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from birdie.compress.spectral import rate_kernel
 
 FLOOR = 2e-4  # added to every moment: a row of zeros costs next to nothing, not nothing
 SCALE_BITS = 4.0  # about what the coder pays before it believes a row or a column
@@ -40,35 +44,75 @@ def bits_of(coefficients: Tensor, steps: Tensor, tails: Tensor) -> Tensor:
 
 
 class _Bits(torch.autograd.Function):
-    """Works chunk by chunk and keeps one gradient per coefficient, however long the formula is."""
+    """Keeps one gradient per coefficient, however long the formula is; a step for each takes the coefficients again."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, coefficients: Tensor, steps: Tensor, tails: Tensor) -> Tensor:
         """Total bits of the rounded symbols; the gradients are those at what is not rounded."""
-        q = (coefficients.detach().float() / steps).float()
-        hard = q.round()
-        share = torch.sigmoid(tails.detach()[0])
-        moments = _Moments.of(hard)
-        value = torch.full((), SCALE_BITS * sum(hard.shape), device=q.device)
-        tail = torch.zeros_like(value)
-        for part in _parts(q):
-            each = _Mixture.of(hard[part].abs(), *moments.at(part), share)
-            value -= each.mass.log2().sum()
-            tail += ((each.normal - each.geometric) / each.mass).sum()
-        tail = tail * share * (1 - share) / math.log(2)
-        if any(ctx.needs_input_grad):  # type: ignore[attr-defined]
-            ctx.save_for_backward(q, _slopes(q, moments, share), steps, tail.reshape(tails.shape))
+        wide, by = coefficients.detach().float(), steps.detach().float()
+        wanted = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
+        compiled = wide.device.type == "cpu" and wide.numel() > 0 and not torch.compiler.is_compiling()
+        value, tail, *slopes = (_compiled if compiled else _in_tensors)(wide, by, tails.detach(), wanted)
+        if wanted:
+            ctx.save_for_backward(tail.reshape(tails.shape), *slopes, *(() if len(slopes) > 1 else (wide, by)))
         return value
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Symbols are coefficients over steps."""
-        q, slopes, steps, tail = ctx.saved_tensors  # type: ignore[attr-defined]
-        to_coefficients = slopes / steps * gradients[0]
-        to_steps = -(to_coefficients * q)
-        if steps.numel() == 1:
-            to_steps = to_steps.sum().reshape(steps.shape)
-        return to_coefficients, to_steps, tail * gradients[0]
+        tail, slopes, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
+        to_steps = None
+        if len(rest) == 1:
+            to_steps = rest[0] * gradients[0]
+        elif ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+            to_steps = (slopes * rest[0]).div_(rest[1]).mul_(-gradients[0])
+        return slopes * gradients[0], to_steps, tail * gradients[0]
+
+
+def _compiled(coefficients: Tensor, steps: Tensor, tails: Tensor, wanted: bool) -> tuple[Tensor, ...]:
+    """Bits, their slope by the tails, and if wanted those by the coefficients and, if it is one, by the step."""
+    values, by = (each.contiguous().numpy() for each in (coefficients, steps))
+    height, width = values.shape
+    rows, columns = np.zeros((2, height)), np.zeros((2, width))
+    rate_kernel.moments(values, by, rows, columns)
+    rows, columns = rows / width, columns / height
+    mean = rows.mean(1, keepdims=True) + FLOOR
+    rows, columns = rows + FLOOR, columns + FLOOR
+    share = float(torch.sigmoid(tails[0]))
+    found = np.empty(values.shape if wanted else (0, 0), np.float32)
+    sums = np.zeros((height + width if wanted else 0, 2))
+    factors = (rows / mean).astype(np.float32), columns.astype(np.float32)
+    bits, tail = rate_kernel.work(values, by, *factors, np.float32(share), np.float32(_LEAST), found, sums)
+    bits += SCALE_BITS * (height + width) + 0 * tail  # the kernel's logarithm of what is no number is one
+    tensors = [torch.tensor(each, dtype=torch.float32) for each in (bits, tail * share * (1 - share) / math.log(2))]
+    if not wanted:
+        return *tensors, torch.empty(0)
+    by_rows, by_columns = sums[:height].T, sums[height:].T
+    by_rows, total = by_rows / rows / width, by_rows.sum(1, keepdims=True) / mean / values.size
+    moved = [each.astype(np.float32) for each in (by_rows - total, by_columns / columns / height)]
+    to_step = rate_kernel.settle(values, by, *moved, found)
+    one = [torch.full((1, 1), to_step)] if by.size == 1 else []
+    return *tensors, torch.from_numpy(found), *one
+
+
+def _in_tensors(coefficients: Tensor, steps: Tensor, tails: Tensor, wanted: bool) -> tuple[Tensor, ...]:
+    """The same on any device, chunk by chunk."""
+    q = coefficients / steps
+    hard = q.round()
+    share = torch.sigmoid(tails[0])
+    moments = _Moments.of(hard)
+    value = torch.full((), SCALE_BITS * sum(hard.shape), device=q.device)
+    tail = torch.zeros_like(value)
+    for part in _parts(q):
+        each = _Mixture.of(hard[part].abs(), *moments.at(part), share)
+        value -= each.mass.log2().sum()
+        tail += ((each.normal - each.geometric) / each.mass).sum()
+    tail = tail * share * (1 - share) / math.log(2)
+    if not wanted:
+        return value, tail, torch.empty(0)
+    slopes = _slopes(q, moments, share) / steps
+    one = [-(slopes * q).sum().reshape(1, 1)] if steps.numel() == 1 else []
+    return value, tail, slopes, *one
 
 
 class _Moments:
