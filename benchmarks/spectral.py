@@ -2,15 +2,22 @@
 
     python -m benchmarks.spectral --net mlp --bits 0.3          784 → 1024 → 256 → 10, 1.07 M weights
     python -m benchmarks.spectral --net cnn --transform dct     3×3 kernels of 1 → 32 → 64 channels, then a wide layer
+    python -m benchmarks.spectral --net resnet20 --step-time    what a training step costs, wrapped over plain
 
 All of MNIST (BIRDIE_DATA), Adam with a cosine, the same steps in the same order for both. The plain network counts as
 float32. The other is saved, loaded into a new one and only then scored on the 10,000 test images.
+
+Step times need no data: medians of steps (forward, backward) that take turns, each scheme with the rate in its loss and
+without; peaks are of processes of their own, above what they had before the first step.
 """
 
 import argparse
 import gzip
+import json
 import math
 import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
+from benchmarks.lazy import resident
 from benchmarks.report import report
+from benchmarks.resnet import ResNet
 from birdie.compress.spectral.control import RateControl
 from birdie.errors import ConfigError
 
@@ -52,6 +61,13 @@ def cnn() -> nn.Module:
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+# For step times: how to build one, images of a batch, and the shape of an image.
+STEPPED: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
+    "mlp": (mlp, BATCH, (1, 28, 28)),
+    "cnn": (cnn, BATCH, (1, 28, 28)),
+    "resnet20": (lambda: ResNet(3), 128, (3, 32, 32)),
+}
+WAYS = ("plain", "wrapped, no rate", "wrapped")
 
 
 def idx(path: Path) -> Tensor:
@@ -152,17 +168,86 @@ def _row(options: argparse.Namespace, scheme: str, size: int, whole: int, right:
     }
 
 
+def stepper(net: str, way: str, transform: str) -> Callable[[], None]:
+    """One forward and backward of a network of `STEPPED`, in one of the `WAYS`."""
+    build, batch, shape = STEPPED[net]
+    torch.manual_seed(0)
+    model, x, y = build(), torch.randn(batch, *shape), torch.randint(0, 10, (batch,))
+    if way != "plain":
+        birdie.spectral(model, transform=transform)
+
+    def step() -> None:
+        for weight in model.parameters():
+            weight.grad = None
+        loss = F.cross_entropy(model(x), y)
+        if way == "wrapped":
+            loss = loss + 0.01 * birdie.quantization_loss(model)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def step_peak(net: str, way: str, transform: str) -> float:
+    """Most resident memory of steps in this process, megabytes above what it had once a small network had stepped."""
+    warm = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    birdie.spectral(warm, transform="dct")
+    (warm(torch.randn(4, 3, 8, 8)).sum() + birdie.quantization_loss(warm)).backward()  # type: ignore[no-untyped-call]
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    before = resident("VmRSS")
+    step = stepper(net, way, transform)
+    for _ in range(3):
+        step()
+    return resident("VmHWM") - before
+
+
+def step_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each of the `WAYS`: the median step and the peak, and both over the plain network's."""
+    steps = {way: stepper(options.net, way, options.transform) for way in WAYS}
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for turn in range(options.turns + 1):
+        for way, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if turn:  # the first is for caches
+                seconds[way].append(time.perf_counter() - start)
+    found = []
+    for way in WAYS:
+        own = [sys.executable, "-m", "benchmarks.spectral", "--net", options.net, "--transform", options.transform]
+        peak = subprocess.run([*own, "--peak-of", way], check=True, capture_output=True, text=True)
+        found.append((way, 1000 * statistics.median(seconds[way]), float(json.loads(peak.stdout))))
+    return [
+        {
+            "net": options.net,
+            "batch": STEPPED[options.net][1],
+            "way": way,
+            "step_ms": milliseconds,
+            "over_plain": milliseconds / found[0][1],
+            "peak_mb": peak,
+            "peak_over_plain": peak / found[0][2],
+        }
+        for way, milliseconds, peak in found
+    ]
+
+
 def main() -> None:
     """Parse, train, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--net", choices=sorted(NETS), default="mlp")
+    parser.add_argument("--net", choices=sorted(STEPPED), default="mlp")
     parser.add_argument("--bits", type=lambda text: [float(part) for part in text.split(",")], default=[1.0, 0.3])
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--step-time", action="store_true", help="time steps and measure their memory; trains nothing")
+    parser.add_argument("--turns", type=int, default=20, help="steps of each kind that are timed")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--peak-of", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    report(list(rows(options)), as_json=options.json)
+    if options.net not in NETS and not (options.step_time or options.peak_of):
+        parser.error(f"{options.net} has step times only: add --step-time")
+    if options.peak_of:
+        sys.stdout.write(json.dumps(step_peak(options.net, options.peak_of, options.transform)) + "\n")
+        return
+    report(step_rows(options) if options.step_time else list(rows(options)), as_json=options.json)
 
 
 if __name__ == "__main__":

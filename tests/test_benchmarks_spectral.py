@@ -29,6 +29,38 @@ def test_an_epoch_has_every_image_once_and_both_trainings_the_same_order() -> No
     assert all(torch.equal(epoch.sort().values, torch.arange(1024)) for epoch in first.split(1024))
 
 
+@pytest.mark.parametrize("way", spectral.WAYS)
+def test_a_timed_step_leaves_gradients_and_repeats(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 10))
+    monkeypatch.setitem(spectral.STEPPED, "small", (lambda: model, 8, (3, 4, 4)))
+    step = spectral.stepper("small", way, "identity")
+    found = []
+    for _ in range(2):
+        step()
+        found.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    assert len(found[0]) == (2 if way == "plain" else len(list(model.parameters())))
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+def test_step_rows_are_over_the_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        spectral.STEPPED,
+        "small",
+        (lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 10)), 8, (3, 4, 4)),
+    )
+
+    def measured(command: list[str], **_: object) -> argparse.Namespace:
+        return argparse.Namespace(stdout=str(10.0 + 5 * spectral.WAYS.index(command[-1])))
+
+    monkeypatch.setattr(spectral.subprocess, "run", measured)
+    found = spectral.step_rows(argparse.Namespace(net="small", transform="identity", turns=3))
+    assert [row["way"] for row in found] == list(spectral.WAYS)
+    assert found[0]["over_plain"] == 1
+    assert [row["peak_over_plain"] for row in found] == [1.0, 1.5, 2.0]
+    assert all(row["over_plain"] == row["step_ms"] / found[0]["step_ms"] for row in found)
+
+
 @pytest.mark.slow
 def test_rows_are_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.randn(512, 1, 28, 28), torch.randint(0, 10, (512,))
