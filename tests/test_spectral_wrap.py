@@ -151,6 +151,15 @@ def test_the_rate_starts_where_it_is_told_to(name: str, bits: float) -> None:
     assert float(quantization_loss(model).detach()) == pytest.approx(bits, abs=0.1)
 
 
+def test_the_loss_of_two_wrapped_halves_is_their_mean() -> None:
+    torch.manual_seed(0)
+    halves = [mlp(), mlp()]
+    for half, bits in zip(halves, (4.0, 8.0), strict=True):
+        spectral(half, transform="dct", init_bits=bits)
+    apart = sum(float(quantization_loss(half).detach()) for half in halves) / 2
+    assert float(quantization_loss(nn.Sequential(*halves)).detach()) == pytest.approx(apart, rel=1e-5)
+
+
 def test_the_readmes_optimizer_line_runs_without_a_warning() -> None:
     model = mlp()
     q_net = spectral(model)

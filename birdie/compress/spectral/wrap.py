@@ -47,20 +47,20 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, coefficients: Tensor, step: Tensor) -> Tensor:
-        ratio = coefficients / step
-        symbols = ratio.round()
-        kept = (symbols - ratio,) if ctx.needs_input_grad[1] else ()  # type: ignore[attr-defined]
-        ctx.save_for_backward(*kept)
-        ctx.single = step.numel() == 1  # type: ignore[attr-defined]
-        ctx.shape = step.shape  # type: ignore[attr-defined]
-        return symbols * step
+        if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+            ctx.save_for_backward(coefficients, step)
+        return (coefficients / step).round_().mul_(step)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
         if not ctx.saved_tensors:  # type: ignore[attr-defined]
             return gradients[0], None
-        to_step = gradients[0] * ctx.saved_tensors[0]  # type: ignore[attr-defined]
-        return gradients[0], to_step.sum().reshape(ctx.shape) if ctx.single else to_step  # type: ignore[attr-defined]
+        coefficients, step = ctx.saved_tensors  # type: ignore[attr-defined]
+        ratio = coefficients / step
+        left = ratio.round().sub_(ratio)
+        if step.numel() > 1:
+            return gradients[0], left.mul_(gradients[0])
+        return gradients[0], torch.dot(left.flatten(), gradients[0].flatten()).reshape(step.shape)
 
 
 class SpectralWeight(nn.Module):
@@ -130,9 +130,9 @@ class SpectralWeight(nn.Module):
         """The coefficients of `weight`."""
         return self.transform.forward(weight.detach().float()).to(self.dtype)
 
-    def bits(self, coefficients: Tensor) -> Tensor:
-        """About what the coder will take for them, 0-d, differentiable."""
-        step = self.spread(self.steps()[0])
+    def bits(self, coefficients: Tensor, steps: Tensor | None = None) -> Tensor:
+        """About what the coder will take for them, 0-d, differentiable; `steps` of the classes, if they are known."""
+        step = self.spread(self.steps()[0] if steps is None else steps.reshape(self.grid))
         rows, columns = rows_columns(self.shape)
         flat = step.expand(self.shape).reshape(rows, columns) if step.numel() > 1 else step.reshape(1, 1)
         return bits_of(coefficients.float().reshape(rows, columns), flat, self.quantizer.tails[self.index])
@@ -333,11 +333,27 @@ def quantization_loss(model: nn.Module) -> Tensor:
     Raises:
         ConfigError: nothing in the model is wrapped.
     """
-    parts = {id(each.weight): each for each in wrapped(model)}.values()
+    parts = list({id(each.weight): each for each in wrapped(model)}.values())
     if not parts:
         raise ConfigError("nothing in the model is spectral; call spectral(model) first")
-    bits = torch.stack([each.weight.bits(each.coefficients) for each in parts]).sum()
-    return bits / sum(each.coefficients.numel() for each in parts)
+    bits = torch.stack(
+        [each.weight.bits(each.coefficients, steps) for each, steps in zip(parts, _steps(parts), strict=True)]
+    )
+    return bits.sum() / sum(each.coefficients.numel() for each in parts)
+
+
+def _steps(parts: list[Wrapped]) -> list[Tensor | None]:
+    """The steps of all classes of all tensors from one evaluation of the network; None where they have several."""
+    weights = [each.weight for each in parts]
+    network = weights[0].quantizer
+    if any(each.quantizer is not network for each in weights):
+        return [None] * len(parts)
+    counts = [len(each.features) for each in weights]
+    scales = torch.repeat_interleave(
+        torch.stack([each.scale for each in weights]), torch.tensor(counts, device=weights[0].scale.device)
+    )
+    log2 = network(torch.cat([each.features for each in weights])) + scales
+    return list(torch.split(stepped(log2)[0], counts))
 
 
 def remove(model: nn.Module) -> nn.Module:
