@@ -14,7 +14,6 @@ without; peaks are of processes of their own, above what they had before the fir
 import argparse
 import gzip
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -34,11 +33,9 @@ import birdie
 from benchmarks.lazy import resident
 from benchmarks.report import report
 from benchmarks.resnet import ResNet
-from birdie.compress.spectral.control import RateControl
 from birdie.errors import ConfigError
 
-BATCH, RATE = 256, 1e-3
-NETWORK_RATE = 5e-3  # of the quantization network, which has far to go
+BATCH = 256
 _FILES = {
     "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
     "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
@@ -85,34 +82,32 @@ def images(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
     return {part: (((pixels - mean) / deviation)[:, None], labels) for part, (pixels, labels) in raw.items()}
 
 
-def batches(count: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Indices of every step: all images in a new order each epoch."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        yield from torch.randperm(count, generator=generator)[: count // BATCH * BATCH].split(BATCH)  # type: ignore[no-untyped-call]
+class Epochs:
+    """Batches: all images in a new order each time they are gone through."""
+
+    def __init__(self, data: tuple[Tensor, Tensor], seed: int) -> None:
+        self.data, self.generator = data, torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return len(self.data[0]) // BATCH
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self.data[0]), generator=self.generator)
+        for picked in order[: len(self) * BATCH].split(BATCH):  # type: ignore[no-untyped-call]
+            yield self.data[0][picked], self.data[1][picked]
 
 
-def train(
-    model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, seed: int, network: nn.Module | None, bits: float
-) -> None:
-    """Adam with a cosine; towards `bits` a weight where there is a quantization network."""
-    steps = len(data[0]) // BATCH * epochs
-    own = set() if network is None else set(network.parameters())
-    groups = [{"params": [weight for weight in model.parameters() if weight not in own], "lr": RATE}]
-    groups += [{"params": list(own), "lr": NETWORK_RATE}] if own else []
-    optimizer = torch.optim.Adam(groups)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
-    control = None if network is None else RateControl(model, bits, steps, settled=0.6)
-    for step, picked in enumerate(batches(len(data[0]), epochs, seed)):
-        loss = F.cross_entropy(model(data[0][picked]), data[1][picked])
-        total = loss if control is None else loss + control.penalty()
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        if step % 200 == 0:
-            size = "" if control is None else f", {control.bits:.3f} bits a weight"
-            print(f"step {step} of {steps}: loss {loss.item():.4f}{size}", file=sys.stderr, flush=True)
+def train(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, seed: int, bits: float | None) -> None:
+    """Adam with a cosine; towards `bits` a weight where the model is wrapped."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    images = Epochs(data, seed)
+    for step in birdie.fine_tune(model, images, loss, steps=len(images) * epochs, bits=bits):
+        if step.number % 200 == 0:
+            size = "" if step.bits is None else f", {step.bits:.3f} bits a weight"
+            print(f"step {step.number} of {step.steps}: loss {step.loss:.4f}{size}", file=sys.stderr, flush=True)
 
 
 def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
@@ -137,12 +132,11 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         model, start = build(), time.perf_counter()
         whole = 4 * sum(weight.numel() for weight in model.parameters())
         if bits is None:
-            train(model, data["train"], options.epochs, options.seed, None, 0)
+            train(model, data["train"], options.epochs, options.seed, None)
             yield _row(options, "plain, float32", whole, whole, accuracy(model, data["test"]), start)
             continue
-        q_net = birdie.spectral(model, transform=options.transform)
-        train(model, data["train"], options.epochs, options.seed, q_net.network, bits)
-        q_net.settle()
+        birdie.spectral(model, transform=options.transform)
+        train(model, data["train"], options.epochs, options.seed, bits)
         with tempfile.TemporaryDirectory() as folder:
             size = birdie.save(model, Path(folder) / "x.birdie").bytes
             decoded = birdie.load(Path(folder) / "x.birdie", into=build())

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         OutputError,
         WeightsError,
     )
+    from birdie.finetune import Tuned, fine_tune
 
     __version__: str
 
@@ -42,6 +43,7 @@ _HOMES = {
         "OutputError",
         "WeightsError",
     ),
+    "birdie.finetune": ("Tuned", "fine_tune"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -54,9 +56,11 @@ __all__ = [
     "OutputError",
     "Spectral",
     "Summary",
+    "Tuned",
     "WeightsError",
     "__version__",
     "compress_weights",
+    "fine_tune",
     "inspect",
     "leaky_floor",
     "load",

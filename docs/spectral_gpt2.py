@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -140,23 +141,24 @@ def bits_per_byte(model: GPT2, held: Tensor, windows: int = 128) -> float:
     return sum(found) / windows / math.log(2)
 
 
-def train(model: GPT2, data: Tensor, steps: int, rate: float, weight: float = 0.0, batch: int = 24) -> None:
-    """Adam with a cosine; a bit a weight counts as much as `weight` nats a byte, risen to over the first half."""
-    network = [each for name, each in model.named_parameters() if ".network." in name]
-    own = {id(each) for each in network}
-    groups = [{"params": [each for each in model.parameters() if id(each) not in own], "lr": rate}]
-    groups += [{"params": network, "lr": 10 * rate}] if network else []  # steps are few numbers and have far to go
-    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+def batches(data: Tensor, context: int, batch: int = 24) -> Iterator[Tensor]:
+    """Places where windows start, without end."""
+    while True:
+        yield torch.randint(len(data) - context - 1, (batch,))
+
+
+def train(model: GPT2, data: Tensor, steps: int, rate: float, budget: int | None = None) -> None:
+    """Adam with a cosine, until the file has `budget` bytes, if there is one."""
+
+    def loss(model: nn.Module, starts: Tensor) -> Tensor:
+        assert isinstance(model, GPT2)
+        return loss_of(model, data, starts)
+
     model.train()
-    for step in range(steps):
-        loss = loss_of(model, data, torch.randint(len(data) - model.context - 1, (batch,)))
-        if weight:
-            loss = loss + weight * min(1.0, 2 * (step + 1) / steps) * birdie.quantization_loss(model)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
+    starts = batches(data, model.context)
+    for step in birdie.fine_tune(model, starts, loss, steps=steps, budget=budget, rate=rate, network_rate=10 * rate):
+        if step.number % 40 == 0 and step.bits is not None:
+            sys.stderr.write(f"step {step.number}: loss {step.loss:.3f}, {step.bits:.2f} bits a weight\n")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
@@ -164,7 +166,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, default in (("width", 128), ("layers", 2), ("heads", 4), ("context", 64), ("steps", 160)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--weight", type=float, default=0.02, help="nats of loss that a bit a weight is worth")
+    parser.add_argument("--smaller", type=float, default=26, help="how many times smaller than float32 the file is")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     start, (data, held) = time.perf_counter(), text()
@@ -178,9 +180,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     train(plain, data, options.steps, 1e-3)  # what the same steps do without the rate
     before = bits_per_byte(plain, held)
 
-    q_net = birdie.spectral(model)  # in place; every matrix, embeddings included
-    train(model, data, options.steps, 1e-3, options.weight)
-    q_net.settle()  # biases and norms as the file will hold them
+    birdie.spectral(model)  # in place; every matrix, embeddings included
+    train(model, data, options.steps, 1e-3, int(size / options.smaller))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "gpt2.birdie"
         small = birdie.save(model, path).bytes

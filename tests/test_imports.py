@@ -20,7 +20,7 @@ ROWS: list[set[str]] = [
     {"packer", "store", "summary"},
     {"lazy"},
     {"artifact"},
-    {"repack", "compressed"},
+    {"repack", "compressed", "finetune"},
     {"score"},
     {"recipe_file"},
     {"recipe"},

@@ -33,6 +33,7 @@ LEAST = 256  # elements of a tensor below which 16 bits cost less than steps of 
 Rounding = Literal["straight", "noise", "leaky"]
 _ROUNDINGS = ("straight", "noise", "leaky")
 _HALVINGS = 40
+_CLOSE = 0.001  # of the bits
 _WORTH = 0.99  # of the bits: what a transform must come down to
 
 
@@ -260,7 +261,7 @@ def spectral(
         if isinstance(module, nn.RNNBase):
             module.register_forward_pre_hook(_flattened)
             module.register_forward_hook(_released)
-    _start(model, network, init_bits)
+    at_bits(model, network, init_bits)
     return Spectral(model, network)
 
 
@@ -315,14 +316,15 @@ def _released(module: nn.Module, _: Any, __: Any) -> None:
     module._flat_weights = [None] * len(module._flat_weights_names)  # type: ignore[arg-type, assignment]
 
 
-def _start(model: nn.Module, network: QuantizationNetwork, bits: float) -> None:
-    """Bisect the one offset of all steps until the estimated rate is `bits` per weight."""
-    low, high = -24.0, 6.0
+def at_bits(model: nn.Module, network: QuantizationNetwork, bits: float, *, reach: float = math.inf) -> None:
+    """Bisect the one offset of all steps, by `reach` octaves at most, until the estimate is `bits` per weight."""
     with torch.no_grad():
+        now = float(network.offset)
+        low, high = max(-24.0, now - reach), min(6.0, now + reach)
         for _ in range(_HALVINGS):
             network.offset.fill_((low + high) / 2)
             found = float(quantization_loss(model))
-            if abs(found - bits) < 0.01:
+            if abs(found - bits) < _CLOSE * bits:
                 return
             low, high = (float(network.offset), high) if found > bits else (low, float(network.offset))
 

@@ -1,0 +1,112 @@
+"""Laws of training to a size: the file is just under its budget, it is the model in memory, errors are clear."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie import finetune
+from birdie.errors import BudgetError, ConfigError, DataError
+from birdie.finetune import Tuned, fine_tune
+from tests.test_spectral_wrap import data, mlp
+
+Batch = tuple[Tensor, Tensor]
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def tuned(model: nn.Module, **settings: object) -> list[Tuned]:
+    return list(fine_tune(model, [data()], loss, rate=3e-3, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [700, 1_000])
+def test_the_file_is_just_under_its_budget(budget: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    birdie.spectral(model)
+    steps = tuned(model, steps=120, budget=budget)
+    size = birdie.save(model, tmp_path / "x.birdie").bytes
+    assert 0.95 * budget <= size <= budget
+    assert steps[-1].bytes == size
+    assert [step.number for step in steps] == list(range(1, len(steps) + 1))
+    assert 120 <= len(steps) <= 1.4 * 120
+    assert steps[-1].loss < steps[0].loss
+
+
+def test_the_model_in_memory_is_the_one_in_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    birdie.spectral(model, transform="identity")
+    tuned(model, steps=60, bits=3.0)
+    birdie.save(model, tmp_path / "x.birdie")
+    x, _ = data()
+    assert torch.equal(birdie.load(tmp_path / "x.birdie", into=mlp())(x), model(x))
+
+
+def test_bits_are_a_target_too() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    birdie.spectral(model)
+    steps = tuned(model, steps=120, bits=2.5)
+    assert float(birdie.quantization_loss(model).detach()) == pytest.approx(2.5, rel=0.1)
+    assert all(step.bytes is None for step in steps)
+
+
+def test_without_a_target_it_is_plain_training() -> None:
+    torch.manual_seed(0)
+    model, same = mlp(), mlp()
+    same.load_state_dict(model.state_dict())
+    steps = tuned(model, steps=20)
+    optimizer = torch.optim.Adam(same.parameters(), lr=3e-3)
+    loss(same, data()).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    first = loss(same, data())
+    assert steps[1].loss == pytest.approx(float(first.detach()))
+    assert steps[0].bits is steps[0].weight is steps[0].bytes is None
+
+
+def test_a_model_that_was_loaded_goes_on_at_its_size(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    birdie.spectral(model)
+    tuned(model, steps=100, budget=1_000)
+    birdie.save(model, tmp_path / "x.birdie")
+    second = birdie.load(tmp_path / "x.birdie", into=mlp())
+    birdie.spectral(second)
+    tuned(second, steps=100, budget=900)
+    assert birdie.save(second, tmp_path / "y.birdie").bytes <= 900
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model = mlp()
+    with pytest.raises(ConfigError, match="nothing in the model is spectral"):
+        fine_tune(model, [data()], loss, steps=5, bits=2)
+    birdie.spectral(model)
+    with pytest.raises(ConfigError, match="two targets"):
+        fine_tune(model, [data()], loss, steps=5, bits=2, budget=2)
+    with pytest.raises(ConfigError, match="above zero"):
+        fine_tune(model, [data()], loss, steps=0, bits=2)
+    with pytest.raises(BudgetError, match="leaves nothing"):
+        fine_tune(model, [data()], loss, steps=5, budget=100)
+
+
+def test_a_size_that_is_not_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetune, "at_bits", lambda *_, **__: None)  # steps stay as they are
+    model = mlp()
+    birdie.spectral(model)
+    with pytest.raises(BudgetError, match="after 7 steps the file has .* give more steps or bytes"):
+        list(fine_tune(model, [data()], loss, steps=5, budget=600))
+
+
+def test_batches_that_end_are_told() -> None:
+    def once() -> Iterator[Batch]:
+        yield data()
+
+    with pytest.raises(DataError, match="no more batches"):
+        list(fine_tune(mlp(), once(), loss, steps=2))
