@@ -145,9 +145,9 @@ class _Aim:
         self.bytes: int | None = None
 
     def weigh(self) -> bool:
-        """Save the model, see what it takes and aim anew; whether the budget is kept (always without one)."""
+        """Save the model, see what it takes and aim anew; whether the size is kept, which bits are to a per cent."""
         if self.budget is None:
-            return True
+            return self.control.measure() <= 1.01 * self.control.target
         with tempfile.TemporaryDirectory() as folder:
             summary = artifact.save(self.model, Path(folder) / "weighed.birdie")
         self.bytes = summary.bytes
@@ -160,6 +160,12 @@ class _Aim:
             )
         self.control.target = self.control.measure() * left / coded
         return self.bytes <= self.budget
+
+    def found(self) -> str:
+        """What there is and what there should be."""
+        if self.budget is None:
+            return f"{self.control.measure():.2f} bits a weight and not {self.control.target:.2f}"
+        return f"{self.bytes:,} bytes and not {self.budget:,}"
 
 
 def _steps(
@@ -202,9 +208,7 @@ def _cosine(steps: float, floor: float, done: int) -> float:
 def _longer(aim: _Aim, number: int, steps: int) -> int:
     """Steps to add to those that were asked for: the file is still too large."""
     if number >= _MOST * steps:
-        raise BudgetError(
-            f"after {number:,} steps the file has {aim.bytes:,} bytes and not {aim.budget:,}; give more steps or bytes"
-        )
+        raise BudgetError(f"after {number:,} steps the file has {aim.found()}; give more steps or bytes")
     at_bits(aim.model, aim.network, aim.control.target)
     with torch.no_grad():
         aim.network.offset.add_(_COARSER)

@@ -36,7 +36,9 @@ def _clean_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _two_threads() -> None:
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    """Two in all: workers that run side by side have one each, or threads would wait for one another."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, min(2, os.cpu_count() or 1) // workers))
 
 
 @pytest.fixture(scope="session")

@@ -261,6 +261,8 @@ def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "2 to 8 bits"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int6"], "ConfigError", "PATTERN=SPEC"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"], "ConfigError", "judged on data"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate RECIPE"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x"], "ConfigError", "neither a run folder"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--bugdet", "1MB"], "ConfigError", "--budget"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--lossless", "--bits", "4"], "ConfigError", "--lossless"),

@@ -8,7 +8,8 @@ import pytest
 from birdie.cli import COMMANDS, build_app
 from birdie.cli.console import run
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +18,16 @@ def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
+
+
+def test_the_spectral_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "spectral.md").read_text(encoding="utf-8"), re.DOTALL
+    ):
+        exec(compile(block, "docs/spectral.md", "exec"), names)
+    assert names["step"]
 
 
 def test_commands_and_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,9 @@ def compress(
         raise ConfigError(
             f"--quality {quality} is not a positive number of nats of KL per token; write for example 0.01"
         )
+    asked = {"--quality": quality is not None, "--recalibrate": recalibrate, "--refit": refit}
+    if calibrate is None and (missing := [flag for flag, given in asked.items() if given]):
+        raise ConfigError(f"{missing[0]} is judged on data; say what the model predicts: --calibrate RECIPE_OR_RUN")
     content, whole = read_checkpoint(checkpoint) if lossless else (read_state_dict(checkpoint), False)
     before = _bytes_on_disk(checkpoint)
     known, metadata = None, None
