@@ -195,6 +195,7 @@ def _steps(
         elif aim is not None and number in weighings:
             aim.weigh()
             if number >= _STILL * steps:
+                aim.control.holding = True
                 at_bits(model, aim.network, aim.control.target, reach=_REACH)
         bits, weight, size = (None, None, None) if aim is None else (aim.control.bits, aim.control.weight, aim.bytes)
         yield Tuned(number, last, float(task.detach()), bits, weight, size)

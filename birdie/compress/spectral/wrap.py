@@ -34,6 +34,7 @@ Rounding = Literal["straight", "noise", "leaky"]
 _ROUNDINGS = ("straight", "noise", "leaky")
 _HALVINGS = 40
 _CLOSE = 0.001  # of the bits
+_FAR = 24.0  # octaves
 _WORTH = 0.99  # of the bits: what a transform must come down to
 
 
@@ -316,11 +317,11 @@ def _released(module: nn.Module, _: Any, __: Any) -> None:
     module._flat_weights = [None] * len(module._flat_weights_names)  # type: ignore[arg-type, assignment]
 
 
-def at_bits(model: nn.Module, network: QuantizationNetwork, bits: float, *, reach: float = math.inf) -> None:
+def at_bits(model: nn.Module, network: QuantizationNetwork, bits: float, *, reach: float = _FAR) -> None:
     """Bisect the one offset of all steps, by `reach` octaves at most, until the estimate is `bits` per weight."""
     with torch.no_grad():
         now = float(network.offset)
-        low, high = max(-24.0, now - reach), min(6.0, now + reach)
+        low, high = now - reach, now + reach
         for _ in range(_HALVINGS):
             network.offset.fill_((low + high) / 2)
             found = float(quantization_loss(model))
