@@ -110,8 +110,8 @@ class Bench:
     def tuned(self, model: nn.Module, data: Iterable[Batch], loss: Loss, steps: int, budget: int | None) -> None:
         """Fine-tune in place, and say how it goes. Statistics of norms stay: mixed images have others."""
         model.eval()
-        rate = self.options.rate
-        for step in birdie.fine_tune(model, data, loss, steps=steps, budget=budget, rate=rate, settled=0.5):
+        settings = {"rate": self.options.rate, "settled": 0.5, "measured": self.text}
+        for step in birdie.fine_tune(model, data, loss, steps=steps, budget=budget, **settings):
             if step.number % 50 == 0 or step.number == step.steps:
                 size = "" if step.bits is None else f", {step.bits:.3f} bits a weight, λ {step.weight:.2g}"
                 print(f"step {step.number} of {step.steps}: loss {step.loss:.4f}{size}", file=sys.stderr, flush=True)

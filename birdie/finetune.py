@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from birdie import artifact
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
-from birdie.compress.spectral.wrap import Spectral, at_bits, wrapped
+from birdie.compress.spectral.wrap import Spectral, at_bits, quantization_loss, wrapped
 from birdie.errors import BudgetError, ConfigError, DataError
 
 Batch = TypeVar("Batch")
@@ -30,6 +30,7 @@ _FLOOR = 0.05  # of the learning rate, which falls by a cosine
 # that moves a little then moves many at once.
 _STILL = 0.75
 _REACH = 0.25  # octaves by which all are moved then, at each weighing, to where the bits are those aimed at
+_PROBED = 8  # batches from which it is learned how much each tensor matters
 _COARSER = 1 / 32  # octaves more, when the file is too large at the end
 _WEIGHED = (0.62, 0.75, 0.87, 0.95)  # shares of the steps after which the file is weighed
 _ANY = 1e-3  # bits, before the first weighing
@@ -69,6 +70,7 @@ def fine_tune(
     rate: float = 1e-3,
     network_rate: float = 5e-3,
     settled: float = 0.6,
+    measured: bool = True,
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = torch.optim.Adam,
 ) -> Iterator[Tuned]:
     """Train in place, step by step, until the file `birdie.save` writes has its size.
@@ -90,6 +92,9 @@ def fine_tune(
         rate: of learning, falling by a cosine to a twentieth.
         network_rate: the same of the steps of quantization, which are few and have far to go.
         settled: share of the steps after which the size is reached; the rest is for the task.
+        measured: learn from the gradients of eight batches how fine each tensor's steps should be, before the first
+            step. False keeps them in deviations: where `loss` is at its least, as in distillation from the model
+            itself, gradients say nothing.
         optimizer: groups of parameters with their `lr` → optimizer.
 
     Raises:
@@ -104,14 +109,39 @@ def fine_tune(
     network = next((each.weight.quantizer for each in wrapped(model)), None)
     if network is None and (budget is not None or bits is not None):
         raise ConfigError("nothing in the model is spectral; call spectral(model) before it is trained to a size")
-    aim = None
+    endless, aim = _again(batches), None
+    if network is not None and measured and not network.trained:
+        _measure(model, network, [next(endless) for _ in range(_PROBED)], loss)
     if bits is not None:
         aim = _Aim(model, RateControl(model, bits, steps, settled=settled))
     elif budget is not None:
         aim = _Aim(model, RateControl(model, _ANY, steps, settled=settled), budget)
         aim.weigh()
     groups = [{"params": parameters, "lr": lr} for parameters, lr in _groups(model, network, rate, network_rate)]
-    return _steps(model, _again(batches), loss, steps, aim, optimizer(groups))
+    return _steps(model, endless, loss, steps, aim, optimizer(groups))
+
+
+def _measure(
+    model: nn.Module, network: QuantizationNetwork, batches: list[Batch], loss: Callable[[nn.Module, Batch], Tensor]
+) -> None:
+    """Steps that were never trained go with what each tensor's weights matter, at the bits there are.
+
+    An error costs the loss its square times the curvature, for which mean squared gradients stand (empirical Fisher);
+    it costs all tensors alike where steps go with one over their root.
+    """
+    parts = list({id(each.weight): each for each in wrapped(model)}.values())
+    start, squares = float(quantization_loss(model).detach()), torch.zeros(len(parts))
+    for batch in batches:
+        model.zero_grad(set_to_none=True)
+        loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        for index, each in enumerate(parts):
+            gradient = each.coefficients.grad
+            squares[index] += 0.0 if gradient is None else float(gradient.square().mean())
+    model.zero_grad(set_to_none=True)
+    if bool(torch.isfinite(squares).all()) and bool(squares.any()):
+        for each, square in zip(parts, squares.clamp_min(float(squares[squares > 0].min())), strict=True):
+            each.weight.scale.fill_(-0.5 * math.log2(float(square)))
+        at_bits(model, network, start)
 
 
 def _groups(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie import finetune
+from birdie.compress.spectral.wrap import wrapped
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.finetune import Tuned, fine_tune
 from tests.test_spectral_wrap import data, mlp
@@ -56,6 +57,27 @@ def test_bits_are_a_target_too() -> None:
     steps = tuned(model, steps=120, bits=2.5)
     assert float(birdie.quantization_loss(model).detach()) == pytest.approx(2.5, rel=0.1)
     assert all(step.bytes is None for step in steps)
+
+
+class Uneven(nn.Module):
+    """Two layers side by side, one of which counts a hundred times as much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quiet, self.loud = nn.Linear(20, 16), nn.Linear(20, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.quiet(x) + 100 * self.loud(x)
+        return out
+
+
+def test_what_matters_more_starts_with_finer_steps() -> None:
+    torch.manual_seed(0)
+    model = Uneven()
+    birdie.spectral(model, transform="identity")
+    next(fine_tune(model, [data()], loss, steps=1, bits=8.0, network_rate=1e-9))
+    quiet, loud = (float(each.weight.steps()[0].detach()) for each in wrapped(model))
+    assert quiet / loud == pytest.approx(100, rel=0.2)
 
 
 def test_seeds_start_and_end_alike(tmp_path: Path) -> None:
@@ -112,11 +134,12 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_a_size_that_is_not_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetune, "at_bits", lambda *_, **__: None)  # steps stay as they are
     model = mlp()
     birdie.spectral(model)
-    with pytest.raises(BudgetError, match=r"after 7 steps the file has .* give more steps or bytes"):
-        list(fine_tune(model, [data()], loss, steps=5, budget=600))
+    monkeypatch.setattr(finetune, "_measure", lambda *_: None)
+    monkeypatch.setattr(finetune, "at_bits", lambda *_, **__: None)  # steps stay where control has them
+    with pytest.raises(BudgetError, match=r"after 2 steps the file has .* give more steps or bytes"):
+        list(fine_tune(model, [data()], loss, steps=1, budget=600))
 
 
 def test_batches_that_end_are_told() -> None:

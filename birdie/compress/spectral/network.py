@@ -48,6 +48,13 @@ class QuantizationNetwork(nn.Module):
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
+    @property
+    def trained(self) -> bool:
+        """Whether steps differ by position, which they do not at first."""
+        last = self.body[-1]
+        assert isinstance(last, nn.Linear)
+        return bool(last.weight.detach().any())
+
     def forward(self, features: Tensor) -> Tensor:
         """features (positions, 48) → log2 of steps in deviations, (positions,)."""
         found: Tensor = self.body(features).squeeze(-1)
