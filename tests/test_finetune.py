@@ -88,7 +88,7 @@ def test_seeds_start_and_end_alike(tmp_path: Path) -> None:
         model = mlp()
         birdie.spectral(model, transform="dct")
         starts.append(float(birdie.quantization_loss(model).detach()))
-        tuned(model, steps=60, bits=3.0)
+        tuned(model, steps=60, budget=800)
         sizes.append(birdie.save(model, tmp_path / "x.birdie").bytes)
     for values, share in ((starts, 0.01), (sizes, 0.05)):
         middle = sum(values) / len(values)
