@@ -210,25 +210,31 @@ def _steps(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, curves[: len(optimizer.param_groups)])
     weighings = {math.ceil(share * steps) for share in _WEIGHED}
     number, last = 0, steps
-    while number < last:
-        number += 1
-        task = loss(model, next(batches))
-        total = task if aim is None else task + aim.control.penalty()
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-        if aim is not None and number == last:
-            Spectral(model, aim.network).settle()
-            if not aim.weigh():
-                last += _longer(aim, number, steps)
-        elif aim is not None and number in weighings:
-            aim.weigh()
-            if number >= _STILL * steps:
-                aim.control.holding = True
-                at_bits(model, aim.network, aim.control.target, reach=_REACH)
-        bits, weight, size = (None, None, None) if aim is None else (aim.control.bits, aim.control.weight, aim.bytes)
-        yield Tuned(number, last, float(task.detach()), bits, weight, size)
+    try:
+        while number < last:
+            number += 1
+            task = loss(model, next(batches))
+            total = task if aim is None else task + aim.control.penalty()
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            if aim is not None and number == last:
+                Spectral(model, aim.network).settle()
+                if not aim.weigh():
+                    last += _longer(aim, number, steps)
+            elif aim is not None and number in weighings:
+                aim.weigh()
+                if number >= _STILL * steps:
+                    aim.control.holding = True
+                    at_bits(model, aim.network, aim.control.target, reach=_REACH)
+            bits, weight, size = (
+                (None, None, None) if aim is None else (aim.control.bits, aim.control.weight, aim.bytes)
+            )
+            yield Tuned(number, last, float(task.detach()), bits, weight, size)
+    finally:
+        if aim is not None:
+            aim.control.release()
 
 
 def _cosine(steps: float, floor: float, done: int) -> float:

@@ -53,6 +53,8 @@ class RateControl:
         self.network = next(wrapped(model)).weight.quantizer
         self._by_bits, self._by_task = -1.0, 0.0  # slopes of both by the offset
         self._asking, self._mean = False, self._mean_step()
+        parts = list({id(each.weight): each for each in wrapped(model)}.values())
+        self.network.centre([each.weight.features for each in parts], [each.coefficients.numel() for each in parts])
         hook: Any = self.network.offset.register_hook
         hook(_Steered(self))
 
@@ -85,6 +87,10 @@ class RateControl:
         lean = min(max(self.bits / line, 1 / _LEAN), _LEAN)
         self.weight = max(0.0, self._by_task / steep) * lean**2
         return self.weight * rate
+
+    def release(self) -> None:
+        """Leave the network as it was found: trained by gradients alone."""
+        self.network.centre([], [])
 
     def _mean_step(self) -> float:
         """log2 of the steps without the offset, averaged over weights; the offset takes back what this drifts."""

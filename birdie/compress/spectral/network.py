@@ -32,10 +32,15 @@ class QuantizationNetwork(nn.Module):
         tails: (tensors, 1): logit of the share of heavy tails in the distribution that each is coded under (`rate`).
     """
 
+    everywhere: Tensor
+    shares: Tensor
+
     def __init__(self, tensors: int, hidden: int = 32) -> None:
         super().__init__()
         self.offset = nn.Parameter(torch.zeros(()))
         self.tails = nn.Parameter(torch.zeros(tensors, 1))
+        self.register_buffer("everywhere", torch.zeros(0, 2 * OCTAVES * (AXES + 1)), persistent=False)
+        self.register_buffer("shares", torch.zeros(0), persistent=False)
         self.body = nn.Sequential(
             nn.Linear(2 * OCTAVES * (AXES + 1), hidden),
             nn.SiLU(),
@@ -58,7 +63,26 @@ class QuantizationNetwork(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """features (positions, 48) → log2 of steps in deviations, (positions,)."""
         found: Tensor = self.body(features).squeeze(-1)
+        if len(self.shares):
+            mean = torch.dot(self.shares, self.body(self.everywhere).squeeze(-1))
+            found = found - (mean - mean.detach())
         return self.offset + found
+
+    def centre(self, positions: Sequence[Tensor], weights: Sequence[int]) -> None:
+        """From now on the rest learns only how steps differ, and the offset alone moves them all; nothing else changes.
+
+        Whoever sets the offset needs that: else the rest is pushed by what pushes all steps, and nothing holds it.
+
+        Args:
+            positions: the features of each tensor's classes; none ends it.
+            weights: of each tensor, how many there are.
+        """
+        if not positions:
+            self.shares = self.shares[:0]
+            return
+        self.everywhere = torch.cat(list(positions))
+        shares = [torch.full((len(each),), count / len(each)) for each, count in zip(positions, weights, strict=True)]
+        self.shares = (torch.cat(shares) / sum(weights)).to(self.everywhere)
 
 
 def features(tensor: int, tensors: int, classes: Sequence[int]) -> Tensor:
