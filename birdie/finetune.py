@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from birdie import artifact
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
-from birdie.compress.spectral.wrap import Spectral, at_bits, quantization_loss, wrapped
+from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
+from birdie.compress.state import whole
 from birdie.errors import BudgetError, ConfigError, DataError
 
 Batch = TypeVar("Batch")
@@ -99,9 +100,10 @@ def fine_tune(
 
     Raises:
         ConfigError: settings contradict one another or are out of range, or the model is not wrapped.
-        DataError: batches ended and do not start again.
+        DataError: batches ended and do not start again, or the loss is not finite (when iterated over).
         BudgetError: the file does not come down to the budget (when iterated over).
     """
+    budget = whole("budget", budget)
     if steps < 1 or not rate > 0 or not network_rate > 0:
         raise ConfigError(f"steps={steps}, rate={rate}, network_rate={network_rate}; all must be above zero")
     if budget is not None and bits is not None:
@@ -129,7 +131,7 @@ def _measure(
     An error costs the loss its square times the curvature, for which mean squared gradients stand (empirical Fisher);
     it costs all tensors alike where steps go with one over their root.
     """
-    parts = list({id(each.weight): each for each in wrapped(model)}.values())
+    parts = distinct(model)
     start, squares = float(quantization_loss(model).detach()), torch.zeros(len(parts))
     for batch in batches:
         model.zero_grad(set_to_none=True)
@@ -214,6 +216,11 @@ def _steps(
         while number < last:
             number += 1
             task = loss(model, next(batches))
+            if not bool(torch.isfinite(task)):
+                raise DataError(
+                    f"the loss of step {number:,} is not finite and the step was not taken; look at that batch, or "
+                    "lower rate or network_rate"
+                )
             total = task if aim is None else task + aim.control.penalty()
             optimizer.zero_grad(set_to_none=True)
             total.backward()  # type: ignore[no-untyped-call]

@@ -129,6 +129,8 @@ def test_what_cannot_be_is_refused() -> None:
         fine_tune(model, [data()], loss, steps=5, bits=2, budget=2)
     with pytest.raises(ConfigError, match="above zero"):
         fine_tune(model, [data()], loss, steps=0, bits=2)
+    with pytest.raises(ConfigError, match="not a whole number"):
+        fine_tune(model, [data()], loss, steps=5, budget="16MB")  # type: ignore[arg-type]
     with pytest.raises(BudgetError, match="leaves nothing"):
         fine_tune(model, [data()], loss, steps=5, budget=100)
 
@@ -148,3 +150,32 @@ def test_batches_that_end_are_told() -> None:
 
     with pytest.raises(DataError, match="no more batches"):
         list(fine_tune(mlp(), once(), loss, steps=2))
+
+
+def test_a_loss_that_is_not_finite_is_told_and_leaves_the_weights() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    birdie.spectral(model)
+    x, y = data()
+    good, bad = (x, y), (torch.full_like(x, torch.nan), y)
+    steps = fine_tune(model, [good, good, bad], loss, steps=9, bits=3.0, measured=False)
+    with pytest.raises(DataError, match="the loss of step 3 is not finite"):
+        list(steps)
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+
+
+def test_the_network_is_given_back_when_training_ends_or_is_left() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    birdie.spectral(model)
+    offset = next(wrapped(model)).weight.quantizer.offset
+    steps = fine_tune(model, [data()], loss, steps=9, bits=3.0)
+    for step in steps:
+        if step.number == 3:
+            break
+    assert offset.grad is not None
+    assert not bool(offset.grad)
+    steps.close()  # type: ignore[attr-defined]
+    model.zero_grad()
+    birdie.quantization_loss(model).backward()  # type: ignore[no-untyped-call]
+    assert bool(offset.grad)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.spectral.wrap import quantization_loss, wrapped
+from birdie.compress.spectral.wrap import distinct, quantization_loss, wrapped
 from birdie.errors import ConfigError
 
 _FEWEST = 1e-4  # bits a weight
@@ -52,11 +52,8 @@ class RateControl:
         self.done, self.weight, self.holding = 0, 0.0, False
         self.network = next(wrapped(model)).weight.quantizer
         self._by_bits, self._by_task = -1.0, 0.0  # slopes of both by the offset
-        self._asking, self._mean = False, self._mean_step()
-        parts = list({id(each.weight): each for each in wrapped(model)}.values())
-        self.network.centre([each.weight.features for each in parts], [each.coefficients.numel() for each in parts])
-        hook: Any = self.network.offset.register_hook
-        hook(_Steered(self))
+        self._asking, self._mean = False, 0.0
+        self._handle: Any = None
 
     def measure(self) -> float:
         """Bits per spectral weight now."""
@@ -70,6 +67,8 @@ class RateControl:
 
     def penalty(self) -> Tensor:
         """λ · bits, to be added to the loss; one call a step, after the model has been run."""
+        if self._handle is None:
+            self._seize()
         rate = quantization_loss(self.model)
         offset = self.network.offset
         self._asking = True
@@ -81,23 +80,32 @@ class RateControl:
         steep = max(-self._by_bits, _FLATTEST * min(1.0, self.bits))
         if not self.holding:
             way = _DAMPED * (self.bits - line) / steep
-            drift, self._mean = self._mean, self._mean_step()
+            drift, self._mean = self._mean, self._mean_now()
             with torch.no_grad():
                 offset.add_(min(max(way, -_FARTHEST), _FARTHEST) + drift - self._mean)
         lean = min(max(self.bits / line, 1 / _LEAN), _LEAN)
         self.weight = max(0.0, self._by_task / steep) * lean**2
         return self.weight * rate
 
-    def release(self) -> None:
-        """Leave the network as it was found: trained by gradients alone."""
-        self.network.centre([], [])
+    def _seize(self) -> None:
+        """From the first penalty on, the offset is this one's."""
+        parts = distinct(self.model)
+        self.network.centre([each.weight.features for each in parts], [each.coefficients.numel() for each in parts])
+        self._mean = self._mean_now()
+        hook: Any = self.network.offset.register_hook
+        self._handle = hook(_Steered(self))
 
-    def _mean_step(self) -> float:
-        """log2 of the steps without the offset, averaged over weights; the offset takes back what this drifts."""
-        parts = {id(each.weight): each for each in wrapped(self.model)}.values()
+    def release(self) -> None:
+        """Leave the network as it was found: trained by gradients alone, until the next penalty."""
+        self.network.centre([], [])
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _mean_now(self) -> float:
+        """Where the rest of the network has drifted to, which the offset takes back."""
         with torch.no_grad():
-            sums = [each.coefficients.numel() * float(self.network.body(each.weight.features).mean()) for each in parts]
-        return sum(sums) / sum(each.coefficients.numel() for each in parts)
+            return float(self.network.mean())
 
     def taken(self, slope: Tensor) -> Tensor:
         """What the optimizer gets of the loss's slope by the offset: nothing. What is not λ times the bits' is the

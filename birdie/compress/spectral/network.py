@@ -64,9 +64,13 @@ class QuantizationNetwork(nn.Module):
         """features (positions, 48) → log2 of steps in deviations, (positions,)."""
         found: Tensor = self.body(features).squeeze(-1)
         if len(self.shares):
-            mean = torch.dot(self.shares, self.body(self.everywhere).squeeze(-1))
+            mean = self.mean()
             found = found - (mean - mean.detach())
         return self.offset + found
+
+    def mean(self) -> Tensor:
+        """What the rest adds to the offset, averaged over all weights of the tensors it was centred on, 0-d."""
+        return torch.dot(self.shares, self.body(self.everywhere).squeeze(-1))
 
     def centre(self, positions: Sequence[Tensor], weights: Sequence[int]) -> None:
         """From now on the rest learns only how steps differ, and the offset alone moves them all; nothing else changes.

@@ -180,6 +180,11 @@ def wrapped(model: nn.Module) -> Iterator[Wrapped]:
                 yield Wrapped(f"{prefix}.{attribute}" if prefix else attribute, module, attribute, chain[0])
 
 
+def distinct(model: nn.Module) -> list[Wrapped]:
+    """The same, tied tensors once."""
+    return list({id(each.weight): each for each in wrapped(model)}.values())
+
+
 class Spectral:
     """What `spectral` returns: a handle on the quantization network that the model now owns."""
 
@@ -336,7 +341,7 @@ def quantization_loss(model: nn.Module) -> Tensor:
     Raises:
         ConfigError: nothing in the model is wrapped.
     """
-    parts = list({id(each.weight): each for each in wrapped(model)}.values())
+    parts = distinct(model)
     if not parts:
         raise ConfigError("nothing in the model is spectral; call spectral(model) first")
     bits = torch.stack(
