@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, emit, progress_bar, remark, say, show
+from birdie.cli.hub import HubFlags, prepare_hub
 from birdie.data.corpus import Corpus, file_corpus, stdlib_corpus
 from birdie.data.prepare import Prepared
 from birdie.data.prepare import prepare as prepare_data
@@ -23,7 +24,11 @@ STAGES = {
 
 def prepare(
     *source: Annotated[
-        str, Parameter(help="`stdlib` (the sources of Python's standard library), or files, folders, globs.")
+        str,
+        Parameter(
+            help="`stdlib` (the sources of Python's standard library), `hub` (the challenge's published shards), "
+            "or files, folders, globs."
+        ),
     ],
     validation: Annotated[
         tuple[str, ...], Parameter(negative=(), help="Files held out; default: about 5 %, by name or by document.")
@@ -36,15 +41,26 @@ def prepare(
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="Root of the challenge's data layout.")] = Path(
         "data"
     ),
+    hub: HubFlags | None = None,
     json: Json = False,
 ) -> None:
-    """Turn text into shards and a tokenizer, in the challenge's layout.
+    """Turn text into shards and a tokenizer, in the challenge's layout; or fetch those that are published.
 
     The shards go to OUTPUT/datasets/fineweb10B_sp1024/, the tokenizer to OUTPUT/tokenizers/fineweb_1024_bpe.model
     (names follow the vocabulary), so with the default OUTPUT the challenge's commands find both.
     """
     if not source:
-        raise ConfigError("birdie prepare needs a source: stdlib, or files, folders or globs")
+        raise ConfigError("birdie prepare needs a source: stdlib, hub, or files, folders or globs")
+    hub = hub or HubFlags()
+    if source == ("hub",):
+        if validation or documents != "auto" or tokenizer is not None or vocab_size is not None:
+            raise ConfigError(
+                "hub has its own split and tokenizers; choose with --variant and leave the flags for text out"
+            )
+        prepare_hub(hub, output, json=json)
+        return
+    if hub.given:
+        raise ConfigError(f"{hub.given[0]} is for birdie prepare hub; leave it out, or give hub as the only source")
     if tokenizer is not None and vocab_size is not None:
         raise ConfigError("--tokenizer brings its own vocabulary; leave --vocab-size out")
     if source == ("stdlib",):

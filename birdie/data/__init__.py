@@ -6,5 +6,8 @@ byte_accounting  the UTF-8 bytes each token stands for, and a check of that agai
 shards           the challenge's `.bin` files: read, write, validate
 dataset          a folder of shards: its totals, and whether a tokenizer made it
 prepare          corpus + tokenizer → shards in the challenge's layout
+hub              a repository on the Hugging Face hub: its listing, and its files proven whole
+published        which of these files make up one data set of the challenge
+fetch            a published data set → the same layout, fetched, checked and counted
 batches          shards → training batches: memory-mapped, resumable, prefetched, split over ranks
 """

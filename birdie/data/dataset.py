@@ -25,7 +25,7 @@ INFO_NAME = "dataset.json"
 _FORMAT = 1
 _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as file names spell it: "…_sp1024.bin"
 _SAMPLE_TOKENS = 65_536
-_LEAST_REPRODUCED = 0.95  # share of tokens that come back from text; see check_tokenizer
+LEAST_REPRODUCED = 0.95  # share of tokens that come back from text; see check_tokenizer
 _HEAD_TOKENS = 1 << 22  # of a train shard, looked at for the largest id
 
 _SPLITS: dict[Split, str] = {"train": "training", "val": "validation"}
@@ -252,7 +252,7 @@ def _check_by_decoding(path: Path, tokenizer: Tokenizer) -> list[str]:
     if tokenizer.bos_id not in sample:
         warnings.append(f"{path} has no BOS (id {tokenizer.bos_id}) where documents begin")
     share = reproduced(sample, tokenizer)
-    if share < _LEAST_REPRODUCED:
+    if share < LEAST_REPRODUCED:
         raise DataError(
             f"only {share:.0%} of the tokens in {path} come back when their text by {tokenizer.name} is encoded again; "
             "give the tokenizer the shards were made with"

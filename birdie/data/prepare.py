@@ -124,7 +124,7 @@ def prepare(
         yield from writer.write("val", corpus.validation())
         yield Progress("check")
         check = check_bytes(chosen, Dataset((), tuple(writer.paths["val"])).validation_tokens())
-        _require_right(check, chosen)
+        require_right(check, chosen)
         totals = writer.totals
         info = DatasetInfo(corpus.name, chosen.kind, chosen.digest, chosen.vocab_size, totals["train"], totals["val"])
         info.write(folder)
@@ -155,7 +155,12 @@ def _check_model_replaceable(layout: Layout, tokenizer: Tokenizer) -> None:
         )
 
 
-def _require_right(check: ByteCheck, tokenizer: Tokenizer) -> None:
+def require_right(check: ByteCheck, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer whose byte table is not true to the text it decodes to.
+
+    Raises:
+        DataError: the two differ by more than 0.1 %.
+    """
     if abs(check.table_bytes - check.text_bytes) > _TOLERANCE * check.text_bytes:
         raise DataError(
             f"the byte table of {tokenizer.name} counts {check.table_bytes:,} bytes of validation text, which has "
