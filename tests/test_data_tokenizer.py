@@ -15,13 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.data.byte_accounting import check_bytes, split_documents
+from birdie.data.caseops import ALLCAPS, ESCAPE, OPERATORS, TITLE
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import (
     ByteTokenizer,
+    CaseOpsTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     _sample_lines,
+    has_operators,
     load_tokenizer,
+    train_caseops,
     train_sentencepiece,
 )
 from birdie.errors import ConfigError, DataError
@@ -42,7 +46,15 @@ def small_bpe() -> SentencePieceTokenizer:
     return train_sentencepiece(words(60), 400)
 
 
-TOKENIZERS = pytest.mark.parametrize("make", [ByteTokenizer, small_bpe], ids=["bytes", "bpe"])
+@cache
+def small_caseops() -> CaseOpsTokenizer:
+    return train_caseops([text.title() for text in words(60)], 420)
+
+
+TOKENIZERS = pytest.mark.parametrize("make", [ByteTokenizer, small_bpe, small_caseops], ids=["bytes", "bpe", "caseops"])
+CAPITALS = st.text(
+    st.sampled_from([*"aABhHzZ .1\0\t", *OPERATORS, *"ÉßKＡﬁⅧ", "\u0331", "\u030c", "\u0301", "\u200b", "😀"])
+)
 
 
 def stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
@@ -68,16 +80,27 @@ def test_bpe_gives_normalised_text_back(text: str) -> None:
     assert small_bpe().decode(small_bpe().encode(normalised)) == normalised
 
 
+@settings(deadline=None, max_examples=300)
+@given(TEXTS | CAPITALS)
+def test_caseops_gives_back_what_its_model_gives_back_without_it(text: str) -> None:
+    """Normal forms are settled before capitals go; where the model's own takes two passes, after both."""
+    model = SentencePieceTokenizer(small_caseops().model_bytes)
+    passed = model.decode(model.encode(text))
+    again = model.decode(model.encode(passed))
+    assert small_caseops().decode(small_caseops().encode(text)) == again
+    assert model.normalize(passed) == again
+
+
 @TOKENIZERS
 @settings(deadline=None)
-@given(texts=st.lists(TEXTS, max_size=5))
+@given(texts=st.lists(TEXTS | CAPITALS, max_size=5))
 def test_the_byte_table_counts_utf8(make: type[Tokenizer], texts: list[str]) -> None:
     tokenizer = make()
     tokens = stream(tokenizer, texts)
     check = check_bytes(tokenizer, tokens)
     assert check.exact
     assert check.documents == len(texts)
-    counted = tokenizer.byte_table().count(tokens[:-1], tokens[1:]).sum() if texts else 0
+    counted = tokenizer.byte_table().count_document(tokens, tokenizer.bos_id).sum()
     assert counted == check.table_bytes == check.text_bytes
 
 
@@ -104,8 +127,60 @@ def test_the_table_by_piece_type() -> None:
     assert table.count(previous, targets).tolist() == [0, 1, 1, 2, 1]
 
 
+def test_operators_stand_for_no_bytes_unless_escaped() -> None:
+    tokenizer = small_caseops()
+    title, escape = (tokenizer._operators[operator] for operator in (TITLE, ESCAPE))
+    a = int(tokenizer.encode("a")[0])
+    table = tokenizer.byte_table()
+
+    def counted(*ids: int) -> list[int]:
+        return table.count_document(np.array(ids, np.uint16), tokenizer.bos_id).tolist()
+
+    assert counted(title, a) == [0, 1]
+    assert counted(escape, title, title, a) == [0, 3, 0, 1]
+    assert counted(escape, escape, title, a) == [0, 3, 0, 1]
+    assert counted(escape, escape, escape, title) == [0, 3, 0, 3]
+    assert counted(a, escape, tokenizer.bos_id, title, escape) == [1, 0, 0, 0, 0]
+    assert counted(escape, a) == [0, 1]
+    assert table.count(np.array([escape, a]), np.array([title, title])).tolist() == [3, 0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(4, 7) | st.sampled_from([300, 301, 302]), max_size=12))
+def test_bytes_are_true_for_whatever_a_model_writes_with_operators(ids: list[int]) -> None:
+    assert check_bytes(small_caseops(), np.array([1, *ids], np.uint16)).exact
+
+
+def test_caseops_reserves_its_ids_and_is_known_by_them(tmp_path: Path) -> None:
+    tokenizer = train_caseops([text.title() for text in words(60)], 420, tmp_path / "a.model")
+    assert tokenizer.digest == small_caseops().digest
+    assert (tokenizer.kind, tokenizer.name, tokenizer.vocab_size) == ("caseops", "sp420_caseops", 420)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes)
+    assert [processor.id_to_piece(i) for i in range(9)] == ["<pad>", "<s>", "</s>", "<unk>", *OPERATORS, "<0x00>"]
+    assert not any(set(processor.id_to_piece(i)) & set(OPERATORS) for i in range(8, 420))
+    loaded = load_tokenizer(tmp_path / "a.model")
+    assert isinstance(loaded, CaseOpsTokenizer)
+    assert loaded.encode(f"NASA {TITLE}x").tolist()[:1] == [processor.piece_to_id(ALLCAPS)]
+    (tmp_path / "b.model").write_bytes(small_bpe().model_bytes)
+    assert isinstance(load_tokenizer(tmp_path / "b.model"), SentencePieceTokenizer)
+    with pytest.raises(DataError, match="sp400 does not reserve ids 4 to 7"):
+        CaseOpsTokenizer(small_bpe())
+
+
+def test_a_text_full_of_operators_does_not_make_a_caseops_model() -> None:
+    """Pieces that were learned come after the bytes."""
+    texts = [f"{text} {' '.join(OPERATORS)}" for text in words(60)]
+    assert not has_operators(train_sentencepiece(texts, 420))
+
+
+def test_one_piece_serves_a_word_in_every_case() -> None:
+    lower, title, capitals = (small_caseops().encode(text).tolist() for text in ("stone", "Stone", "STONE"))
+    assert title == [small_caseops()._operators[TITLE], *lower]
+    assert capitals == [small_caseops()._operators[ALLCAPS], *lower]
+
+
 def test_rows_beyond_the_vocabulary_are_unused() -> None:
-    for tokenizer in (ByteTokenizer(), small_bpe()):
+    for tokenizer in (ByteTokenizer(), small_bpe(), small_caseops()):
         table = tokenizer.byte_table(512)
         assert len(table) == 512
         assert not table.base_bytes[tokenizer.vocab_size :].any()
@@ -178,6 +253,8 @@ def test_impossible_vocabularies_are_refused() -> None:
         train_sentencepiece(["a few words only"], 4000)
     with pytest.raises(DataError, match="no text"):
         train_sentencepiece([" ", "\n"], 300)
+    with pytest.raises(ConfigError, match=r"a vocabulary of 264 is not possible; choose 265 to 65,536"):
+        train_caseops(words(1), 264)
 
 
 def test_a_sample_of_lines_is_even_and_bounded() -> None:

@@ -1,7 +1,11 @@
 """Tokenizers: raw bytes, and SentencePiece BPE with the challenge's settings (given as a `.model` or trained here).
 
-Both keep pad 0, bos 1, eos 2, unk 3. Ids are uint16, as in the shards. `encode` adds no BOS; a document in a shard is
+All keep pad 0, bos 1, eos 2, unk 3. Ids are uint16, as in the shards. `encode` adds no BOS; a document in a shard is
 BOS + tokens. SentencePiece normalises (NFKC, runs of whitespace become one space): its text is the decoded text.
+
+A model that reserves ids 4 to 7 for the operators of CaseOps (birdie.data.caseops) reads and writes text through them:
+
+    text ─► normalised ─► caseops.encode ─► pieces ─► ids ─► pieces ─► caseops.decode ─► normalised text
 """
 
 import hashlib
@@ -9,6 +13,7 @@ import io
 import os
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,14 +21,17 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from birdie.data.byte_accounting import ByteTable, Tokens
+from birdie.data import caseops
+from birdie.data.byte_accounting import ByteTable, Escape, Tokens
 from birdie.errors import ConfigError, DataError
 from birdie.files import write_bytes
 
-Kind = Literal["bytes", "sentencepiece"]
+Kind = Literal["bytes", "sentencepiece", "caseops"]
 
 MAX_VOCAB = 65_536  # ids are uint16
 SPACE = "\u2581"  # SentencePiece's mark for a space
+RESERVED = 4  # control ids of every tokenizer; the operators of CaseOps come next
+_OPERATOR_IDS = range(RESERVED, RESERVED + len(caseops.OPERATORS))
 SAMPLE_BYTES = 32_000_000  # text a vocabulary is learned from: takes seconds, and more hardly changes a merge
 
 _TRAINER: dict[str, Any] = {
@@ -54,7 +62,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """Family and vocabulary as data folders spell it: "byte260", "sp1024"."""
+        """Family and vocabulary: "byte260", "sp1024", "sp1024_caseops"."""
         ...
 
     @property
@@ -190,6 +198,14 @@ class SentencePieceTokenizer:
         encoded = self._processor.encode(list(texts), num_threads=threads)
         return [np.array(ids, np.uint16) for ids in encoded]
 
+    def normalize(self, text: str) -> str:
+        """`text` as the model sees it, which is what `decode` gives back."""
+        return str(self._processor.normalize(text)).replace(SPACE, " ")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces called `ids`, all of them in the vocabulary."""
+        return [str(self._processor.id_to_piece(i)) for i in ids]
+
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
         """The text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
 
@@ -227,6 +243,72 @@ class SentencePieceTokenizer:
         return table
 
 
+class CaseOpsTokenizer:
+    """A SentencePiece model whose text goes through CaseOps.
+
+    Its table counts the bytes of the text before CaseOps. Scoring takes them from the byte sidecar of the shards, as
+    the challenge does (birdie.data.sidecar).
+
+    Args:
+        model: the SentencePiece model, which reserves ids 4 to 7 for the operators.
+
+    Raises:
+        DataError: it does not.
+    """
+
+    kind: Kind = "caseops"
+
+    def __init__(self, model: SentencePieceTokenizer) -> None:
+        if not has_operators(model):
+            raise DataError(
+                f"the SentencePiece model {model.name} does not reserve ids 4 to 7 for the operators of CaseOps; "
+                "give one that was trained for CaseOps"
+            )
+        self._model = model
+        self._operators = {piece: RESERVED + i for i, piece in enumerate(model.pieces(_OPERATOR_IDS))}
+        self.name = f"{model.name}_caseops"
+        self.vocab_size, self.bos_id = model.vocab_size, model.bos_id
+        self.digest, self.model_bytes = model.digest, model.model_bytes
+
+    def encode(self, text: str) -> Tokens:
+        """The ids of `text`, without BOS."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:
+        """`encode` of each of `texts`, on up to `threads` threads.
+
+        Normalised first: the model would turn "ABﬁ" into the operator for capitals and "abfi", which is "ABFI".
+        """
+        for text in texts:
+            _utf8(text)
+        return self._model.encode_batch([caseops.encode(self._model.normalize(text)) for text in texts], threads)
+
+    def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
+        """The text of `ids`; control ids and operators without letters decode to nothing, malformed UTF-8 to U+FFFD.
+
+        Raises:
+            DataError: an id is outside the vocabulary.
+        """
+        return caseops.decode(self._model.decode(ids))
+
+    def byte_table(self, vocab_size: int | None = None) -> ByteTable:
+        """Bytes per id as the model's own table has them, but none for operators that are not escaped.
+
+        Raises:
+            DataError: "▁" is no piece of its own.
+        """
+        table = self._model.byte_table(vocab_size)
+        escaped = np.zeros_like(table.base_bytes)
+        for i in self._operators.values():
+            table.base_bytes[i], escaped[i] = 0, caseops.OPERATOR_BYTES
+        return replace(table, escape=Escape(self._operators[caseops.ESCAPE], escaped))
+
+
+def has_operators(model: SentencePieceTokenizer) -> bool:
+    """Whether ids 4 to 7 are the operators of CaseOps; pieces that are learned come after the 256 bytes."""
+    return model.vocab_size >= _OPERATOR_IDS.stop and set(model.pieces(_OPERATOR_IDS)) == set(caseops.OPERATORS)
+
+
 def _check_range(ids: NDArray[np.int64], vocab_size: int) -> None:
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise DataError(
@@ -235,8 +317,8 @@ def _check_range(ids: NDArray[np.int64], vocab_size: int) -> None:
         )
 
 
-def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer:
-    """The tokenizer called `spec`: "bytes", or the path of a SentencePiece `.model`.
+def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer | CaseOpsTokenizer:
+    """The tokenizer called `spec`: "bytes", or the path of a SentencePiece `.model`, with CaseOps if it has operators.
 
     Raises:
         DataError: no such file, or not a model.
@@ -245,10 +327,11 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePiec
         return ByteTokenizer()
     path = Path(spec)
     try:
-        return SentencePieceTokenizer(path.read_bytes(), str(path))
+        model = SentencePieceTokenizer(path.read_bytes(), str(path))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"tokenizer {path}: {reason}; give 'bytes' or the path of a SentencePiece .model") from error
+    return CaseOpsTokenizer(model) if has_operators(model) else model
 
 
 def train_sentencepiece(
@@ -266,15 +349,35 @@ def train_sentencepiece(
         DataError: no text, or too little of it for so many pieces.
         OutputError: `target` cannot be written.
     """
-    if not 260 < vocab_size <= MAX_VOCAB:
-        raise ConfigError(f"a vocabulary of {vocab_size:,} is not possible; choose 261 to {MAX_VOCAB:,}")
+    return _learn(documents, vocab_size, target, sample_bytes)
+
+
+def train_caseops(
+    documents: Iterable[str], vocab_size: int, target: Path | None = None, *, sample_bytes: int = SAMPLE_BYTES
+) -> CaseOpsTokenizer:
+    """Learn a BPE vocabulary for CaseOps: as `train_sentencepiece` in all else, with ids 4 to 7 for the operators."""
+    return CaseOpsTokenizer(_learn(documents, vocab_size, target, sample_bytes, caseops.OPERATORS))
+
+
+def _learn(
+    documents: Iterable[str], vocab_size: int, target: Path | None, sample_bytes: int, operators: Sequence[str] = ()
+) -> SentencePieceTokenizer:
+    least = RESERVED + len(operators) + 256
+    if not least < vocab_size <= MAX_VOCAB:
+        raise ConfigError(f"a vocabulary of {vocab_size:,} is not possible; choose {least + 1} to {MAX_VOCAB:,}")
     lines = _sample_lines(documents, sample_bytes)
+    if operators:
+        lines = [caseops.encode(line) for line in lines]
     if not lines:
         raise DataError("there is no text to learn a vocabulary from; check the corpus")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **_TRAINER
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            user_defined_symbols=list(operators),
+            **_TRAINER,
         )
     except RuntimeError as error:
         raise ConfigError(
