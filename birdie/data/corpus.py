@@ -2,7 +2,7 @@
 
 A corpus is a list of files and a rule that says which of their documents are held out. The rule hashes names or text
 (SHA-256, never Python's own hash), so a document is on the same side on every machine, and stays there when files are
-added, unless so few were there before that one had to be chosen.
+added, unless so few were there before that one had to be chosen. Copies of a held-out document are not for training.
 """
 
 import hashlib
@@ -79,6 +79,19 @@ class TextFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """Training documents that are held out, too.
+
+    Attributes:
+        documents: how many.
+        first: where the first of them stands; empty without any.
+    """
+
+    documents: int = 0
+    first: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Corpus:
     """Documents to train on and documents to validate on.
 
@@ -88,12 +101,15 @@ class Corpus:
         validation_files: files with held-out documents.
         held_out_fraction: set when both are the same files: the share of documents held out, by hash of their text
             (so copies of a document are on one side).
+        leaves_out_copies: documents of training files that are held out, too, are no training documents: where the
+            split is birdie's own choice of files, copies are nobody's mistake.
     """
 
     name: str
     train_files: tuple[TextFile, ...]
     validation_files: tuple[TextFile, ...]
     held_out_fraction: float | None = None
+    leaves_out_copies: bool = False
 
     def train(self) -> Iterator[str]:
         """The training documents, in order.
@@ -107,9 +123,31 @@ class Corpus:
         """The held-out documents, in order; raises as `train`."""
         return self._documents(self.validation_files, held_out=True)
 
+    def overlap(self) -> Overlap:
+        """The documents of training files that are held out, too, by hash of their text; reads all files.
+
+        Raises:
+            DataError: a file cannot be used.
+        """
+        if self.held_out_fraction is not None:  # the text itself decides on its side
+            return Overlap()
+        held_out, count, first = self._held_out(), 0, ""
+        for file in self.train_files:
+            for number, text in enumerate(file.documents(), 1):
+                if _digest(text) in held_out:
+                    first = first or (str(file.path) if file.unit == "file" else f"document {number} of {file.path}")
+                    count += 1
+        return Overlap(count, first)
+
+    def _held_out(self) -> set[bytes]:
+        return {_digest(text) for text in _all_documents(self.validation_files)}
+
     def _documents(self, files: tuple[TextFile, ...], *, held_out: bool) -> Iterator[str]:
         if self.held_out_fraction is None:
             chosen = _all_documents(files)
+            if self.leaves_out_copies and not held_out:
+                copied = self._held_out()
+                chosen = (text for text in chosen if _digest(text) not in copied)
         else:
             end = _held_out_below(map(_place, _all_documents(files)), self.held_out_fraction)
             chosen = (text for text in _all_documents(files) if (_place(text) < end) == held_out)
@@ -130,6 +168,10 @@ def _all_documents(files: Iterable[TextFile]) -> Iterator[str]:
     return chain.from_iterable(file.documents() for file in files)
 
 
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
 def _place(name: str) -> int:
     """Where `name` lies among all names: the head of its SHA-256, in [0, 2**64)."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
@@ -148,7 +190,8 @@ def _held_out_below(places: Iterable[int], fraction: float) -> int:
 def _split_by_file(name: str, files: Sequence[TextFile], fraction: float) -> Corpus:
     end = _held_out_below((_place(file.key) for file in files), fraction)
     train = tuple(file for file in files if _place(file.key) >= end)
-    return Corpus(name, train, tuple(file for file in files if _place(file.key) < end))
+    held_out = tuple(file for file in files if _place(file.key) < end)
+    return Corpus(name, train, held_out, leaves_out_copies=True)
 
 
 def stdlib_corpus() -> Corpus:
