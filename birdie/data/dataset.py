@@ -17,17 +17,19 @@ import numpy as np
 
 from birdie.data.byte_accounting import Tokens, split_documents
 from birdie.data.shards import Split, read_shard
+from birdie.data.sidecar import is_sidecar
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
 from birdie.files import write_bytes
 
 INFO_NAME = "dataset.json"
 _FORMAT = 1
-_VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as file names spell it: "…_sp1024.bin"
+_VOCABULARY = re.compile(r"_((?:sp|byte)\d+(?:_caseops)?)(?=[_.])")  # as file names spell it: "…_sp1024.bin"
 _SAMPLE_TOKENS = 65_536
 LEAST_REPRODUCED = 0.95  # share of tokens that come back from text; see check_tokenizer
 _HEAD_TOKENS = 1 << 22  # of a train shard, looked at for the largest id
 
+_LABELS = {"bytes": "byte{}", "caseops": "sp{}_caseops"}  # of tokenizers, by their kind
 _SPLITS: dict[Split, str] = {"train": "training", "val": "validation"}
 
 Patterns = str | Path | Sequence[str | Path]
@@ -56,7 +58,7 @@ class DatasetInfo:
 
     Attributes:
         corpus: name of the corpus.
-        tokenizer_kind: "bytes" or "sentencepiece".
+        tokenizer_kind: "bytes", "sentencepiece" or "caseops".
         tokenizer_sha256: the tokenizer's digest.
         vocab_size: its number of ids.
         train: totals of the training shards.
@@ -144,7 +146,7 @@ def open_dataset(
 ) -> Dataset:
     """The data set in `folder` (files `*_train_*.bin` and `*_val_*.bin`), or of the files and globs given.
 
-    Every header is checked. With files given, one of the splits may be left out.
+    Every header is checked. With files given, one of the splits may be left out. Byte sidecars are passed over.
 
     Args:
         folder: where the shards lie.
@@ -181,7 +183,7 @@ def open_dataset(
 
 def _in_folder(folder: Path, split: Split) -> list[Path]:
     pattern = f"*_{split}_*.bin"
-    if not (found := sorted(folder.glob(pattern))):
+    if not (found := sorted(path for path in folder.glob(pattern) if not is_sidecar(path))):
         raise DataError(
             f"{folder} has no {_SPLITS[split]} ({pattern}) shards; prepare the data or give the files one by one"
         )
@@ -193,6 +195,7 @@ def _expand(patterns: Patterns) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
         matches = [Path(pattern)] if Path(pattern).exists() else [Path(p) for p in sorted(glob(str(pattern)))]  # noqa: PTH207
+        matches = [path for path in matches if not is_sidecar(path)]
         if not matches:
             raise DataError(f"{pattern} matches no shard; check the path")
         found.update(dict.fromkeys(matches))
@@ -202,8 +205,7 @@ def _expand(patterns: Patterns) -> tuple[Path, ...]:
 def _check_one_vocabulary(files: Dataset, info: DatasetInfo | None) -> None:
     by_label: dict[str, str] = {}
     if info is not None:
-        label = "byte" if info.tokenizer_kind == "bytes" else "sp"
-        by_label[f"{label}{info.vocab_size}"] = INFO_NAME
+        by_label[_LABELS.get(info.tokenizer_kind, "sp{}").format(info.vocab_size)] = INFO_NAME
     for path in files.train + files.val:
         for label in _VOCABULARY.findall(path.name)[-1:]:
             by_label.setdefault(label, path.name)

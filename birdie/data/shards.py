@@ -99,7 +99,7 @@ class ShardWriter:
 
     Args:
         folder: where the shards go.
-        split: "train" or "val".
+        split: "train" or "val", or "val_bytes" for the sidecar of the latter (birdie.data.sidecar).
         shard_tokens: tokens a shard.
 
     Raises:
@@ -107,7 +107,7 @@ class ShardWriter:
         OutputError: (in use) a file cannot be written.
     """
 
-    def __init__(self, folder: Path, split: Split, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(self, folder: Path, split: Split | Literal["val_bytes"], shard_tokens: int = SHARD_TOKENS) -> None:
         if not 0 < shard_tokens <= _MAX_TOKENS:
             raise ConfigError(f"shard_tokens={shard_tokens} must lie between 1 and {_MAX_TOKENS:,}")
         self.paths: list[Path] = []
