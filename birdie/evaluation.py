@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from birdie import artifact
 from birdie.compress import baseline
 from birdie.compress.state import fill
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
+from birdie.data.sidecar import byte_counts
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
@@ -37,12 +39,14 @@ class Evaluation:
     """A decoded artifact's score and where the time went.
 
     Attributes:
+        sidecar: whether a byte sidecar counted the text, not the tokenizer's table.
         seconds: decode, compile, score, adapt.
         warnings: doubts about shards or tokenizer that did not stop the scoring.
     """
 
     score: Score
     bytes: int
+    sidecar: bool
     seconds: dict[str, float]
     warnings: tuple[str, ...]
 
@@ -115,11 +119,13 @@ def evaluate(
     warnings = (*check_tokenizer(dataset, pieces), *_doubts(metadata))
     limit = recipe.validation.max_tokens if max_tokens is None else max_tokens
     tokens = dataset.validation_tokens()
+    tokens = tokens[: limit + 1] if limit else tokens
+    counts = byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size)
     seq_len = recipe.train.train_seq_len if seq_len is None else seq_len
     score = bits_per_byte(
         model,
-        tokens[: limit + 1] if limit else tokens,
-        pieces.byte_table(recipe.model.vocab_size),
+        tokens,
+        counts,
         seq_len=seq_len,
         batch_tokens=batch_tokens or recipe.validation.batch_tokens,
         bos_id=pieces.bos_id,
@@ -128,7 +134,7 @@ def evaluate(
         progress=progress,
     )
     seconds = {"decode": decode_s, "compile": 0.0, "score": score.seconds, "adapt": 0.0}
-    return Evaluation(score, Path(path).stat().st_size, seconds, warnings)
+    return Evaluation(score, Path(path).stat().st_size, isinstance(counts, np.ndarray), seconds, warnings)
 
 
 def _open_validation(given: str | None, data: DataSettings) -> Dataset:

@@ -24,6 +24,7 @@ from birdie.calibration import Calibrated, calibrated
 from birdie.compress.size import parse_size
 from birdie.data.batches import Batches
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
+from birdie.data.sidecar import byte_counts
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
@@ -133,7 +134,10 @@ class Run:
         for warning in check_tokenizer(self.dataset, self.tokenizer):
             notify(warning)
         self.val_tokens = _validation_stream(self.dataset, recipe)
-        self.table = self.tokenizer.byte_table(recipe.model.vocab_size)
+        self.byte_counts = byte_counts(self.dataset.val, self.tokenizer, self.val_tokens, recipe.model.vocab_size)
+        if isinstance(self.byte_counts, np.ndarray):
+            total = int(self.byte_counts.sum(dtype=np.int64))
+            notify(f"the byte sidecar counts {total:,} bytes of validation text, for {len(self.val_tokens):,} tokens")
         if self.world.is_main:
             require_writable(self.folder)
         torch.manual_seed(recipe.train.seed)
@@ -299,7 +303,7 @@ class Run:
             return bits_per_byte(
                 model,
                 self.val_tokens,
-                self.table,
+                self.byte_counts,
                 seq_len=self.recipe.train.train_seq_len,
                 batch_tokens=self.recipe.validation.batch_tokens,
                 bos_id=self.tokenizer.bos_id,

@@ -65,6 +65,18 @@ def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> 
     assert result.bpb == pytest.approx(nats / math.log(2) / bytes_, rel=1e-6)
 
 
+@pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
+def test_bytes_given_by_token_count_as_the_table_does(batch_tokens: int) -> None:
+    tokens, table = stream(1000), Table()
+    counts = np.concatenate(([9], table.count(tokens[:-1], tokens[1:]))).astype(np.uint16)  # the first is no target
+    settings = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
+    by_token, by_table = (bits_per_byte(Bigram(), tokens, each, **settings) for each in (counts, table))
+    assert (by_token.bytes, by_token.bpb, by_token.ci95) == (by_table.bytes, by_table.bpb, by_table.ci95)
+    assert bits_per_byte(Bigram(), tokens, 2 * counts, **settings).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
+    with pytest.raises(DataError, match="bytes are given for 999 tokens, but 1,000 are scored"):
+        bits_per_byte(Bigram(), tokens, counts[:-1], **settings)
+
+
 def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = stream(1000)
     whole = score(tokens, batch_tokens=10_000).bpb

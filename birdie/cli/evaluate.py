@@ -69,7 +69,8 @@ def _table(file: Path, result: Evaluation) -> Table:
     table.add_row("bits per byte", f"{score.bpb:.5f} ± {score.ci95:.5f} (95 %, over documents)")
     table.add_row("nats per token", f"{score.val_loss:.5f}")
     table.add_row("tokens scored", f"{score.tokens:,}")
-    table.add_row("bytes of text", f"{score.bytes:,} ({score.bytes / score.tokens:.3f} per token)")
+    by = ", by the byte sidecar" if result.sidecar else ""
+    table.add_row("bytes of text", f"{score.bytes:,} ({score.bytes / score.tokens:.3f} per token{by})")
     table.add_row("documents", f"{score.documents:,}")
     for name, seconds in result.seconds.items():
         if seconds:

@@ -3,9 +3,9 @@
     bpb = (Σ nll in nats / ln 2) / Σ bytes
 
 over every scored target token, where the bytes of a target are what the tokenizer's byte table charges it after the
-token before it (control tokens such as BOS cost a prediction but no bytes). The stream is cut into non-overlapping
-windows of `seq_len` = L targets, as in the challenge's baseline: window w predicts tokens w·L+1 … (w+1)·L from tokens
-w·L … (w+1)·L−1, and what is left over at the end is not scored.
+token before it, or what a byte sidecar says (control tokens such as BOS cost a prediction but no bytes). The stream is
+cut into non-overlapping windows of `seq_len` = L targets, as in the challenge's baseline: window w predicts tokens
+w·L+1 … (w+1)·L from tokens w·L … (w+1)·L−1, and what is left over at the end is not scored.
 
 Sums are float64 whatever the model computes in. The confidence interval treats documents as the independent units: it
 is that of a ratio of two sums (delta method), so long documents weigh as much as they do in the score itself.
@@ -98,7 +98,7 @@ class Score:
 def bits_per_byte(
     model: LanguageModel,
     tokens: NDArray[np.uint16],
-    table: BytesPerToken,
+    table: BytesPerToken | NDArray[np.uint16],
     *,
     seq_len: int,
     batch_tokens: int,
@@ -110,7 +110,7 @@ def bits_per_byte(
     """Score `model` on the stream `tokens` (N,).
 
     Args:
-        table: bytes per token of the tokenizer the stream was made with.
+        table: bytes per token of the tokenizer the stream was made with, or the bytes of every token (N,).
         seq_len: targets in a window.
         batch_tokens: targets scored at a time over all ranks; at least one window a rank.
         bos_id: the id that begins a document.
@@ -118,7 +118,8 @@ def bits_per_byte(
         progress: called with (targets done, targets in all) of this rank after each batch.
 
     Raises:
-        DataError: the stream is shorter than one window, or the loss is not finite.
+        DataError: the stream is shorter than one window, bytes are given for another number of tokens, or the loss is
+            not finite.
     """
     world = world or World()
     windows = (len(tokens) - 1) // seq_len
@@ -127,6 +128,8 @@ def bits_per_byte(
             f"validation has {len(tokens):,} tokens, fewer than one window of {seq_len} + 1; "
             "score more tokens, or choose a shorter window"
         )
+    if isinstance(table, np.ndarray) and len(table) != len(tokens):
+        raise DataError(f"bytes are given for {len(table):,} tokens, but {len(tokens):,} are scored; give as many")
     started = time.perf_counter()
     mine = _share(windows, world)
     document_of = np.cumsum(np.asarray(tokens[: windows * seq_len + 1]) == bos_id)
@@ -139,10 +142,12 @@ def bits_per_byte(
         with torch.inference_mode():
             x, y = (torch.from_numpy(a.reshape(-1, seq_len)).to(device) for a in (ids, targets))
             nats = model.loss(x, y, reduction="none").float().cpu().numpy().astype(np.float64).ravel()
-        document = document_of[first * seq_len + 1 : last * seq_len + 1]
+        places = slice(first * seq_len + 1, last * seq_len + 1)
+        document = document_of[places]
+        bytes_ = table[places] if isinstance(table, np.ndarray) else table.count(ids, targets)
         size = sums.shape[1]
         sums[0] += np.bincount(document, weights=nats, minlength=size)
-        sums[1] += np.bincount(document, weights=table.count(ids, targets), minlength=size)
+        sums[1] += np.bincount(document, weights=bytes_, minlength=size)
         if progress is not None:
             progress((last - mine.start) * seq_len, len(mine) * seq_len)
     synchronize(device)
