@@ -1,6 +1,7 @@
 """The command line as a user meets it: answers, `--json`, errors in one sentence, exit codes, nothing half-written."""
 
 import json
+import math
 import os
 import pickle
 import signal
@@ -9,12 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from birdie.cli import COMMANDS, build_app
 from birdie.cli.console import run
+from birdie.data.shards import read_shard, write_shard
 
 Ask = Callable[..., tuple[int, dict, str]]
 
@@ -275,6 +278,7 @@ def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
         (["decompress", "{plain}", "-o", "{tmp}/o.txt"], "ConfigError", ".safetensors"),
         (["prepare"], "ConfigError", "source"),
         (["prepare", "{tmp}/nothing*"], "DataError", "nothing"),
+        (["prepare", "stdlib", "--caseops", "--tokenizer", "bytes", "-o", "{tmp}"], "ConfigError", "operators"),
         (["train", "{tmp}/none.toml"], "ConfigError", "none.toml"),
         (["train", "--data.path", "{tmp}/nowhere"], "DataError", "nowhere"),
         (["tarin"], "ConfigError", "train"),
@@ -319,6 +323,46 @@ def test_the_output_is_never_the_input(ask: Ask, weights: Path) -> None:
     code, answer, _ = ask("compress", weights, "-o", weights)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
     assert weights.read_bytes() == before
+
+
+def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
+    """Prepared by flag, known by its model from then on, scored by the sidecar."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"Line {i} has {i * i} words for NASA and McX" for i in range(3000)))
+    code, prepared, _ = ask("prepare", text, "--caseops", "--vocab-size", "300", "-o", tmp_path / "data")
+    assert (code, prepared["tokenizer_kind"]) == (0, "caseops")
+    folder = Path(prepared["folder"])
+    flags = ["--data.path", folder, "--data.tokenizer", prepared["tokenizer"]]
+    code, _, said = ask("train", "--folder", tmp_path / "run", *TINY, *flags)
+    assert code == 0
+    assert "the byte sidecar counts" in said
+    artifact = tmp_path / "run" / "model.birdie"
+    code, score, _ = ask("evaluate", artifact)
+    assert code == 0
+    counts = np.array(read_shard(folder / "fineweb_val_bytes_000000.bin"))
+    assert counts.sum() == prepared["val"]["bytes"]
+    assert score["text_bytes"] == counts[1 : 1 + score["tokens"]].sum()
+    assert score["bpb"] == pytest.approx(score["val_loss"] * score["tokens"] / math.log(2) / score["text_bytes"])
+    assert ask("sample", artifact, "--prompt", "Line NASA", "--tokens", "3")[1]["text"].startswith("Line NASA")
+
+    counts[np.flatnonzero(counts)[1]] += 1  # within what is believed: so the sidecar is what counts
+    write_shard(folder / "fineweb_val_bytes_000000.bin", counts)
+    assert ask("evaluate", artifact)[1]["text_bytes"] == score["text_bytes"] + 1
+    (folder / "fineweb_val_bytes_000000.bin").unlink()
+    for again in (["evaluate", artifact], ["train", "--folder", tmp_path / "again", *TINY, *flags]):
+        code, answer, _ = ask(*again)
+        assert (code, answer["error"]["type"]) == (1, "DataError")
+        assert "has no byte sidecar (fineweb_val_bytes_000000.bin)" in answer["error"]["message"]
+
+
+def test_text_in_both_splits_is_refused(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "b.txt").write_text("two\nfour\n")
+    flags = ["--validation", tmp_path / "b.txt", "--documents", "line", "--tokenizer", "bytes", "-o", tmp_path / "data"]
+    code, answer, _ = ask("prepare", tmp_path / "a.txt", *flags)
+    assert (code, answer["error"]["type"]) == (1, "DataError")
+    assert f"the first of them document 2 of {tmp_path / 'a.txt'}" in answer["error"]["message"]
+    assert not list((tmp_path / "data").rglob("*.bin"))
 
 
 def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path) -> None:

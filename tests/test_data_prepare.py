@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from birdie.data import prepare as preparing
-from birdie.data.byte_accounting import ByteCheck
+from birdie.data.byte_accounting import ByteCheck, split_documents
+from birdie.data.caseops import OPERATORS
 from birdie.data.corpus import Corpus, file_corpus
 from birdie.data.dataset import check_tokenizer, open_dataset
 from birdie.data.prepare import Prepared, Progress, prepare
+from birdie.data.sidecar import read_sidecar
 from birdie.data.tokenizer import load_tokenizer
-from birdie.errors import DataError, OutputError
+from birdie.errors import ConfigError, DataError, OutputError
 
 
 @pytest.fixture
@@ -64,9 +66,10 @@ def test_shards_hold_bos_and_the_text_and_totals_are_true(corpus: Corpus, tmp_pa
     assert prepared.check == ByteCheck(len(held_out), len(tokens), size, size, 0)
 
 
-def test_the_same_corpus_gives_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
-    run(corpus, 400, tmp_path / "a", threads=1)
-    run(corpus, 400, tmp_path / "b", threads=3)
+@pytest.mark.parametrize("caseops", [False, True])
+def test_the_same_corpus_gives_the_same_bytes(corpus: Corpus, tmp_path: Path, caseops: bool) -> None:
+    run(corpus, 400, tmp_path / "a", threads=1, caseops=caseops)
+    run(corpus, 400, tmp_path / "b", threads=3, caseops=caseops)
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
@@ -75,7 +78,7 @@ def test_progress_is_reported(corpus: Corpus, tmp_path: Path, monkeypatch: pytes
     *progress, prepared = prepare(corpus, 400, tmp_path / "data")
     assert isinstance(prepared, Prepared)
     records = [record for record in progress if isinstance(record, Progress)]
-    assert list(dict.fromkeys(record.stage for record in records)) == ["vocabulary", "train", "val", "check"]
+    assert list(dict.fromkeys(record.stage for record in records)) == ["overlap", "vocabulary", "train", "val", "check"]
     train = [record for record in records if record.stage == "train"]
     assert len(train) > 2
     last, totals = train[-1], prepared.info.train
@@ -87,6 +90,94 @@ def test_a_given_tokenizer_is_copied_beside(corpus: Corpus, tmp_path: Path) -> N
     prepared = run(corpus, model, tmp_path / "b")
     assert Path(prepared.tokenizer).read_bytes() == model.read_bytes()
     run(corpus, prepared.tokenizer, tmp_path / "b")  # again, with its own
+
+
+@pytest.fixture
+def capitals(tmp_path: Path) -> Corpus:
+    """Documents with capitals of every kind, odd spaces, and the operators themselves."""
+    draw = random.Random(1)
+    kinds = [
+        str.lower,
+        str.title,
+        str.upper,
+        str.swapcase,
+        lambda word: f"mac{word.title()}",
+        lambda word: f"  {word} ",
+    ]
+    lexicon = ["".join(draw.choices("abcdeéstnrl", k=draw.randint(1, 8))) for _ in range(200)] + list(OPERATORS)
+    text = tmp_path / "capitals.txt"
+    lines = (" ".join(draw.choice(kinds)(word) for word in draw.choices(lexicon, k=30)) for _ in range(300))
+    text.write_text("\n".join(lines), encoding="utf-8")
+    return file_corpus([text], validation_fraction=0.2)
+
+
+def test_caseops_lies_as_the_challenges_does(capitals: Corpus, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    prepared = run(capitals, 400, root, caseops=True, shard_tokens=5_000)
+    assert {name for name in files(root) if "train" not in name} == {
+        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/dataset.json",
+        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_000000.bin",
+        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_000001.bin",
+        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_bytes_000000.bin",
+        "datasets/fineweb10B_sp400_lossless_caps_caseops_v1_reserved/fineweb_val_bytes_000001.bin",
+        "tokenizers/fineweb_400_bpe_lossless_caps_caseops_v1_reserved.model",
+    }
+    data, tokenizer = open_dataset(prepared.folder), load_tokenizer(prepared.tokenizer)
+    assert data.info == prepared.info
+    assert (prepared.info.tokenizer_kind, tokenizer.name) == ("caseops", "sp400_caseops")
+    assert check_tokenizer(data, tokenizer) == []
+    assert len(data.val) == 2
+    run(capitals, 400, root, caseops=True)  # an earlier result is replaced, sidecars and all
+    assert len(list(prepared.folder.glob("*_val_*"))) == 2
+
+
+def test_the_sidecar_sums_to_the_text_and_documents_begin_with_bos(capitals: Corpus, tmp_path: Path) -> None:
+    prepared = run(capitals, 400, tmp_path / "data", caseops=True, shard_tokens=3_000)
+    held_out = list(capitals.validation())
+    data, tokenizer = open_dataset(prepared.folder), load_tokenizer(prepared.tokenizer)
+    tokens, counts = data.validation_tokens(), np.concatenate([read_sidecar(path) for path in data.val])
+    assert np.array_equal(tokens, np.concatenate([[1, *tokenizer.encode(text)] for text in held_out]))
+    spaced = [" ".join(text.split()) for text in held_out]  # what the challenge's normal form does to these texts
+    assert [tokenizer.decode(document) for document in split_documents(tokens, 1)] == spaced
+    starts = np.flatnonzero(tokens == 1)
+    assert np.add.reduceat(counts, starts).tolist() == [len(text.encode()) for text in spaced]
+    assert not counts[starts].any()
+    assert counts.sum() == prepared.info.val.bytes == prepared.check.text_bytes
+    assert prepared.check.exact
+
+
+def test_a_given_caseops_model_is_known(capitals: Corpus, tmp_path: Path) -> None:
+    model = run(capitals, 400, tmp_path / "a", caseops=True).tokenizer
+    run(capitals, model, tmp_path / "b")
+    run(capitals, model, tmp_path / "c", caseops=True)
+    assert files(tmp_path / "a") == files(tmp_path / "b") == files(tmp_path / "c")
+
+
+@pytest.mark.parametrize("plain", ["bytes", 400])
+def test_caseops_is_not_for_tokenizers_without_operators(corpus: Corpus, tmp_path: Path, plain: str | int) -> None:
+    model = run(corpus, plain, tmp_path / "a").tokenizer
+    with pytest.raises(ConfigError, match="CaseOps needs a tokenizer with its operators"):
+        run(corpus, model, tmp_path / "b", caseops=True)
+    assert files(tmp_path / "b") == {}
+
+
+def test_a_document_in_both_splits_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"text": "text {i % 7}"}}\n' for i in range(20)))
+    (tmp_path / "val.jsonl").write_text('{"text": "text 8"}\n{"text": "text 2"}\n{"text": "text 8"}\n')
+    corpus = file_corpus([tmp_path / "train.jsonl"], validation=[tmp_path / "val.jsonl"])
+    with pytest.raises(DataError, match=r"^3 training document\(s\) .* first of them document 3 of .*train.jsonl, and"):
+        run(corpus, "bytes", tmp_path / "data")
+    assert files(tmp_path / "data") == {}
+
+
+def test_copies_that_a_split_of_ours_makes_are_left_out(tmp_path: Path) -> None:
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text("the same in all" if i % 2 else f"text of its own: {i}")
+    corpus = file_corpus([tmp_path / "*.txt"])
+    prepared = run(corpus, "bytes", tmp_path / "data")
+    assert prepared.left_out > 0
+    assert prepared.info.train.documents + prepared.info.val.documents + prepared.left_out == 30
+    assert not set(corpus.train()) & set(corpus.validation())
 
 
 def test_an_interrupted_run_leaves_nothing(corpus: Corpus, tmp_path: Path) -> None:

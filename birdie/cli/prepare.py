@@ -15,6 +15,7 @@ from birdie.data.prepare import prepare as prepare_data
 from birdie.errors import ConfigError, DataError
 
 STAGES = {
+    "overlap": "looking for validation documents in training text",
     "vocabulary": "learning the vocabulary",
     "train": "tokenizing training text",
     "val": "tokenizing validation text",
@@ -38,6 +39,9 @@ def prepare(
     ] = "auto",
     tokenizer: Annotated[str | None, Parameter(help="`bytes` or a SentencePiece .model; default: learn one.")] = None,
     vocab_size: Annotated[int | None, Parameter(help="Pieces to learn, 1024 by default.")] = None,
+    caseops: Annotated[
+        bool, Parameter(negative=(), help="Capitals become operators before small letters, without loss.")
+    ] = False,
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="Root of the challenge's data layout.")] = Path(
         "data"
     ),
@@ -47,7 +51,9 @@ def prepare(
     """Turn text into shards and a tokenizer, in the challenge's layout; or fetch those that are published.
 
     The shards go to OUTPUT/datasets/fineweb10B_sp1024/, the tokenizer to OUTPUT/tokenizers/fineweb_1024_bpe.model
-    (names follow the vocabulary), so with the default OUTPUT the challenge's commands find both.
+    (names follow the vocabulary), so with the default OUTPUT the challenge's commands find both. With --caseops their
+    names end in _lossless_caps_caseops_v1_reserved, as those of the challenge's own CaseOps data do. No document may be
+    both trained and validated on.
     """
     if not source:
         raise ConfigError("birdie prepare needs a source: stdlib, hub, or files, folders or globs")
@@ -69,7 +75,7 @@ def prepare(
         corpus = stdlib_corpus()
     else:
         corpus = file_corpus(source, validation=validation, documents=documents)
-    result = prepare_with_bar(corpus, tokenizer=tokenizer, vocab_size=vocab_size or 1024, root=output)
+    result = prepare_with_bar(corpus, tokenizer=tokenizer, vocab_size=vocab_size or 1024, root=output, caseops=caseops)
     if json:
         emit({"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)})
         return
@@ -78,12 +84,14 @@ def prepare(
     say(f"tokenizer: {result.tokenizer}")
 
 
-def prepare_with_bar(corpus: Corpus, *, tokenizer: str | None = None, vocab_size: int = 1024, root: Path) -> Prepared:
+def prepare_with_bar(
+    corpus: Corpus, *, tokenizer: str | None = None, vocab_size: int = 1024, root: Path, caseops: bool = False
+) -> Prepared:
     """Prepare `corpus` under `root`, saying which stage is on."""
     result: Prepared | None = None
     stage = ""
     with progress_bar(f"preparing {corpus.name}", "B") as update:
-        for event in prepare_data(corpus, tokenizer or vocab_size, root):
+        for event in prepare_data(corpus, tokenizer or vocab_size, root, caseops=caseops):
             if isinstance(event, Prepared):
                 result = event
                 continue
@@ -93,6 +101,8 @@ def prepare_with_bar(corpus: Corpus, *, tokenizer: str | None = None, vocab_size
             update(event.bytes, None)
     if result is None:
         raise DataError(f"preparing {corpus.name} ended without a data set")
+    if result.left_out:
+        remark(f"{result.left_out:,} training document(s) left out, being copies of validation documents")
     return result
 
 
