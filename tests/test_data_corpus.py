@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from birdie.data.corpus import Corpus, file_corpus, stdlib_corpus
+from birdie.data.corpus import Corpus, Overlap, file_corpus, stdlib_corpus
 from birdie.errors import ConfigError, DataError
 
 
@@ -33,6 +33,38 @@ def test_the_standard_library_is_split_by_file_and_ordered() -> None:
     parts = {part for key in train + held_out for part in key.split("/")}
     assert parts.isdisjoint({"site-packages", "test", "tests", "idle_test", "__pycache__"})
     assert corpus == stdlib_corpus()
+
+
+def test_documents_in_both_splits_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "one", "b.jsonl": '{"text": "two"}\n\n{"text": "val"}\n', "c.txt": "val", "v.txt": "val"})
+    found = file_corpus([tmp_path / "[abc]*"], validation=[tmp_path / "v.txt"], documents="file").overlap()
+    assert found == Overlap(2, f"document 2 of {tmp_path / 'b.jsonl'}")
+    found = file_corpus([tmp_path / "c.txt"], validation=[tmp_path / "v.txt"], documents="file").overlap()
+    assert found == Overlap(1, str(tmp_path / "c.txt"))
+    assert file_corpus([tmp_path / "a.txt"], validation=[tmp_path / "v.txt"]).overlap() == Overlap()
+
+
+def test_copies_within_a_split_are_fine(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "one\none\ntwo", "v.txt": "three\nthree"})
+    corpus = file_corpus([tmp_path / "a.txt"], validation=[tmp_path / "v.txt"], documents="line")
+    assert corpus.overlap() == Overlap()
+    assert both(corpus) == (["one", "one", "two"], ["three", "three"])
+
+
+def test_a_split_by_document_has_copies_on_one_side(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "\n".join(f"line {i % 50}" for i in range(500))})
+    corpus = file_corpus([tmp_path / "a.txt"])
+    train, held_out = both(corpus)
+    assert set(train).isdisjoint(held_out)
+    assert len(train) + len(held_out) == 500
+    assert corpus.overlap() == Overlap()
+
+
+def test_a_split_by_file_leaves_nothing_to_train_on_when_all_are_copies(tmp_path: Path) -> None:
+    corpus = file_corpus([write(tmp_path, {f"{i}.txt": "the same" for i in range(30)})])
+    assert corpus.overlap().documents == len(corpus.train_files) > 0
+    with pytest.raises(DataError, match="no training documents"):
+        list(corpus.train())
 
 
 def test_a_document_of_the_standard_library_is_a_source_file() -> None:

@@ -167,6 +167,12 @@ def test_mixed_vocabularies_are_refused(tmp_path: Path) -> None:
     assert len(open_dataset(train=tmp_path / "*train*_sp1024.bin", val=tmp_path / "*val*").train) == 1
 
 
+def test_caseops_is_another_vocabulary(tmp_path: Path) -> None:
+    fill(tmp_path, "fineweb_train_000000_sp1024_caseops.bin", "fineweb_val_000000_sp1024.bin")
+    with pytest.raises(DataError, match=r"mix vocabularies: sp1024 \(.*\), sp1024_caseops \(.*\)"):
+        open_dataset(tmp_path)
+
+
 def info(tokens: int = 100, **changes: object) -> DatasetInfo:
     totals = SplitTotals(1, tokens, 99, 99)
     fields = {"tokenizer_kind": "bytes", "tokenizer_sha256": ByteTokenizer.digest, "vocab_size": 260, **changes}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from birdie.data.byte_accounting import ByteTable
-from birdie.data.dataset import open_dataset
+from birdie.data.dataset import check_tokenizer, open_dataset, reproduced
 from birdie.data.shards import write_shard
 from birdie.data.sidecar import byte_counts, is_sidecar, read_sidecar, sidecar_of
 from birdie.data.tokenizer import ByteTokenizer, CaseOpsTokenizer, train_caseops
@@ -57,6 +57,11 @@ def test_tokenizers_whose_ids_tell_need_none(tmp_path: Path) -> None:
     table = byte_counts([tmp_path / "fineweb_val_000000.bin"], ByteTokenizer(), np.array([1, 70], np.uint16), 300)
     assert isinstance(table, ByteTable)
     assert len(table) == 300
+
+
+def test_shards_without_dataset_json_are_known_by_decoding(shards: list[Path]) -> None:
+    assert reproduced(stream()[0], tokenizer()) == 1
+    assert len(check_tokenizer(open_dataset(val=shards), tokenizer())) == 1
 
 
 def test_patterns_for_shards_pass_over_sidecars(shards: list[Path]) -> None:
