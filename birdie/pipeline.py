@@ -30,12 +30,14 @@ from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.files import require_writable, write_bytes
+from birdie.model.evidence import Looping, evidence
 from birdie.model.gpt import GPT
 from birdie.recipe import DataSettings, Recipe
 from birdie.reserve import MARGIN, expected, less_reserve
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, Step, fit
+from birdie.train.protocols import Preparation
 
 Notify = Callable[[str], None]
 Progress = Callable[[float, float | None], None]
@@ -183,6 +185,9 @@ class Run:
         )
         qat = self.recipe.qat
         prepared = qat.prepare(self.model, self.notify) if qat.enabled else None
+        along: list[Preparation] = [] if prepared is None else [prepared]
+        if self.recipe.model.num_loops:
+            along.append(Looping(self.model, self.notify))
         try:
             going = fit(
                 self.model,
@@ -196,7 +201,7 @@ class Run:
                 notify=self.notify,
                 on_priming=on_priming,
                 stop=stop,
-                prepared=prepared,
+                prepared=along,
             )
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
@@ -229,6 +234,9 @@ class Run:
             yield Interrupted(going.step, self.checkpoints)
         elif validated != going.step:  # resumed after the last step
             yield Validated(going.step, going.train_ms, self.score(self.model))
+        if not going.interrupted:
+            for line in evidence(self.model):
+                self.notify(f"at work: {line}")
 
     def _checkpoint(self, resume: bool) -> Checkpoint | None:
         """What to go on from; refuses to overwrite a run unasked and to go on with another model or other data."""

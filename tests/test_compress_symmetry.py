@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,11 +23,20 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 
 M = TypeVar("M", bound=nn.Module)
+SMALL: dict[str, Any] = {"vocab_size": 50, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
 SHAPES = [
     GPTConfig(vocab_size=50, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2),
     GPTConfig(vocab_size=50, num_layers=2, model_dim=48, num_heads=6, num_kv_heads=6, tie_embeddings=False),
     GPTConfig(vocab_size=50, num_layers=1, model_dim=32, num_heads=4, num_kv_heads=1, mlp_mult=3),
+    GPTConfig(
+        **SMALL, xsa_last_n=1, value_embed_layers=(1, 2), value_embed_dim=8, attn_gate="dense", activation="swiglu"
+    ),
+    GPTConfig(**SMALL, value_residual=True, value_embed_layers=(1,), value_embed_dim=8, activation="leaky_relu2"),
+    GPTConfig(
+        **SMALL, xsa_last_n=3, attn_gate="sparse", num_loops=1, loop_end=1, parallel="lanes", parallel_start_layer=2
+    ),
 ]
+NAMES = ["grouped", "untied", "one-kv-head", "value-embedding", "value-residual", "exclusive"]
 
 
 def randomized(module: M, seed: int = 0) -> M:
@@ -66,7 +75,7 @@ def shuffled(seed: int) -> UnitValues:
     return lambda symmetry, state, _: generator.random(count(symmetry, state))
 
 
-@pytest.mark.parametrize("config", SHAPES, ids=["grouped", "untied", "one-kv-head"])
+@pytest.mark.parametrize("config", SHAPES, ids=NAMES)
 def test_a_gpt_in_another_order_is_the_same_function(config: GPTConfig) -> None:
     model = gpt(config)
     before, given_state = model(ids(config)), {k: v.clone() for k, v in model.state_dict().items()}
@@ -75,7 +84,7 @@ def test_a_gpt_in_another_order_is_the_same_function(config: GPTConfig) -> None:
         assert equal(given_state, dict(model.state_dict()))  # what was given is not changed
         moved = {name for name in state if not torch.equal(state[name], given_state[name])}
         assert any("c_v" in name for name in moved)
-        assert all("mlp" in name or "attn." in name for name in moved)
+        assert all("mlp" in name or "attn." in name or name == "value_embed.proj.weight" for name in moved)
         assert {f"blocks.{i}.mlp.fc.weight" for i in range(config.num_layers)} <= moved
         assert moved == set(report.orders)
         assert not report.scales
@@ -85,7 +94,7 @@ def test_a_gpt_in_another_order_is_the_same_function(config: GPTConfig) -> None:
         assert equal(restore(state, report), given_state)
 
 
-@pytest.mark.parametrize("config", SHAPES, ids=["grouped", "untied", "one-kv-head"])
+@pytest.mark.parametrize("config", SHAPES, ids=NAMES)
 def test_every_declared_symmetry_of_a_gpt_holds_alone(config: GPTConfig) -> None:
     model, other = gpt(config), gpt(config)
     before = model(ids(config))
@@ -102,8 +111,8 @@ def test_every_kind_of_unit_of_a_gpt_is_declared() -> None:
     assert units == per_block * 3
 
 
-def test_units_can_be_rescaled_where_powers_say_so() -> None:
-    config = SHAPES[0]
+@pytest.mark.parametrize("config", SHAPES, ids=NAMES)
+def test_units_can_be_rescaled_where_powers_say_so(config: GPTConfig) -> None:
     model, other = gpt(config), gpt(config)
     generator = np.random.default_rng(0)
 

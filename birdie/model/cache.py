@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from birdie.errors import ConfigError
+from birdie.model.embedding import BEFORE
 from birdie.model.gpt import GPT
 
 
@@ -28,11 +29,21 @@ class Stepwise(TorchFunctionMode):
     """
 
     def __init__(self, model: GPT, sequences: int, length: int) -> None:
+        """Make room.
+
+        Raises:
+            ConfigError: the model attends in a way of its own, which is not known to go token by token.
+        """
         super().__init__()
         config = model.config
+        if config.attention != "softmax":
+            raise ConfigError(f"attention {config.attention!r} is not known to go one token at a time; score it whole")
         self.model, self.length, self.position = model, length, 0
-        shape = (config.num_layers, 2, sequences, config.num_kv_heads, length, config.model_dim // config.num_heads)
-        self._stored = torch.zeros(shape, dtype=model.compute_dtype, device=model.tok_emb.weight.device)
+        runs = sum(map(len, config.layers(model.looping)))  # a looped layer has keys and values of each time
+        shape = (runs, 2, sequences, config.num_kv_heads, length, config.head_dim)
+        device = model.tok_emb.weight.device
+        self._stored = torch.zeros(shape, dtype=model.compute_dtype, device=device)
+        self._ids = torch.zeros((sequences, length), dtype=torch.int64, device=device)
         self._layer = 0
 
     @torch.no_grad()
@@ -45,8 +56,10 @@ class Stepwise(TorchFunctionMode):
         if self.position >= self.length:
             raise ConfigError(f"all {self.length} positions that were made room for are taken; start with more")
         self._layer = 0
+        self._ids[:, self.position] = ids
+        before = self._ids[:, max(0, self.position - BEFORE) : self.position]
         with self, self._at_position():
-            logits: Tensor = self.model(ids[:, None])
+            logits: Tensor = self.model(ids[:, None], before)
         self.position += 1
         return logits[:, 0]
 
@@ -60,15 +73,23 @@ class Stepwise(TorchFunctionMode):
         stored[0, :, :, self.position], stored[1, :, :, self.position] = k[:, :, 0], v[:, :, 0]
         keys, values = stored[:, :, :, : self.position + 1]
         grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # heads that share keys, as so many queries
-        return func(grouped, keys, values).reshape(q.shape)
+        return func(grouped, keys, values, attn_mask=self._seen()).reshape(q.shape)
+
+    def _seen(self) -> Tensor | None:
+        """Positions of the document that the last token is in, (sequences, 1, 1, position + 1)."""
+        config = self.model.config
+        if not config.isolate_documents:
+            return None
+        document = (self._ids[:, : self.position + 1] == config.bos_id).cumsum(1)
+        return (document == document[:, -1:])[:, None, None]
 
     @contextmanager
     def _at_position(self) -> Iterator[None]:
         def up_to(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (self.position + 1, *args[1:])
+            return (self.length, *args[1:])  # of all that will come: a base that grows with the length stays
 
         def last(_: nn.Module, _args: Any, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            return tables[0][-1:], tables[1][-1:]
+            return tables[0][self.position, None], tables[1][self.position, None]
 
         rotary = self.model.rotary
         hooks = rotary.register_forward_pre_hook(up_to), rotary.register_forward_hook(last)

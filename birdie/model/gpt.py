@@ -1,8 +1,8 @@
-"""The challenge's baseline GPT: RMS-normalised, rotary, grouped heads, squared ReLU, U-Net skips, soft-capped logits.
+"""The challenge's GPT: RMS-normalised, rotary, grouped heads, squared ReLU, U-Net skips, soft-capped logits.
 
-    ids ─► tok_emb ─► norm = x₀ ─► block 0 … n/2−1, each output pushed ─┐
+    ids ─► tok_emb ─► norm = x₀ ─► first half of the layers, each output pushed ─┐
                                                                        ▼
-                                   block n/2 … n−1, each first adds skip_weights ⊙ the output popped last
+                                   second half, each first adds skip_weights ⊙ the output popped last
                                                                        ▼
                             logits = c · tanh(norm(x) · Eᵀ / c) ◄──── norm
 
@@ -13,97 +13,76 @@
 Notable: norms have no weights; every block sees the embedding x₀ again; the last layer of each branch starts at zero,
 so that a new model does nothing but add skips; input and output share one embedding. 17,059,912 parameters by default.
 
-Source: the baseline script of OpenAI's Parameter Golf, itself a child of modded-nanogpt.
+Techniques of the records, each off by default (`config`); those of the embedding, of attention and of the MLP are in
+`embedding`, `attention` and `mlp`. Here is what concerns the stream between layers:
+
+- ln_scale (#315): normed inputs of layer i over √(i + 1); no parameters.
+- skip_gates (#1218): x ← σ(g) ⊙ x + (1 − σ(g)) ⊙ skip; dim parameters a skip.
+- loops (#1204, #1394): layers run again with the same weights; time, no parameters. The list of layers as they are run
+  is what is cut in half, and skips follow it. Until `looping` is set the plain list runs with the first skip weights.
+- parallel (#1412): from a layer on, attention and MLP read the same input and both are added. As lanes (#1529) each
+  has its own stream, lane ← keep · lane + writes · outputs, and their mean is read: 6 parameters a layer.
+- softcap: the polynomial of the ternary record, which needs no exponential; two learned caps, above and below zero.
+
+Source: the baseline script of OpenAI's Parameter Golf, itself a child of modded-nanogpt; numbers are its pull requests.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from cyclopts import Parameter
 from torch import Tensor, nn
 
-from birdie.errors import ConfigError
-from birdie.model.attention import Attention, Linear, Rotary
+from birdie.model.attention import Attention, Linear, Rotary, Surroundings
+from birdie.model.config import GPTConfig
+from birdie.model.embedding import Bigram, FixedSmear, GatedSmear, ValueEmbedding
+from birdie.model.initial import orthogonal, overtones, phase
+from birdie.model.mlp import MLP
+from birdie.model.symmetries import Symmetry, symmetries
 
-
-@dataclass(frozen=True, slots=True)
-class GPTConfig:
-    """Shape and initial values of a `GPT`.
-
-    Raises:
-        ConfigError: a value is out of range or two contradict each other.
-    """
-
-    vocab_size: Annotated[int, Parameter(env_var="VOCAB_SIZE", help="Number of token ids.")] = 1024
-    num_layers: Annotated[int, Parameter(env_var="NUM_LAYERS", help="Number of blocks.")] = 9
-    model_dim: Annotated[int, Parameter(env_var="MODEL_DIM", help="Width of the residual stream.")] = 512
-    num_heads: Annotated[int, Parameter(env_var="NUM_HEADS", help="Query heads.")] = 8
-    num_kv_heads: Annotated[
-        int, Parameter(env_var="NUM_KV_HEADS", help="Key–value heads; divides the query heads.")
-    ] = 4
-    mlp_mult: Annotated[int, Parameter(env_var="MLP_MULT", help="Width of the MLP over the model's.")] = 2
-    tie_embeddings: Annotated[bool, Parameter(env_var="TIE_EMBEDDINGS", help="Input and output embedding are one.")] = (
-        True
-    )
-    rope_base: Annotated[float, Parameter(env_var="ROPE_BASE", help="Base of the rotary frequencies.")] = 10_000.0
-    logit_softcap: Annotated[float, Parameter(env_var="LOGIT_SOFTCAP", help="Bound c of c·tanh(logits/c).")] = 30.0
-    qk_gain_init: Annotated[float, Parameter(env_var="QK_GAIN_INIT", help="First gain of each query head.")] = 1.5
-    tied_embed_init_std: Annotated[
-        float, Parameter(env_var="TIED_EMBED_INIT_STD", help="Standard deviation of a new tied embedding.")
-    ] = 0.005
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp_mult"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("rope_base", "logit_softcap", "tied_embed_init_std"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
-        if self.model_dim % (2 * self.num_heads):
-            raise ConfigError(
-                f"model_dim {self.model_dim} over num_heads {self.num_heads} is not an even head size, "
-                f"which rotary positions need; choose a multiple of {2 * self.num_heads}"
-            )
-
-
-class MLP(nn.Module):
-    """down(relu(up(x))²); the square follows Primer (So et al. 2021)."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc = Linear(dim, hidden)
-        self.proj = Linear(hidden, dim)
-        nn.init.zeros_(self.proj.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.fc(x))
-        out: Tensor = self.proj(hidden * hidden)  # the gradient of square() takes a slow power
-        return out
+__all__ = ["GPT", "Block", "GPTConfig", "norm"]
 
 
 class Block(nn.Module):
     """One layer: mix in the embedding, attend, transform."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         dim = config.model_dim
-        self.attn = Attention(dim, config.num_heads, config.num_kv_heads, config.qk_gain_init)
-        self.mlp = MLP(dim, dim * config.mlp_mult)
+        self.attn = Attention(config, layer)
+        self.mlp = MLP(dim, config.mlp_hidden, config.activation, config.leaky_slope)
         self.attn_scale = nn.Parameter(torch.ones(dim))
         self.mlp_scale = nn.Parameter(torch.ones(dim))
-        self.resid_mix = nn.Parameter(torch.stack((torch.ones(dim), torch.zeros(dim))))
+        share = phase(layer, config.num_layers) if config.phased_init else 1.0
+        self.resid_mix = nn.Parameter(torch.stack((torch.full((dim,), share), torch.full((dim,), 1 - share))))
+        self.input_scale = (layer + 1) ** -0.5 if config.ln_scale else 1.0
+        start = config.parallel_start_layer
+        self.joint = config.parallel == "joint" and start is not None and layer >= start
 
-    def forward(self, x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x, x0: (batch, length, dim) → the same shape."""
+    def forward(self, x: Tensor, x0: Tensor, around: Surroundings, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x, x0: (batch, length, dim) → the same shape, and the values of this layer, as `Attention` gives them."""
+        x = self._mixed(x, x0)
+        attended, own = self.attn(self._normed(x), around, first)
+        read = x
+        x = torch.addcmul(x, self.attn_scale.to(x.dtype), attended)
+        return torch.addcmul(x, self.mlp_scale.to(x.dtype), self.mlp(self._normed(read if self.joint else x))), own
+
+    def branches(
+        self, lanes: tuple[Tensor, Tensor], x0: Tensor, around: Surroundings, first: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention, of the first lane, and the MLP, of the second, have to say; and the values."""
+        attended, own = self.attn(self._normed(self._mixed(lanes[0], x0)), around, first)
+        transformed = self.mlp(self._normed(lanes[1]))
+        dtype = attended.dtype
+        return self.attn_scale.to(dtype) * attended, self.mlp_scale.to(dtype) * transformed, own
+
+    def _mixed(self, x: Tensor, x0: Tensor) -> Tensor:
         mix = self.resid_mix.to(x.dtype)
-        x = torch.addcmul(mix[0] * x, mix[1], x0)
-        x = torch.addcmul(x, self.attn_scale.to(x.dtype), self.attn(norm(x), cos, sin))
-        return torch.addcmul(x, self.mlp_scale.to(x.dtype), self.mlp(norm(x)))
+        return torch.addcmul(mix[0] * x, mix[1], x0)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return norm(x) if self.input_scale == 1.0 else norm(x) * self.input_scale
 
 
 class GPT(nn.Module):
@@ -114,27 +93,62 @@ class GPT(nn.Module):
 
     Attributes:
         compute_dtype: dtype of the activations; set it at any time.
+        looping: whether layers loop, if the config has loops; training turns it on when it is time.
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
-        encoders = config.num_layers // 2
-        self.num_skips = encoders  # never more than the decoders: there are at least as many
-        self.tok_emb = nn.Embedding(config.vocab_size, config.model_dim)
+        self.looping = config.num_loops > 0
+        dim, bos_id = config.model_dim, config.bos_id
+        self.tok_emb = nn.Embedding(config.vocab_size, config.token_dim)
         if config.tie_embeddings:
             nn.init.normal_(self.tok_emb.weight, std=config.tied_embed_init_std)
-        self.rotary = Rotary(config.model_dim // config.num_heads, config.rope_base)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.skip_weights = nn.Parameter(torch.ones(self.num_skips, config.model_dim))
-        self.lm_head = None if config.tie_embeddings else Linear(config.model_dim, config.vocab_size)
+        if config.overtone_init:
+            overtones(self.tok_emb.weight)
+        self.embed_proj = Linear(config.token_dim, dim) if config.embed_dim else None
+        self.bigram: Bigram | None = None
+        if config.bigram_vocab_size:
+            rows, width = config.bigram_vocab_size, config.bigram_dim
+            self.bigram = Bigram(rows, width, dim, trigram=config.trigram, bos_id=bos_id)
+        self.smear: FixedSmear | GatedSmear | None = None
+        if config.smear != "none":
+            gated = config.smear == "gated"
+            self.smear = GatedSmear(config.gate_window, bos_id) if gated else FixedSmear(dim, bos_id)
+        self.value_embed: ValueEmbedding | None = None
+        if config.value_embed_layers:
+            width, layers = config.value_embed_dim, config.value_embed_layers
+            self.value_embed = ValueEmbedding(config.vocab_size, width, config.kv_dim, layers)
+        self.rotary = Rotary(config.rotary_dims, config.rope_base, config.rope_train_seq_len)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.skip_weights = nn.Parameter(torch.ones(config.num_skips, dim))
+        self.skip_gates = nn.Parameter(torch.zeros(config.num_skips, dim)) if config.skip_gates else None
+        self.lane_keeps: nn.Parameter | None = None
+        self.lane_writes: nn.Parameter | None = None
+        if self._lanes_from is not None:
+            self.lane_keeps = nn.Parameter(torch.full((config.num_layers, 2), 1.1))
+            self.lane_writes = nn.Parameter(torch.ones(config.num_layers, 2, 2))
+        self.lm_head = None if config.tie_embeddings else Linear(dim, config.vocab_size)
         if self.lm_head is not None:
             nn.init.zeros_(self.lm_head.weight)
+        capped = config.softcap == "asymmetric"
+        self.softcaps = nn.Parameter(torch.full((2,), config.logit_softcap)) if capped else None
+        if config.orthogonal_init:
+            orthogonal(self)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits of the next token: ids (batch, length) int64 → (batch, length, vocab_size) float32."""
-        return self._cap(self._project(self._hidden(ids)).float())
+    @property
+    def _lanes_from(self) -> int | None:
+        return self.config.parallel_start_layer if self.config.parallel == "lanes" else None
+
+    def forward(self, ids: Tensor, before: Tensor | None = None) -> Tensor:
+        """Logits of the next token: ids (batch, length) int64 → (batch, length, vocab_size) float32.
+
+        Args:
+            ids: what is attended to and answered.
+            before: (batch, up to 3) tokens right before `ids`, for the embeddings that look back; nothing else does.
+        """
+        return self._cap(self._project(self._hidden(ids, before)).float())
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Cross-entropy in nats, computed in fp32: 0-d for "mean", (batch, length) for "none".
@@ -153,53 +167,92 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding):
                 yield f"{name}.weight", module.weight
 
-    def symmetries(self) -> tuple[tuple[tuple[str | int, ...], ...], ...]:
-        """What can change places without changing the function, as `birdie.compress.units` reads it.
+    def symmetries(self) -> tuple[Symmetry, ...]:
+        """What can change places without changing the function, as `birdie.compress.units` reads it."""
+        return symmetries(self.config)
 
-        In each block: hidden units of the MLP, value channels within a head, query heads that share a key–value head,
-        key–value heads with their query heads. Hidden units and value channels can be rescaled as well: the square of
-        ReLU takes a unit times a to a², and attention is linear in values.
-        """
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        d, group = self.config.model_dim // heads, heads // kv_heads
-        hidden = self.config.model_dim * self.config.mlp_mult
-        found: list[tuple[tuple[str | int, ...], ...]] = []
-        for i in range(self.config.num_layers):
-            q, k, v, out = (f"blocks.{i}.attn.{name}.weight" for name in ("c_q", "c_k", "c_v", "proj"))
-            gain, up, down = f"blocks.{i}.attn.q_gain", f"blocks.{i}.mlp.fc.weight", f"blocks.{i}.mlp.proj.weight"
-            found.append(((up, 0, 1, 0, hidden, 1), (down, 1, 1, 0, hidden, -2)))
-            for j in range(kv_heads):
-                first, last = group * j, group * (j + 1)
-                readers = [(out, 1, 1, d * h, d * (h + 1), -1) for h in range(first, last)]
-                found.append(((v, 0, 1, d * j, d * (j + 1), 1), *readers))
-                if group > 1:
-                    span = (d, d * first, d * last)
-                    found.append(((q, 0, *span), (out, 1, *span), (gain, 0, 1, first, last)))
-            if kv_heads > 1:
-                found.append(((q, 0, d * group), (k, 0, d), (v, 0, d), (out, 1, d * group), (gain, 0, group)))
-        return tuple(found)
-
-    def _hidden(self, ids: Tensor) -> Tensor:
-        """Normalised output of the last block, (batch, length, dim) in `compute_dtype`."""
-        x = norm(self.tok_emb(ids).to(self.compute_dtype))
+    def _hidden(self, ids: Tensor, before: Tensor | None) -> Tensor:
+        """Normalised output of the last layer, (batch, length, dim) in `compute_dtype`."""
+        x0 = x = self._embedded(ids, before)
+        values = {} if self.value_embed is None else self.value_embed(ids, x.dtype)
         cos, sin = self.rotary(ids.shape[1], x.device, x.dtype)
-        x0 = x
+        around = Surroundings(cos, sin, self._mask(ids), values)
+        encoder, decoder = self.config.layers(self.looping)
+        first: Tensor | None = None
         outputs: list[Tensor] = []
-        skip_weights = self.skip_weights.to(x.dtype)
-        for i, block in enumerate(self.blocks):
-            if i >= self.config.num_layers // 2 and outputs:
-                x = torch.addcmul(x, skip_weights[i - self.config.num_layers // 2], outputs.pop())
-            x = block(x, x0, cos, sin)
-            if i < self.config.num_layers // 2:
+        other: Tensor | None = None  # the second lane, once there is one
+        for place, layer in enumerate((*encoder, *decoder)):
+            if place >= len(encoder) and outputs:
+                x = self._skipped(x, outputs.pop(), place - len(encoder))
+            if layer == self._lanes_from:
+                other = x
+            if other is None:
+                x, own = self.blocks[layer](x, x0, around, first)
+            else:
+                x, other, own = self._in_lanes(layer, (x, other), x0, around, first)
+            first = own if first is None else first
+            if place < len(encoder):
                 outputs.append(x)
-        return norm(x)
+        return norm(x if other is None else (x + other) / 2)
+
+    def _embedded(self, ids: Tensor, before: Tensor | None) -> Tensor:
+        """x₀, (batch, length, dim)."""
+        every = ids if before is None else torch.cat((before, ids), dim=1)
+        x: Tensor = self.tok_emb(every).to(self.compute_dtype)
+        if self.embed_proj is not None:
+            x = self.embed_proj(x)
+        if self.bigram is not None:
+            x = x + self.bigram(every, x.dtype)
+        if isinstance(self.smear, GatedSmear):
+            x = self.smear(x, every)
+        x = norm(x)
+        if isinstance(self.smear, FixedSmear):
+            x = self.smear(x, every)
+        return x if before is None else x[:, before.shape[1] :]
+
+    def _mask(self, ids: Tensor) -> Tensor | None:
+        if not self.config.isolate_documents:
+            return None
+        document = (ids == self.config.bos_id).cumsum(1)
+        same = document[:, :, None] == document[:, None]
+        return same.tril()[:, None]
+
+    def _skipped(self, x: Tensor, output: Tensor, place: int) -> Tensor:
+        weight = self.skip_weights[place].to(x.dtype)
+        if self.skip_gates is None:
+            return torch.addcmul(x, weight, output)
+        return torch.lerp(weight * output, x, torch.sigmoid(self.skip_gates[place]).to(x.dtype))
+
+    def _in_lanes(
+        self, layer: int, lanes: tuple[Tensor, Tensor], x0: Tensor, around: Surroundings, first: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.lane_keeps is not None
+        assert self.lane_writes is not None
+        attended, transformed, own = self.blocks[layer].branches(lanes, x0, around, first)  # type: ignore[operator]
+        keeps, writes = (each[layer].to(attended.dtype) for each in (self.lane_keeps, self.lane_writes))
+        one, two = (
+            keeps[lane] * lanes[lane] + writes[0, lane] * attended + writes[1, lane] * transformed for lane in (0, 1)
+        )
+        return one, two, own
 
     def _project(self, x: Tensor) -> Tensor:
-        weight = self.tok_emb.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(x, weight.to(x.dtype))
+        if self.lm_head is not None:
+            return F.linear(x, self.lm_head.weight.to(x.dtype))
+        if self.embed_proj is not None:
+            x = x @ self.embed_proj.weight.to(x.dtype)
+        return F.linear(x, self.tok_emb.weight.to(x.dtype))
 
     def _cap(self, logits: Tensor) -> Tensor:
-        return self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
+        cap = self.config.logit_softcap
+        if self.config.softcap == "poly":  # what a series of tanh gives, bent to meet ±1
+            z = (logits / cap).clamp(-2, 2)
+            square = z * z
+            bent: Tensor = cap * (z * (1 - square / 3 + square * square / 15)).clamp(-1, 1)
+            return bent
+        if self.softcaps is not None:
+            above, below = self.softcaps[0] * torch.tanh(logits / self.softcaps[0]), self.softcaps[1]
+            return torch.where(logits > 0, above, below * torch.tanh(logits / below))
+        return cap * torch.tanh(logits / cap)
 
 
 def norm(x: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def sample_sequences(
 def together(model: GPT, count: int, length: int) -> int:
     """How many of `count` sequences of `length` tokens are sampled side by side."""
     config = model.config
-    each = 2 * config.num_layers * config.num_kv_heads * (config.model_dim // config.num_heads) * length
+    each = 2 * sum(map(len, config.layers(model.looping))) * config.kv_dim * length
     return max(1, min(count, _CACHED // (each * model.compute_dtype.itemsize)))
 
 

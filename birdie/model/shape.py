@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.model.gpt import GPTConfig
+from birdie.model.config import GPTConfig
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 
@@ -26,7 +26,7 @@ def config_of(state: Mapping[str, Tensor]) -> GPTConfig:
             model_dim=dim,
             num_heads=heads,
             num_kv_heads=state["blocks.0.attn.c_k.weight"].shape[0] // (dim // heads),
-            mlp_mult=state["blocks.0.mlp.fc.weight"].shape[0] // dim,
+            mlp_mult=state["blocks.0.mlp.fc.weight"].shape[0] / dim,
             tie_embeddings="lm_head.weight" not in state,
         )
     except (KeyError, ValueError, ZeroDivisionError, IndexError, ConfigError) as error:

@@ -18,7 +18,13 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.train.muon import Muon
 
 # vectors of gains, and the matrices that are pairs of such vectors: Adam's, whatever their number of dimensions
-CONTROLS = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weights")
+CONTROLS = (
+    *("attn_scale", "mlp_scale", "resid_mix", "q_gain", "value_mix", "head_gate"),  # of a block
+    *("skip_weights", "skip_gates", "lane_keeps", "lane_writes", "softcaps"),
+    *("bigram.scale", "smear.gate", "smear.amount", "value_embed.scale", "value_embed.layer_scales"),
+)
+TABLES = ("tok_emb.weight", "bigram.embed.weight", "value_embed.embed.weight")
+PROJECTIONS = ("embed_proj.weight", "bigram.proj.weight", "value_embed.proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,14 @@ class OptimizerSettings:
 
 
 def _is_control(name: str) -> bool:
-    return name.rpartition(".")[2] in CONTROLS
+    return name in CONTROLS or (name.startswith("blocks.") and name.rpartition(".")[2] in CONTROLS)
 
 
 RULES: Mapping[str, Callable[[str, nn.Parameter], bool]] = {
-    "matrices": lambda name, p: name.startswith("blocks.") and p.ndim == 2 and not _is_control(name),
-    "embedding": lambda name, _: name == "tok_emb.weight",
+    "matrices": lambda name, p: (
+        name in PROJECTIONS or (name.startswith("blocks.") and p.ndim == 2 and not _is_control(name))
+    ),
+    "embedding": lambda name, _: name in TABLES,
     "head": lambda name, _: name == "lm_head.weight",
     "scalars": lambda name, p: _is_control(name) or (name.startswith("blocks.") and p.ndim < 2),
 }

@@ -15,7 +15,7 @@ Source: the challenge's baseline script.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -139,7 +139,7 @@ class Fit:
         stop: Callable[[], bool],
         notify: Callable[[str], None],
         on_priming: Callable[[int, int], None],
-        prepared: Preparation | None,
+        prepared: Sequence[Preparation],
     ) -> None:
         if settings.accumulation % world.size:
             raise ConfigError(
@@ -147,7 +147,7 @@ class Fit:
             )
         self._model, self._batches, self._world, self._device = model, batches, world, device
         self._settings, self._optimizer_settings = settings, optimizer_settings
-        self._about, self._stop, self._on_priming, self._prepared = dict(about), stop, on_priming, prepared
+        self._about, self._stop, self._on_priming, self._prepared = dict(about), stop, on_priming, tuple(prepared)
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
@@ -222,7 +222,7 @@ class Fit:
             return
         before = self._snapshot(self._optimizers.local_state())
         for done in range(1, self._settings.warmup_steps + 1):
-            self._take_step()
+            self._take_step(at=float(2 * done > self._settings.warmup_steps))  # what comes on late is primed too
             self._on_priming(done, self._settings.warmup_steps)
             if self._agree_on_stop():
                 break
@@ -274,8 +274,8 @@ class Fit:
         self._agree_on_stop()
         return dataclasses.replace(done, train_ms=self._clock_ms, stopping=not self._remaining())
 
-    def _take_step(self) -> Step:
-        """Gradient, clipping and update; the record's clock and end are for the caller to fill in."""
+    def _take_step(self, at: float | None = None) -> Step:
+        """Gradient, clipping and update, clock and end left to the caller; `at`: the share of the run to pretend."""
         settings, optimizer_settings = self._settings, self._optimizer_settings
         multiplier = lr_multiplier(
             self._step,
@@ -291,10 +291,10 @@ class Fit:
             final=optimizer_settings.muon_momentum,
             warmup_steps=optimizer_settings.muon_momentum_warmup_steps,
         )
-        if self._prepared is not None:
-            by_steps, cap_ms = self._step / settings.iterations, settings.cap_ms
-            share = by_steps if cap_ms is None else max(by_steps, self._clock_ms / cap_ms)
-            self._prepared.before_step(self._step, share, multiplier)
+        by_steps, cap_ms = self._step / settings.iterations, settings.cap_ms
+        share = by_steps if cap_ms is None else max(by_steps, self._clock_ms / cap_ms)
+        for each in self._prepared:
+            each.before_step(self._step, share if at is None else at, multiplier)
         self._inside_step = True
         mean_loss, tokens = self._accumulate()
         loss, grad_norm = self._clip(mean_loss)
@@ -315,8 +315,9 @@ class Fit:
             loss = loss / self._settings.accumulation
             loss.backward()
             total += loss.detach()
-        if self._prepared is not None and (penalty := self._prepared.penalty()) is not None:
-            torch.autograd.backward(penalty / self._world.size)
+        for each in self._prepared:
+            if (penalty := each.penalty()) is not None:
+                torch.autograd.backward(penalty / self._world.size)
         if self._world.size > 1:
             self._reduce(total)
         return total, tokens * self._world.size
@@ -409,7 +410,7 @@ def fit(
     stop: Callable[[], bool] = lambda: False,
     notify: Callable[[str], None] = lambda _: None,
     on_priming: Callable[[int, int], None] = lambda _done, _total: None,
-    prepared: Preparation | None = None,
+    prepared: Sequence[Preparation] = (),
 ) -> Fit:
     """A run that trains `model` in place, one `Step` at each iteration.
 
@@ -425,7 +426,7 @@ def fit(
         stop: asked after every step; True on any rank makes that step the last on all.
         notify: gets lines worth telling the user.
         on_priming: called with (done, total) after each priming step.
-        prepared: what trains along; its penalty acts on the weights and is not part of the loss that steps report.
+        prepared: what trains along; penalties act on the weights and are not part of the loss that steps report.
 
     Raises:
         ConfigError: the ranks do not divide the accumulation, or a parameter is in no or two optimizer groups.
