@@ -25,7 +25,7 @@ from birdie.compress.size import parse_size
 from birdie.data.batches import Order
 from birdie.entropy.stream import Effort
 from birdie.errors import BirdieError, ConfigError
-from birdie.model.gpt import GPTConfig
+from birdie.model.config import GPTConfig, comma_separated
 from birdie.recipe_file import configuration, explain
 from birdie.score.bpb import ValidationSettings
 from birdie.train.groups import OptimizerSettings
@@ -39,10 +39,6 @@ else:
     R = TypeVar("R")
 
 FLAT = Parameter(name="*")
-
-
-def _comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
-    return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,7 @@ class ExportSettings:
         tuple[int, ...],
         Parameter(
             env_var="INT4_LAYERS",
-            env_var_split=_comma_separated,
+            env_var_split=comma_separated,
             negative=(),
             help="Layers whose int8 symbols are rounded to multiples of --export.int4-step.",
         ),

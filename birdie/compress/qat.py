@@ -207,7 +207,7 @@ class Quantizing:
         """Turn it on or off for the step to come: a pure function of where the run is, so resuming needs no memory.
 
         Args:
-            step: finished steps.
+            step: finished steps; -1 while priming, of which nothing is told.
             share: of the run that is done, 0 to 1.
             multiplier: factor on the learning rates.
         """
@@ -218,7 +218,7 @@ class Quantizing:
         else:
             progress = 1 - multiplier / settings.below
         self.switch(on, progress)
-        if on and not self._told:
+        if on and not self._told and step >= 0:
             self._told = True
             self._notify(f"{self.evidence()} from step {step + 1} on")
 

@@ -6,7 +6,7 @@ Which part a setting belongs to is where its words are explained: `embedding` (n
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -21,6 +21,11 @@ Softcap = Literal["tanh", "poly", "asymmetric"]
 _WHOLE = ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "gate_window", "bigram_dim")
 _COUNTS = ("embed_dim", "bigram_vocab_size", "rope_dims", "rope_train_seq_len", "xsa_last_n", "value_embed_dim")
 _POSITIVE = ("mlp_mult", "rope_base", "logit_softcap", "tied_embed_init_std", "leaky_slope", "sparse_gate_scale")
+
+
+def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
+    """How lists are written in the challenge's environment: "9,10"."""
+    return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,13 @@ class GPTConfig:
         int, Parameter(env_var="VE_DIM", help="Width of the value embedding shared by --model.value-embed-layers.")
     ] = 128
     value_embed_layers: Annotated[
-        tuple[int, ...], Parameter(negative=(), help="Layers whose values get a second embedding of the token.")
+        tuple[int, ...],
+        Parameter(
+            env_var="VE_LAYERS",
+            env_var_split=comma_separated,
+            negative=(),
+            help="Layers whose values get a second embedding of the token.",
+        ),
     ] = ()
     value_residual: Annotated[
         bool, Parameter(env_var="VALUE_RESIDUAL", help="Values are mixed with the first layer's.")

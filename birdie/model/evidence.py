@@ -24,7 +24,7 @@ class Looping:
         """Told before each step of the share of the run that is done; a pure function of it, so resuming is easy."""
         config = self.model.config
         self.model.looping = share >= config.enable_looping_at
-        if self.model.looping and not self._told and step:
+        if self.model.looping and not self._told and step >= 0:
             self._told = True
             order = ",".join(str(layer) for part in config.layers(True) for layer in part)
             self._notify(f"looping from step {step + 1} on: layers {order}")

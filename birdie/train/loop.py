@@ -294,7 +294,7 @@ class Fit:
         by_steps, cap_ms = self._step / settings.iterations, settings.cap_ms
         share = by_steps if cap_ms is None else max(by_steps, self._clock_ms / cap_ms)
         for each in self._prepared:
-            each.before_step(self._step, share if at is None else at, multiplier)
+            each.before_step(*((self._step, share) if at is None else (-1, at)), multiplier)
         self._inside_step = True
         mean_loss, tokens = self._accumulate()
         loss, grad_norm = self._clip(mean_loss)

@@ -26,7 +26,7 @@ class Preparation(Protocol):
     """A technique that lives inside training, such as quantization-aware training."""
 
     def before_step(self, step: int, share: float, multiplier: float) -> None:
-        """Told before each step: finished steps, share of the run that is done, factor on the learning rates."""
+        """Told before each step: finished steps (-1 while priming), share of the run done, factor on the rates."""
         ...
 
     def penalty(self) -> Tensor | None:

@@ -1,0 +1,120 @@
+"""A run with every technique on says what is at work, goes on as if it was never stopped, and its file is the model."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from birdie.artifact import load
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+from birdie.evaluation import load_gpt
+from birdie.model.gpt import GPTConfig
+from birdie.pipeline import Run
+from birdie.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
+from birdie.score.bpb import ValidationSettings
+from birdie.train.loop import TrainSettings
+
+LENGTH = 32
+EVERYTHING: dict[str, Any] = {
+    "bigram_vocab_size": 17,
+    "bigram_dim": 8,
+    "trigram": True,
+    "smear": "gated",
+    "gate_window": 6,
+    "rope_dims": 8,
+    "xsa_last_n": 4,
+    "value_embed_layers": (1, 4),
+    "value_embed_dim": 8,
+    "value_residual": True,
+    "attn_gate": "sparse",
+    "isolate_documents": True,
+    "activation": "leaky_relu2",
+    "ln_scale": True,
+    "skip_gates": True,
+    "num_loops": 2,
+    "loop_start": 1,
+    "loop_end": 2,
+    "enable_looping_at": 0.5,
+    "parallel": "lanes",
+    "parallel_start_layer": 3,
+    "softcap": "asymmetric",
+    "embed_dim": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    root = tmp_path_factory.mktemp("data")
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
+    train = {"iterations": 8, "warmdown_iters": 4, "warmup_steps": 2, "max_wallclock_seconds": 0, "accumulation": 2}
+    return Recipe(
+        data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
+        model=GPTConfig(vocab_size=260, num_layers=5, model_dim=32, num_heads=2, num_kv_heads=1, **EVERYTHING),
+        train=TrainSettings(train_batch_tokens=4 * LENGTH, train_seq_len=LENGTH, compute_dtype="float32", **train),
+        validation=ValidationSettings(every=0, max_tokens=500),
+        calibration=CalibrationSettings(data="own", tokens=1024),
+        export=ExportSettings(coder="fast"),
+        run=RunSettings(checkpoint_every=0),
+        device="cpu",
+    )
+
+
+def finished(
+    recipe: Recipe, folder: Path, *, resume: bool = False, stop_after: int | None = None
+) -> tuple[Run, list[str]]:
+    told: list[str] = []
+    run = Run(recipe, folder, notify=told.append)
+    for _ in run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after):
+        pass
+    return run, told
+
+
+def test_a_run_tells_what_is_at_work_and_when_loops_come_on(recipe: Recipe, tmp_path: Path) -> None:
+    _, told = finished(recipe, tmp_path)
+    assert [line for line in told if line.startswith("looping")] == ["looping from step 5 on: layers 0,1,2,1,2,1,2,3,4"]
+    at_work = [line for line in told if line.startswith("at work: ")]
+    for technique in ("bigram and trigram", "gated smear", "value embeddings", "sparse gate", "gated skips", "lanes"):
+        assert any(technique in line for line in at_work), technique
+
+
+@pytest.mark.parametrize("stop_after", [3, 6])
+def test_stopping_before_or_after_loops_came_on_changes_nothing(
+    recipe: Recipe, tmp_path: Path, stop_after: int
+) -> None:
+    whole, _ = finished(recipe, tmp_path / "whole")
+    finished(recipe, tmp_path / "parts", stop_after=stop_after)
+    parts, _ = finished(recipe, tmp_path / "parts", resume=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, parts.model.state_dict()[name]), name
+
+
+def test_the_file_is_the_model_calibrated_on_its_own_samples(recipe: Recipe, tmp_path: Path) -> None:
+    run, _ = finished(recipe, tmp_path)
+    summary = run.export(tmp_path / "model.birdie", budget=30_000)
+    assert summary.bytes <= 30_000
+    model, same, _ = load_gpt(tmp_path / "model.birdie", torch.device("cpu"))
+    assert same == recipe
+    assert model.looping
+    held = load(tmp_path / "model.birdie")
+    ids = torch.randint(2, 260, (2, LENGTH))
+    twin = run.model_of({name: weight.float() for name, weight in held.items()}).eval()
+    torch.testing.assert_close(model(ids), twin(ids))
+    nearer = (model(ids) - run.model.eval()(ids)).abs().mean()
+    assert nearer < 0.1 * run.model(ids).std()
+
+
+def test_techniques_are_settings_of_file_environment_and_flag_alike(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "recipe.toml") == recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    for name, value in {"BIGRAM_VOCAB_SIZE": "2048", "XSA_LAST_N": "4", "LN_SCALE": "1", "VE_LAYERS": "7,8"}.items():
+        monkeypatch.setenv(name, value)
+    model = load_recipe(flags=["--model.smear", "fixed", "--model.mlp-mult", "3"]).model
+    assert (model.bigram_vocab_size, model.xsa_last_n, model.ln_scale, model.mlp_mult) == (2048, 4, True, 3)
+    assert (model.smear, model.value_embed_layers) == ("fixed", (7, 8))
+    assert dataclasses.replace(GPTConfig(), mlp_mult=3).mlp_hidden == 1536
