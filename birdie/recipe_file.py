@@ -4,17 +4,19 @@ import difflib
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from cyclopts import CycloptsError
-from cyclopts.config import Toml
+from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
 
 TABLES = ("data", "model", "train", "optimizer", "qat", "validation", "calibration", "export", "run")
 SETTINGS = (*TABLES, "device")
+ABOUT = "about"  # a table that sets nothing: what a recipe is, and what is known of it
 
 
-def configuration(file: str | os.PathLike[str] | None) -> tuple[Toml, ...]:
+def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
     """The cyclopts configuration source for a recipe file; none for None.
 
     Raises:
@@ -22,6 +24,16 @@ def configuration(file: str | os.PathLike[str] | None) -> tuple[Toml, ...]:
     """
     if file is None:
         return ()
+    content = {key: value for key, value in contents(file).items() if key != ABOUT}
+    return (Dict(content, use_commands_as_keys=False, allow_unknown=False, source=str(file)),)
+
+
+def contents(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Everything in a recipe file, its tables known by name and nothing more.
+
+    Raises:
+        ConfigError: there is no such file, it is not TOML, or a table has another name than a recipe's.
+    """
     try:
         content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
@@ -29,12 +41,12 @@ def configuration(file: str | os.PathLike[str] | None) -> tuple[Toml, ...]:
     except ValueError as error:
         raise ConfigError(f"{file} is not a recipe: {error}; a recipe is a TOML file") from error
     for key, value in content.items():
-        if key not in SETTINGS:
+        if key not in (*SETTINGS, ABOUT):
             nearest = difflib.get_close_matches(key, SETTINGS, 1)
             raise ConfigError(f"{file} has no setting {key!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
-        if key in TABLES and not isinstance(value, dict):
+        if key in (*TABLES, ABOUT) and not isinstance(value, dict):
             raise ConfigError(f"{file} gives {key} a value; it is a table: write [{key}] and its settings below it")
-    return (Toml(file, use_commands_as_keys=False, allow_unknown=False),)
+    return content
 
 
 def explain(error: CycloptsError) -> str:

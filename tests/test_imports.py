@@ -24,6 +24,7 @@ ROWS: list[set[str]] = [
     {"score"},
     {"recipe_file"},
     {"recipe"},
+    {"cookbook"},
     {"calibration"},
     {"reserve"},
     {"evaluation"},

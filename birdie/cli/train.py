@@ -14,6 +14,7 @@ from birdie.artifact import Summary
 from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, say, show
 from birdie.cli.cost import estimate
 from birdie.cli.evaluate import evaluation_json
+from birdie.cookbook import find
 from birdie.device import choose_device
 from birdie.distributed import process_group, world_from_environment
 from birdie.errors import ConfigError
@@ -49,6 +50,8 @@ def train(
     with process_group(device) as world:
         remark_here = remark if world.is_main else _nothing
         work = Run(recipe, folder, world=world, notify=remark_here)
+        if recipe_file is not None and (needs := find(str(recipe_file)).about.needs):
+            remark_here(f"{recipe_file} also has {', '.join(needs)}: not here yet, going on without")
         last, interrupted = follow(work, resume=resume, shown=world.is_main)
         if interrupted is not None:
             if world.is_main:

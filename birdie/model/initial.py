@@ -3,6 +3,8 @@
 Sources: records of openai/parameter-golf of 19 March 2026 ("OrthoInit", "OvertoneInit").
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,9 @@ def orthogonal(model: nn.Module) -> int:
     """Make all linear weights of 64 × 64 and more orthogonal but for those that start at zero; how many that were."""
     count = 0
     for module in model.modules():
-        if isinstance(module, nn.Linear) and min(module.weight.shape) >= SMALLEST and bool(module.weight.any()):
+        if not isinstance(module, nn.Linear) or module.weight.is_meta or min(module.weight.shape) < SMALLEST:
+            continue
+        if bool(module.weight.any()):
             nn.init.orthogonal_(module.weight)
             count += 1
     return count
@@ -31,4 +35,4 @@ def overtones(embedding: Tensor) -> None:
 def phase(layer: int, layers: int) -> float:
     """Share of the stream that a layer starts with, the rest being the embedding: σ(3 · (layer / (layers − 1) − ½))."""
     place = layer / (layers - 1) if layers > 1 else 1.0
-    return float(torch.sigmoid(torch.tensor(3 * (place - 0.5))))
+    return 1 / (1 + math.exp(-3 * (place - 0.5)))

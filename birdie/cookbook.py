@@ -1,0 +1,114 @@
+"""The recipes that ship with birdie, by name: what each is, what is known of its results, and what it still needs.
+
+    recipes/sota.toml: [about] title, source, parameters, bytes, step_ms, bpb, needs;  then settings as in any recipe
+
+Figures of records are their authors', on eight H100s. `needs` names what a record has and birdie has not yet: the rest
+of the recipe runs, and its figures are then not to be expected.
+"""
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from birdie.errors import ConfigError
+from birdie.recipe import Recipe
+from birdie.recipe_file import ABOUT, contents
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a recipe says of itself.
+
+    Attributes:
+        title: in a few words.
+        source: whose it is, and of when.
+        parameters: of the model, exactly.
+        bytes: of model and code.
+        step_ms: milliseconds of a step.
+        bpb: bits per byte of the validation text.
+        needs: techniques that the record has and this version has not.
+    """
+
+    title: str = ""
+    source: str = ""
+    parameters: int | None = None
+    bytes: int | None = None
+    step_ms: float | None = None
+    bpb: float | None = None
+    needs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], file: Path | str) -> "About":
+        """From a table of a recipe file.
+
+        Raises:
+            ConfigError: it holds what is none of these.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"{file}: [about] has no {key!r}; it has {', '.join(sorted(known))}")
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A recipe of the book, or a file."""
+
+    name: str
+    path: Path
+    about: About
+
+    def recipe(self) -> Recipe:
+        """Its settings, whatever the environment says.
+
+        Raises:
+            ConfigError: the file is no recipe.
+        """
+        return Recipe.from_dict({key: value for key, value in contents(self.path).items() if key != ABOUT})
+
+
+def folder() -> Path:
+    """Where the recipes lie: beside the package in a checkout, else where the installer put them."""
+    beside = Path(__file__).resolve().parents[1] / "recipes"
+    return beside if beside.is_dir() else Path(sys.prefix) / "share" / "birdie" / "recipes"
+
+
+def book() -> Iterator[Known]:
+    """All recipes that ship, by name."""
+    for path in sorted(folder().glob("*.toml")):
+        yield _known(path)
+
+
+def find(name: str) -> Known:
+    """The recipe called `name`, or the file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name.endswith(".toml"):
+        return _known(Path(name))
+    names = [path.stem for path in sorted(folder().glob("*.toml"))]
+    if name in names:
+        return _known(folder() / f"{name}.toml")
+    nearest = difflib.get_close_matches(name, names, 1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(names)}, or give a .toml file"
+    raise ConfigError(f"there is no recipe {name!r}{hint}")
+
+
+def _known(path: Path) -> Known:
+    return Known(path.stem, path, About.of(contents(path).get(ABOUT, {}), path))
+
+
+def changes(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(setting, here, there) of what two recipes (`Recipe.to_dict`) have different, in the order of settings."""
+    for key, here in one.items():
+        there = other[key]
+        if isinstance(here, dict):
+            yield from changes(here, there, f"{prefix}{key}.")
+        elif here != there:
+            yield f"{prefix}{key}", here, there
