@@ -20,14 +20,15 @@ def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         exec(compile(block, "README.md", "exec"), {})
 
 
-def test_the_spectral_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["spectral", "techniques"])
+def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for block in re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "spectral.md").read_text(encoding="utf-8"), re.DOTALL
-    ):
-        exec(compile(block, "docs/spectral.md", "exec"), names)
-    assert names["step"]
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, f"docs/{page}.md", "exec"), names)
 
 
 def test_commands_and_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
