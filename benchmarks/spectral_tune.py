@@ -110,7 +110,7 @@ class Bench:
     def tuned(self, model: nn.Module, data: Iterable[Batch], loss: Loss, steps: int, budget: int | None) -> None:
         """Fine-tune in place, and say how it goes. Statistics of norms stay: mixed images have others."""
         model.eval()
-        settings = {"rate": self.options.rate, "settled": 0.5, "measured": self.text}
+        settings = {"rate": self.options.rate, "settled": 0.4, "measured": self.text}
         for step in birdie.fine_tune(model, data, loss, steps=steps, budget=budget, **settings):
             if step.number % 50 == 0 or step.number == step.steps:
                 size = "" if step.bits is None else f", {step.bits:.3f} bits a weight, λ {step.weight:.2g}"
@@ -152,7 +152,7 @@ class Bench:
         """The network trained to each size in turn."""
         torch.manual_seed(self.options.seed)
         model, start, data = self.start(), time.perf_counter(), self.data()
-        birdie.spectral(model, transform=self.options.transform)
+        birdie.spectral(model, transform=self.options.transform, init_bits=self.options.start)
         loss = from_targets if self.text else from_float(self.subject.module)
         for budget in self.budgets:
             self.tuned(model, data, loss, self.options.steps, budget)
@@ -205,9 +205,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="a ResNet .th of the shared data (default: the shared GPT)")
     parser.add_argument("--smaller", type=lambda text: [float(part) for part in text.split(",")], default=[10, 14, 20])
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
-    parser.add_argument("--steps", type=int, default=300, help="for each size")
+    parser.add_argument("--steps", type=int, default=800, help="for each size")
     parser.add_argument("--batch", type=int, help="images (default: 50), or windows of 512 tokens (default: 8)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
+    parser.add_argument("--rate", type=float, help="of learning (default: 2e-4 for a ResNet, 5e-4 for the GPT)")
+    parser.add_argument("--start", type=float, default=4.0, help="bits a weight before the first step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true", help="only what is trained")
     parser.add_argument(
@@ -217,6 +218,7 @@ def main() -> None:
     options = parser.parse_args()
     options.tokens, options.images = 65_536, 10_000
     options.batch = options.batch or (8 if options.weights is None else 50)
+    options.rate = options.rate or (5e-4 if options.weights is None else 2e-4)
     torch.set_num_threads(1)
     bench = Bench(subject_of(options), options)
     found = []

@@ -126,6 +126,16 @@ def test_removing_leaves_plain_parameters_with_the_quantized_weights(name: str) 
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_removing_without_rounding_leaves_the_weights_as_training_moved_them(name: str) -> None:
+    model, x = made(name)
+    model.train(False)
+    before = model(x).detach()
+    spectral(model, transform="dct", init_bits=3)
+    assert not torch.allclose(model(x), before, atol=1e-4)
+    torch.testing.assert_close(remove(model, rounded=False)(x), before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_copies_and_state_dicts_carry_everything(name: str) -> None:
     model, x = made(name)
     model.train(False)

@@ -32,6 +32,7 @@ from birdie.errors import ConfigError, WeightsError
 LEAST = 256  # elements of a tensor below which 16 bits cost less than steps of its own
 Rounding = Literal["straight", "noise", "leaky"]
 _ROUNDINGS = ("straight", "noise", "leaky")
+_CHUNK = 1 << 18  # elements that a temporary has where a sum is all that is wanted
 _HALVINGS = 40
 _CLOSE = 0.001  # of the bits
 _FAR = 24.0  # octaves
@@ -58,11 +59,17 @@ class _Rounded(torch.autograd.Function):
         if not ctx.saved_tensors:  # type: ignore[attr-defined]
             return gradients[0], None
         coefficients, step = ctx.saved_tensors  # type: ignore[attr-defined]
-        ratio = coefficients / step
-        left = ratio.round().sub_(ratio)
         if step.numel() > 1:
-            return gradients[0], left.mul_(gradients[0])
-        return gradients[0], torch.dot(left.flatten(), gradients[0].flatten()).reshape(step.shape)
+            return gradients[0], _left(coefficients, step).mul_(gradients[0])
+        pairs = zip(coefficients.flatten().split(_CHUNK), gradients[0].flatten().split(_CHUNK), strict=True)
+        parts = [torch.dot(_left(part, step.flatten()), gradient) for part, gradient in pairs]
+        return gradients[0], torch.stack(parts).sum().reshape(step.shape)
+
+
+def _left(coefficients: Tensor, step: Tensor) -> Tensor:
+    """What rounding adds to coefficients, in steps."""
+    ratio = coefficients / step
+    return ratio.round().sub_(ratio)
 
 
 class SpectralWeight(nn.Module):
@@ -364,11 +371,18 @@ def _steps(parts: list[Wrapped]) -> list[Tensor | None]:
     return list(torch.split(stepped(log2)[0], counts))
 
 
-def remove(model: nn.Module) -> nn.Module:
-    """Undo `spectral`: plain parameters again, with the weights as they are quantized now; tied ones stay tied."""
+def remove(model: nn.Module, *, rounded: bool = True) -> nn.Module:
+    """Undo `spectral`: plain parameters again; tied ones stay tied.
+
+    Args:
+        model: wrapped.
+        rounded: whether they are the weights as quantized now, or those that training has moved, for another scheme.
+    """
     plain: dict[int, nn.Parameter] = {}
     for each in list(wrapped(model)):
         weight = getattr(each.module, each.attribute).detach().clone()
+        if not rounded:
+            weight = each.weight.transform.inverse(each.coefficients.detach().float()).to(weight.dtype)
         _own_class(each.module)
         parametrize.remove_parametrizations(each.module, each.attribute, leave_parametrized=False)
         setattr(each.module, each.attribute, plain.setdefault(id(each.weight), nn.Parameter(weight)))
