@@ -17,6 +17,7 @@ from birdie.compress.choose import is_matrix
 from birdie.compress.decoders import decode
 from birdie.compress.grid import Grid
 from birdie.compress.qat import Qat, Quantizing
+from birdie.compress.ternary import Ternary
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import Recipe, load_recipe
@@ -58,6 +59,42 @@ def test_layers_see_what_the_grid_will_store(qat: Qat, grid: Grid, shape: tuple[
     stored = decode(grid.encode("w", weight))
     assert not torch.equal(stored, weight)
     torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize(("shape", "group"), [((64, 96), 32), ((48, 100), 64), ((16, 8, 3, 3), 128)])
+def test_layers_see_the_levels_that_ternary_will_store(shape: tuple[int, ...], group: int, binary: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(shape) * torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    weight[3] = 0
+    stored = decode(Ternary(group=group, binary=binary).encode("w", weight))
+    qat = Qat(levels="binary" if binary else "ternary", group=group)
+    torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
+    again = qat.quantized(stored, SHARP)
+    torch.testing.assert_close(again, stored, rtol=1e-6, atol=0)  # levels stay what they are
+
+
+def test_a_layer_learns_on_levels() -> None:
+    """Where inputs leave a choice of weights, that among three values a row is better than rounding afterwards."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 8) @ torch.randn(8, 64)
+    y = torch.tanh(x @ torch.randn(64, 64) / 20)
+
+    def trained(qat: Qat | None) -> float:
+        torch.manual_seed(1)
+        layer = nn.Linear(64, 64, bias=False)
+        if qat is not None:
+            qat.prepare(layer).switch(True)
+        optimizer = torch.optim.Adam(layer.parameters(), lr=0.003)
+        for _ in range(150):
+            optimizer.zero_grad()
+            (layer(x) - y).square().mean().backward()
+            optimizer.step()
+        stored = decode(Ternary(group=64).encode("w", layer._parameters["weight"].detach()))
+        assert all(len(row.abs().unique()) <= 2 for row in stored)
+        return float((x @ stored.T - y).square().mean())
+
+    assert trained(Qat(levels="ternary", group=64)) < 0.7 * trained(None)
 
 
 @pytest.mark.parametrize("rounding", ["hard", "soft", "noise"])
@@ -211,7 +248,7 @@ def trained(qat: Qat | None) -> tuple[GPT, list[str]]:
     prepared = qat.prepare(model, lines.append) if qat else None
     settings = tiny_settings(iterations=60, warmdown_iters=30, accumulation=1)
     optimizers = OptimizerSettings(matrix_lr=0.05, newton_schulz_dtype="float32")
-    for _ in fit(model, TinyBatches(), settings, optimizers, prepared=prepared):
+    for _ in fit(model, TinyBatches(), settings, optimizers, prepared=[prepared] if prepared else []):
         pass
     if prepared is not None:
         prepared.remove()
@@ -245,7 +282,9 @@ def test_it_is_off_before_its_start_to_the_last_bit() -> None:
     def curve(qat: Qat | None) -> list[float]:
         model = small_gpt()
         prepared = qat.prepare(model) if qat else None
-        run = fit(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, prepared=prepared)
+        run = fit(
+            model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, prepared=[prepared] if prepared else []
+        )
         return [step.loss for step in run]
 
     plain, late = curve(None), curve(Qat(bits=2, start=0.5))
@@ -273,7 +312,7 @@ def test_it_starts_by_share_or_by_rate(qat: Qat, on: list[bool]) -> None:
 def test_a_resumed_run_goes_on_as_one_that_was_not_stopped() -> None:
     def start(model: GPT, **more: Any) -> Fit:
         prepared = Qat(bits=3, start=0.5, rounding="soft", rate=0.1).prepare(model)
-        return fit(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, prepared=prepared, **more)
+        return fit(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, prepared=[prepared], **more)
 
     whole = list(start(small_gpt()))
     first = start(small_gpt())
@@ -322,7 +361,7 @@ def test_settings_out_of_range_are_refused_with_their_value(settings: dict[str, 
 def test_what_cannot_be_prepared_is_refused() -> None:
     with pytest.raises(ConfigError, match="match no matrix"):
         Qat(bits=4, tensors=("nothing.*",)).prepare(two_layers())
-    with pytest.raises(ConfigError, match="set bits or sigma"):
+    with pytest.raises(ConfigError, match="set bits, sigma or levels"):
         Qat().prepare(two_layers())
     model = two_layers()
     Qat(bits=4).prepare(model)

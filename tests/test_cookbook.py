@@ -69,7 +69,7 @@ def test_the_command_lists_shows_and_compares(capsys: pytest.CaptureFixture[str]
     assert listed["sota"]["expected"]["bpb"] == 1.0611
     shown = told(capsys, "show", "ternary")
     assert Recipe.from_dict(shown["recipe"]) == find("ternary").recipe()
-    assert "ternary training" in shown["needs"]
+    assert "z-loss 1e-4" in shown["needs"]
     differences = told(capsys, "diff", "baseline", "10l_mixed_precision")["differences"]
     assert {"setting": "model.num_layers", "baseline": 9, "10l_mixed_precision": 10} in differences
 

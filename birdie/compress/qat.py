@@ -27,16 +27,18 @@ from birdie.compress.choose import is_matrix
 from birdie.compress.grid import FINEST, SMALLEST
 from birdie.compress.modes import in_mode
 from birdie.compress.steps import PER_OCTAVE
+from birdie.compress.ternary import GROUP
 from birdie.errors import ConfigError
 
 Rounding = Literal["hard", "soft", "noise"]
+Levels = Literal["ternary", "binary"]
 _TINY = 1e-30  # variance or step below which a gradient would leave float32
 _SOFTEST, _SHARPEST = 1.0, 24.0  # slope of soft rounding at the first and the last step; 24 is hard but for 1 in 10
 
 
 @dataclass(frozen=True, slots=True)
 class Qat:
-    """On which grid to train, from when, and how it rounds; off unless `bits` or `sigma` is given.
+    """On which grid to train, from when, and how it rounds; off unless `bits`, `sigma` or `levels` is given.
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -46,6 +48,10 @@ class Qat:
     sigma: Annotated[
         float | None, Parameter(help="Train on steps of so many standard deviations of the row, as sigma:0.4 does.")
     ] = None
+    levels: Annotated[
+        Levels | None, Parameter(help="Train on the grid of `ternary` (-s, 0, s) or `ternary:binary` (-s, s).")
+    ] = None
+    group: Annotated[int, Parameter(help="Columns of a row that share the scale s of levels.")] = GROUP
     start: Annotated[float, Parameter(help="Share of the run after which it is on.")] = 0.0
     below: Annotated[
         float | None,
@@ -60,8 +66,16 @@ class Qat:
     ] = ("*",)
 
     def __post_init__(self) -> None:
-        if self.bits is not None and self.sigma is not None:
-            raise ConfigError(f"qat has bits {self.bits} and sigma {self.sigma}; give one of them")
+        given = [name for name in ("bits", "sigma", "levels") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"qat has {' and '.join(f'{n} {getattr(self, n)}' for n in given)}; give one of them")
+        if self.levels is not None:
+            if self.levels not in ("ternary", "binary"):
+                raise ConfigError(f"qat levels {self.levels!r} is unknown; choose ternary or binary")
+            if self.rounding != "hard" or self.rate:
+                raise ConfigError("qat levels are rounded hard and have no rate; leave rounding and rate out")
+        if self.group < 1:
+            raise ConfigError(f"qat group {self.group} is out of range; choose 1 or more columns")
         if self.bits is not None and not 2 <= self.bits <= 8:
             raise ConfigError(f"qat bits {self.bits} is out of range; choose 2 to 8")
         if self.sigma is not None and not 2.0**-10 <= self.sigma <= 2.0**4:
@@ -80,7 +94,7 @@ class Qat:
     @property
     def enabled(self) -> bool:
         """Whether there is anything to prepare."""
-        return self.bits is not None or self.sigma is not None
+        return self.bits is not None or self.sigma is not None or self.levels is not None
 
     def prepare(self, module: nn.Module, notify: Callable[[str], None] = lambda _: None) -> "Quantizing":
         """Make `module` use quantized weights in training mode, once `before_step` or `switch` turns it on.
@@ -90,10 +104,10 @@ class Qat:
             notify: gets the line that says what was turned on, and by how much it moves the weights.
 
         Raises:
-            ConfigError: neither bits nor sigma is set, no matrix matches, or `module` is prepared already.
+            ConfigError: neither bits, sigma nor levels is set, no matrix matches, or `module` is prepared already.
         """
         if not self.enabled:
-            raise ConfigError("qat has no grid; set bits or sigma")
+            raise ConfigError("qat has no grid; set bits, sigma or levels")
         return Quantizing(self, module, notify)
 
     def step(self, rows: Tensor) -> Tensor:
@@ -112,6 +126,8 @@ class Qat:
         """
         with torch.no_grad():
             rows = _rows(weight)
+            if self.levels is not None:
+                return self._of_levels(rows).view_as(weight).to(weight.dtype)
             step = self.step(rows)
             scaled = rows / step
             if self.rounding == "noise":
@@ -135,6 +151,27 @@ class Qat:
         rows = _rows(weight)
         mean = rows.abs().mean(1) / self._wanted(rows).squeeze(1).clamp_min(_TINY)
         return _laplace_bits(mean).sum() * rows.shape[1]
+
+    def _of_levels(self, rows: Tensor) -> Tensor:
+        """Rows of -s, 0 and s, or -s and s, with a scale for each group as `Ternary` fits and stores it."""
+        height, width = rows.shape
+        group = min(self.group, width)
+        parts = torch.nn.functional.pad(rows, (0, -width % group)).view(height, -1, group).double()
+        sizes = parts.abs()
+        if self.levels == "binary":
+            real = torch.ones(width, device=rows.device, dtype=torch.float64)
+            counts = torch.nn.functional.pad(real, (0, -width % group)).view(-1, group).sum(1)
+            scale = sizes.sum(2) / counts
+        else:  # the best set is a prefix of the weights by size, and its best scale their mean
+            totals = sizes.sort(dim=2, descending=True).values.cumsum(2)
+            scales = totals / torch.arange(1, group + 1, device=rows.device)
+            best = (scales * totals).argmax(2, keepdim=True)
+            scale = scales.gather(2, best).squeeze(2)
+        octaves = torch.round(torch.log2(scale.clamp_min(SMALLEST)) * PER_OCTAVE) / PER_OCTAVE
+        step = torch.where(scale > 0, torch.exp2(octaves), 0.0)[..., None]
+        signs = parts.sign() if self.levels == "ternary" else torch.where(parts < 0, -1.0, 1.0)
+        kept = sizes > step / 2 if self.levels == "ternary" else torch.ones_like(sizes, dtype=torch.bool)
+        return (signs * kept * step).view(height, -1)[:, :width].to(rows.dtype)
 
     def _wanted(self, rows: Tensor) -> Tensor:
         """The step of each row before it is rounded to one that can be stored, (rows, 1); 0 for rows of zeros."""
@@ -248,7 +285,8 @@ class Quantizing:
                 assert weight is not None
                 moved += float((getattr(part, key) - weight).double().square().sum())
                 total += float(weight.double().square().sum())
-        grid = f"int{self.settings.bits}" if self.settings.bits is not None else f"sigma:{self.settings.sigma:g}"
+        settings = self.settings
+        grid = settings.levels or (f"int{settings.bits}" if settings.bits is not None else f"sigma:{settings.sigma:g}")
         away = 100 * math.sqrt(moved / total) if total else 0.0
         return (
             f"qat {grid} {self.settings.rounding}: {len(self.names)} tensors, {self._weights:,} weights, "
