@@ -52,7 +52,8 @@ class About:
         for key in values:
             if key not in known:
                 raise ConfigError(f"{file}: [about] has no {key!r}; it has {', '.join(sorted(known))}")
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)

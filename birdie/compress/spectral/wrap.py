@@ -61,7 +61,7 @@ class _Rounded(torch.autograd.Function):
         coefficients, step = ctx.saved_tensors  # type: ignore[attr-defined]
         if step.numel() > 1:
             return gradients[0], _left(coefficients, step).mul_(gradients[0])
-        pairs = zip(coefficients.flatten().split(_CHUNK), gradients[0].flatten().split(_CHUNK), strict=True)
+        pairs = zip(*(torch.split(each.flatten(), _CHUNK) for each in (coefficients, gradients[0])), strict=True)
         parts = [torch.dot(_left(part, step.flatten()), gradient) for part, gradient in pairs]
         return gradients[0], torch.stack(parts).sum().reshape(step.shape)
 
