@@ -10,7 +10,7 @@ difference corrects the next proposal. The KL rises as steadily, by about four a
 
 A budget that lossless fits gives lossless. One that leaves too little beside what is small and kept in 16 bits
 coarsens that too, but for vectors under a few thousand elements. Small matrices are among what is kept, unless
-calibration tells their worth: a ResNet of 16-channel kernels was a fifth larger for it. On plain grids the step of a
+calibration tells their worth or they would take more than a sixth of the budget. On plain grids the step of a
 row is found in sixteenths of an octave, so a model of a single row lands within a sixteenth of a bit per weight; a few
 dozen rows even that out, and in a trellis rows take the next sixteenth one by one.
 """
@@ -39,6 +39,7 @@ TINY = 64  # … or this many bytes
 NEAR = 2  # lossless is tried at once when its rough size is within this many budgets
 COLUMNS = 8  # a row shorter than this is no smaller with a step of its own than in 16 bits
 LEAST = 256  # elements of a matrix below which 16 bits cost less than the names of its steps, about
+KEPT = 6  # small matrices stay in 16 bits where that is at most this part of the budget
 ROUNDS = 12
 SAMPLE = 1 << 18
 _FIRST = -2.0  # the exponent a search for quality begins at
@@ -101,8 +102,8 @@ def fit_budget(
     matrices = {name: weight for name, weight in free.items() if _pays(weight, name in calibrated)}
     more = {name: weight for name, weight in free.items() if name in matrices or _coarsens(weight)}
     kept_bytes = sum(weight.numel() * min(weight.itemsize, 2) for name, weight in more.items() if name not in matrices)
-    # What is kept in 16 bits must not starve the rest: over half of the budget, it is coarsened as well.
-    if 0 < 2 * kept_bytes <= budget:
+    # What is kept in 16 bits must not starve the rest: with more of the budget it is coarsened as well.
+    if 0 < KEPT * kept_bytes <= budget:
         with suppress(BudgetError):
             return _fit(_Request(state, allocate(matrices), pinned, budget, workers), size, rough)
     return _fit(_Request(state, allocate(more), pinned, budget, workers), size, rough)
