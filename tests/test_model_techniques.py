@@ -449,7 +449,7 @@ def test_the_polynomial_is_close_to_tanh_where_it_matters_and_never_falls() -> N
         ({"smear": "v1"}, "smear is 'v1'; choose none, fixed, gated"),
         ({"trigram": True}, "set bigram_vocab_size"),
         ({"attn_gate": "sparse", "gate_window": 33}, "gate_window 33 is wider"),
-        ({"enable_looping_at": 1.5}, "share of the run"),
+        ({"enable_looping_at": 1.0}, "share of the run"),
         ({"mlp_mult": 0.001}, "no hidden unit"),
         ({"leaky_slope": -1.0}, "leaky_slope is -1.0"),
     ],

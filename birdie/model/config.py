@@ -158,8 +158,10 @@ class GPTConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
         self._check_shape()
         self._check_layers()
-        if not 0 <= self.enable_looping_at <= 1:
-            raise ConfigError(f"enable_looping_at is {self.enable_looping_at}; it is a share of the run, 0 to 1")
+        if not 0 <= self.enable_looping_at < 1:
+            raise ConfigError(
+                f"enable_looping_at is {self.enable_looping_at}; it is a share of the run, from 0 to below 1"
+            )
         if self.bigram_vocab_size == 1:
             raise ConfigError("bigram_vocab_size is 1; give at least 2 rows, or 0 for none")
         if self.trigram and not self.bigram_vocab_size:

@@ -222,7 +222,8 @@ class Fit:
             return
         before = self._snapshot(self._optimizers.local_state())
         for done in range(1, self._settings.warmup_steps + 1):
-            self._take_step(at=float(2 * done > self._settings.warmup_steps))  # what comes on late is primed too
+            late = 2 * done > self._settings.warmup_steps + 1  # what comes on late is primed too
+            self._take_step(at=float(late))
             self._on_priming(done, self._settings.warmup_steps)
             if self._agree_on_stop():
                 break
