@@ -171,7 +171,7 @@ class GPT(nn.Module):
         """What can change places without changing the function, as `birdie.compress.units` reads it."""
         return symmetries(self.config)
 
-    def _hidden(self, ids: Tensor, before: Tensor | None) -> Tensor:
+    def _hidden(self, ids: Tensor, before: Tensor | None = None) -> Tensor:
         """Normalised output of the last layer, (batch, length, dim) in `compute_dtype`."""
         x0 = x = self._embedded(ids, before)
         values = {} if self.value_embed is None else self.value_embed(ids, x.dtype)
