@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from birdie.errors import ConfigError
-from birdie.recipe import Recipe
+from birdie.recipe import Recipe, load_recipe
 from birdie.recipe_file import ABOUT, contents
 
 
@@ -70,7 +70,11 @@ class Known:
         Raises:
             ConfigError: the file is no recipe.
         """
-        return Recipe.from_dict({key: value for key, value in contents(self.path).items() if key != ABOUT})
+        try:
+            return Recipe.from_dict({key: value for key, value in contents(self.path).items() if key != ABOUT})
+        except (TypeError, ValueError) as error:
+            load_recipe(self.path)  # says which setting has a value of another kind
+            raise ConfigError(f"{self.path} has a value of the wrong kind: {error}") from error
 
 
 def folder() -> Path:

@@ -44,6 +44,12 @@ def test_about_holds_nothing_else(tmp_path: Path) -> None:
         find(str(tmp_path / "x.toml"))
 
 
+def test_a_value_of_another_kind_is_told_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('[model]\nnum_layers = "many"\n')
+    with pytest.raises(ConfigError, match="num_layers"):
+        find(str(tmp_path / "x.toml")).recipe()
+
+
 def test_changes_are_what_makes_one_the_other() -> None:
     one, other = find("simple_sota").recipe().to_dict(), find("sota").recipe().to_dict()
     assert not list(changes(one, one))
