@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_run import EVERYTHING
 
 from birdie.errors import ConfigError
 from birdie.model.attention import register, softmax
@@ -45,31 +46,6 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "lanes": {"parallel": "lanes", "parallel_start_layer": 3},
     "polynomial softcap": {"softcap": "poly", "logit_softcap": 2.0},
     "asymmetric softcap": {"softcap": "asymmetric", "logit_softcap": 2.0},
-}
-EVERYTHING: dict[str, Any] = {
-    "bigram_vocab_size": 17,
-    "bigram_dim": 8,
-    "trigram": True,
-    "smear": "gated",
-    "gate_window": 6,
-    "rope_dims": 4,
-    "xsa_last_n": 4,
-    "value_embed_layers": (1, 4),
-    "value_embed_dim": 8,
-    "value_residual": True,
-    "attn_gate": "sparse",
-    "isolate_documents": True,
-    "activation": "leaky_relu2",
-    "ln_scale": True,
-    "skip_gates": True,
-    "num_loops": 2,
-    "loop_start": 1,
-    "loop_end": 2,
-    "parallel": "lanes",
-    "parallel_start_layer": 3,
-    "softcap": "asymmetric",
-    "logit_softcap": 5.0,
-    "embed_dim": 12,
 }
 ALL = {**TECHNIQUES, "everything": EVERYTHING, "nothing": {}}
 

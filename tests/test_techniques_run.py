@@ -2,10 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tiny_run import EVERYTHING
 
 from birdie.artifact import load
 from birdie.data.corpus import file_corpus
@@ -18,31 +18,7 @@ from birdie.score.bpb import ValidationSettings
 from birdie.train.loop import TrainSettings
 
 LENGTH = 32
-EVERYTHING: dict[str, Any] = {
-    "bigram_vocab_size": 17,
-    "bigram_dim": 8,
-    "trigram": True,
-    "smear": "gated",
-    "gate_window": 6,
-    "rope_dims": 8,
-    "xsa_last_n": 4,
-    "value_embed_layers": (1, 4),
-    "value_embed_dim": 8,
-    "value_residual": True,
-    "attn_gate": "sparse",
-    "isolate_documents": True,
-    "activation": "leaky_relu2",
-    "ln_scale": True,
-    "skip_gates": True,
-    "num_loops": 2,
-    "loop_start": 1,
-    "loop_end": 2,
-    "enable_looping_at": 0.5,
-    "parallel": "lanes",
-    "parallel_start_layer": 3,
-    "softcap": "asymmetric",
-    "embed_dim": 12,
-}
+TECHNIQUES = {**EVERYTHING, "enable_looping_at": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +28,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     train = {"iterations": 8, "warmdown_iters": 4, "warmup_steps": 2, "max_wallclock_seconds": 0, "accumulation": 2}
     return Recipe(
         data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
-        model=GPTConfig(vocab_size=260, num_layers=5, model_dim=32, num_heads=2, num_kv_heads=1, **EVERYTHING),
+        model=GPTConfig(vocab_size=260, num_layers=5, model_dim=32, num_heads=2, num_kv_heads=1, **TECHNIQUES),
         train=TrainSettings(train_batch_tokens=4 * LENGTH, train_seq_len=LENGTH, compute_dtype="float32", **train),
         validation=ValidationSettings(every=0, max_tokens=500),
         calibration=CalibrationSettings(data="own", tokens=1024),

@@ -1,4 +1,4 @@
-"""A training run small enough to repeat many times in a test: model, loader and settings."""
+"""A training run small enough to repeat many times in a test: model, loader, settings; and all techniques."""
 
 from typing import Any
 
@@ -12,6 +12,31 @@ from birdie.train.loop import TrainSettings
 
 VOCAB, LENGTH, SEQUENCES, SPANS = 32, 16, 2, 4
 OPTIMIZERS = OptimizerSettings(matrix_lr=0.02, newton_schulz_dtype="float32")
+EVERYTHING: dict[str, Any] = {  # for five layers and heads of at least 4
+    "bigram_vocab_size": 17,
+    "bigram_dim": 8,
+    "trigram": True,
+    "smear": "gated",
+    "gate_window": 6,
+    "rope_dims": 4,
+    "xsa_last_n": 4,
+    "value_embed_layers": (1, 4),
+    "value_embed_dim": 8,
+    "value_residual": True,
+    "attn_gate": "sparse",
+    "isolate_documents": True,
+    "activation": "leaky_relu2",
+    "ln_scale": True,
+    "skip_gates": True,
+    "num_loops": 2,
+    "loop_start": 1,
+    "loop_end": 2,
+    "parallel": "lanes",
+    "parallel_start_layer": 3,
+    "softcap": "asymmetric",
+    "logit_softcap": 5.0,
+    "embed_dim": 12,
+}
 
 
 class TinyBatches:
