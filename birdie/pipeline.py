@@ -361,7 +361,7 @@ class Run:
         return artifact.save(
             self.model,
             path or self.folder / "model.birdie",
-            scheme=None if budget is not None else settings.schemes(),
+            scheme=settings.schemes() if budget is None else settings.pinned(),
             budget=budget,
             coder=settings.coder,
             calibration=None if known is None else known.knowledge,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, CycloptsError, Parameter
 
+from birdie.compress.choose import parse_spec
 from birdie.compress.qat import Qat
 from birdie.compress.size import parse_size
 from birdie.data.batches import Order
@@ -39,6 +40,8 @@ else:
     R = TypeVar("R")
 
 FLAT = Parameter(name="*")
+EMBEDDING = "tok_emb.weight"
+"""The table of tokens, tied or not; tables of pairs and of values are stored as matrices are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,13 @@ class ExportSettings:
     budget: Annotated[
         str | None, Parameter(help="Bytes the artifact may take: 16MB = 16,000,000, 16MiB = 16,777,216. None: no cap.")
     ] = None
-    scheme: Annotated[str, Parameter(help="What every matrix without a pattern of its own is stored as.")] = "int8"
+    scheme: Annotated[
+        str, Parameter(help="What every matrix without a pattern of its own is stored as; a budget decides instead.")
+    ] = "int8"
+    embedding: Annotated[
+        str | None,
+        Parameter(help="What the token embedding is stored as, even in a budget: fp16, int7. None: as others."),
+    ] = None
     int4_layers: Annotated[
         tuple[int, ...],
         Parameter(
@@ -132,6 +141,9 @@ class ExportSettings:
     def __post_init__(self) -> None:
         if self.budget is not None:
             parse_size(self.budget)
+        parse_spec(self.scheme)  # what no file can be written by is said before training, not after
+        if self.embedding is not None:
+            parse_spec(self.embedding)
         if self.int4_step < 1 or self.int4_step > 64:
             raise ConfigError(f"int4_step is {self.int4_step}; it must be from 1 to 64")
         if any(layer < 0 for layer in self.int4_layers):
@@ -139,10 +151,14 @@ class ExportSettings:
         if self.coder not in ("max", "fast"):
             raise ConfigError(f"coder is {self.coder!r}; choose max or fast")
 
+    def pinned(self) -> list[tuple[str, str]]:
+        """(name pattern, spec) pairs of what is stored so even where a budget decides the rest."""
+        return [] if self.embedding is None else [(EMBEDDING, self.embedding)]
+
     def schemes(self) -> list[tuple[str, str]]:
         """(name pattern, spec) pairs, first match first."""
         special = [(f"blocks.{layer}.*", f"int8:step={self.int4_step}") for layer in self.int4_layers]
-        return [*special, ("*", self.scheme)]
+        return [*self.pinned(), *special, ("*", self.scheme)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.artifact import load
+from birdie.artifact import inspect, load, save
 from birdie.calibration import Calibrated, calibrated, calibration_batches
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
@@ -231,3 +231,33 @@ def test_ranks_calibrate_without_waiting_for_each_other(recipe: Recipe, tmp_path
     assert answer["calibration"]["reserved_seconds"] > 0
     assert answer["train_seconds"] < 4.0
     assert done.stderr.count("calibrated on") == 1
+
+
+@pytest.mark.parametrize("budget", [None, "40kB"])
+@pytest.mark.parametrize(("embedding", "as_scheme"), [("fp16", "fp16"), ("int7", "int7"), (None, "int8")])
+def test_the_embedding_is_stored_as_it_was_told_budget_or_not(
+    recipe: Recipe, tmp_path: Path, budget: str | None, embedding: str | None, as_scheme: str
+) -> None:
+    """To the bit what the scheme makes of it alone; without a word of its own it is as all matrices are."""
+    export = dataclasses.replace(recipe.export, embedding=embedding, budget=budget)
+    none = dataclasses.replace(recipe.calibration, data="none")
+    run, _ = finished(dataclasses.replace(recipe, export=export, calibration=none), tmp_path)
+    run.export(tmp_path / "model.birdie")
+    save({"x": run.model.tok_emb.weight}, tmp_path / "alone.birdie", scheme=as_scheme)
+    held, alone = load(tmp_path / "model.birdie")["tok_emb.weight"], load(tmp_path / "alone.birdie")["x"]
+    assert torch.equal(held, alone) == (embedding is not None or budget is None)
+    stored = {each.name: each.scheme for each in inspect(tmp_path / "model.birdie").tensors}
+    assert stored["tok_emb.weight"] == ("fp16" if embedding == "fp16" else "grid")
+
+
+def test_an_embedding_of_its_own_is_calibrated_like_the_rest(recipe: Recipe, tmp_path: Path) -> None:
+    told = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, embedding="gptq:bits=7,k=14"))
+    run, _ = finished(told, tmp_path)
+    run.export(tmp_path / "known.birdie", budget=30_000)
+    run.calibration = None
+    run.recipe = dataclasses.replace(told, calibration=dataclasses.replace(told.calibration, data="none"))
+    run.export(tmp_path / "blind.birdie", budget=30_000)
+    known, blind = (load(tmp_path / f"{name}.birdie")["tok_emb.weight"] for name in ("known", "blind"))
+    assert not torch.equal(known, blind)
+    for held in (known, blind):
+        assert (held - run.model.tok_emb.weight).norm() < 0.1 * run.model.tok_emb.weight.norm()
