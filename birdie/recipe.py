@@ -26,7 +26,7 @@ from birdie.compress.size import parse_size
 from birdie.data.batches import Order
 from birdie.entropy.stream import Effort
 from birdie.errors import BirdieError, ConfigError
-from birdie.model.config import GPTConfig, comma_separated
+from birdie.model.config import GPTConfig
 from birdie.recipe_file import configuration, explain
 from birdie.score.bpb import ValidationSettings
 from birdie.train.groups import OptimizerSettings
@@ -42,6 +42,11 @@ else:
 FLAT = Parameter(name="*")
 EMBEDDING = "tok_emb.weight"
 """The table of tokens, tied or not; tables of pairs and of values are stored as matrices are."""
+
+
+def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
+    """How lists are written in the challenge's environment: "9,10"."""
+    return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from cyclopts import CycloptsError
 from cyclopts.config import Dict
 
+from birdie.environment import settings
 from birdie.errors import BirdieError, ConfigError
 
 TABLES = ("data", "model", "train", "optimizer", "qat", "validation", "calibration", "export", "run")
@@ -17,15 +18,18 @@ ABOUT = "about"  # a table that sets nothing: what a recipe is, and what is know
 
 
 def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
-    """The cyclopts configuration source for a recipe file; none for None.
+    """The cyclopts configuration sources: the variables that are no single setting's, then the recipe file.
 
     Raises:
-        ConfigError: there is no such file, or it is not TOML.
+        ConfigError: there is no such file, it is not TOML, or a variable has no such value.
     """
-    if file is None:
-        return ()
-    content = {key: value for key, value in contents(file).items() if key != ABOUT}
-    return (Dict(content, use_commands_as_keys=False, allow_unknown=False, source=str(file)),)
+    content = {} if file is None else {key: value for key, value in contents(file).items() if key != ABOUT}
+    sources = {"environment": settings(os.environ, content), str(file): content}
+    return tuple(
+        Dict(found, use_commands_as_keys=False, allow_unknown=False, source=source)
+        for source, found in sources.items()
+        if found
+    )
 
 
 def contents(file: str | os.PathLike[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import get_type_hints
 import pytest
 import torch
 
+from birdie.environment import CHOICES, LATER, NEEDLESS, RULES
 from birdie.recipe import Recipe
 
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "RUN_ID"}
@@ -28,7 +29,9 @@ def challenge_variables(kind: type) -> Iterator[str]:
 def _clean_environment() -> Iterator[None]:
     """A variable of the challenge left in the shell must not steer a test, nor a fixture of a module."""
     patch = pytest.MonkeyPatch()
-    for name in {*challenge_variables(Recipe), *TORCHRUN_VARIABLES}:
+    joint = {name for rule in RULES for name in rule.variables}
+    later = {name for each in LATER for name in (*each.variables, *each.details)}
+    for name in {*challenge_variables(Recipe), *joint, *later, *CHOICES, *NEEDLESS, *TORCHRUN_VARIABLES}:
         patch.delenv(name, raising=False)
     yield
     patch.undo()

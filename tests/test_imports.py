@@ -22,6 +22,7 @@ ROWS: list[set[str]] = [
     {"artifact"},
     {"repack", "compressed", "finetune"},
     {"score"},
+    {"environment"},
     {"recipe_file"},
     {"recipe"},
     {"cookbook"},

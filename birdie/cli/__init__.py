@@ -30,7 +30,7 @@ COMMANDS = {
 def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
     """The application that understands `tokens`, and the tokens it is to be called with."""
     recipe = next((token for token in tokens[1:] if token.endswith(".toml") and not token.startswith("-")), None)
-    if tokens[:1] == ["train"] and recipe is not None:
+    if tokens[:1] == ["train"]:
         # alone: beside other commands cyclopts takes the recipe's table [train] for the command of that name
         app = App(
             name="birdie train",

@@ -1,8 +1,9 @@
 """The challenge's own entry point: its environment variables in, its log lines out.
 
 `train_gpt.py` calls `main`. Every setting of the challenge's script is a field of some recipe dataclass with its
-environment name, so a record's command runs as it stands. The lines of the log, their order and their number formats
-are the script's; what is ours is said in lines of our own (`birdie…`, `quantization_gap`, `cpu_cost`).
+environment name, and `birdie.environment` knows what records added, so their commands run as they stand. The lines of
+the log, their order and their number formats are the script's; what is ours is said in lines of our own (`birdie…`,
+`quantization_gap`, `cpu_cost`).
 """
 
 import io
@@ -23,6 +24,7 @@ from birdie.cli.train import ctrl_c_asks
 from birdie.compress import baseline
 from birdie.device import choose_device
 from birdie.distributed import World, process_group, world_from_environment
+from birdie.environment import remarks
 from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.files import require_writable, write_bytes
 from birdie.pipeline import Event, Interrupted, Run, Started, Validated, on_main
@@ -42,14 +44,6 @@ def entry() -> Path:
     """The script that was started, train_gpt.py or what stands in for it: where counting the code begins."""
     started = Path(sys.argv[0])
     return started if started.suffix == ".py" and started.is_file() else Path(__file__)
-
-
-LATER = {
-    "EVAL_STRIDE": "sliding windows are",
-    "EVAL_BATCH_SEQS": "sliding windows are",
-    "USE_FP8": "fp8 training is",
-}
-"""Variables of records whose techniques are not here yet."""
 
 
 class Log:
@@ -97,9 +91,8 @@ def record(recipe: Recipe, run_id: str, world: World) -> None:
     _log_provenance(log)
     folder = Path("runs") / run_id
     run = Run(recipe, folder, replace=True, world=world, notify=lambda line: log(f"birdie:{line}"))
-    for name, what in LATER.items():
-        if os.environ.get(name, "0") != "0":
-            log(f"birdie:{name} is set, but {what} not available in this version; going on without")
+    for line in remarks(os.environ):
+        log(f"birdie:{line}")
     last: Validated | None = None
     capped: Step | None = None
     with ctrl_c_asks(shown=world.is_main) as stop:

@@ -6,7 +6,7 @@ Which part a setting belongs to is where its words are explained: `embedding` (n
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -21,11 +21,6 @@ Softcap = Literal["tanh", "poly", "asymmetric"]
 _WHOLE = ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "gate_window", "bigram_dim")
 _COUNTS = ("embed_dim", "bigram_vocab_size", "rope_dims", "rope_train_seq_len", "xsa_last_n", "value_embed_dim")
 _POSITIVE = ("mlp_mult", "rope_base", "logit_softcap", "tied_embed_init_std", "leaky_slope", "sparse_gate_scale")
-
-
-def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
-    """How lists are written in the challenge's environment: "9,10"."""
-    return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,11 @@ class GPTConfig:
         True
     )
     embed_dim: Annotated[
-        int, Parameter(env_var="EMBEDDING_DIM", help="Width of the embedding, projected to the model's; 0: the same.")
+        int,
+        Parameter(
+            env_var=("EMBEDDING_DIM", "EMBED_DIM"),
+            help="Width of the embedding, projected to the model's; 0: the same.",
+        ),
     ] = 0
     bos_id: Annotated[int, Parameter(help="Token a document begins with: nothing is mixed across it.")] = 1
 
@@ -57,7 +56,10 @@ class GPTConfig:
         int, Parameter(env_var="ROPE_DIMS", help="Dimensions of a head that are turned by position; 0: all.")
     ] = 0
     rope_train_seq_len: Annotated[
-        int, Parameter(help="Length beyond which the base grows with the sequence (NTK); 0: never.")
+        int,
+        Parameter(
+            env_var="ROPE_TRAIN_SEQ_LEN", help="Length beyond which the base grows with the sequence (NTK); 0: never."
+        ),
     ] = 0
     qk_gain_init: Annotated[float, Parameter(env_var="QK_GAIN_INIT", help="First gain of each query head.")] = 1.5
     xsa_last_n: Annotated[
@@ -68,12 +70,7 @@ class GPTConfig:
     ] = 128
     value_embed_layers: Annotated[
         tuple[int, ...],
-        Parameter(
-            env_var="VE_LAYERS",
-            env_var_split=comma_separated,
-            negative=(),
-            help="Layers whose values get a second embedding of the token.",
-        ),
+        Parameter(negative=(), help="Layers whose values get a second embedding of the token (VE_LAYERS=9,10)."),
     ] = ()
     value_residual: Annotated[
         bool, Parameter(env_var="VALUE_RESIDUAL", help="Values are mixed with the first layer's.")
@@ -103,7 +100,9 @@ class GPTConfig:
         Smear, Parameter(help="A token sees its predecessor's embedding: fixed (a share by channel), gated (by token).")
     ] = "none"
 
-    activation: Annotated[Activation, Parameter(help="Of the MLP: relu2, leaky_relu2 or swiglu.")] = "relu2"
+    activation: Annotated[
+        Activation, Parameter(env_var="ACTIVATION", help="Of the MLP: relu2, leaky_relu2 or swiglu.")
+    ] = "relu2"
     leaky_slope: Annotated[float, Parameter(env_var="LEAKY_SLOPE", help="Of leaky_relu2 below zero.")] = 0.5
 
     ln_scale: Annotated[
@@ -128,9 +127,9 @@ class GPTConfig:
         Parallel, Parameter(help="joint: both read and write one stream; lanes: each has a stream of its own.")
     ] = "joint"
 
-    softcap: Annotated[Softcap, Parameter(help="Of the logits: tanh, poly, or asymmetric (two caps, learned).")] = (
-        "tanh"
-    )
+    softcap: Annotated[
+        Softcap, Parameter(env_var="SOFTCAP_TYPE", help="Of the logits: tanh, poly, or asymmetric (two caps, learned).")
+    ] = "tanh"
     logit_softcap: Annotated[float, Parameter(env_var="LOGIT_SOFTCAP", help="Bound c of c·tanh(logits/c).")] = 30.0
 
     tied_embed_init_std: Annotated[

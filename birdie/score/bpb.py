@@ -38,7 +38,7 @@ class ValidationSettings:
     """How often and how much is validated."""
 
     batch_tokens: Annotated[
-        int, Parameter(env_var="VAL_BATCH_SIZE", help="Tokens scored at a time, over all ranks.")
+        int, Parameter(env_var=("VAL_BATCH_SIZE", "VAL_BATCH_TOKENS"), help="Tokens scored at a time, over all ranks.")
     ] = 524_288
     every: Annotated[
         int, Parameter(env_var="VAL_LOSS_EVERY", help="Steps between validations; 0 validates only at the end.")

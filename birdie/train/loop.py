@@ -46,7 +46,7 @@ class TrainSettings:
         int, Parameter(env_var="WARMDOWN_ITERS", help="Steps over which the learning rate falls to 0 at the end.")
     ] = 1200
     warmdown_fraction: Annotated[
-        float | None, Parameter(help="Share of the run over which it falls, instead of a number of steps.")
+        float | None, Parameter(env_var=("WARMDOWN_FRAC", "WARMDOWN_FRACTION"), help="The same as a share of the run.")
     ] = None
     warmup_steps: Annotated[
         int, Parameter(env_var="WARMUP_STEPS", help="Steps that prime caches and compiler and are then undone.")

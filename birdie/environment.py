@@ -1,0 +1,259 @@
+"""The records' environment variables that are more, or less, than one setting by another name.
+
+A variable that is a setting stands on its field (`env_var`). Here is the rest, and nowhere else: switches that are one
+word of a choice here, variables that only together make a setting, what is not here yet, and what needs no setting.
+They rank with the other variables: below flags, above the recipe file. What is in none of these is not looked at, for
+environments hold everything.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from birdie.errors import ConfigError
+
+Environment = Mapping[str, str]
+Tables = dict[str, dict[str, Any]]
+
+OFF = ("", "0", "none", "false", "off")
+BITS, DEVIATIONS = {"embedding": 8, "scheme": 6}, {"embedding": 20.0, "scheme": 12.85}  # the records' defaults
+LATE = 0.15  # of the learning rates, below which late QAT is on
+VALUE_LAYERS = "9,10"
+
+CHOICES = {
+    "SMEAR": ("smear", "fixed"),
+    "SMEAR_GATE_ENABLED": ("smear", "gated"),
+    "ATTN_OUT_GATE_ENABLED": ("attn_gate", "output"),
+    "GATED_ATTN_ENABLED": ("attn_gate", "dense"),
+    "GATED_ATTENTION": ("attn_gate", "dense"),
+    "SPARSE_ATTN_GATE_ENABLED": ("attn_gate", "sparse"),
+}
+"""Switch → the setting of `[model]` and the word of it that the switch stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Variables that make settings together.
+
+    Attributes:
+        variables: any of them calls for the rule.
+        settings: what it may set, as TABLE.SETTING.
+        read: (environment, tables of the recipe file) → settings by table.
+    """
+
+    variables: tuple[str, ...]
+    settings: tuple[str, ...]
+    read: Callable[[Environment, Mapping[str, Any]], Tables]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A technique that is not here yet.
+
+    Attributes:
+        what: it is, as the beginning of "… not available".
+        variables: that ask for it: one that is not off does.
+        details: that say more of it, and ask for it only where none of `variables` is set.
+        off: words that leave it off, beside the usual ones.
+    """
+
+    what: str
+    variables: tuple[str, ...]
+    details: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+
+    def asked(self, environ: Environment) -> list[str]:
+        """Those of its variables that ask for it."""
+        mains = [name for name in self.variables if name in environ]
+        if mains and not any(self._on(environ[name]) for name in mains):
+            return []
+        return [name for name in (*self.variables, *self.details) if name in environ and self._on(environ[name])]
+
+    def _on(self, value: str) -> bool:
+        return is_on(value) and value.strip().lower() not in self.off
+
+
+LATER = (
+    Later(
+        "sliding windows are",
+        ("EVAL_STRIDE", "SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"),
+        ("EVAL_BATCH_SEQS", "SLIDING_EVAL_STRIDE", "SLIDING_BATCH_SIZE"),
+    ),
+    Later("evaluation at another length is", ("EVAL_SEQ_LEN",)),
+    Later("a temperature is", ("TEMP_SCALING",)),
+    Later(
+        "test-time training is",
+        ("TTT_ENABLED", "PHASED_TTT_ENABLED"),
+        (
+            *("TTT_LR", "TTT_EPOCHS", "TTT_CHUNK_TOKENS", "TTT_FREEZE_BLOCKS", "TTT_MOMENTUM", "TTT_BATCH_SEQS"),
+            *("TTT_GRAD_CLIP", "TTT_LORA_RANK", "TTT_LORA_LR", "TTT_LORA_ALPHA", "TTT_CHUNK_SIZE", "TTT_BATCH_SIZE"),
+            *("TTT_BETA1", "TTT_BETA2", "TTT_WEIGHT_DECAY", "TTT_EVAL_SEQ_LEN", "PHASED_TTT_PREFIX_DOCS"),
+            *("PHASED_TTT_NUM_PHASES", "GLOBAL_TTT_LR", "GLOBAL_TTT_MOMENTUM", "GLOBAL_TTT_EPOCHS"),
+            *("GLOBAL_TTT_CHUNK_TOKENS", "GLOBAL_TTT_BATCH_SEQS", "GLOBAL_TTT_GRAD_CLIP"),
+        ),
+    ),
+    Later("fp8 training is", ("USE_FP8",)),
+    Later("fp8 storage is", ("FP_STORAGE",)),
+    Later("an average of weights (EMA) is", ("EMA_ENABLED",), ("EMA_DECAY",)),
+    Later(
+        "an average of checkpoints (SWA, LAWA) is",
+        ("SWA_ENABLED", "LAWA_ENABLED"),
+        ("SWA_EVERY", "LAWA_K", "LAWA_FREQ"),
+    ),
+    Later("weight decay is", ("MUON_WD", "ADAM_WD", "EMBED_WD")),
+    Later("a floor of the learning rate is", ("MIN_LR",)),
+    Later("row-normalised Muon is", ("MUON_ROW_NORMALIZE",)),
+    Later("a forced last step is", ("FORCE_STOP_STEP",)),
+    Later(
+        "growing batches and sequences are",
+        ("BATCH_TOKENS_START", "SEQ_LEN_START"),
+        ("BATCH_SCHEDULE_FRACTION", "SEQ_SCHEDULE_FRACTION"),
+    ),
+    Later("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
+    Later("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
+    Later("steps of their own for attention and MLP are", ("ATTN_CLIP_SIGMAS", "MLP_CLIP_SIGMAS")),
+    Later(
+        "a low-rank correction of the tensors with the largest error is",
+        ("LQER_ENABLED",),
+        ("LQER_RANK", "LQER_TOP_K", "LQER_FACTOR_BITS", "LQER_ASYM_ENABLED", "LQER_ASYM_GROUP"),
+    ),
+)
+
+NEEDLESS = {
+    "CASEOPS_ENABLED": "the tokenizer's pieces and the byte sidecar say it",
+    "COMPRESSOR": "the file is coded by birdie's own coder",
+    "DATA_DIR": "DATA_PATH and TOKENIZER_PATH say where data and tokenizer are",
+    "FUSED_CE_ENABLED": "it changes no result",
+    "GATED_ATTN_QUANT_GATE": "gates are stored as small matrices are",
+}
+"""Variables of the records' commands for which there is nothing to set, and why."""
+
+
+def settings(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    """What `environ` sets beyond the fields' own variables, by table; `content` is the recipe file's.
+
+    Raises:
+        ConfigError: a switch is neither 0 nor 1, two that exclude one another are on, or a number is none.
+    """
+    tables = _choices(environ, content)
+    for rule in RULES:
+        if any(name in environ for name in rule.variables):
+            for table, values in rule.read(environ, content).items():
+                tables.setdefault(table, {}).update(values)
+    return tables
+
+
+def remarks(environ: Environment) -> Iterator[str]:
+    """A line for each technique that `environ` asks for and that is not here yet, or that needs no asking."""
+    for later in LATER:
+        asked = later.asked(environ)
+        if asked:
+            names = ", ".join(asked)
+            verb = "is" if len(asked) == 1 else "are"
+            yield f"{names} {verb} set, but {later.what} not available in this version; going on without"
+    for name, why in NEEDLESS.items():
+        if is_on(environ.get(name, "")):
+            yield f"{name} sets nothing here: {why}"
+
+
+def is_on(value: str) -> bool:
+    """Whether a variable of this value asks for anything: a number that is not 0, or a word that is not "none"."""
+    try:
+        return float(value) != 0
+    except ValueError:
+        return value.strip().lower() not in OFF
+
+
+def _switch(environ: Environment, name: str) -> bool:
+    value = environ.get(name, "0").strip().lower()
+    if value not in ("0", "1", "false", "true", ""):
+        raise ConfigError(f"{name} is {environ[name]!r}; it is a switch: give 1 or 0")
+    return value in ("1", "true")
+
+
+def _number(environ: Environment, name: str, default: float) -> float:
+    try:
+        return float(environ.get(name, default))
+    except ValueError:
+        raise ConfigError(f"{name} is {environ[name]!r}; give a number") from None
+
+
+def _choices(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    model: dict[str, Any] = {}
+    for name, (setting, word) in CHOICES.items():
+        if name not in environ:
+            continue
+        if _switch(environ, name):
+            if model.get(setting, word) not in (word, "none"):
+                raise ConfigError(f"{name} asks for {setting} {word}, but {model[setting]} is on already; give one")
+            model[setting] = word
+        elif content.get("model", {}).get(setting) == word:
+            model.setdefault(setting, "none")  # a switch takes back its own word of the file, and no other
+    return {"model": model} if model else {}
+
+
+def _value_embedding(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    """VE_ENABLED=0 outweighs VE_LAYERS, which is enough by itself."""
+    if "VE_ENABLED" in environ and not _switch(environ, "VE_ENABLED"):
+        return {"model": {"value_embed_layers": []}}
+    if "VE_LAYERS" in environ:
+        layers = [part.strip() for part in environ["VE_LAYERS"].split(",") if part.strip()]
+        if not all(layer.isdecimal() for layer in layers):
+            raise ConfigError(f"VE_LAYERS is {environ['VE_LAYERS']!r}; give numbers of layers: 9,10")
+        return {"model": {"value_embed_layers": [int(layer) for layer in layers]}}
+    held = content.get("model", {}).get("value_embed_layers")
+    return {} if held else {"model": {"value_embed_layers": [int(layer) for layer in VALUE_LAYERS.split(",")]}}
+
+
+def _qat(environ: Environment, _: Mapping[str, Any]) -> Tables:
+    """Six bits for the blocks: from the first step, or late, when the learning rates have fallen so far."""
+    below = _number(environ, "LATE_QAT_THRESHOLD", LATE)
+    early, late = _switch(environ, "QAT_ENABLED"), below > 0
+    if "LATE_QAT" in environ:
+        late = late and _switch(environ, "LATE_QAT")
+    elif "LATE_QAT_THRESHOLD" not in environ:
+        late = False
+    if not (early or late):
+        return {}
+    when = {} if early else {"below": below}
+    return {"qat": {"bits": 6, "tensors": ["blocks.*"], **when}}
+
+
+def _ternary(environ: Environment, _: Mapping[str, Any]) -> Tables:
+    group = int(_number(environ, "BITNET_GROUP_SIZE", 0))
+    if group < 1:
+        return {}
+    qat = {"levels": "ternary", "group": group, "tensors": ["blocks.*"]}
+    return {"qat": qat, "export": {"scheme": f"ternary:group={group}"}}
+
+
+def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
+    """The spec of so many bits over so many standard deviations."""
+
+    def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
+        width, k = _number(environ, bits, BITS[setting]), _number(environ, deviations, DEVIATIONS[setting])
+        return {"export": {setting: f"gptq:bits={width:g},k={k:g}"}}
+
+    return read
+
+
+def _calibration(environ: Environment, _: Mapping[str, Any]) -> Tables:
+    return {"calibration": {"data": "train"}} if _number(environ, "GPTQ_CALIBRATION_BATCHES", 0) > 0 else {}
+
+
+RULES = (
+    Rule(("VE_LAYERS", "VE_ENABLED"), ("model.value_embed_layers",), _value_embedding),
+    Rule(("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD"), ("qat.bits", "qat.below", "qat.tensors"), _qat),
+    Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group", "qat.tensors", "export.scheme"), _ternary),
+    Rule(
+        ("EMBED_BITS", "EMBED_CLIP_SIGMAS"),
+        ("export.embedding",),
+        _gptq("embedding", "EMBED_BITS", "EMBED_CLIP_SIGMAS"),
+    ),
+    Rule(
+        ("MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
+        ("export.scheme",),
+        _gptq("scheme", "MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
+    ),
+    Rule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
+)
