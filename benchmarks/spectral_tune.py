@@ -2,6 +2,7 @@
 
     python -m benchmarks.spectral_tune                            the shared GPT (benchmarks.bench_model)
     python -m benchmarks.spectral_tune --weights resnet32-….th --smaller 10,20,28
+    python -m benchmarks.spectral_tune --recipe resnet_spectral --alone
 
 The GPT is trained on, on text it knows, by its own loss. A ResNet is trained on the 2,000 lossless training images of
 the shared data (BIRDIE_DATA), flipped, shifted and mixed in pairs (mixup), towards what the float network says of them;
@@ -37,9 +38,14 @@ from benchmarks.quality import Batch, Subject, windows
 from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row, subject_of
 from benchmarks.report import report
 from benchmarks.resnet import augmented
+from benchmarks.rivals import NotInstalledError
 from birdie import artifact
+from birdie.cookbook import find
 from birdie.data.shards import read_shard
+from birdie.errors import BirdieError, ConfigError
 
+PROGRAM = "python -m benchmarks.spectral_tune"
+SETTINGS = ("weights", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # of a recipe
 GRIDS = (0.4, 0.6, 0.8, 1.1, 1.5, 2.0)  # steps of plain grids, in deviations of the matrix
 TABLE = ("scheme", "bytes", "smaller", "bpb", "accuracy", "agreement", "kl", "encode_s")
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -110,7 +116,7 @@ class Bench:
     def tuned(self, model: nn.Module, data: Iterable[Batch], loss: Loss, steps: int, budget: int | None) -> None:
         """Fine-tune in place, and say how it goes. Statistics of norms stay: mixed images have others."""
         model.eval()
-        settings = {"rate": self.options.rate, "settled": 0.4, "measured": self.text}
+        settings = {"rate": self.options.rate, "settled": self.options.settled, "measured": self.text}
         for step in birdie.fine_tune(model, data, loss, steps=steps, budget=budget, **settings):
             if step.number % 50 == 0 or step.number == step.steps:
                 size = "" if step.bits is None else f", {step.bits:.3f} bits a weight, λ {step.weight:.2g}"
@@ -199,15 +205,21 @@ def comparison(rows: Sequence[Row], against: str) -> list[Row]:
     return found
 
 
-def main() -> None:
-    """Parse, train, print."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line: flags, then what a recipe says, then the defaults.
+
+    Raises:
+        ConfigError: the recipe is another program's, or has a setting that this one has not.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--recipe", help="a recipe of this program (birdie recipe list), or its file")
     parser.add_argument("--weights", type=Path, help="a ResNet .th of the shared data (default: the shared GPT)")
     parser.add_argument("--smaller", type=lambda text: [float(part) for part in text.split(",")], default=[10, 14, 20])
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
     parser.add_argument("--steps", type=int, default=800, help="for each size")
     parser.add_argument("--batch", type=int, help="images (default: 50), or windows of 512 tokens (default: 8)")
     parser.add_argument("--rate", type=float, help="of learning (default: 2e-4 for a ResNet, 5e-4 for the GPT)")
+    parser.add_argument("--settled", type=float, default=0.4, help="share of the steps after which the size is reached")
     parser.add_argument("--start", type=float, default=4.0, help="bits a weight before the first step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true", help="only what is trained")
@@ -215,16 +227,46 @@ def main() -> None:
         "--runs", type=Path, default=Path("runs"), help="where models, pixels and rivals' rows are kept"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.recipe is not None:
+        options = parser.parse_args([*from_recipe(options.recipe), *arguments])
     options.tokens, options.images = 65_536, 10_000
     options.batch = options.batch or (8 if options.weights is None else 50)
     options.rate = options.rate or (5e-4 if options.weights is None else 2e-4)
-    torch.set_num_threads(1)
-    bench = Bench(subject_of(options), options)
+    return options
+
+
+def from_recipe(name: str) -> list[str]:
+    """The settings of a recipe as flags; its weights lie in the shared data.
+
+    Raises:
+        ConfigError: there is no such recipe, it is another program's, or has a setting that this one has not.
+    """
+    known = find(name)
+    if known.about.runs != PROGRAM:
+        raise ConfigError(f"{name} is a recipe of {known.about.runs or 'birdie train'}, not of {PROGRAM}")
+    flags = []
+    for setting, value in known.settings()["program"].items():
+        if setting not in SETTINGS:
+            raise ConfigError(f"{name}: [program] has no {setting!r}; it has {', '.join(SETTINGS)}")
+        if setting == "weights":
+            value = Path(os.environ.get("BIRDIE_DATA", "")) / value
+        flags.append(f"--{setting}={','.join(map(str, value)) if isinstance(value, list) else value}")
+    return flags
+
+
+def main() -> None:
+    """Parse, train, print."""
     found = []
-    for line in bench.rows():
-        found.append({**line, "smaller": bench.whole / line["bytes"] if line["bytes"] else None})
-        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    try:
+        options = parse(sys.argv[1:])
+        torch.set_num_threads(1)
+        bench = Bench(subject_of(options), options)
+        for line in bench.rows():
+            found.append({**line, "smaller": bench.whole / line["bytes"] if line["bytes"] else None})
+            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    except (BirdieError, NotInstalledError) as error:
+        raise SystemExit(str(error)) from error
     compared = comparison(found, "bpb" if bench.text else "disagreement")
     if options.json:
         report([*found, *({"comparison": True, **line} for line in compared)], as_json=True)

@@ -1,6 +1,7 @@
 """The recipes that ship with birdie, by name: what each is, what is known of its results, and what it still needs.
 
     recipes/sota.toml: [about] title, source, parameters, bytes, step_ms, bpb, needs;  then settings as in any recipe
+    recipes/resnet_spectral.toml: [about] … runs = "python -m …";  then [program], the settings of that program
 
 Figures of records are their authors', on eight H100s. `needs` names what a record has and birdie has not yet: the rest
 of the recipe runs, and its figures are then not to be expected.
@@ -16,7 +17,7 @@ from typing import Any
 
 from birdie.errors import ConfigError
 from birdie.recipe import Recipe, load_recipe
-from birdie.recipe_file import ABOUT, contents
+from birdie.recipe_file import ABOUT, PROGRAM, contents, elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ class About:
         bytes: of model and code.
         step_ms: milliseconds of a step.
         bpb: bits per byte of the validation text.
+        accuracy: share of test images that are right.
         needs: techniques that the record has and this version has not.
+        runs: the program it is for, where that is not `birdie train`.
     """
 
     title: str = ""
@@ -39,7 +42,9 @@ class About:
     bytes: int | None = None
     step_ms: float | None = None
     bpb: float | None = None
+    accuracy: float | None = None
     needs: tuple[str, ...] = ()
+    runs: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any], file: Path | str) -> "About":
@@ -68,13 +73,21 @@ class Known:
         """Its settings, whatever the environment says.
 
         Raises:
-            ConfigError: the file is no recipe.
+            ConfigError: the file is no recipe, or another program's.
         """
+        if self.about.runs is not None:
+            raise elsewhere(str(self.path), self.about.runs)
         try:
             return Recipe.from_dict({key: value for key, value in contents(self.path).items() if key != ABOUT})
         except (TypeError, ValueError) as error:
             load_recipe(self.path)  # says which setting has a value of another kind
             raise ConfigError(f"{self.path} has a value of the wrong kind: {error}") from error
+
+    def settings(self) -> dict[str, Any]:
+        """Everything it sets, in plain values: of `birdie train`, or of the program that runs it."""
+        if self.about.runs is None:
+            return self.recipe().to_dict()
+        return {PROGRAM: contents(self.path)[PROGRAM]}
 
 
 def folder() -> Path:
@@ -110,10 +123,10 @@ def _known(path: Path) -> Known:
 
 
 def changes(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(setting, here, there) of what two recipes (`Recipe.to_dict`) have different, in the order of settings."""
-    for key, here in one.items():
-        there = other[key]
-        if isinstance(here, dict):
+    """(setting, here, there) of what two recipes (`Known.settings`) have different, in the order of settings."""
+    for key in {**one, **other}:
+        here, there = one.get(key), other.get(key)
+        if isinstance(here, dict) and isinstance(there, dict):
             yield from changes(here, there, f"{prefix}{key}.")
         elif here != there:
             yield f"{prefix}{key}", here, there

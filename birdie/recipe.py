@@ -226,13 +226,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The recipe as a file `load_recipe` reads back to an equal one."""
-        values = self.to_dict()
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
-        for table, settings in values.items():
-            if isinstance(settings, dict):
-                lines += ["", f"[{table}]"]
-                lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
-        return "\n".join(lines).lstrip("\n") + "\n"
+        return to_toml(self.to_dict())
 
     @property
     def digest(self) -> str:
@@ -253,6 +247,16 @@ def _build(kind: type[R], values: Mapping[str, Any]) -> R:
             value = _build(type(factory()), value)
         arguments[key] = tuple(value) if isinstance(value, list) else value
     return kind(**arguments)
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Plain values and tables of such, as a TOML file; what is None is left out of a table."""
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for table, settings in values.items():
+        if isinstance(settings, dict):
+            lines += ["", f"[{table}]"]
+            lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
+    return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _toml(value: Any) -> str:

@@ -15,15 +15,19 @@ from birdie.errors import BirdieError, ConfigError
 TABLES = ("data", "model", "train", "optimizer", "qat", "validation", "calibration", "export", "run")
 SETTINGS = (*TABLES, "device")
 ABOUT = "about"  # a table that sets nothing: what a recipe is, and what is known of it
+PROGRAM = "program"  # the settings of another program than `birdie train`, which [about] then names as `runs`
 
 
 def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
     """The cyclopts configuration sources: the variables that are no single setting's, then the recipe file.
 
     Raises:
-        ConfigError: there is no such file, it is not TOML, or a variable has no such value.
+        ConfigError: there is no such file, it is not TOML, another program runs it, or a variable has no such value.
     """
-    content = {} if file is None else {key: value for key, value in contents(file).items() if key != ABOUT}
+    content = {} if file is None else contents(file)
+    about = content.pop(ABOUT, {})
+    if "runs" in about:
+        raise elsewhere(str(file), about["runs"])
     sources = {"environment": settings(os.environ, content), str(file): content}
     return tuple(
         Dict(found, use_commands_as_keys=False, allow_unknown=False, source=source)
@@ -32,11 +36,17 @@ def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
     )
 
 
+def elsewhere(file: str, runs: str) -> ConfigError:
+    """What to say where a recipe of another program is to be trained."""
+    return ConfigError(f"{file} is no recipe of birdie train; run it with: {runs} --recipe {file}")
+
+
 def contents(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything in a recipe file, its tables known by name and nothing more.
 
     Raises:
-        ConfigError: there is no such file, it is not TOML, or a table has another name than a recipe's.
+        ConfigError: there is no such file, it is not TOML, a table has another name than a recipe's, or it is for two
+            programs.
     """
     try:
         content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
@@ -45,11 +55,15 @@ def contents(file: str | os.PathLike[str]) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{file} is not a recipe: {error}; a recipe is a TOML file") from error
     for key, value in content.items():
-        if key not in (*SETTINGS, ABOUT):
+        if key not in (*SETTINGS, ABOUT, PROGRAM):
             nearest = difflib.get_close_matches(key, SETTINGS, 1)
             raise ConfigError(f"{file} has no setting {key!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
-        if key in (*TABLES, ABOUT) and not isinstance(value, dict):
+        if key in (*TABLES, ABOUT, PROGRAM) and not isinstance(value, dict):
             raise ConfigError(f"{file} gives {key} a value; it is a table: write [{key}] and its settings below it")
+    if (PROGRAM in content) != ("runs" in content.get(ABOUT, {})):
+        raise ConfigError(f"{file}: [about] runs and [program] go together, a program and its settings; give both")
+    if PROGRAM in content and any(key in SETTINGS for key in content):
+        raise ConfigError(f"{file} has [program] and settings of birdie train, too; a recipe is for one of them")
     return content
 
 

@@ -11,7 +11,8 @@ from birdie.cookbook import Known, book, changes, find
 from birdie.errors import ConfigError
 from birdie.recipe import Recipe, load_recipe
 
-BOOK = list(book())
+BOOK = [known for known in book() if known.about.runs is None]
+SPECTRAL = find("resnet_spectral")
 
 
 @pytest.mark.parametrize("known", BOOK, ids=lambda known: known.name)
@@ -36,6 +37,36 @@ def test_what_is_not_there_is_told_with_the_nearest() -> None:
         find("sotta")
     with pytest.raises(ConfigError, match="there are 10l_mixed_precision, baseline"):
         find("zzzzzz")
+
+
+def test_a_recipe_of_another_program_says_what_runs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = "is no recipe of birdie train; run it with: python -m benchmarks.spectral_tune --recipe"
+    for ask in (SPECTRAL.recipe, lambda: load_recipe(SPECTRAL.path)):
+        with pytest.raises(ConfigError, match=said):
+            ask()
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(SPECTRAL.path)])
+    assert ended.value.code == 1
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[about]\nruns = "python -m x"\n', "go together"),
+        ("[program]\nsteps = 3\n", "go together"),
+        ('[about]\nruns = "python -m x"\n[program]\n[model]\nnum_layers = 3\n', "for one of them"),
+        ("program = 3\n", r"write \[program\]"),
+    ],
+)
+def test_a_recipe_is_for_one_program(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        find(str(tmp_path / "x.toml"))
 
 
 def test_about_holds_nothing_else(tmp_path: Path) -> None:
@@ -78,6 +109,28 @@ def test_the_command_lists_shows_and_compares(capsys: pytest.CaptureFixture[str]
     assert "z-loss 1e-4" in shown["needs"]
     differences = told(capsys, "diff", "baseline", "10l_mixed_precision")["differences"]
     assert {"setting": "model.num_layers", "baseline": 9, "10l_mixed_precision": 10} in differences
+
+
+def test_the_command_lists_shows_and_compares_what_another_program_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    listed = {each["name"]: each for each in told(capsys, "list")["recipes"]}["resnet_spectral"]
+    assert listed["runs"] == f"python -m benchmarks.spectral_tune --recipe {SPECTRAL.path}"
+    assert (listed["parameters"], listed["expected"]["accuracy"], listed["expected"]["bpb"]) == (464_154, 0.821, None)
+    assert told(capsys, "show", "resnet_spectral")["recipe"]["program"]["smaller"] == [20]
+    with pytest.raises(SystemExit):
+        main(["recipe", "show", "resnet_spectral"])
+    (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
+    assert find(str(tmp_path / "shown.toml")).settings() == SPECTRAL.settings()
+    (tmp_path / "shown.toml").write_text(SPECTRAL.path.read_text().replace("steps = 800", "").replace("[20]", "[28]"))
+    differences = told(capsys, "diff", "resnet_spectral", str(tmp_path / "shown.toml"))["differences"]
+    assert differences == [
+        {"setting": "program.smaller", "resnet_spectral": [20], "shown": [28]},
+        {"setting": "program.steps", "resnet_spectral": 800, "shown": None},
+    ]
+    with pytest.raises(SystemExit):
+        main(["recipe", "diff", "resnet_spectral", "sota"])
+    assert "different programs" in capsys.readouterr().err
 
 
 def test_what_is_shown_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

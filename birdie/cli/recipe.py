@@ -10,7 +10,8 @@ from birdie.cli.console import Json, emit, plain, say, show
 from birdie.cookbook import Known, book, changes, find
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
-from birdie.recipe import Recipe
+from birdie.recipe import Recipe, to_toml
+from birdie.recipe_file import ABOUT
 
 
 def recipe(
@@ -21,8 +22,8 @@ def recipe(
 ) -> None:
     """List the recipes that ship, show all settings of one, or what two have different.
 
-    A recipe is run by `birdie train`, with the path that the list shows. Records' figures are their authors', on eight
-    H100s.
+    A recipe is run by `birdie train`, with the path that the list shows, or by the program that the list names.
+    Records' figures are their authors', on eight H100s.
     """
     wanted = {"list": 0, "show": 1, "diff": 2}[action]
     if len(names) != wanted:
@@ -48,8 +49,9 @@ def _facts(known: Known) -> dict[str, Any]:
         "path": str(known.path),
         "title": about.title,
         "source": about.source,
-        "parameters": parameters(known.recipe()),
-        "expected": {"bytes": about.bytes, "step_ms": about.step_ms, "bpb": about.bpb},
+        "runs": f"birdie train {known.path}" if about.runs is None else f"{about.runs} --recipe {known.path}",
+        "parameters": about.parameters if about.runs is not None else parameters(known.recipe()),
+        "expected": {name: getattr(about, name) for name in ("bytes", "step_ms", "bpb", "accuracy")},
         "needs": list(about.needs),
     }
 
@@ -60,38 +62,58 @@ def _list(recipes: list[Known], *, json: bool) -> None:
         emit({"recipes": facts})
         return
     table = Table(title="recipes")
-    for name in ("recipe", "what", "parameters", "bytes", "ms/step", "bits per byte"):
-        table.add_column(name, justify="left" if name in ("recipe", "what") else "right")
+    for name in ("recipe", "what", "parameters", "bytes", "ms/step", "bpb, accuracy"):
+        table.add_column(name, justify="left" if name in ("recipe", "what") else "right", overflow="fold")
     for each in facts:
         expected = each["expected"]
         table.add_row(
             each["name"],
             plain(each["title"]),
-            f"{each['parameters']:,}",
-            "" if expected["bytes"] is None else f"{expected['bytes']:,}",
+            _number(each["parameters"]),
+            _number(expected["bytes"]),
             "" if expected["step_ms"] is None else f"{expected['step_ms']:g}",
-            "" if expected["bpb"] is None else f"{expected['bpb']:.4f}",
+            _quality(expected),
         )
     show(table)
     if recipes:
         say(f"files: {recipes[0].path.parent}")
+    for known, each in zip(recipes, facts, strict=True):
+        if known.about.runs is not None:
+            say(f"{known.name} is run by: {each['runs']}")
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _quality(expected: dict[str, Any]) -> str:
+    if expected["accuracy"] is not None:
+        return f"{expected['accuracy']:.2%}"
+    return "" if expected["bpb"] is None else f"{expected['bpb']:.4f}"
 
 
 def _show(known: Known, *, json: bool) -> None:
-    facts, settings = _facts(known), known.recipe()
+    facts = _facts(known)
     if json:
-        emit({**facts, "recipe": settings.to_dict()})
+        emit({**facts, "recipe": known.settings()})
         return
     say(f"# {known.path}: {facts['title'] or 'a recipe'}{', ' + facts['source'] if facts['source'] else ''}")
-    say(f"# {facts['parameters']:,} parameters")
+    if facts["parameters"] is not None:
+        say(f"# {facts['parameters']:,} parameters")
     if facts["needs"]:
         say(f"# not here yet: {', '.join(facts['needs'])}")
+    say(f"# {facts['runs']}")
     say("")
-    say(settings.to_toml().rstrip())
+    if known.about.runs is None:
+        say(known.recipe().to_toml().rstrip())
+        return
+    say(to_toml({ABOUT: {"runs": known.about.runs}, **known.settings()}).rstrip())
 
 
 def _diff(one: Known, other: Known, *, json: bool) -> None:
-    found = list(changes(one.recipe().to_dict(), other.recipe().to_dict()))
+    if one.about.runs != other.about.runs:
+        raise ConfigError(f"{one.name} and {other.name} are run by different programs and have no setting in common")
+    found = list(changes(one.settings(), other.settings()))
     if json:
         emit({"differences": [{"setting": name, one.name: here, other.name: there} for name, here, there in found]})
         return
@@ -101,5 +123,5 @@ def _diff(one: Known, other: Known, *, json: bool) -> None:
     for name, here, there in found:
         table.add_row(name, plain(str(here)), plain(str(there)))
     table.add_section()
-    table.add_row("parameters", f"{parameters(one.recipe()):,}", f"{parameters(other.recipe()):,}")
+    table.add_row("parameters", *(_number(_facts(known)["parameters"]) for known in (one, other)))
     show(table)
