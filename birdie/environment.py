@@ -223,8 +223,7 @@ def _ternary(environ: Environment, _: Mapping[str, Any]) -> Tables:
     group = int(_number(environ, "BITNET_GROUP_SIZE", 0))
     if group < 1:
         return {}
-    qat = {"levels": "ternary", "group": group, "tensors": ["blocks.*"]}
-    return {"qat": qat, "export": {"scheme": f"ternary:group={group}"}}
+    return {"qat": {"levels": "ternary", "group": group, "tensors": ["blocks.*"]}}
 
 
 def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
@@ -244,7 +243,7 @@ def _calibration(environ: Environment, _: Mapping[str, Any]) -> Tables:
 RULES = (
     Rule(("VE_LAYERS", "VE_ENABLED"), ("model.value_embed_layers",), _value_embedding),
     Rule(("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD"), ("qat.bits", "qat.below", "qat.tensors"), _qat),
-    Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group", "qat.tensors", "export.scheme"), _ternary),
+    Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group", "qat.tensors"), _ternary),
     Rule(
         ("EMBED_BITS", "EMBED_CLIP_SIGMAS"),
         ("export.embedding",),

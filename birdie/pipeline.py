@@ -361,7 +361,10 @@ class Run:
         return artifact.save(
             self.model,
             path or self.folder / "model.birdie",
-            scheme=settings.schemes() if budget is None else settings.pinned(),
+            scheme=[
+                *self.recipe.qat.stored(self.model),
+                *(settings.schemes() if budget is None else settings.pinned()),
+            ],
             budget=budget,
             coder=settings.coder,
             calibration=None if known is None else known.knowledge,

@@ -66,7 +66,7 @@ EXPECTED = {
     },
     "ternary": {
         "model.embed_dim": 254, "model.softcap": "poly", "model.smear": "none", "train.warmdown_fraction": 0.2,
-        "qat.levels": "ternary", "qat.tensors": ("blocks.*",), "export.scheme": "ternary:group=128",
+        "qat.levels": "ternary", "qat.group": 128, "qat.tensors": ("blocks.*",),
     },
 }  # fmt: skip
 MISSING = {

@@ -12,6 +12,7 @@ import torch
 
 from birdie.artifact import inspect, load, save
 from birdie.calibration import Calibrated, calibrated, calibration_batches
+from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, DataError, WeightsError
@@ -261,3 +262,19 @@ def test_an_embedding_of_its_own_is_calibrated_like_the_rest(recipe: Recipe, tmp
     assert not torch.equal(known, blind)
     for held in (known, blind):
         assert (held - run.model.tok_emb.weight).norm() < 0.1 * run.model.tok_emb.weight.norm()
+
+
+@pytest.mark.parametrize("budget", [None, 60_000])
+def test_what_was_trained_on_levels_is_stored_on_them(recipe: Recipe, tmp_path: Path, budget: int | None) -> None:
+    """The layers of the file are what layers saw in training; the embedding saw no levels and keeps its precision."""
+    qat = Qat(levels="ternary", group=32, tensors=("blocks.*",))
+    model = dataclasses.replace(recipe.model, model_dim=64)
+    none = dataclasses.replace(recipe.calibration, data="none")
+    run, _ = finished(dataclasses.replace(recipe, qat=qat, model=model, calibration=none), tmp_path)
+    run.export(tmp_path / "model.birdie", budget=budget)
+    held, trained = load(tmp_path / "model.birdie"), dict(run.model.named_parameters())
+    names = [name for name, _ in qat.stored(run.model)]
+    assert "blocks.1.mlp.fc.weight" in names
+    for name in names:
+        torch.testing.assert_close(held[name], qat.quantized(trained[name], torch.tensor(1.0)))
+    assert (held["tok_emb.weight"] - trained["tok_emb.weight"]).norm() < 0.02 * trained["tok_emb.weight"].norm()

@@ -96,6 +96,11 @@ class Qat:
         """Whether there is anything to prepare."""
         return self.bits is not None or self.sigma is not None or self.levels is not None
 
+    def stored(self, module: nn.Module) -> list[tuple[str, str]]:
+        """(name, spec) of what is trained on levels and must be stored on them; any other grid is free to choose."""
+        spec = f"{self.levels}:group={self.group}"
+        return [] if self.levels is None else [(name, spec) for name, _, _ in _matrices(module, self.tensors)]
+
     def prepare(self, module: nn.Module, notify: Callable[[str], None] = lambda _: None) -> "Quantizing":
         """Make `module` use quantized weights in training mode, once `before_step` or `switch` turns it on.
 
