@@ -3,6 +3,7 @@
 import difflib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,20 @@ def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
     about = content.pop(ABOUT, {})
     if "runs" in about:
         raise elsewhere(str(file), about["runs"])
-    sources = {"environment": settings(os.environ, content), str(file): content}
+    return sources(content, str(file))
+
+
+def sources(content: Mapping[str, Any], name: str) -> tuple[Dict, ...]:
+    """The cyclopts configuration sources where the recipe's settings are `content`, called `name` in errors.
+
+    Raises:
+        ConfigError: a variable has no such value.
+    """
+    found = {"environment": settings(os.environ, content), name: dict(content)}
     return tuple(
-        Dict(found, use_commands_as_keys=False, allow_unknown=False, source=source)
-        for source, found in sources.items()
-        if found
+        Dict(values, use_commands_as_keys=False, allow_unknown=False, source=source)
+        for source, values in found.items()
+        if values
     )
 
 

@@ -25,7 +25,7 @@ ROWS: list[set[str]] = [
     {"environment"},
     {"recipe_file"},
     {"recipe"},
-    {"cookbook"},
+    {"cookbook", "scale"},
     {"calibration"},
     {"reserve"},
     {"evaluation"},

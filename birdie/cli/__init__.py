@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from birdie.cli.console import run
-from birdie.recipe_file import configuration
 
 COMMANDS = {
     "demo": "Train a small GPT for a minute, compress it under a budget, score the file: the whole road.",
@@ -29,16 +28,17 @@ COMMANDS = {
 
 def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
     """The application that understands `tokens`, and the tokens it is to be called with."""
-    recipe = next((token for token in tokens[1:] if token.endswith(".toml") and not token.startswith("-")), None)
     if tokens[:1] == ["train"]:
+        recipe, scale = _asked(tokens[1:])
+        train = importlib.import_module("birdie.cli.train")
         # alone: beside other commands cyclopts takes the recipe's table [train] for the command of that name
         app = App(
             name="birdie train",
-            config=configuration(recipe),
+            config=train.configured(recipe, scale),
             result_action="return_value",
             suppress_keyboard_interrupt=False,
         )
-        app.default(importlib.import_module("birdie.cli.train").train)
+        app.default(train.after_reading(recipe))
         return app, list(tokens[1:])
     app = App(
         name="birdie",
@@ -50,6 +50,19 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
     for name, help_ in COMMANDS.items():
         app.command(f"birdie.cli.{name}:{name}", name=name, help=help_)
     return app, list(tokens)
+
+
+def _asked(tokens: Sequence[str]) -> tuple[str | None, str | None]:
+    """The recipe and the scale among a command's tokens: settings enter the application before it reads its tokens."""
+    recipe = next((token for token in tokens if token.endswith(".toml") and not token.startswith("-")), None)
+    if recipe is None and tokens and not tokens[0].startswith("-"):
+        recipe = tokens[0]
+    scale = None
+    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        name, equals, value = token.partition("=")
+        if name == "--scale":
+            scale = value if equals else following
+    return recipe, scale
 
 
 def main(tokens: Sequence[str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """`birdie demo`: the whole road on text that lies on every machine, in about two minutes on two cores."""
 
+import dataclasses
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -14,45 +15,27 @@ from birdie.cli.prepare import prepare_with_bar
 from birdie.cli.train import calibrate, follow
 from birdie.compress import baseline
 from birdie.compress.size import parse_size
+from birdie.cookbook import find
 from birdie.data.corpus import stdlib_corpus
 from birdie.errors import ConfigError
 from birdie.evaluation import evaluate as evaluate_artifact
-from birdie.model.gpt import GPTConfig
 from birdie.pipeline import Run
-from birdie.recipe import DataSettings, ExportSettings, Recipe, RunSettings
-from birdie.score.bpb import ValidationSettings
-from birdie.train.groups import OptimizerSettings
-from birdie.train.loop import TrainSettings
-
-VOCABULARY = 1024
+from birdie.recipe import Recipe
 
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> Recipe:
-    """A GPT small enough to learn something in a minute on two cores.
-
-    Not calibrated: the steps its time would cost are worth more (docs/rate-distortion.md).
-    """
-    return Recipe(
-        data=DataSettings(
-            path=str(data / "datasets" / f"fineweb10B_sp{VOCABULARY}"),
-            tokenizer=str(data / "tokenizers" / f"fineweb_{VOCABULARY}_bpe.model"),
-            order="shuffled",
+    """recipes/demo.toml, with data from `data`."""
+    recipe = find("demo").recipe()
+    vocabulary = recipe.model.vocab_size
+    return dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(
+            recipe.data,
+            path=str(data / "datasets" / f"fineweb10B_sp{vocabulary}"),
+            tokenizer=str(data / "tokenizers" / f"fineweb_{vocabulary}_bpe.model"),
         ),
-        model=GPTConfig(vocab_size=VOCABULARY, num_layers=4, model_dim=128, num_heads=4, num_kv_heads=2, mlp_mult=3),
-        train=TrainSettings(
-            iterations=100_000,  # the clock ends it
-            warmdown_fraction=0.6,
-            warmup_steps=1,
-            train_batch_tokens=2_048,
-            train_seq_len=128,
-            accumulation=1,
-            max_wallclock_seconds=seconds,
-            seed=seed,
-        ),
-        optimizer=OptimizerSettings(muon_momentum_warmup_steps=100),
-        validation=ValidationSettings(every=0, max_tokens=131_072),
-        export=ExportSettings(budget=budget),
-        run=RunSettings(log_every=50, checkpoint_every=0),
+        train=dataclasses.replace(recipe.train, max_wallclock_seconds=seconds, seed=seed),
+        export=dataclasses.replace(recipe.export, budget=budget),
         device=device,
     )
 
@@ -72,9 +55,9 @@ def demo(
     if not seconds > 0:
         raise ConfigError(f"--seconds is {seconds}; give the training some time")
     data = folder / "data"
-    if not (data / "datasets" / f"fineweb10B_sp{VOCABULARY}" / "dataset.json").is_file():
-        prepare_with_bar(stdlib_corpus(), vocab_size=VOCABULARY, root=data)
     recipe = demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device)
+    if not (Path(recipe.data.path) / "dataset.json").is_file():
+        prepare_with_bar(stdlib_corpus(), vocab_size=recipe.model.vocab_size, root=data)
     run = Run(recipe, folder / "run", replace=True, notify=remark)
     last, interrupted = follow(run)
     if interrupted is not None or last is None:

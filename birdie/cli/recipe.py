@@ -7,17 +7,19 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, emit, plain, say, show
-from birdie.cookbook import Known, book, changes, find
+from birdie.cookbook import About, Known, book, changes, find
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.recipe import Recipe, to_toml
 from birdie.recipe_file import ABOUT
+from birdie.scale import scaled
 
 
 def recipe(
     action: Annotated[Literal["list", "show", "diff"], Parameter(help="list; show A; diff A B.")],
     /,
     *names: Annotated[str, Parameter(help="Names from the list, or .toml files.")],
+    scale: Annotated[str | None, Parameter(help="Show them shrunk: cpu or smoke (birdie train --scale).")] = None,
     json: Json = False,
 ) -> None:
     """List the recipes that ship, show all settings of one, or what two have different.
@@ -29,11 +31,11 @@ def recipe(
     if len(names) != wanted:
         raise ConfigError(f"birdie recipe {action} takes {wanted or 'no'} names, not {len(names)}")
     if action == "list":
-        _list(list(book()), json=json)
+        _list(list(book()), scale, json=json)
     elif action == "show":
-        _show(find(names[0]), json=json)
+        _show(find(names[0]), scale, json=json)
     else:
-        _diff(*(find(name) for name in names), json=json)
+        _diff(find(names[0]), find(names[1]), scale, json=json)
 
 
 def parameters(recipe: Recipe) -> int:
@@ -42,22 +44,34 @@ def parameters(recipe: Recipe) -> int:
         return sum(p.numel() for p in GPT(recipe.model).parameters())
 
 
-def _facts(known: Known) -> dict[str, Any]:
+def settings_of(known: Known, scale: str | None) -> Recipe:
+    """The recipe's settings, at a scale if there is one."""
+    whole = known.recipe()
+    return whole if scale is None else scaled(whole, scale, known.about.step_ms)
+
+
+def _settings(known: Known, scale: str | None) -> dict[str, Any]:
+    return known.settings() if scale is None or known.about.runs is not None else settings_of(known, scale).to_dict()
+
+
+def _facts(known: Known, scale: str | None) -> dict[str, Any]:
     about = known.about
+    if scale is not None and about.runs is None:  # a record's figures are not those of its recipe at a scale
+        about = About(about.title, about.source, needs=about.needs)
     return {
         "name": known.name,
         "path": str(known.path),
         "title": about.title,
         "source": about.source,
         "runs": f"birdie train {known.path}" if about.runs is None else f"{about.runs} --recipe {known.path}",
-        "parameters": about.parameters if about.runs is not None else parameters(known.recipe()),
+        "parameters": about.parameters if about.runs is not None else parameters(settings_of(known, scale)),
         "expected": {name: getattr(about, name) for name in ("bytes", "step_ms", "bpb", "accuracy")},
         "needs": list(about.needs),
     }
 
 
-def _list(recipes: list[Known], *, json: bool) -> None:
-    facts = [_facts(known) for known in recipes]
+def _list(recipes: list[Known], scale: str | None, *, json: bool) -> None:
+    facts = [_facts(known, scale) for known in recipes]
     if json:
         emit({"recipes": facts})
         return
@@ -92,10 +106,10 @@ def _quality(expected: dict[str, Any]) -> str:
     return "" if expected["bpb"] is None else f"{expected['bpb']:.4f}"
 
 
-def _show(known: Known, *, json: bool) -> None:
-    facts = _facts(known)
+def _show(known: Known, scale: str | None, *, json: bool) -> None:
+    facts, settings = _facts(known, scale), _settings(known, scale)
     if json:
-        emit({**facts, "recipe": known.settings()})
+        emit({**facts, "recipe": settings})
         return
     say(f"# {known.path}: {facts['title'] or 'a recipe'}{', ' + facts['source'] if facts['source'] else ''}")
     if facts["parameters"] is not None:
@@ -105,23 +119,23 @@ def _show(known: Known, *, json: bool) -> None:
     say(f"# {facts['runs']}")
     say("")
     if known.about.runs is None:
-        say(known.recipe().to_toml().rstrip())
+        say(to_toml(settings).rstrip())
         return
-    say(to_toml({ABOUT: {"runs": known.about.runs}, **known.settings()}).rstrip())
+    say(to_toml({ABOUT: {"runs": known.about.runs}, **settings}).rstrip())
 
 
-def _diff(one: Known, other: Known, *, json: bool) -> None:
+def _diff(one: Known, other: Known, scale: str | None, *, json: bool) -> None:
     if one.about.runs != other.about.runs:
         raise ConfigError(f"{one.name} and {other.name} are run by different programs and have no setting in common")
-    found = list(changes(one.settings(), other.settings()))
+    found = list(changes(_settings(one, scale), _settings(other, scale)))
     if json:
-        emit({"differences": [{"setting": name, one.name: here, other.name: there} for name, here, there in found]})
+        emit({"differences": [{"setting": name, one.name: mine, other.name: its} for name, mine, its in found]})
         return
     table = Table(title=plain(f"{one.name} and {other.name}"))
     for name in ("setting", one.name, other.name):
         table.add_column(plain(name), overflow="fold")
-    for name, here, there in found:
-        table.add_row(name, plain(str(here)), plain(str(there)))
+    for name, mine, its in found:
+        table.add_row(name, plain(str(mine)), plain(str(its)))
     table.add_section()
-    table.add_row("parameters", *(_number(_facts(known)["parameters"]) for known in (one, other)))
+    table.add_row("parameters", *(_number(_facts(known, scale)["parameters"]) for known in (one, other)))
     show(table)

@@ -3,17 +3,20 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.config import Dict
 from rich.table import Table
 
 from birdie.artifact import Summary
 from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, say, show
 from birdie.cli.cost import estimate
 from birdie.cli.evaluate import evaluation_json
+from birdie.cli.recipe import settings_of
 from birdie.cookbook import find
 from birdie.device import choose_device
 from birdie.distributed import process_group, world_from_environment
@@ -23,14 +26,51 @@ from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.files import write_bytes
 from birdie.pipeline import Event, Interrupted, Run, Saved, Started, Validated
 from birdie.recipe import FLAT, Recipe
+from birdie.recipe_file import configuration, sources
+from birdie.scale import scaled
 from birdie.train.loop import Step
+
+
+def configured(recipe: str | None, scale: str | None) -> tuple[Dict, ...]:
+    """What a recipe of the book or a file sets, at a scale if there is one; flags and environment come over it.
+
+    Raises:
+        ConfigError: there is no such recipe or no such scale, or the recipe is none.
+    """
+    known = None if recipe is None else find(recipe)
+    if scale is None:
+        return configuration(None if known is None else known.path)
+    values = (scaled(Recipe(), scale) if known is None else settings_of(known, scale)).to_dict()
+    return sources({key: _set(value) if isinstance(value, dict) else value for key, value in values.items()}, scale)
+
+
+def _set(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def after_reading(read: str | None) -> Callable[..., None]:
+    """`train`, which refuses a recipe other than `read`: settings of any other never came in."""
+
+    @wraps(train)
+    def command(recipe_file: str | None = None, /, **rest: Any) -> None:
+        if recipe_file != read:
+            raise ConfigError(f"name the recipe first: birdie train {recipe_file} …")
+        train(recipe_file, **rest)
+
+    return command
 
 
 @compiling_told()
 def train(
-    recipe_file: Annotated[Path | None, Parameter(help="A recipe (.toml); flags and environment override it.")] = None,
+    recipe_file: Annotated[
+        str | None,
+        Parameter(help="A recipe (`birdie recipe list`, or a .toml file); flags and environment override it."),
+    ] = None,
     /,
     *,
+    scale: Annotated[
+        str | None, Parameter(help="cpu: shrunk to ten minutes on two cores; smoke: to a few steps that run all of it.")
+    ] = None,
     folder: Annotated[Path | None, Parameter(help="Run folder; default: runs/ and the recipe's digest.")] = None,
     resume: Annotated[bool, Parameter(negative=(), help="Go on from the latest checkpoint of the run folder.")] = False,
     recipe: Annotated[Recipe | None, FLAT] = None,
@@ -42,15 +82,15 @@ def train(
     checkpoint; --resume goes on from it. Under torchrun every rank trains:
     `torchrun --nproc_per_node=2 -m birdie train …`.
     """
-    if recipe_file is not None and recipe_file.suffix != ".toml":  # those were read before this call
-        raise ConfigError(f"{recipe_file} is not a recipe file: its name must end in .toml")
-    recipe = recipe or Recipe()
+    recipe = recipe or Recipe()  # recipe and scale were read before this call
     folder = folder or Path("runs") / recipe.digest
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         remark_here = remark if world.is_main else _nothing
         work = Run(recipe, folder, world=world, notify=remark_here)
-        if recipe_file is not None and (needs := find(str(recipe_file)).about.needs):
+        if scale is not None:
+            remark_here(f"{recipe_file or 'the defaults'} at scale {scale}")
+        if recipe_file is not None and (needs := find(recipe_file).about.needs):
             remark_here(f"{recipe_file} also has {', '.join(needs)}: not here yet, going on without")
         last, interrupted = follow(work, resume=resume, shown=world.is_main)
         if interrupted is not None:

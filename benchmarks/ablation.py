@@ -1,0 +1,326 @@
+"""What each technique is worth: on or off, at as many steps and in as much time: `python -m benchmarks.ablation`.
+
+    python -m benchmarks.ablation [--json] [--only smear,xsa] [--seeds 3] [--steps 240] [--jobs 2]
+
+A small GPT without any technique (`BASE`) is trained on the FineWeb text of the shared data (BIRDIE_DATA), then the
+same with one thing changed (`CHANGES`), for several seeds, and both are scored on the same held-out text: bits per
+byte, so vocabularies compare. A seed decides initial weights and the order of the data, which both share, and it is
+differences that are averaged; their standard error is over the seeds.
+
+*Equal time* means as many steps as fit into the base's time. For that, steps of both are taken in turns in one process
+of one thread and the median of their ratios is what a step costs: no run is ended by a clock, so that other work on the
+machine changes no score. A technique whose steps cost within 3 % of the base's has no run of its own there.
+
+Runs are kept in `runs/ablation/results.jsonl` and not made twice.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import report
+from birdie.data.batches import Batches
+from birdie.data.corpus import file_corpus
+from birdie.data.dataset import open_dataset
+from birdie.data.prepare import Layout, prepare
+from birdie.data.tokenizer import load_tokenizer
+from birdie.device import choose_device
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPT
+from birdie.pipeline import Run, Validated
+from birdie.recipe import Recipe
+from birdie.train.loop import Fit, fit
+
+VALIDATION_BYTES = 125_000
+TOKENIZERS = {1024: "fineweb_1024_bpe.model", 4096: "fineweb_4096_bpe.coder2011.model", 8192: "fineweb_8192_bpe.model"}
+SAME_TIME = 0.03  # share of a step below which its time counts as the base's
+TIMED = 15  # steps of each that are timed
+
+BASE: Mapping[str, Any] = {
+    "model": {"num_layers": 4, "model_dim": 96, "num_heads": 4, "num_kv_heads": 2},
+    "train": {
+        "iterations": 240,
+        "max_wallclock_seconds": 0.0,
+        "warmdown_fraction": 0.5,
+        "warmup_steps": 0,
+        "train_batch_tokens": 1024,
+        "train_seq_len": 256,
+        "accumulation": 1,
+    },
+    "optimizer": {"muon_momentum_warmup_steps": 50},
+    "data": {"order": "shuffled"},
+    "validation": {"every": 0},
+    "run": {"checkpoint_every": 0, "log_every": 0},
+    "device": "cpu",
+}
+
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "bigram 2048 × 48": {"bigram_vocab_size": 2048, "bigram_dim": 48},
+    "bigram and trigram": {"bigram_vocab_size": 2048, "bigram_dim": 48, "trigram": True},
+    "smear, fixed": {"smear": "fixed"},
+    "smear, gated": {"smear": "gated"},
+    "embedding of 48": {"embed_dim": 48},
+    "untied head": {"tie_embeddings": False},
+    "rotary 8 of 24": {"rope_dims": 8},
+    "XSA, last 1": {"xsa_last_n": 1},
+    "XSA, all": {"xsa_last_n": 4},
+    "value embedding, last 2": {"value_embed_dim": 48, "value_embed_layers": [2, 3]},
+    "value residual": {"value_residual": True},
+    "output gate": {"attn_gate": "output"},
+    "sparse gate": {"attn_gate": "sparse"},
+    "dense gate": {"attn_gate": "dense"},
+    "leaky ReLU²": {"activation": "leaky_relu2"},
+    "SwiGLU, as many weights": {"activation": "swiglu", "mlp_mult": 4 / 3},
+    "MLP × 3": {"mlp_mult": 3.0},
+    "LN scale": {"ln_scale": True},
+    "skip gates": {"skip_gates": True},
+    "QK gain 5": {"qk_gain_init": 5.0},
+    "loop of 2, late": {"num_loops": 1, "loop_start": 1, "loop_end": 2, "enable_looping_at": 0.35},
+    "parallel, last 2": {"parallel_start_layer": 2},
+    "lanes, last 2": {"parallel_start_layer": 2, "parallel": "lanes"},
+    "softcap, poly": {"softcap": "poly"},
+    "softcap, asymmetric": {"softcap": "asymmetric"},
+    "documents apart": {"isolate_documents": True},
+    "orthogonal init": {"orthogonal_init": True},
+    "overtone init": {"overtone_init": True},
+    "phased init": {"phased_init": True},
+    "vocabulary 4,096": {"vocab_size": 4096},
+    "vocabulary 8,192": {"vocab_size": 8192},
+    "sequences of 512": {"train.train_seq_len": 512},
+    "twice the steps": {"train.iterations": 2.0},
+    "no warmdown": {"train.warmdown_fraction": 0.0},
+    "no warmdown, twice the steps": {"train.warmdown_fraction": 0.0, "train.iterations": 2.0},
+}
+"""One thing changed at a time: of `[model]`, or of another table by `table.name`; `iterations` is a factor."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """One run.
+
+    Attributes:
+        change: its name in `CHANGES`; empty: the base.
+        seed: of weights and of the order of the data.
+        steps: taken.
+    """
+
+    change: str
+    seed: int
+    steps: int
+
+
+class Texts:
+    """The shared text under each tokenizer, prepared once in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        if not os.environ.get("BIRDIE_DATA"):
+            raise ConfigError("the ablation is made on the shared text; set BIRDIE_DATA to its folder")
+        self.shared, self.folder = Path(os.environ["BIRDIE_DATA"]), folder
+
+    def settings(self, vocabulary: int) -> dict[str, Any]:
+        """The table [data] for a vocabulary."""
+        tokenizer = self.shared / "tokenizers" / TOKENIZERS[vocabulary]
+        layout = Layout.of(self.folder / str(vocabulary), load_tokenizer(str(tokenizer)).name)
+        if not (layout.folder / "dataset.json").is_file():
+            self._prepare(str(tokenizer), self.folder / str(vocabulary))
+        return {"path": str(layout.folder), "tokenizer": str(tokenizer)}
+
+    def _prepare(self, tokenizer: str, root: Path) -> None:
+        source = self.shared / "text" / "fineweb"
+        held = root / "held_out.txt"
+        root.mkdir(parents=True, exist_ok=True)
+        text = (source / "val_head.txt").read_bytes()
+        held.write_bytes(text[: text.rindex(b"\n", 0, VALIDATION_BYTES) + 1])
+        corpus = file_corpus([str(source / "train.txt")], validation=[str(held)], documents="line")
+        for _ in prepare(corpus, tokenizer, root):
+            pass
+
+
+def recipe_of(trial: Trial, texts: Texts) -> Recipe:
+    """The base with one thing changed."""
+    values: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
+    for name, value in CHANGES[trial.change].items() if trial.change else ():
+        table, _, key = name.rpartition(".")
+        values[table or "model"][key] = value
+    values["train"] |= {"iterations": trial.steps, "seed": trial.seed}
+    values["data"] |= texts.settings(values["model"].get("vocab_size", 1024))
+    return Recipe.from_dict(values)
+
+
+def trained(trial: Trial, folder: Path) -> dict[str, Any]:
+    """Train and score; what is kept of it."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        run = Run(recipe_of(trial, Texts(folder)), Path(place))
+        score = [event.score for event in run.train() if isinstance(event, Validated)][-1]
+    parameters = sum(p.numel() for p in run.model.parameters())
+    return {**dataclasses.asdict(trial), "bpb": score.bpb, "parameters": parameters, "bytes": score.bytes}
+
+
+def step_ratio(change: str, folder: Path) -> float:
+    """A step's time over the base's, taken in turns; of late loops the mean over the run."""
+    torch.set_num_threads(1)
+    texts = Texts(folder)
+    iterations = 4 * TIMED
+    base, other = (_fit(recipe_of(Trial(each, 0, iterations), texts)) for each in ("", change))
+    ratios = []
+    for mine, its in zip(_durations(base), _durations(other), strict=False):
+        ratios.append(its / mine)
+        if len(ratios) == TIMED + 3:
+            break
+    share = 1 - float(CHANGES[change].get("enable_looping_at", 0.0))  # here they loop from the first step on
+    return 1 + (statistics.median(ratios[3:]) - 1) * share
+
+
+def _fit(recipe: Recipe) -> Fit:
+    torch.manual_seed(recipe.train.seed)
+    model, settings = GPT(recipe.model), recipe.train
+    batches = Batches(
+        open_dataset(recipe.data.path).train,
+        batch_tokens=settings.train_batch_tokens,
+        seq_len=settings.train_seq_len,
+        accumulation=settings.accumulation,
+        order=recipe.data.order,
+        seed=settings.seed,
+    )
+    return fit(model, batches, settings, recipe.optimizer, device=choose_device("cpu"))
+
+
+def _durations(going: Fit) -> Iterator[float]:
+    before = 0.0
+    for step in going:
+        yield step.train_ms - before
+        before = step.train_ms
+
+
+class Results:
+    """What was measured, one JSON object a line; a change of the base or of the change starts anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.is_file() else []
+        self.known = {row["key"]: row for row in map(json.loads, lines)}
+
+    @staticmethod
+    def key(kind: str, change: str, *numbers: int) -> str:
+        settings = json.dumps([BASE, CHANGES.get(change), kind, change, numbers, VALIDATION_BYTES], sort_keys=True)
+        return hashlib.sha256(settings.encode()).hexdigest()[:16]
+
+    def add(self, key: str, row: Mapping[str, Any]) -> None:
+        self.known[key] = {"key": key, **row}
+        with self.path.open("a") as file:
+            file.write(json.dumps(self.known[key]) + "\n")
+
+
+def run_trials(trials: Iterable[Trial], results: Results, folder: Path, jobs: int) -> None:
+    """Make those that were not made yet, `jobs` at a time."""
+    wanted = {results.key("run", t.change, t.seed, t.steps): t for t in trials}
+    missing = {key: trial for key, trial in wanted.items() if key not in results.known}
+    with ProcessPoolExecutor(jobs) as pool:
+        going = {pool.submit(trained, trial, folder): key for key, trial in missing.items()}
+        for done, future in enumerate(as_completed(going), 1):
+            row = future.result()
+            results.add(going[future], row)
+            words = f"{done} of {len(missing)}: {row['change'] or 'base'}, seed {row['seed']}, {row['steps']} steps"
+            print(f"{words}: {row['bpb']:.4f}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Make what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", default="", help="parts of names of changes, by commas (default: all)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=BASE["train"]["iterations"])
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a thread each")
+    parser.add_argument("--folder", type=Path, default=Path("runs/ablation"))
+    options = parser.parse_args()
+    parts = [part for part in options.only.lower().split(",") if part]
+    names = [name for name in CHANGES if not parts or any(part in name.lower() for part in parts)]
+    texts, results = Texts(options.folder), Results(options.folder / "results.jsonl")
+    for vocabulary in sorted({CHANGES[name].get("vocab_size", 1024) for name in names} | {1024}):
+        texts.settings(vocabulary)  # before several processes want them
+
+    seeds = range(options.seeds)
+    run_trials((Trial("", seed, options.steps) for seed in seeds), results, options.folder, options.jobs)
+    run_trials(
+        (Trial(name, seed, _steps(name, options.steps)) for seed in seeds for name in names),
+        *(results, options.folder, options.jobs),
+    )
+    ratios = {name: _ratio(name, results, options.folder) for name in names}
+    timed = {name: _timed_steps(name, ratios[name], options.steps) for name in names}
+    run_trials(
+        (Trial(name, seed, timed[name]) for seed in seeds for name in names),
+        *(results, options.folder, options.jobs),
+    )
+    rows = [_row(name, ratios[name], timed[name], options, results) for name in names]
+    report([_base_row(options, results), *rows], as_json=options.json)
+
+
+def _steps(name: str, steps: int) -> int:
+    return round(steps * float(CHANGES[name].get("train.iterations", 1.0)))
+
+
+def _timed_steps(name: str, ratio: float, steps: int) -> int:
+    """Steps that fit in the base's time; where more steps are the change, there is no such row of its own."""
+    if "train.iterations" in CHANGES[name] and ratio > 1 - 2 * SAME_TIME:
+        return _steps(name, steps)
+    if abs(ratio - 1) <= SAME_TIME:
+        return steps
+    return round(steps / ratio)
+
+
+def _ratio(name: str, results: Results, folder: Path) -> float:
+    key = results.key("time", name)
+    if key not in results.known:
+        with ProcessPoolExecutor(1) as pool:
+            results.add(key, {"change": name, "ratio": pool.submit(step_ratio, name, folder).result()})
+    return float(results.known[key]["ratio"])
+
+
+def _bpb(results: Results, name: str, seeds: int, steps: int) -> list[float]:
+    return [results.known[results.key("run", name, seed, steps)]["bpb"] for seed in range(seeds)]
+
+
+def _base_row(options: argparse.Namespace, results: Results) -> dict[str, Any]:
+    found = _bpb(results, "", options.seeds, options.steps)
+    parameters = results.known[results.key("run", "", 0, options.steps)]["parameters"]
+    mean, error = _mean(found)
+    row = {"change": "none", "parameters": parameters, "step": 1.0, "steps": options.steps}
+    return row | {"bpb, same steps": mean, "± ": error, "steps ": options.steps, "bpb, same time": mean, " ±": error}
+
+
+def _row(name: str, ratio: float, timed: int, options: argparse.Namespace, results: Results) -> dict[str, Any]:
+    base = _bpb(results, "", options.seeds, options.steps)
+    steps = _steps(name, options.steps)
+    parameters = results.known[results.key("run", name, 0, steps)]["parameters"]
+    same_steps, same_time = (
+        _mean([new - old for new, old in zip(_bpb(results, name, options.seeds, count), base, strict=True)])
+        for count in (steps, timed)
+    )
+    row = {"change": name, "parameters": parameters, "step": ratio, "steps": steps}
+    row |= {"bpb, same steps": same_steps[0], "± ": same_steps[1]}
+    return row | {"steps ": timed, "bpb, same time": same_time[0], " ±": same_time[1]}
+
+
+def _mean(values: list[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error
+
+
+if __name__ == "__main__":
+    main()
