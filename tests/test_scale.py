@@ -80,7 +80,7 @@ def told(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) -> dic
 def test_show_says_what_train_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     shown = told(capsys, "recipe", "show", "sota", "--scale", "cpu")
     assert Recipe.from_dict(shown["recipe"]) == settings_of(find("sota"), "cpu")
-    assert shown["expected"] == {"bytes": None, "step_ms": None, "bpb": None}, "a record's figures are not the scaled's"
+    assert set(shown["expected"].values()) == {None}, "a record's figures are not those of the scaled"
 
 
 @pytest.fixture(scope="module")
