@@ -7,9 +7,9 @@ same with one thing changed (`CHANGES`), for several seeds, and both are scored 
 byte, so vocabularies compare. A seed decides initial weights and the order of the data, which both share, and it is
 differences that are averaged; their standard error is over the seeds.
 
-*Equal time* means as many steps as fit into the base's time. For that, steps of both are taken in turns in one process
-of one thread and the median of their ratios is what a step costs: no run is ended by a clock, so that other work on the
-machine changes no score. A technique whose steps cost within 3 % of the base's has no run of its own there.
+*Equal time*: beside the base that was trained for as many steps as take as long. For that, steps of both are taken in
+turns in one process of one thread, and the median of their ratios, to the nearest twentieth, is what a step costs: no
+run is ended by a clock, so that other work on the machine changes no score.
 
 Runs are kept in `runs/ablation/results.jsonl` and not made twice.
 """
@@ -45,7 +45,7 @@ from birdie.train.loop import Fit, fit
 
 VALIDATION_BYTES = 125_000
 TOKENIZERS = {1024: "fineweb_1024_bpe.model", 4096: "fineweb_4096_bpe.coder2011.model", 8192: "fineweb_8192_bpe.model"}
-SAME_TIME = 0.03  # share of a step below which its time counts as the base's
+NEAREST = 0.05  # to which a step's time over the base's is rounded
 TIMED = 15  # steps of each that are timed
 
 BASE: Mapping[str, Any] = {
@@ -261,12 +261,12 @@ def main() -> None:
         *(results, options.folder, options.jobs),
     )
     ratios = {name: _ratio(name, results, options.folder) for name in names}
-    timed = {name: _timed_steps(name, ratios[name], options.steps) for name in names}
+    lengths = {name: _as_long(name, ratios[name], options.steps) for name in names}
     run_trials(
-        (Trial(name, seed, timed[name]) for seed in seeds for name in names),
+        (Trial("", seed, steps) for seed in seeds for steps in sorted(set(lengths.values()))),
         *(results, options.folder, options.jobs),
     )
-    rows = [_row(name, ratios[name], timed[name], options, results) for name in names]
+    rows = [_row(name, ratios[name], lengths[name], options, results) for name in names]
     report([_base_row(options, results), *rows], as_json=options.json)
 
 
@@ -274,13 +274,9 @@ def _steps(name: str, steps: int) -> int:
     return round(steps * float(CHANGES[name].get("train.iterations", 1.0)))
 
 
-def _timed_steps(name: str, ratio: float, steps: int) -> int:
-    """Steps that fit in the base's time; where more steps are the change, there is no such row of its own."""
-    if "train.iterations" in CHANGES[name] and ratio > 1 - 2 * SAME_TIME:
-        return _steps(name, steps)
-    if abs(ratio - 1) <= SAME_TIME:
-        return steps
-    return round(steps / ratio)
+def _as_long(name: str, ratio: float, steps: int) -> int:
+    """Steps of the base that take as long as the change's."""
+    return round(_steps(name, steps) * NEAREST * round(ratio / NEAREST))
 
 
 def _ratio(name: str, results: Results, folder: Path) -> float:
@@ -296,24 +292,30 @@ def _bpb(results: Results, name: str, seeds: int, steps: int) -> list[float]:
 
 
 def _base_row(options: argparse.Namespace, results: Results) -> dict[str, Any]:
-    found = _bpb(results, "", options.seeds, options.steps)
+    mean, error = _mean(_bpb(results, "", options.seeds, options.steps))
     parameters = results.known[results.key("run", "", 0, options.steps)]["parameters"]
-    mean, error = _mean(found)
     row = {"change": "none", "parameters": parameters, "step": 1.0, "steps": options.steps}
-    return row | {"bpb, same steps": mean, "± ": error, "steps ": options.steps, "bpb, same time": mean, " ±": error}
+    return row | {
+        "bpb, same steps": mean,
+        "± ": error,
+        "base's steps": options.steps,
+        "bpb, same time": mean,
+        " ±": error,
+    }
 
 
-def _row(name: str, ratio: float, timed: int, options: argparse.Namespace, results: Results) -> dict[str, Any]:
-    base = _bpb(results, "", options.seeds, options.steps)
+def _row(name: str, ratio: float, length: int, options: argparse.Namespace, results: Results) -> dict[str, Any]:
+    """Differences to the base after as many steps, and to the base after as long."""
     steps = _steps(name, options.steps)
-    parameters = results.known[results.key("run", name, 0, steps)]["parameters"]
+    changed = _bpb(results, name, options.seeds, steps)
     same_steps, same_time = (
-        _mean([new - old for new, old in zip(_bpb(results, name, options.seeds, count), base, strict=True)])
-        for count in (steps, timed)
+        _mean([new - old for new, old in zip(changed, _bpb(results, "", options.seeds, count), strict=True)])
+        for count in (options.steps, length)
     )
+    parameters = results.known[results.key("run", name, 0, steps)]["parameters"]
     row = {"change": name, "parameters": parameters, "step": ratio, "steps": steps}
     row |= {"bpb, same steps": same_steps[0], "± ": same_steps[1]}
-    return row | {"steps ": timed, "bpb, same time": same_time[0], " ±": same_time[1]}
+    return row | {"base's steps": length, "bpb, same time": same_time[0], " ±": same_time[1]}
 
 
 def _mean(values: list[float]) -> tuple[float, float]:

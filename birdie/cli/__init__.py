@@ -58,10 +58,10 @@ def _asked(tokens: Sequence[str]) -> tuple[str | None, str | None]:
     if recipe is None and tokens and not tokens[0].startswith("-"):
         recipe = tokens[0]
     scale = None
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+    for place, token in enumerate(tokens):
         name, equals, value = token.partition("=")
         if name == "--scale":
-            scale = value if equals else following
+            scale = value if equals else "".join(tokens[place + 1 : place + 2])
     return recipe, scale
 
 
