@@ -6,7 +6,7 @@
             └── export(path) ────────────────────────┴──► model.birdie ◄───────┘
                                                                └──► evaluation
 
-A run folder holds `recipe.toml`, `checkpoints/` and, once exported, `model.birdie`.
+A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and, once exported, `model.birdie`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie import artifact, provenance
+from birdie import artifact, history, provenance
 from birdie.calibration import Calibrated, calibrated
 from birdie.compress.size import parse_size
 from birdie.data.batches import Batches
@@ -205,6 +205,7 @@ class Run:
             )
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
+                history.cut(self.folder, going.step if checkpoint is not None else -1)
             yield from self._follow(going)
         finally:
             batches.close()
@@ -219,13 +220,13 @@ class Run:
         going.prime()
         if going.step == 0 and validate_every and not going.interrupted:
             validated = 0
-            yield Validated(0, 0.0, self.score(self.model))
+            yield self._validated(0, 0.0)
         for step in going:
             self.steps = step.number
             yield step
             if not going.interrupted and (step.stopping or (validate_every and step.number % validate_every == 0)):
                 validated = step.number
-                yield Validated(step.number, step.train_ms, self.score(self.model))
+                yield self._validated(step.number, step.train_ms)
             if step.stopping or (save_every and step.number % save_every == 0):
                 yield Saved(step.number, going.save(self.checkpoints))
         if going.interrupted:
@@ -233,10 +234,17 @@ class Run:
                 yield Saved(0, going.save(self.checkpoints))
             yield Interrupted(going.step, self.checkpoints)
         elif validated != going.step:  # resumed after the last step
-            yield Validated(going.step, going.train_ms, self.score(self.model))
+            yield self._validated(going.step, going.train_ms)
         if not going.interrupted:
             for line in evidence(self.model):
                 self.notify(f"at work: {line}")
+
+    def _validated(self, step: int, train_ms: float) -> Validated:
+        """Score the model as it is, and note it in the folder."""
+        score = self.score(self.model)
+        if self.world.is_main:
+            history.record(self.folder, history.Entry(step, train_ms, score.bpb))
+        return Validated(step, train_ms, score)
 
     def _checkpoint(self, resume: bool) -> Checkpoint | None:
         """What to go on from; refuses to overwrite a run unasked and to go on with another model or other data."""

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from birdie.cli import main
-from birdie.cli.recipe import parameters
 from birdie.cookbook import Known, book, changes, find
 from birdie.errors import ConfigError
+from birdie.estimate import parameters
 from birdie.recipe import Recipe, load_recipe
 
 BOOK = [known for known in book() if known.about.runs is None]

@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "Train a small GPT for a minute, compress it under a budget, score the file: the whole road.",
     "prepare": "Turn text into shards and a tokenizer.",
     "recipe": "List, show and compare the recipes that ship.",
+    "estimate": "Tell what a recipe will take, or where a run will end, before it does.",
     "train": "Train a GPT by a recipe, then compress it and score the file.",
     "compress": "Compress a checkpoint (.safetensors, .pt, .bin, .ptz, a Hugging Face folder) into one .birdie file.",
     "decompress": "Turn a .birdie file back into .safetensors or .pt.",

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 
 from birdie.cli.console import guarded
-from birdie.cli.cost import estimate
 from birdie.cli.train import ctrl_c_asks
 from birdie.compress import baseline
 from birdie.device import choose_device
 from birdie.distributed import World, process_group, world_from_environment
 from birdie.environment import remarks
+from birdie.estimate import on_this_cpu
 from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.files import require_writable, write_bytes
 from birdie.pipeline import Event, Interrupted, Run, Started, Validated, on_main
@@ -170,11 +170,12 @@ def _log_started(log: Log, started: Started, run: Run) -> None:
 
 
 def _log_cpu_cost(log: Log, run: Run) -> None:
-    cost, train = estimate(run), run.recipe.train
+    cost, train = on_this_cpu(run.recipe, run.training, run.world.size), run.recipe.train
     log(
-        f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {cost.step_s:.1f} s on this CPU "
-        f"({cost.gflops:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {cost.steps:,} steps take about "
-        f"{cost.minutes:.0f} min; smaller TRAIN_BATCH_TOKENS, ITERATIONS and WARMUP_STEPS make it quick"
+        f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {cost.mean_s:.1f} s on this CPU "
+        f"({cost.machine.matrix_rate / 1e9:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {cost.steps:,} "
+        f"steps take about {(cost.priming_s + cost.seconds) / 60:.0f} min; smaller TRAIN_BATCH_TOKENS, ITERATIONS and "
+        "WARMUP_STEPS make it quick"
     )
 
 

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-import torch
 from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, emit, plain, say, show
 from birdie.cookbook import About, Known, book, changes, find
 from birdie.errors import ConfigError
-from birdie.model.gpt import GPT
+from birdie.estimate import parameters
 from birdie.recipe import Recipe, to_toml
 from birdie.recipe_file import ABOUT
 from birdie.scale import scaled
@@ -36,12 +35,6 @@ def recipe(
         _show(find(names[0]), scale, json=json)
     else:
         _diff(find(names[0]), find(names[1]), scale, json=json)
-
-
-def parameters(recipe: Recipe) -> int:
-    """Of the recipe's model, which is not built for that."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in GPT(recipe.model).parameters())
 
 
 def settings_of(known: Known, scale: str | None) -> Recipe:

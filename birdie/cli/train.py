@@ -14,13 +14,13 @@ from rich.table import Table
 
 from birdie.artifact import Summary
 from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, say, show
-from birdie.cli.cost import estimate
 from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of
 from birdie.cookbook import find
 from birdie.device import choose_device
 from birdie.distributed import process_group, world_from_environment
 from birdie.errors import ConfigError
+from birdie.estimate import on_this_cpu
 from birdie.evaluation import Evaluation
 from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.files import write_bytes
@@ -127,8 +127,9 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
             if shown:
                 _show(event, work, update)
                 if isinstance(event, Started) and work.device.type == "cpu":
-                    cost = estimate(work)
-                    remark(f"at least {cost.step_s:.2g} s a step on this CPU, {cost.minutes:.1f} min in all")
+                    cost = on_this_cpu(work.recipe, work.training, work.world.size)
+                    minutes = (cost.priming_s + cost.seconds) / 60
+                    remark(f"about {cost.mean_s:.2g} s a step on this CPU, {minutes:.1f} min in all")
     return last, interrupted
 
 
