@@ -1,10 +1,10 @@
-"""Estimates against measurements: `python -m benchmarks.estimate [--json] [--part records|cpu|curves]`.
+"""Estimates against measurements: `python -m benchmarks.estimate [--json] [--part records|memory|cpu|curves]`.
 
 records: milliseconds a step that `birdie.estimate` says of the recipes that ship, by the three constants fitted to all
 of them and by those fitted to the others, against what their authors recorded on eight H100s; then runs that had no
-part in the fit. cpu: a few small shapes trained for a few steps here: parameters, step time, peak memory, and the bytes
-of the file `birdie.save` writes. curves: each published run of `estimate_curves.toml` foretold by the others, from each
-of its validations.
+part in the fit. memory: recorded peaks, and the two constants they give. cpu: a few small shapes trained for a few
+steps here: parameters, step time, peak memory, and the bytes of the file `birdie.save` writes. curves: each published
+run of `estimate_curves.toml` foretold by the others, from each of its validations.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from torch import Tensor
 
 import birdie
 from benchmarks.report import report
-from birdie.cookbook import book
-from birdie.estimate import PEAK, Machine, artifact, h100, load, parameters, schedule, this_cpu
+from birdie.cookbook import book, find
+from birdie.estimate import PEAK, Machine, artifact, h100, load, memory, parameters, schedule, this_cpu
 from birdie.forecast import CHALLENGE, FIRST, Prior, features, forecast
 from birdie.history import Entry
 from birdie.model.gpt import GPT, GPTConfig
@@ -58,6 +58,19 @@ OTHERS: list[tuple[str, dict[str, Any], int, int, int, float]] = [
     ("baseline, one H100, an hour", {}, 524_288, 1024, 1, 484.2),
     ("baseline, one H100, 131,072 tokens", {}, 131_072, 1024, 1, 233.5),
 ]  # fmt: skip
+
+
+# "peak memory allocated" of published logs, all under torch.compile: (what, settings, tokens a step, length, MiB)
+PEAKS: list[tuple[str, dict[str, Any], int, int, int]] = [
+    ("baseline", {}, 524_288, 1024, 10_184),
+    ("10 layers", {"num_layers": 10}, 524_288, 1024, 11_329),
+    ("Seq4096, WarmdownQuantization", {}, 393_216, 4096, 7_757),
+    ("vocabulary 4,096, 8 layers", {"vocab_size": 4096, "num_layers": 8}, 524_288, 1024, 9_367),
+    ("vocabulary 2,048, 11 × 448", {"vocab_size": 2048, "num_layers": 11, "model_dim": 448}, 524_288, 1024, 9_491),
+    ("11 layers, smear and bigrams", {"num_layers": 11, "mlp_mult": 3.0, "smear": "fixed", "bigram_vocab_size": 2048},
+     786_432, 2048, 19_710),
+]  # fmt: skip
+SOTA_PEAK = 42_701  # MiB: 41.7 GiB (#1855)
 
 
 def parts(recipe: Recipe, ranks: int) -> list[Values]:
@@ -149,6 +162,31 @@ def _time(name: str, recorded: float, estimate: float, left_out: float) -> Row:
     }
 
 
+def peaks() -> list[Row]:
+    """Memory on a device as estimated and as recorded."""
+    runs = [
+        (
+            name,
+            Recipe(model=GPTConfig(**settings), train=TrainSettings(train_batch_tokens=tokens, train_seq_len=length)),
+            mib,
+        )
+        for name, settings, tokens, length, mib in PEAKS
+    ]
+    every = [*runs, ("sota", find("sota").recipe(), SOTA_PEAK)]
+    kept, targets, rows = [], [], []
+    for name, recipe, mib in every:
+        of = load(recipe, 8, torch.bfloat16, looping=True)
+        found, recorded = memory(recipe, of, h100(8)), mib * 2**20
+        copy = 4 * recipe.train.train_batch_tokens // recipe.train.accumulation * recipe.model.vocab_size
+        kept.append(np.array([of.work.kept_bytes - 2 * copy, copy]) / recorded)
+        targets.append(1 - (found.total - found.activations - found.logits) / recorded)
+        error = 100 * (found.total / recorded - 1)
+        rows.append({"run": name, "recorded_MB": recorded / 1e6, "estimate_MB": found.total / 1e6, "error_%": error})
+    keeps, logits = _nonnegative(np.array(kept), np.array(targets))
+    sys.stderr.write(f"kept: {keeps:.3f} of activations, {logits:.3f} of a float32 copy of the logits\n")
+    return rows
+
+
 SHAPES = {
     "2 × 128": (GPTConfig(num_layers=2, model_dim=128, num_heads=4, num_kv_heads=2), 2048, 256),
     "4 × 192": (GPTConfig(num_layers=4, model_dim=192, num_heads=4, num_kv_heads=2, mlp_mult=3), 2048, 256),
@@ -233,7 +271,7 @@ def on_cpu(steps: int) -> list[Row]:
         for scheme in SCHEMES:
             wanted = dataclasses.replace(recipe, export=ExportSettings(scheme=scheme))
             with tempfile.TemporaryDirectory() as folder:
-                saved = birdie.save(model, Path(folder) / "model.birdie", scheme=wanted.export.schemes())
+                saved = birdie.save(model, Path(folder) / "m.birdie", scheme=wanted.export.schemes(), coder="fast")
             rows.append(_row(name, f"{scheme}, bytes", artifact(wanted).bytes, saved.bytes))
     return rows
 
@@ -323,12 +361,13 @@ def curves() -> list[Row]:
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("records", "cpu", "curves"), default="records")
+    parser.add_argument("--part", choices=("records", "memory", "cpu", "curves"), default="records")
     parser.add_argument("--steps", type=int, default=8, help="of each small shape")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     work: dict[str, Callable[[], list[Row]]] = {
         "records": records,
+        "memory": peaks,
         "cpu": lambda: on_cpu(options.steps),
         "curves": curves,
     }

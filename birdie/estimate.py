@@ -34,11 +34,10 @@ from birdie.train.groups import split_parameters
 from birdie.train.loop import TrainSettings
 
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
-COMPILED_KEEPS = 0.76  # of the kept bytes, where torch.compile computes the rest again: peaks of six recorded runs
-GAUSSIAN_ERROR = (
-    -0.12,
-    0.02,
-)  # of bytes, where weights decide them: trained ones have heavier tails (docs/estimate.md)
+# Of what is kept and of one float32 copy of the logits, where torch.compile fuses and computes again: least squares of
+# seven recorded peaks (`python -m benchmarks.estimate --part memory`).
+COMPILED_KEEPS, COMPILED_LOGITS = 0.80, 0.18
+GAUSSIAN_ERROR = (-0.2, 0.04)  # of bytes that weights decide: fifteen of sixteen small files (docs/estimate.md)
 _SAMPLE = 1 << 16  # weights of a sample that is coded
 _ENTRY = 40  # bytes of a file that a tensor takes beside its streams: name, shape, checksums
 
@@ -124,8 +123,8 @@ class Memory:
         weights: float32 masters.
         gradients: float32.
         optimizer: Muon's momentum of the matrices a rank owns, Adam's two moments of all else.
-        activations: kept for the backward pass.
-        logits: their gradients, float32, twice for a moment.
+        activations: kept for the backward pass, logits left out.
+        logits: two float32 copies kept and two of their gradients for a moment; less where they are fused.
         communication: the one buffer that gradients are summed in.
     """
 
@@ -235,14 +234,14 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
     """What training needs on each device of `machine`."""
     each = groups(recipe.model)
     weights, matrices = 4 * sum(each.values()), each.get("matrices", 0)
-    kept = of.work.kept_bytes * (COMPILED_KEEPS if machine.compiled else 1)
-    tokens = recipe.train.train_batch_tokens // recipe.train.accumulation
+    copy = 4 * recipe.train.train_batch_tokens // recipe.train.accumulation * recipe.model.vocab_size
+    keeps, copies = (COMPILED_KEEPS, COMPILED_LOGITS) if machine.compiled else (1.0, 4.0)
     return Memory(
         weights=weights,
         gradients=weights,
         optimizer=4 * -(-matrices // machine.devices) + 2 * (weights - 4 * matrices),
-        activations=round(kept),
-        logits=2 * 4 * tokens * recipe.model.vocab_size,
+        activations=round(keeps * max(0, of.work.kept_bytes - 2 * copy)),
+        logits=round(copies * copy),
         communication=weights if machine.devices > 1 else 0,
     )
 

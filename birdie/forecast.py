@@ -17,6 +17,7 @@ learning rate is still high then and the level has far to fall. A run's own curv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,9 @@ class Prior:
 
 CHALLENGE = Prior((0.181, 0.147, 0.138), (0.5, 0.028, 0.039))
 """Of thirteen runs of 1,000 to 13,780 steps; u is left wide, as it is another for each model and text."""
+LARGE = 131_072  # tokens a step: the fewest of those runs
+ELSEWHERE = Prior((0.6, 0.1, 0.14), (0.6, 0.06, 0.08))
+"""For smaller batches, where A is smaller and no runs were published: twice as wide, by judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,14 @@ class Forecast:
 
 
 def forecast(
-    entries: Sequence[Entry], settings: TrainSettings, prior: Prior = CHALLENGE, steps: int | None = None
+    entries: Sequence[Entry], settings: TrainSettings, prior: Prior | None = None, steps: int | None = None
 ) -> Forecast:
     """Where the run that validated `entries` and trains by `settings` will end; of a finished run, where it ended.
 
     Args:
         entries: by step.
         settings: of the run.
-        prior: what other runs tell of the law.
+        prior: what other runs tell of the law; None: by the size of the batch.
         steps: that the run will have; None: by its settings and its pace so far.
 
     Raises:
@@ -88,13 +92,14 @@ def forecast(
     last = used[-1]
     if not all(0 < each.bpb < math.inf for each in used):
         raise DataError("a validation of the run is not a positive number; there is nothing to go on from")
-    pace = last.train_ms / last.step
+    pace = round(last.train_ms / last.step, 6)
     steps = max(last.step, total_steps(settings, pace) if steps is None else steps)
     if steps == last.step:
         return Forecast(last.bpb, last.bpb, last.bpb, last.step, steps, len(used))
     rows = features(settings, pace, steps)
     seen, end = rows[[each.step for each in used]], rows[steps]
     target = np.log([each.bpb for each in used])
+    prior = prior or (CHALLENGE if settings.train_batch_tokens >= LARGE else ELSEWHERE)
     mean, spread = np.array(prior.mean), np.diag(np.square(prior.deviation))
     gain = spread @ seen.T @ np.linalg.inv(seen @ spread @ seen.T + NOISE**2 * np.eye(len(used)))
     value = float(end @ (mean + gain @ (target - seen @ mean)))
@@ -109,6 +114,7 @@ def total_steps(settings: TrainSettings, step_ms: float) -> int:
     return settings.iterations if cap is None or not step_ms else min(settings.iterations, math.ceil(cap / step_ms))
 
 
+@lru_cache(maxsize=64)
 def features(settings: TrainSettings, step_ms: float, steps: int) -> _Array:
     """(steps + 1, 3): 1, S^−α and −D^γ after each number of steps; S after none is taken as that after one."""
     factors = np.array(

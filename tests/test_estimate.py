@@ -17,6 +17,8 @@ from birdie import history
 from birdie.cli import main
 from birdie.compress.choose import parse_spec
 from birdie.cookbook import find
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
 from birdie.distributed import World
 from birdie.errors import ConfigError, DataError
 from birdie.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
@@ -24,8 +26,10 @@ from birdie.forecast import FIRST, forecast
 from birdie.history import Entry
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.work import work
-from birdie.recipe import ExportSettings, Recipe
-from birdie.train.loop import TrainSettings, fit
+from birdie.pipeline import Run, Validated
+from birdie.recipe import DataSettings, ExportSettings, Recipe, RunSettings
+from birdie.score.bpb import ValidationSettings
+from birdie.train.loop import Step, TrainSettings, fit
 from birdie.train.muon import newton_schulz
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
@@ -200,6 +204,29 @@ def test_a_history_is_told_once(tmp_path: Path) -> None:
         history.read(tmp_path)
     history.cut(tmp_path, 10)  # a run goes on all the same
     assert history.read(tmp_path) == []
+
+
+def test_a_run_keeps_its_validations_and_goes_on_with_them(tmp_path: Path) -> None:
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=tmp_path))
+    recipe = dataclasses.replace(
+        tiny_recipe(iterations=8),
+        data=DataSettings(path=str(next((tmp_path / "datasets").iterdir())), tokenizer="bytes"),
+        model=dataclasses.replace(TINY, vocab_size=260),
+        validation=ValidationSettings(every=2, max_tokens=100),
+        run=RunSettings(checkpoint_every=3),
+        device="cpu",
+    )
+    folder = tmp_path / "run"
+    told: list[Validated] = []
+    for event in Run(recipe, folder).train():
+        told += [event] if isinstance(event, Validated) else []
+        if isinstance(event, Step) and event.number == 5:
+            break  # killed: the last checkpoint is that of step 3, and 4 was validated
+    assert [each.step for each in history.read(folder)] == [0, 2, 4]
+    told = told[:2] + [each for each in Run(recipe, folder).train(resume=True) if isinstance(each, Validated)]
+    kept = history.read(folder)
+    assert [each.step for each in kept] == [0, 2, 4, 6, 8]
+    assert [(each.step, each.bpb) for each in kept] == [(each.step, each.score.bpb) for each in told]
 
 
 def test_forecasts_hold_on_runs_that_were_left_out() -> None:
