@@ -30,6 +30,7 @@ from birdie.model.config import GPTConfig
 from birdie.model.gpt import GPT
 from birdie.model.work import Work, moved_bytes, work
 from birdie.recipe import Recipe
+from birdie.reserve import less_reserve
 from birdie.train.groups import split_parameters
 from birdie.train.loop import TrainSettings
 
@@ -249,15 +250,11 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
 def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = None) -> Schedule:
     """How a run of `recipe` goes on `machine`; `train`, if given, stands for the recipe's settings of training.
 
-    The time kept for calibration is taken off the cap where the recipe says how much; else it is left in.
-
     Raises:
-        ConfigError: the devices do not divide the batch.
+        ConfigError: the devices do not divide the batch, or calibration leaves no time.
     """
-    train = train or recipe.train
+    train = train or training(recipe)
     cap = train.max_wallclock_seconds or math.inf
-    if recipe.calibration.data != "none" and train is recipe.train:
-        cap -= recipe.calibration.reserve_seconds or 0.0
     plain = load(recipe, machine.devices, machine.dtype, looping=False)
     looped = load(recipe, machine.devices, machine.dtype, looping=True) if recipe.model.num_loops else plain
     step_s, looping_s = plain.seconds(machine), looped.seconds(machine)
@@ -277,6 +274,16 @@ def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = Non
         flops=float(machine.devices * (before * plain.flops + after * looped.flops)),
         memory=memory(recipe, looped, machine),
     )
+
+
+def training(recipe: Recipe) -> TrainSettings:
+    """The recipe's settings of training, with the cap less what calibration keeps of it, where the recipe says that.
+
+    Raises:
+        ConfigError: calibration leaves no time.
+    """
+    kept = recipe.calibration.reserve_seconds if recipe.calibration.data != "none" else None
+    return less_reserve(recipe.train, kept or 0.0)
 
 
 def on_this_cpu(recipe: Recipe, train: TrainSettings, ranks: int) -> Schedule:
@@ -339,8 +346,9 @@ def this_cpu(recipe: Recipe) -> Machine:
     product_s = _median(lambda: x @ weight)
     q = torch.ones(1, config.num_heads, length, config.head_dim, dtype=dtype, requires_grad=True)
     attention_s = _median(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())  # type: ignore[no-untyped-call]
-    logits = torch.ones(tokens, config.vocab_size, requires_grad=True)
-    targets = torch.zeros(tokens, dtype=torch.int64)
+    some = max(1, min(tokens, (1 << 22) // config.vocab_size))  # beyond the caches, and no slower for being larger
+    logits = torch.ones(some, config.vocab_size, requires_grad=True)
+    targets = torch.zeros(some, dtype=torch.int64)
 
     def head() -> None:  # of small models what takes most of the time that products do not
         F.cross_entropy(30 * torch.tanh(logits / 30), targets).backward()  # type: ignore[no-untyped-call]

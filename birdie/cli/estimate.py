@@ -10,11 +10,22 @@ from rich.table import Table
 from birdie.cli.console import Json, compiling_told, emit, plain, say, show
 from birdie.cookbook import Known, find
 from birdie.errors import ConfigError
-from birdie.estimate import Artifact, Load, Machine, Schedule, artifact, groups, h100, load, schedule, this_cpu
+from birdie.estimate import (
+    Artifact,
+    Load,
+    Machine,
+    Schedule,
+    artifact,
+    groups,
+    h100,
+    load,
+    schedule,
+    this_cpu,
+    training,
+)
 from birdie.forecast import Forecast, forecast
 from birdie.history import read
 from birdie.recipe import Recipe
-from birdie.reserve import less_reserve
 
 
 @compiling_told()
@@ -71,8 +82,7 @@ def _known(name: str, folder: Path | None) -> Known:
 
 
 def _forecast(recipe: Recipe, folder: Path) -> Forecast:
-    kept = recipe.calibration.reserve_seconds if recipe.calibration.data != "none" else None
-    return forecast(read(folder), less_reserve(recipe.train, kept or 0.0))
+    return forecast(read(folder), training(recipe))
 
 
 def _ranks(recipe: Recipe) -> int:
