@@ -60,6 +60,10 @@ class About:
         fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
         return cls(**fields)
 
+    def unmeasured(self) -> "About":
+        """The same without figures: of what was changed."""
+        return About(self.title, self.source, needs=self.needs)
+
 
 @dataclass(frozen=True, slots=True)
 class Known:

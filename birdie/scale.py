@@ -12,12 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from birdie.compress.size import parse_size
 from birdie.errors import ConfigError
+from birdie.estimate import groups
 from birdie.model.config import GPTConfig
-from birdie.model.gpt import GPT
 from birdie.recipe import Recipe
 
 
@@ -70,7 +68,7 @@ def scaled(recipe: Recipe, name: str, step_ms: float | None = None) -> Recipe:
     export, validation = recipe.export, recipe.validation
     budget = export.budget
     if budget is not None:
-        budget = str(round(parse_size(budget) * _parameters(model) / _parameters(recipe.model)))
+        budget = str(round(parse_size(budget) * sum(groups(model).values()) / sum(groups(recipe.model).values())))
     layers = recipe.model.num_layers
     return dataclasses.replace(
         recipe,
@@ -164,8 +162,3 @@ def _narrowed(size: int, share: float) -> int:
 def _moved(layers: tuple[int, ...], before: int, after: int) -> tuple[int, ...]:
     """The same depths in a model of `after` layers, each once."""
     return tuple(sorted({layer * after // before for layer in layers}))
-
-
-def _parameters(config: GPTConfig) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in GPT(config).parameters())

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, compiling_told, emit, plain, say, show
+from birdie.cli.recipe import settings_of
 from birdie.cookbook import Known, find
 from birdie.errors import ConfigError
 from birdie.estimate import (
@@ -33,6 +34,7 @@ def estimate(
     recipe: Annotated[str, Parameter(help="A name that `birdie recipe list` shows, a .toml file, or a run folder.")],
     /,
     *,
+    scale: Annotated[str | None, Parameter(help="Shrunk: cpu or smoke, as `birdie train --scale` has it.")] = None,
     json: Json = False,
 ) -> None:
     """Tell what a recipe will take before anything of it runs; of a run folder, also the bits per byte it will end at.
@@ -42,7 +44,9 @@ def estimate(
     """
     folder = Path(recipe) if Path(recipe).is_dir() else None
     known = _known(recipe, folder)
-    settings = known.recipe()
+    settings = settings_of(known, scale)
+    if scale is not None:
+        known = dataclasses.replace(known, about=known.about.unmeasured())
     run = None if folder is None else _forecast(settings, folder)
     machines = [this_cpu(settings), h100(8), h100(1)]
     plans = [_schedule(settings, machine) for machine in machines]

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, emit, plain, say, show
-from birdie.cookbook import About, Known, book, changes, find
+from birdie.cookbook import Known, book, changes, find
 from birdie.errors import ConfigError
 from birdie.estimate import parameters
 from birdie.recipe import Recipe, to_toml
@@ -50,7 +50,7 @@ def _settings(known: Known, scale: str | None) -> dict[str, Any]:
 def _facts(known: Known, scale: str | None) -> dict[str, Any]:
     about = known.about
     if scale is not None and about.runs is None:  # a record's figures are not those of its recipe at a scale
-        about = About(about.title, about.source, needs=about.needs)
+        about = about.unmeasured()
     return {
         "name": known.name,
         "path": str(known.path),
