@@ -124,10 +124,11 @@ class Trial:
 class Texts:
     """The shared text under each tokenizer, prepared once in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, validation_bytes: int = VALIDATION_BYTES) -> None:
         if not os.environ.get("BIRDIE_DATA"):
-            raise ConfigError("the ablation is made on the shared text; set BIRDIE_DATA to its folder")
+            raise ConfigError("this is made on the shared text; set BIRDIE_DATA to its folder")
         self.shared, self.folder = Path(os.environ["BIRDIE_DATA"]), folder
+        self.validation_bytes = validation_bytes
 
     def settings(self, vocabulary: int) -> dict[str, Any]:
         """The table [data] for a vocabulary."""
@@ -142,7 +143,7 @@ class Texts:
         held = root / "held_out.txt"
         root.mkdir(parents=True, exist_ok=True)
         text = (source / "val_head.txt").read_bytes()
-        held.write_bytes(text[: text.rindex(b"\n", 0, VALIDATION_BYTES) + 1])
+        held.write_bytes(text[: text.rindex(b"\n", 0, self.validation_bytes) + 1])
         corpus = file_corpus([str(source / "train.txt")], validation=[str(held)], documents="line")
         for _ in prepare(corpus, tokenizer, root):
             pass
