@@ -26,7 +26,7 @@ def test_parameters_are_the_records_to_the_unit(known: Known) -> None:
 
 
 def test_the_records_are_there() -> None:
-    names = {known.name for known in BOOK}
+    names = {known.name for known in book()}
     assert names >= {"baseline", "10l_mixed_precision", "parallel_muon", "leaky_ttt", "no_flash_mixed_q456"}
     assert names >= {"simple_sota", "sota", "ternary", "bench", "laptop", "demo", "cpu_best", "resnet_spectral"}
     assert find("baseline").recipe() == Recipe()
