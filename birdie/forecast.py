@@ -90,8 +90,14 @@ def forecast(
             + (f"the last is at {entries[-1].step}" if entries else "this run has none yet")
         )
     last = used[-1]
-    if not all(0 < each.bpb < math.inf for each in used):
-        raise DataError("a validation of the run is not a positive number; there is nothing to go on from")
+    if not all(0 < each.bpb < math.inf and 0 <= each.train_ms < math.inf for each in used):
+        raise DataError(
+            "a validation of the run, or its time, is not a positive number; there is nothing to go on from"
+        )
+    if last.step > settings.iterations:
+        raise DataError(
+            f"the last validation is of step {last.step}, but the recipe has {settings.iterations} iterations"
+        )
     pace = round(last.train_ms / last.step, 6)
     steps = max(last.step, total_steps(settings, pace) if steps is None else steps)
     if steps == last.step:

@@ -44,7 +44,7 @@ def read(folder: Path) -> list[Entry]:
         entries = [
             Entry(int(each["step"]), float(each["train_ms"]), float(each["bpb"])) for each in map(json.loads, lines)
         ]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{path} cannot be read ({error}); delete it, and the run goes on with a new one") from error
     if any(one.step >= other.step for one, other in itertools.pairwise(entries)):
         raise DataError(f"the steps of {path} do not rise; delete it, and the run goes on with a new one")

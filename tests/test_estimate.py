@@ -199,9 +199,10 @@ def test_a_history_is_told_once(tmp_path: Path) -> None:
     history.record(tmp_path, Entry(250, 2600, 2.6))
     assert [each.step for each in history.read(tmp_path)] == [0, 100, 200, 250]
     assert history.read(tmp_path)[-1] == Entry(250, 2600, 2.6)
-    (tmp_path / history.NAME).write_text("{}\n")
-    with pytest.raises(DataError, match=r"history.jsonl cannot be read"):
-        history.read(tmp_path)
+    for line in ("{}", "[1]", '{"step": Infinity, "train_ms": 1, "bpb": 2}', '{"step": 3'):
+        (tmp_path / history.NAME).write_text(line + "\n")
+        with pytest.raises(DataError, match=r"history.jsonl cannot be read"):
+            history.read(tmp_path)
     history.cut(tmp_path, 10)  # a run goes on all the same
     assert history.read(tmp_path) == []
 
@@ -245,8 +246,12 @@ def test_a_forecast_needs_something_to_go_by() -> None:
         forecast([], settings)
     with pytest.raises(DataError, match="the last is at 0"):
         forecast([Entry(0, 0.0, 4.1)], settings)
-    with pytest.raises(DataError, match="not a positive number"):
+    with pytest.raises(DataError, match="is not a positive number"):
         forecast([Entry(FIRST, 1.0, math.nan)], settings)
+    with pytest.raises(DataError, match="or its time, is not a positive number"):
+        forecast([Entry(FIRST, math.nan, 2.0)], settings)
+    with pytest.raises(DataError, match="of step 900000000000, but the recipe has"):
+        forecast([Entry(900_000_000_000, 1.0, 2.0)], settings)
     ended = forecast([Entry(500, 1.0, 1.5), Entry(1000, 2.0, 1.4)], settings)
     assert (ended.low, ended.bpb, ended.high) == (1.4, 1.4, 1.4)
 
