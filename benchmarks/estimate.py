@@ -33,7 +33,8 @@ from birdie.forecast import CHALLENGE, FIRST, Prior, features, forecast
 from birdie.history import Entry
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import ExportSettings, Recipe
-from birdie.train.loop import Step, TrainSettings, fit
+from birdie.train.loop import Step, fit
+from birdie.train.settings import TrainSettings
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]

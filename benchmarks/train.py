@@ -21,7 +21,8 @@ from benchmarks.report import report
 from birdie.device import choose_device, synchronize
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.train.groups import OptimizerSettings
-from birdie.train.loop import Fit, TrainSettings, fit
+from birdie.train.loop import Fit, fit
+from birdie.train.settings import TrainSettings
 
 CONFIG = GPTConfig(vocab_size=1024, num_layers=4, model_dim=256, num_heads=4, num_kv_heads=2)
 SETTINGS = TrainSettings(

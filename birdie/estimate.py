@@ -32,7 +32,7 @@ from birdie.model.work import Work, moved_bytes, work
 from birdie.recipe import Recipe
 from birdie.reserve import less_reserve
 from birdie.train.groups import split_parameters
-from birdie.train.loop import TrainSettings
+from birdie.train.settings import TrainSettings
 
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
 # Of what is kept and of one float32 copy of the logits, where torch.compile fuses and computes again: least squares of

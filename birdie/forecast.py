@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from birdie.errors import DataError
 from birdie.history import Entry
-from birdie.train.loop import TrainSettings
 from birdie.train.schedule import lr_multiplier
+from birdie.train.settings import TrainSettings
 
 ALPHA, GAMMA = 0.55, 0.6
 FIRST = 200  # steps before which curves do not follow the law

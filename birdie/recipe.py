@@ -30,7 +30,7 @@ from birdie.model.config import GPTConfig
 from birdie.recipe_file import configuration, explain
 from birdie.score.bpb import ValidationSettings
 from birdie.train.groups import OptimizerSettings
-from birdie.train.loop import TrainSettings
+from birdie.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

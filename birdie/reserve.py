@@ -24,7 +24,7 @@ from birdie.model.cache import Stepwise
 from birdie.model.gpt import GPT
 from birdie.model.sample import together
 from birdie.recipe import Recipe
-from birdie.train.loop import TrainSettings
+from birdie.train.settings import TrainSettings
 
 MARGIN = 1.2  # the same work at another time takes longer now and then
 _POSITIONS = 4  # sampled on trial

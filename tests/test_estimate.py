@@ -29,8 +29,9 @@ from birdie.model.work import work
 from birdie.pipeline import Run, Validated
 from birdie.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.score.bpb import ValidationSettings
-from birdie.train.loop import Step, TrainSettings, fit
+from birdie.train.loop import Step, fit
 from birdie.train.muon import newton_schulz
+from birdie.train.settings import TrainSettings
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
 TINY = GPTConfig(vocab_size=32, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2)

@@ -21,7 +21,7 @@ from birdie.pipeline import Run, Saved, Step
 from birdie.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.reserve import expected, less_reserve
 from birdie.score.bpb import ValidationSettings
-from birdie.train.loop import TrainSettings
+from birdie.train.settings import TrainSettings
 
 CPU = torch.device("cpu")
 LENGTH = 32

@@ -15,7 +15,7 @@ from birdie.model.gpt import GPTConfig
 from birdie.pipeline import Run
 from birdie.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
 from birdie.score.bpb import ValidationSettings
-from birdie.train.loop import TrainSettings
+from birdie.train.settings import TrainSettings
 
 LENGTH = 32
 TECHNIQUES = {**EVERYTHING, "enable_looping_at": 0.5}

@@ -8,7 +8,7 @@ from torch import Tensor
 from birdie.distributed import World
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.train.groups import OptimizerSettings
-from birdie.train.loop import TrainSettings
+from birdie.train.settings import TrainSettings
 
 VOCAB, LENGTH, SEQUENCES, SPANS = 32, 16, 2, 4
 OPTIMIZERS = OptimizerSettings(matrix_lr=0.02, newton_schulz_dtype="float32")

@@ -18,79 +18,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
-from cyclopts import Parameter
 from torch import Tensor, nn
 
-from birdie.device import DtypeName, choose_dtype, compile_or_eager, dtype_name, synchronize
+from birdie.device import choose_dtype, compile_or_eager, dtype_name, synchronize
 from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.groups import Optimizers, OptimizerSettings
 from birdie.train.protocols import Batches, Preparation, Trainable
 from birdie.train.schedule import lr_multiplier, muon_momentum
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """Length, batch and precision of a run; the defaults are the challenge's.
-
-    Raises:
-        ConfigError: a value is out of range or two contradict each other.
-    """
-
-    iterations: Annotated[int, Parameter(env_var="ITERATIONS", help="Most steps of the run.")] = 20_000
-    warmdown_iters: Annotated[
-        int, Parameter(env_var="WARMDOWN_ITERS", help="Steps over which the learning rate falls to 0 at the end.")
-    ] = 1200
-    warmdown_fraction: Annotated[
-        float | None, Parameter(env_var=("WARMDOWN_FRAC", "WARMDOWN_FRACTION"), help="The same as a share of the run.")
-    ] = None
-    warmup_steps: Annotated[
-        int, Parameter(env_var="WARMUP_STEPS", help="Steps that prime caches and compiler and are then undone.")
-    ] = 20
-    train_batch_tokens: Annotated[
-        int, Parameter(env_var="TRAIN_BATCH_TOKENS", help="Tokens of a step over all ranks.")
-    ] = 524_288
-    train_seq_len: Annotated[int, Parameter(env_var="TRAIN_SEQ_LEN", help="Tokens of a training sequence.")] = 1024
-    max_wallclock_seconds: Annotated[
-        float, Parameter(env_var="MAX_WALLCLOCK_SECONDS", help="Limit on training time; 0: none.")
-    ] = 600.0
-    seed: Annotated[int, Parameter(env_var="SEED", help="Decides initial weights and batches.")] = 1337
-    accumulation: Annotated[
-        int, Parameter(help="Spans a step is cut into over all ranks; the number of ranks divides it.")
-    ] = 8
-    compute_dtype: Annotated[
-        DtypeName, Parameter(help="Dtype of activations; auto: bfloat16 where it is fast, else float32.")
-    ] = "auto"
-    compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed is {self.seed}; it must be from 0 to {2**63 - 1}")
-        for name in ("iterations", "warmdown_iters", "warmup_steps"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name in ("train_batch_tokens", "train_seq_len", "accumulation"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.warmdown_fraction is not None and not 0 <= self.warmdown_fraction <= 1:
-            raise ConfigError(f"warmdown_fraction is {self.warmdown_fraction}; it must be from 0 to 1")
-        if not 0 <= self.max_wallclock_seconds < math.inf:
-            raise ConfigError(f"max_wallclock_seconds is {self.max_wallclock_seconds}; give seconds, or 0 for no limit")
-        if self.train_batch_tokens % (self.accumulation * self.train_seq_len):
-            raise ConfigError(
-                f"train_batch_tokens {self.train_batch_tokens} is not a whole number of sequences of "
-                f"{self.train_seq_len} in each of {self.accumulation} spans; "
-                f"choose a multiple of {self.accumulation * self.train_seq_len}"
-            )
-
-    @property
-    def cap_ms(self) -> float | None:
-        """The wall-clock limit in milliseconds, or None."""
-        return 1000 * self.max_wallclock_seconds or None
+from birdie.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
