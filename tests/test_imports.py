@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "birdie"
 # Top to bottom. Names on one row may import what stands above the row, and of the row only themselves.
 ROWS: list[set[str]] = [
     {"errors"},
-    {"cursor", "files", "device", "distributed", "provenance"},
+    {"cursor", "files", "device", "ranges", "distributed", "provenance"},
     {"data", "model", "train", "entropy"},
     {"compress"},
     {"container"},
