@@ -11,9 +11,9 @@ Names are paths by what they are part of: "forward/layer 3/attention" lies in "f
 
     data · transfer · forward/… · backward/… · reduce/… · clip · optimizer/… · techniques · bookkeeping
 
-with optimizer/adam and, of Muon, optimizer/muon/momentum, /orthogonalize, /exchange and /apply. A part that is opened again, or within itself, counts
-as one. `move` is for parts that follow one another without a
-block of their own, such as the layers of a pass: each ends the one before, and the last ends with the span around it.
+with optimizer/adam and, of Muon, optimizer/muon/momentum, /orthogonalize, /exchange and /apply. A part that is opened
+again, or within itself, counts as one. `move` is for parts that follow one another without a block of their own, such
+as the layers of a pass: each ends the one before, and the last ends with the span around it.
 Spans are of the thread that trains; other threads (a loader's) leave them alone.
 """
 
