@@ -26,8 +26,10 @@ from torch import Tensor, nn
 from birdie.device import choose_dtype, compile_or_eager, dtype_name, synchronize
 from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
+from birdie.ranges import attached, span
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.groups import Optimizers, OptimizerSettings
+from birdie.train.profile import Capture, layers
 from birdie.train.protocols import Batches, Preparation, Trainable
 from birdie.train.schedule import lr_multiplier, muon_momentum
 from birdie.train.settings import TrainSettings
@@ -134,8 +136,10 @@ class Fit:
             ConfigError: the loss or the gradient is no longer finite; the weights are those before that step.
         """
         self.prime()
-        while self._remaining():
-            yield self._timed_step()
+        with layers(self._model, attached() and not self.facts["compiled"]), Capture() as capture:
+            while self._remaining():
+                capture.before_step()
+                yield self._timed_step()
 
     @property
     def step(self) -> int:
@@ -171,6 +175,22 @@ class Fit:
         self._restore(before)
         self._primed = True
 
+    def rehearse(self, steps: int, share: float) -> Iterator[None]:
+        """Take `steps` steps as if `share` of the run were done, then undo all they did, the clock included.
+
+        Yields before each step and after the last; a stop asked for ends it early.
+        """
+        before = self._snapshot(self._optimizers.local_state())
+        try:
+            for _ in range(steps):
+                yield
+                self._timed_step(at=share)
+                if self._stop_agreed:
+                    return
+            yield
+        finally:
+            self._restore(before)
+
     def state(self) -> Checkpoint:
         """All that is needed to go on from here. With several ranks every one must call it.
 
@@ -204,15 +224,18 @@ class Fit:
         self._stop_agreed = self._world.any(self._stop(), self._device)
         return self._stop_agreed
 
-    def _timed_step(self) -> Step:
+    def _timed_step(self, at: float | None = None) -> Step:
         """One step inside the clock, which then shows the same on every rank: the slowest's."""
-        synchronize(self._device)
-        start = time.perf_counter()
-        done = self._take_step()
-        synchronize(self._device)
-        microseconds = round(1000 * self._clock_ms + 1e6 * (time.perf_counter() - start))
-        self._clock_ms = self._world.max_int(microseconds, self._device) / 1000
-        self._agree_on_stop()
+        with span("step"):
+            with span("bookkeeping"):
+                synchronize(self._device)
+                start = time.perf_counter()
+            done = self._take_step(at)
+            with span("bookkeeping"):
+                synchronize(self._device)
+                microseconds = round(1000 * self._clock_ms + 1e6 * (time.perf_counter() - start))
+                self._clock_ms = self._world.max_int(microseconds, self._device) / 1000
+                self._agree_on_stop()
         return dataclasses.replace(done, train_ms=self._clock_ms, stopping=not self._remaining())
 
     def _take_step(self, at: float | None = None) -> Step:
@@ -234,33 +257,43 @@ class Fit:
         )
         by_steps, cap_ms = self._step / settings.iterations, settings.cap_ms
         share = by_steps if cap_ms is None else max(by_steps, self._clock_ms / cap_ms)
-        for each in self._prepared:
-            each.before_step(*((self._step, share) if at is None else (-1, at)), multiplier)
+        with span("techniques"):
+            for each in self._prepared:
+                each.before_step(*((self._step, share) if at is None else (-1, at)), multiplier)
         self._inside_step = True
         mean_loss, tokens = self._accumulate()
-        loss, grad_norm = self._clip(mean_loss)
-        self._optimizers.step(multiplier, momentum)
+        with span("clip"):
+            loss, grad_norm = self._clip(mean_loss)
+        with span("optimizer"):
+            self._optimizers.step(multiplier, momentum)
         self._step += 1
         self._inside_step = False
         return Step(self._step, loss, self._clock_ms, multiplier, momentum, tokens, grad_norm, stopping=False)
 
     def _accumulate(self) -> tuple[Tensor, int]:
         """Leave the mean gradient over all ranks in the parameters; (mean loss, tokens of all ranks)."""
-        self._optimizers.zero_grad()
-        total = torch.zeros((), device=self._device)
+        with span("bookkeeping"):
+            self._optimizers.zero_grad()
+            total = torch.zeros((), device=self._device)
         tokens = 0
         for _ in range(self._settings.accumulation // self._world.size):
-            ids, targets = self._batches.next()
+            with span("data"):
+                ids, targets = self._batches.next()
             tokens += ids.numel()
-            loss = self._loss(ids.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True))
-            loss = loss / self._settings.accumulation
-            loss.backward()
+            with span("transfer"):
+                ids, targets = (part.to(self._device, non_blocking=True) for part in (ids, targets))
+            with span("forward"):
+                loss = self._loss(ids, targets) / self._settings.accumulation
+            with span("backward"):
+                loss.backward()
             total += loss.detach()
-        for each in self._prepared:
-            if (penalty := each.penalty()) is not None:
-                torch.autograd.backward(penalty / self._world.size)
+        with span("techniques"):
+            for each in self._prepared:
+                if (penalty := each.penalty()) is not None:
+                    torch.autograd.backward(penalty / self._world.size)
         if self._world.size > 1:
-            self._reduce(total)
+            with span("reduce"):
+                self._reduce(total)
         return total, tokens * self._world.size
 
     def _reduce(self, total: Tensor) -> None:
