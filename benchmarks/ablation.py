@@ -38,8 +38,9 @@ from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
 from birdie.device import choose_device
 from birdie.errors import ConfigError
+from birdie.events import Validated
 from birdie.model.gpt import GPT
-from birdie.pipeline import Run, Validated
+from birdie.pipeline import Run
 from birdie.recipe import Recipe
 from birdie.train.loop import Fit, fit
 

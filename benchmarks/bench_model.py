@@ -23,8 +23,9 @@ from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
+from birdie.events import Started, Validated
 from birdie.files import atomic_path
-from birdie.pipeline import Run, Started, Validated
+from birdie.pipeline import Run
 from birdie.recipe import load_recipe
 from birdie.train.checkpoint import POINTER, load_checkpoint
 from birdie.train.loop import Step

@@ -26,7 +26,8 @@ from benchmarks.report import report
 from birdie.cli.recipe import settings_of
 from birdie.cookbook import find
 from birdie.evaluation import evaluate
-from birdie.pipeline import Run, Started, Validated
+from birdie.events import Started, Validated
+from birdie.pipeline import Run
 from birdie.recipe import Recipe
 from birdie.train.loop import Step
 

@@ -6,11 +6,12 @@
             └── export(path) ────────────────────────┴──► model.birdie ◄───────┘
                                                                └──► evaluation
 
-A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and, once exported, `model.birdie`.
+A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and, once exported, `model.birdie`; where steps were
+profiled, `profile/`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
 from birdie.errors import ConfigError
+from birdie.events import Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.files import require_writable, write_bytes
 from birdie.model.evidence import Looping, evidence
 from birdie.model.gpt import GPT
@@ -36,7 +38,8 @@ from birdie.recipe import DataSettings, Recipe
 from birdie.reserve import MARGIN, expected, less_reserve
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint
-from birdie.train.loop import Fit, Step, fit
+from birdie.train.loop import Fit, fit
+from birdie.train.profile import Profile, profile
 from birdie.train.protocols import Preparation
 
 Notify = Callable[[str], None]
@@ -51,53 +54,6 @@ def _unseen(_done: float, _total: float | None) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The facts of a run, known before its first step."""
-
-    parameters: int
-    world_size: int
-    micro_steps: int
-    dataset: str
-    train_shards: int
-    train_tokens: int
-    val_tokens: int
-    device: str
-    compute_dtype: str
-    newton_schulz_dtype: str
-    compiled: bool
-    groups: Mapping[str, Mapping[str, Any]]
-    resumed_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Validated:
-    """A score of the float model, taken outside the training clock."""
-
-    step: int
-    train_ms: float
-    score: Score
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint is on disk."""
-
-    step: int
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """The run was asked to stop; what it had is in the checkpoint saved just before."""
-
-    step: int
-    path: Path
-
-
-Event = Started | Step | Validated | Saved | Interrupted
-
-
 class Run:
     """A training run on this rank: its data, its model and the folder it leaves behind.
 
@@ -105,6 +61,7 @@ class Run:
         recipe: every setting.
         folder: the run folder; made if need be.
         replace: whether an earlier run in the folder may be overwritten.
+        profiled: whether steps are profiled after priming, which changes nothing of the run.
         world: this rank among its peers.
         notify: gets one-line remarks (a fallback taken, a doubt about the data).
 
@@ -112,6 +69,7 @@ class Run:
         training: the recipe's settings for training; once it has begun, with the cap less what is kept of it.
         reserved: seconds of the cap kept for calibration.
         calibration: what calibration found out, once it was made.
+        profile: where a step goes, once that was looked at.
 
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
@@ -124,10 +82,12 @@ class Run:
         folder: Path,
         *,
         replace: bool = False,
+        profiled: bool = False,
         world: World | None = None,
         notify: Notify = _silent,
     ) -> None:
         self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
+        self.profiled = profiled
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.dataset = _open(recipe.data)
@@ -148,6 +108,7 @@ class Run:
         self.steps = 0
         self.training, self.reserved = recipe.train, 0.0
         self.calibration: Calibrated | None = None
+        self.profile: Profile | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -218,6 +179,8 @@ class Run:
         save_every, validate_every = self.recipe.run.checkpoint_every, self.recipe.validation.every
         validated = None
         going.prime()
+        if self.profiled and not going.interrupted:
+            yield from self._profile(going)
         if going.step == 0 and validate_every and not going.interrupted:
             validated = 0
             yield self._validated(0, 0.0)
@@ -238,6 +201,14 @@ class Run:
         if not going.interrupted:
             for line in evidence(self.model):
                 self.notify(f"at work: {line}")
+
+    def _profile(self, going: Fit) -> Iterator[Profiled]:
+        """Profile steps that are undone; every rank takes them, and rank 0 writes what it saw."""
+        folder = self.folder / "profile"
+        found = profile(going, self.model, self.device, folder if self.world.is_main else None)
+        if found is not None:
+            self.profile = found
+            yield Profiled(found, folder)
 
     def _validated(self, step: int, train_ms: float) -> Validated:
         """Score the model as it is, and note it in the folder."""

@@ -141,6 +141,15 @@ def test_a_capped_run_stops_early_and_says_so_last(data: Path, tmp_path: Path) -
     assert any(line.startswith("birdie:EVAL_STRIDE is set, but") for line in lines)
 
 
+def test_a_profile_is_asked_for_by_a_variable(data: Path, tmp_path: Path) -> None:
+    done = launch(tmp_path, data, PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("birdie:profile:")]
+    assert "of it attributed" in told[0]
+    assert any(re.fullmatch(r"birdie:profile:optimizer \d+\.\d{3}ms \d+\.\d\d%", line) for line in told)
+    assert (tmp_path / "runs" / "tiny" / "profile" / "table.json").is_file()
+
+
 @pytest.mark.slow
 def test_ranks_agree_on_a_run_without_a_name(data: Path, tmp_path: Path) -> None:
     done = launch(tmp_path, data, 2, RUN_ID="")

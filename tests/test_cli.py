@@ -122,6 +122,20 @@ def test_train_leaves_a_run_folder(trained: Path) -> None:
     assert (trained / "checkpoints" / "latest").is_file()
 
 
+def test_a_profiled_run_shows_where_a_step_goes_and_ends_the_same(
+    ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path
+) -> None:
+    code, answer, said = ask("train", "--folder", tmp_path / "run", *TINY, *data_flags, "--profile")
+    assert code == 0
+    assert answer["bpb_float"] == json.loads((trained / "summary.json").read_text())["bpb_float"]
+    assert "none of it on the clock" in said
+    found = answer["profile"]
+    assert sum(part["ms"] for part in found["parts"]) + found["unattributed_ms"] == pytest.approx(found["step_ms"])
+    assert {"forward/layer 1/mlp", "backward/head", "optimizer"} <= {part["name"] for part in found["parts"]}
+    assert json.loads((tmp_path / "run" / "profile" / "table.json").read_text()) == found
+    assert (tmp_path / "run" / "profile" / "trace.json.gz").stat().st_size > 1000
+
+
 def test_evaluate_repeats_the_score(ask: Ask, trained: Path) -> None:
     code, answer, _ = ask("evaluate", trained / "model.birdie")
     summary = json.loads((trained / "summary.json").read_text())

@@ -22,11 +22,12 @@ from birdie.data.prepare import prepare
 from birdie.distributed import World
 from birdie.errors import ConfigError, DataError
 from birdie.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
+from birdie.events import Validated
 from birdie.forecast import FIRST, forecast
 from birdie.history import Entry
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.work import work
-from birdie.pipeline import Run, Validated
+from birdie.pipeline import Run
 from birdie.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.score.bpb import ValidationSettings
 from birdie.train.loop import Step, fit

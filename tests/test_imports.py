@@ -30,7 +30,7 @@ ROWS: list[set[str]] = [
     {"reserve"},
     {"estimate", "forecast"},
     {"scale"},
-    {"evaluation"},
+    {"evaluation", "events"},
     {"pipeline"},
     {"submit"},
     {"cli"},

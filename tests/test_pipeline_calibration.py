@@ -16,11 +16,13 @@ from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.events import Saved
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.pipeline import Run, Saved, Step
+from birdie.pipeline import Run
 from birdie.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.reserve import expected, less_reserve
 from birdie.score.bpb import ValidationSettings
+from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
 
 CPU = torch.device("cpu")

@@ -23,11 +23,12 @@ from birdie.cli.train import ctrl_c_asks
 from birdie.compress import baseline
 from birdie.device import choose_device
 from birdie.distributed import World, process_group, world_from_environment
-from birdie.environment import remarks
+from birdie.environment import is_on, remarks
 from birdie.estimate import on_this_cpu
 from birdie.evaluation import evaluate as evaluate_artifact
+from birdie.events import Event, Interrupted, Profiled, Started, Validated
 from birdie.files import require_writable, write_bytes
-from birdie.pipeline import Event, Interrupted, Run, Started, Validated, on_main
+from birdie.pipeline import Run, on_main
 from birdie.recipe import Recipe, load_recipe
 from birdie.score.bpb import Score
 from birdie.submit.code import code_bytes, source_files
@@ -90,7 +91,14 @@ def record(recipe: Recipe, run_id: str, world: World) -> None:
     log = Log(run_id, world)
     _log_provenance(log)
     folder = Path("runs") / run_id
-    run = Run(recipe, folder, replace=True, world=world, notify=lambda line: log(f"birdie:{line}"))
+    run = Run(
+        recipe,
+        folder,
+        replace=True,
+        profiled=is_on(os.environ.get("PROFILE", "")),
+        world=world,
+        notify=lambda line: log(f"birdie:{line}"),
+    )
     for line in remarks(os.environ):
         log(f"birdie:{line}")
     last: Validated | None = None
@@ -195,6 +203,11 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
             f"step:{event.step}/{total} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
             f"train_time:{event.train_ms:.0f}ms step_avg:{event.train_ms / max(event.step, 1):.2f}ms"
         )
+    elif isinstance(event, Profiled):
+        profile = event.profile
+        log(f"birdie:profile:{profile.title}; none of it on the clock; trace in {event.folder}")
+        for name, ms in profile.rows():
+            log(f"birdie:profile:{name} {ms:.3f}ms {ms / profile.step_ms:.2%}")
     elif isinstance(event, Interrupted):
         log(f"interrupted: step:{event.step}/{total} saved:{event.path}")
 

@@ -23,12 +23,14 @@ from birdie.errors import ConfigError
 from birdie.estimate import on_this_cpu
 from birdie.evaluation import Evaluation
 from birdie.evaluation import evaluate as evaluate_artifact
+from birdie.events import Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.files import write_bytes
-from birdie.pipeline import Event, Interrupted, Run, Saved, Started, Validated
+from birdie.pipeline import Run
 from birdie.recipe import FLAT, Recipe
 from birdie.recipe_file import configuration, sources
 from birdie.scale import scaled
 from birdie.train.loop import Step
+from birdie.train.profile import Profile
 
 
 def configured(recipe: str | None, scale: str | None) -> tuple[Dict, ...]:
@@ -74,6 +76,9 @@ def train(
     folder: Annotated[Path | None, Parameter(help="Run folder; default: runs/ and the recipe's digest.")] = None,
     resume: Annotated[bool, Parameter(negative=(), help="Go on from the latest checkpoint of the run folder.")] = False,
     recipe: Annotated[Recipe | None, FLAT] = None,
+    profile: Annotated[
+        bool, Parameter(negative=(), help="Also show where a step goes, with a trace, in the run folder's profile/.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a GPT by a recipe, compress it and score the file.
@@ -87,7 +92,7 @@ def train(
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         remark_here = remark if world.is_main else _nothing
-        work = Run(recipe, folder, world=world, notify=remark_here)
+        work = Run(recipe, folder, profiled=profile, world=world, notify=remark_here)
         if scale is not None:
             remark_here(f"{recipe_file or 'the defaults'} at scale {scale}")
         if recipe_file is not None and (needs := find(recipe_file).about.needs):
@@ -110,6 +115,8 @@ def train(
     if json:
         emit(answer)
     else:
+        if work.profile is not None:
+            show(profile_table(work.profile))
         show(run_table(work, last, summary, result))
         say(f"artifact: {summary.path}")
 
@@ -166,6 +173,8 @@ def _show(event: Event, work: Run, update: Callable[[float, float | None], None]
             )
     elif isinstance(event, Validated):
         remark(f"step {event.step}  validation {event.score.bpb:.4f} bits per byte ({event.score.tokens:,} tokens)")
+    elif isinstance(event, Profiled):
+        remark(f"{event.profile.title}; none of it on the clock; table and trace in {event.folder}")
     elif isinstance(event, Saved):
         remark(f"step {event.step}  saved {event.path}")
     elif isinstance(event, Started):
@@ -197,6 +206,7 @@ def run_json(work: Run, last: Validated | None, summary: Summary, result: Evalua
         "steps": 0 if last is None else last.step,
         "train_seconds": 0.0 if last is None else last.train_ms / 1000,
         "calibration": calibration_json(work),
+        "profile": None if work.profile is None else work.profile.to_dict(),
         "evaluation": evaluation_json(result),
     }
 
@@ -227,6 +237,20 @@ def run_table(work: Run, last: Validated | None, summary: Summary, result: Evalu
     table.add_row("birdie artifact", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", f"{result.score.bpb:.4f}")
     if summary.budget is not None:
         table.add_row("budget", f"{summary.budget:,}", "", "")
+    return table
+
+
+def profile_table(profile: Profile) -> Table:
+    """Where a step goes: groups, and what is in them."""
+    table = Table(title=plain(profile.title))
+    table.add_column("part")
+    table.add_column("ms", justify="right")
+    table.add_column("of the step", justify="right")
+    for name, ms in profile.rows():
+        top, _, member = name.partition("/")
+        style = "dim" if member else "bold"
+        share = f"{ms / profile.step_ms:.1%}"
+        table.add_row(plain(f"  {member}" if member else top), f"{ms:.2f}", share, style=style)
     return table
 
 
