@@ -122,6 +122,9 @@ LATER = (
 NEEDLESS = {
     "CASEOPS_ENABLED": "the tokenizer's pieces and the byte sidecar say it",
     "COMPRESSOR": "the file is coded by birdie's own coder",
+    "COPRIME_MAX_LOADED_SHARDS": "shards are mapped into memory, not loaded",
+    "COPRIME_SHARDS_PER_BATCH": "how many shards a step mixes grows by itself",
+    "COPRIME_SHARD_HOLD_STEPS": "every step draws its shards anew",
     "DATA_DIR": "DATA_PATH and TOKENIZER_PATH say where data and tokenizer are",
     "FUSED_CE_ENABLED": "it changes no result",
     "GATED_ATTN_QUANT_GATE": "gates are stored as small matrices are",

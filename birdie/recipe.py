@@ -16,14 +16,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from cyclopts import App, CycloptsError, Parameter
 
 from birdie.compress.choose import parse_spec
 from birdie.compress.qat import Qat
 from birdie.compress.size import parse_size
-from birdie.data.batches import Order
+from birdie.data.orders import Order, unknown
 from birdie.entropy.stream import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
@@ -66,12 +66,17 @@ class DataSettings:
         "./data/tokenizers/fineweb_1024_bpe.model"
     )
     order: Annotated[
-        Order, Parameter(help="`sequential`: the challenge's endless stream; `shuffled`: seeded blocks of a sequence.")
+        Order,
+        Parameter(
+            env_var="LOADER_MODE",
+            help="sequential: the challenge's endless stream; shuffled: seeded blocks of a sequence; coprime: such "
+            "blocks from a growing mix of shards.",
+        ),
     ] = "sequential"
 
     def __post_init__(self) -> None:
-        if self.order not in ("sequential", "shuffled"):
-            raise ConfigError(f"data order is {self.order!r}; choose sequential or shuffled")
+        if self.order not in get_args(Order):
+            raise ConfigError(unknown(self.order))
         if bool(self.train) != bool(self.val):
             raise ConfigError("data train and val replace the data folder together; give both or neither")
 

@@ -7,16 +7,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from birdie.data.batches import Batches, Order
+from birdie.data.batches import Batches
+from birdie.data.orders import Order
 from birdie.data.shards import write_shard
 from birdie.errors import ConfigError, DataError
 
-BOTH_ORDERS = pytest.mark.parametrize("order", ["sequential", "shuffled"])
+EVERY_ORDER = pytest.mark.parametrize("order", get_args(Order))
 SEQ, BATCH = 5, 80  # 8 spans of 2 rows
 
 
@@ -59,13 +61,13 @@ def test_sequential_is_the_challenges_order(paths: list[Path]) -> None:
         assert y.is_contiguous()
 
 
-@BOTH_ORDERS
+@EVERY_ORDER
 def test_targets_follow_inputs(paths: list[Path], order: Order) -> None:
     for x, y in draw(Batches(paths, batch_tokens=BATCH, seq_len=SEQ, order=order), 120):
         assert torch.equal(y, (x + 1) % 1003)
 
 
-@BOTH_ORDERS
+@EVERY_ORDER
 @pytest.mark.parametrize("world_size", [2, 8])
 def test_all_world_sizes_see_the_same_tokens_a_step(paths: list[Path], order: Order, world_size: int) -> None:
     settings = {"batch_tokens": BATCH, "seq_len": SEQ, "order": order, "seed": 3}
@@ -78,7 +80,7 @@ def test_all_world_sizes_see_the_same_tokens_a_step(paths: list[Path], order: Or
     assert equal([ranks[rank][step] for step in range(steps) for rank in range(world_size)], alone)
 
 
-@BOTH_ORDERS
+@EVERY_ORDER
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_resuming_is_exact(paths: list[Path], order: Order, world_size: int) -> None:
     """The state counts batches handed out, not those already prefetched; it may be taken and loaded at any batch."""
@@ -188,7 +190,7 @@ def test_python_exits_cleanly_while_batches_are_made(paths: list[Path]) -> None:
         ({"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
         ({"world_size": 3}, "world_size=3 must divide accumulation=8"),
         ({"rank": 1}, "rank=1 is not one of world_size=1"),
-        ({"order": "random"}, "order='random' is unknown"),
+        ({"order": "random"}, "data order 'random' is unknown; choose sequential, shuffled or coprime"),
         ({"seed": -1}, "seed=-1 must not be negative"),
     ],
 )
@@ -212,3 +214,32 @@ def test_too_few_tokens_are_refused(paths: list[Path]) -> None:
 def test_foreign_states_are_refused(paths: list[Path], state: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="does not fit 2 ranks"):
         Batches(paths, batch_tokens=BATCH, seq_len=SEQ, world_size=2).load_state_dict(state)
+
+
+@EVERY_ORDER
+def test_a_loaded_state_has_its_first_batches_made(
+    paths: list[Path], order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the first step after priming waits for nothing; the position is that of the state."""
+    batches = Batches(paths, batch_tokens=BATCH, seq_len=SEQ, order=order)
+    state, (first, second, third) = batches.state_dict(), draw(batches, 3)
+    make, made = batches._make, []
+    monkeypatch.setattr(batches, "_make", lambda index: made.append(index) or make(index))
+    batches.load_state_dict(state)
+    assert made[:2] == [0, 1]
+    assert batches.state_dict() == state
+    assert equal(draw(batches, 3), [first, second, third])
+
+
+def test_what_fails_ahead_is_raised_by_next_and_not_by_loading(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        raise OSError("the disk went away")
+
+    batches = Batches(paths, batch_tokens=BATCH, seq_len=SEQ)
+    monkeypatch.setattr(batches, "_make", fail)
+    batches.load_state_dict({"spans": 4})
+    with pytest.raises(OSError, match="the disk went away"):
+        batches.next()
+    assert batches.state_dict() == {"spans": 4}

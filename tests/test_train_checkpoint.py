@@ -59,7 +59,7 @@ def test_a_resumed_run_is_bit_identical(warmup_steps: int, tmp_path: Path) -> No
     assert a.loader == b.loader
 
 
-@pytest.mark.parametrize(("order", "warmup_steps"), [("sequential", 2), ("shuffled", 0)])
+@pytest.mark.parametrize(("order", "warmup_steps"), [("sequential", 2), ("shuffled", 0), ("coprime", 2)])
 def test_a_resumed_run_reads_on_through_the_shards(order: Order, warmup_steps: int, tmp_path: Path) -> None:
     """The real loader is ahead of the run by what it prefetched: that must not be skipped."""
     tokens = np.random.default_rng(0).integers(0, VOCAB, 3000, dtype=np.uint16)

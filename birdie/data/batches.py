@@ -7,96 +7,22 @@ tokens a step, and a loader's state is one number, the spans handed out.
 
 import threading
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.data.shards import read_shard
+from birdie.data.orders import Order, Spans, Stream, spans_of
 from birdie.errors import ConfigError, DataError
 
-Order = Literal["sequential", "shuffled"]
 Batch = tuple[Tensor, Tensor]
 
 _DEPTH = 2  # batches made ahead
-
-
-class _Stream:
-    """The shards as one endless stream of tokens, wrapping at the end."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._shards = [read_shard(path).view(np.ndarray) for path in paths]  # np.memmap itself is slow to slice
-        self._ends = list(accumulate(len(shard) for shard in self._shards))
-        self.length = self._ends[-1]
-
-    def take(self, start: int, count: int) -> NDArray[np.int64]:
-        """`count` tokens from `start`, both in tokens of the endless stream."""
-        taken = np.empty(count, np.int64)
-        done = 0
-        while done < count:
-            at = (start + done) % self.length
-            index = bisect_right(self._ends, at)
-            part = self._shards[index][at - self._ends[index] :][: count - done]
-            taken[done : done + len(part)] = part
-            done += len(part)
-        return taken
-
-
-class _Spans(Protocol):
-    """A span by its number; a pure function."""
-
-    def __call__(self, index: int) -> NDArray[np.int64]:
-        """Rows of tokens (B, T + 1): column t + 1 holds the target of column t."""
-        ...
-
-
-class _SequentialSpans:
-    """Contiguous spans of L + 1 tokens, as the challenge's own loader cuts them; their rows overlap by one token."""
-
-    def __init__(self, stream: _Stream, rows: int, seq_len: int) -> None:
-        self._stream, self._seq_len, self._targets = stream, seq_len, rows * seq_len
-        if stream.length <= self._targets:
-            raise DataError(
-                f"the training shards hold {stream.length:,} tokens, too few for a span of {self._targets + 1:,}; "
-                "lower the batch tokens or give more text"
-            )
-
-    def __call__(self, index: int) -> NDArray[np.int64]:
-        span = self._stream.take(index * (self._targets + 1), self._targets + 1)
-        return np.lib.stride_tricks.sliding_window_view(span, self._seq_len + 1, writeable=True)[:: self._seq_len]
-
-
-class _ShuffledSpans:
-    """Blocks of seq_len targets that do not overlap, in a new order each epoch and cut at a new phase."""
-
-    def __init__(self, stream: _Stream, rows: int, seq_len: int, seed: int) -> None:
-        self._stream, self._rows, self._seq_len, self._seed = stream, rows, seq_len, seed
-        self._blocks = stream.length // seq_len - 1  # of every phase alike
-        self._epoch: tuple[int, int, NDArray[np.int64]] | None = None  # number, phase, order: the one in use
-        if self._blocks < 1:
-            raise DataError(
-                f"the training shards hold {stream.length:,} tokens, too few to shuffle in blocks of {seq_len:,}; "
-                "lower the sequence length or give more text"
-            )
-
-    def __call__(self, index: int) -> NDArray[np.int64]:
-        return np.stack([self._block(index * self._rows + row) for row in range(self._rows)])
-
-    def _block(self, number: int) -> NDArray[np.int64]:
-        epoch, place = divmod(number, self._blocks)
-        if self._epoch is None or self._epoch[0] != epoch:
-            draw = np.random.default_rng([self._seed, epoch])
-            self._epoch = epoch, int(draw.integers(self._seq_len)), draw.permutation(self._blocks)
-        _, phase, order = self._epoch
-        return self._stream.take(phase + int(order[place]) * self._seq_len, self._seq_len + 1)
 
 
 class _Prefetcher:
@@ -104,7 +30,7 @@ class _Prefetcher:
 
     def __init__(self, make: Callable[[int], Batch], first: int, step: int) -> None:
         self._queue: Queue[Batch | BaseException] = Queue(_DEPTH)
-        self._stop = threading.Event()
+        self._stop, self._full = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, args=(make, first, step), name="birdie-batches", daemon=True)
         self._thread.start()
 
@@ -116,6 +42,8 @@ class _Prefetcher:
                 item = error
                 self._stop.set()
             self._queue.put(item)
+            if self._queue.full() or self._stop.is_set():
+                self._full.set()
             index += step
 
     def get(self) -> Batch:
@@ -124,6 +52,10 @@ class _Prefetcher:
         if isinstance(item, BaseException):
             raise item
         return item
+
+    def fill(self) -> None:
+        """Wait until all that is made ahead is made, or making failed, which `get` will tell."""
+        self._full.wait()
 
     def close(self) -> None:
         """Stop the thread and wait for it."""
@@ -145,8 +77,8 @@ class Batches:
         accumulation: spans a step is cut into, over all ranks; a rank makes accumulation / world_size micro-steps.
         rank: this process.
         world_size: number of processes.
-        order: "sequential" reads on through the shards as the challenge does; "shuffled" permutes blocks of T tokens.
-        seed: of the shuffled order.
+        order: in which the shards are read (`birdie.data.orders`).
+        seed: of an order that is drawn.
         pin_memory: hand out page-locked tensors, for copies to CUDA that overlap with work.
 
     Raises:
@@ -174,13 +106,8 @@ class Batches:
             raise ConfigError(f"seed={seed} must not be negative")
         if not paths:
             raise DataError("there are no training shards; give files named *_train_*.bin")
-        stream = _Stream(paths)
-        if order == "sequential":
-            spans: _Spans = _SequentialSpans(stream, rows, seq_len)
-        elif order == "shuffled":
-            spans = _ShuffledSpans(stream, rows, seq_len, seed)
-        else:
-            raise ConfigError(f"order={order!r} is unknown; choose sequential or shuffled")
+        sizes = {"rows": rows, "seq_len": seq_len, "accumulation": accumulation}
+        spans = spans_of(order, Stream(paths), seed=seed, **sizes)
         self._make = partial(_make_batch, spans, pin_memory)
         self._rank, self._world_size = rank, world_size
         self._handed_out = 0  # spans, over all ranks
@@ -194,11 +121,8 @@ class Batches:
         Raises:
             Exception: whatever making the batch raised.
         """
-        if self._prefetcher is None:
-            self._prefetcher = _Prefetcher(self._make, self._handed_out + self._rank, self._world_size)
-            weakref.finalize(self, self._prefetcher.close)  # a thread still busy when Python exits would abort it
         try:
-            batch = self._prefetcher.get()
+            batch = self._ahead().get()
         except BaseException:
             self.close()
             raise
@@ -210,7 +134,7 @@ class Batches:
         return {"spans": self._handed_out}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the batches that were handed out when `state` was taken.
+        """Go on after the batches that were handed out when `state` was taken; the first ones are made meanwhile.
 
         Raises:
             ConfigError: not such a state, or not at a micro-step of this world size.
@@ -222,6 +146,13 @@ class Batches:
             )
         self.close()
         self._handed_out = spans
+        self._ahead().fill()
+
+    def _ahead(self) -> _Prefetcher:
+        if self._prefetcher is None:
+            self._prefetcher = _Prefetcher(self._make, self._handed_out + self._rank, self._world_size)
+            weakref.finalize(self, self._prefetcher.close)  # a thread still busy when Python exits would abort it
+        return self._prefetcher
 
     def close(self) -> None:
         """Stop the prefetching thread."""
@@ -230,7 +161,7 @@ class Batches:
             self._prefetcher = None
 
 
-def _make_batch(spans: _Spans, pin_memory: bool, index: int) -> Batch:
+def _make_batch(spans: Spans, pin_memory: bool, index: int) -> Batch:
     rows = spans(index)  # copied by numpy: torch would start a second pool of threads for it, beside the trainer's
     x, y = (torch.from_numpy(np.ascontiguousarray(part)) for part in (rows[:, :-1], rows[:, 1:]))
     return (x.pin_memory(), y.pin_memory()) if pin_memory else (x, y)
