@@ -104,11 +104,6 @@ LATER = (
     Later("a floor of the learning rate is", ("MIN_LR",)),
     Later("row-normalised Muon is", ("MUON_ROW_NORMALIZE",)),
     Later("a forced last step is", ("FORCE_STOP_STEP",)),
-    Later(
-        "growing batches and sequences are",
-        ("BATCH_TOKENS_START", "SEQ_LEN_START"),
-        ("BATCH_SCHEDULE_FRACTION", "SEQ_SCHEDULE_FRACTION"),
-    ),
     Later("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
     Later("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
     Later("steps of their own for attention and MLP are", ("ATTN_CLIP_SIGMAS", "MLP_CLIP_SIGMAS")),

@@ -147,8 +147,10 @@ class Run:
         qat = self.recipe.qat
         prepared = qat.prepare(self.model, self.notify) if qat.enabled else None
         along: list[Preparation] = [] if prepared is None else [prepared]
+        changes: list[float] = []
         if self.recipe.model.num_loops:
             along.append(Looping(self.model, self.notify))
+            changes.append(self.recipe.model.enable_looping_at)
         try:
             going = fit(
                 self.model,
@@ -163,6 +165,7 @@ class Run:
                 on_priming=on_priming,
                 stop=stop,
                 prepared=along,
+                changes=changes,
             )
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
@@ -269,7 +272,7 @@ class Run:
         return Started(
             parameters=sum(p.numel() for p in self.model.parameters()),
             world_size=self.world.size,
-            micro_steps=self.recipe.train.accumulation // self.world.size,
+            micro_steps=going.facts["micro_steps"],
             dataset=self.dataset.train[0].parent.name,
             train_shards=len(self.dataset.train),
             train_tokens=self.dataset.train_tokens,

@@ -147,6 +147,11 @@ def _schedule(recipe: Recipe, scale: Scale, step_ms: float | None) -> dict[str, 
             train_batch_tokens=max(1, batch // seq_len) * seq_len,
             train_seq_len=seq_len,
             accumulation=1,
+            micro_batch_tokens=0,
+            seq_len_start=math.gcd(train.seq_len_start * seq_len // train.train_seq_len, seq_len)
+            if train.seq_len_start
+            else 0,
+            batch_tokens_start=0,  # one span is not cut
         ),
         "optimizer": dataclasses.replace(
             optimizer, muon_momentum_warmup_steps=math.ceil(rises * scale.steps / max(scale.steps, steps))

@@ -127,7 +127,7 @@ class CoprimeSpans:
     The walk (start + visit · stride) mod blocks, cut at a phase, is drawn anew for each shard and epoch and meets every
     block once. A group of blocks, as many as a step has, is shared among some shards by the power of what is left in
     them, and their blocks are interleaved. Which and how many follows from the groups before it in the epoch: these
-    are replayed once where a run begins (a fifth of a millisecond a group), and after that each group follows from the last.
+    are replayed once where a run begins, in a fifth of a millisecond each; then each group follows from the last.
 
     In the records each rank mixes shards of its own, as many as its number of ranks asks for; here a whole step does,
     so that any number of ranks sees the same.

@@ -29,6 +29,8 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.ranges import attached, span
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.groups import Optimizers, OptimizerSettings
+from birdie.train.growth import Growth, Stage, moments
+from birdie.train.micro import micro_batches, micro_steps, settled
 from birdie.train.profile import Capture, layers
 from birdie.train.protocols import Batches, Preparation, Trainable
 from birdie.train.schedule import lr_multiplier, muon_momentum
@@ -82,6 +84,7 @@ class Fit:
         notify: Callable[[str], None],
         on_priming: Callable[[int, int], None],
         prepared: Sequence[Preparation],
+        changes: Sequence[float],
     ) -> None:
         if settings.accumulation % world.size:
             raise ConfigError(
@@ -90,6 +93,8 @@ class Fit:
         self._model, self._batches, self._world, self._device = model, batches, world, device
         self._settings, self._optimizer_settings = settings, optimizer_settings
         self._about, self._stop, self._on_priming, self._prepared = dict(about), stop, on_priming, tuple(prepared)
+        self._notify, self._changes = notify, tuple(changes)
+        self._growth = Growth(settings, world.size, notify)
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
@@ -101,8 +106,11 @@ class Fit:
         self._loss = compile_or_eager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0
         self._stop_agreed = self._inside_step = self._primed = False
+        before = None if resume is None else resume.settings.get("micro_batch_tokens")
+        self._micro_tokens = settled(model, settings, world, device, before=before, notify=notify)
         self._resolved = {
             **dataclasses.asdict(settings),
+            "micro_batch_tokens": self._micro_tokens,
             **dataclasses.asdict(optimizer_settings),
             "compile": compiles,
             "compute_dtype": dtype_name(model.compute_dtype),
@@ -113,7 +121,7 @@ class Fit:
             "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
             "compiled": compiles,
             "world_size": world.size,
-            "micro_steps": settings.accumulation // world.size,
+            "micro_steps": micro_steps(settings, world.size, self._micro_tokens),
             "groups": {
                 group: {
                     "tensors": len(members),
@@ -165,15 +173,17 @@ class Fit:
         if self._primed or not self._settings.warmup_steps or not self._remaining():
             return
         before = self._snapshot(self._optimizers.local_state())
-        for done in range(1, self._settings.warmup_steps + 1):
-            late = 2 * done > self._settings.warmup_steps + 1  # what comes on late is primed too
-            self._take_step(at=float(late))
-            self._on_priming(done, self._settings.warmup_steps)
+        shares = moments((*self._changes, *self._growth.changes), self._settings.warmup_steps)
+        for done, share in enumerate(shares, 1):  # what comes on late is primed too
+            self._take_step(at=share)
+            self._on_priming(done, len(shares))
             if self._agree_on_stop():
                 break
         synchronize(self._device)
         self._restore(before)
         self._primed = True
+        if self._growth.changes and not self._stop_agreed:
+            self._notify(self._growth.primed())
 
     def rehearse(self, steps: int, share: float) -> Iterator[None]:
         """Take `steps` steps as if `share` of the run were done, then undo all they did, the clock included.
@@ -257,11 +267,13 @@ class Fit:
         )
         by_steps, cap_ms = self._step / settings.iterations, settings.cap_ms
         share = by_steps if cap_ms is None else max(by_steps, self._clock_ms / cap_ms)
+        where = (self._step, share) if at is None else (-1, at)
         with span("techniques"):
             for each in self._prepared:
-                each.before_step(*((self._step, share) if at is None else (-1, at)), multiplier)
+                each.before_step(*where, multiplier)
+        stage = self._growth.begin(*where)
         self._inside_step = True
-        mean_loss, tokens = self._accumulate()
+        mean_loss, tokens = self._accumulate(stage)
         with span("clip"):
             loss, grad_norm = self._clip(mean_loss)
         with span("optimizer"):
@@ -270,20 +282,18 @@ class Fit:
         self._inside_step = False
         return Step(self._step, loss, self._clock_ms, multiplier, momentum, tokens, grad_norm, stopping=False)
 
-    def _accumulate(self) -> tuple[Tensor, int]:
+    def _accumulate(self, stage: Stage) -> tuple[Tensor, int]:
         """Leave the mean gradient over all ranks in the parameters; (mean loss, tokens of all ranks)."""
         with span("bookkeeping"):
             self._optimizers.zero_grad()
             total = torch.zeros((), device=self._device)
         tokens = 0
-        for _ in range(self._settings.accumulation // self._world.size):
-            with span("data"):
-                ids, targets = self._batches.next()
+        length = stage.length if self._settings.seq_len_start else 0
+        spans = stage.spans // self._world.size
+        for ids, targets, parts in micro_batches(self._batches, spans, self._micro_tokens, length, self._device):
             tokens += ids.numel()
-            with span("transfer"):
-                ids, targets = (part.to(self._device, non_blocking=True) for part in (ids, targets))
             with span("forward"):
-                loss = self._loss(ids, targets) / self._settings.accumulation
+                loss = self._loss(ids, targets) / (self._world.size * parts)
             with span("backward"):
                 loss.backward()
             total += loss.detach()
@@ -385,6 +395,7 @@ def fit(
     notify: Callable[[str], None] = lambda _: None,
     on_priming: Callable[[int, int], None] = lambda _done, _total: None,
     prepared: Sequence[Preparation] = (),
+    changes: Sequence[float] = (),
 ) -> Fit:
     """A run that trains `model` in place, one `Step` at each iteration.
 
@@ -401,6 +412,7 @@ def fit(
         notify: gets lines worth telling the user.
         on_priming: called with (done, total) after each priming step.
         prepared: what trains along; penalties act on the weights and are not part of the loss that steps report.
+        changes: shares of the run at which another graph begins to run: priming visits each.
 
     Raises:
         ConfigError: the ranks do not divide the accumulation, or a parameter is in no or two optimizer groups.
@@ -419,4 +431,5 @@ def fit(
         notify=notify,
         on_priming=on_priming,
         prepared=prepared,
+        changes=changes,
     )

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -39,6 +39,22 @@ class TrainSettings:
     accumulation: Annotated[
         int, Parameter(help="Spans a step is cut into over all ranks; the number of ranks divides it.")
     ] = 8
+    micro_batch_tokens: Annotated[
+        int | Literal["auto"],
+        Parameter(help="Tokens through the model at once; 0: a span; auto: as many as memory takes, by measurement."),
+    ] = 0
+    seq_len_start: Annotated[
+        int, Parameter(env_var="SEQ_LEN_START", help="First length of sequences, which doubles in stages; 0: the full.")
+    ] = 0
+    seq_schedule_fraction: Annotated[
+        float, Parameter(env_var="SEQ_SCHEDULE_FRACTION", help="Share of the run after which sequences are full.")
+    ] = 0.33
+    batch_tokens_start: Annotated[
+        int, Parameter(env_var="BATCH_TOKENS_START", help="Tokens of the first steps, doubling in stages; 0: the full.")
+    ] = 0
+    batch_schedule_fraction: Annotated[
+        float, Parameter(env_var="BATCH_SCHEDULE_FRACTION", help="Share of the run after which batches are full.")
+    ] = 0.33
     compute_dtype: Annotated[
         DtypeName, Parameter(help="Dtype of activations; auto: bfloat16 where it is fast, else float32.")
     ] = "auto"
@@ -63,6 +79,34 @@ class TrainSettings:
                 f"{self.train_seq_len} in each of {self.accumulation} spans; "
                 f"choose a multiple of {self.accumulation * self.train_seq_len}"
             )
+        self._check_growth()
+
+    def _check_growth(self) -> None:
+        span = self.train_batch_tokens // self.accumulation
+        if self.seq_len_start and (self.seq_len_start < 1 or self.train_seq_len % self.seq_len_start):
+            raise ConfigError(f"seq_len_start {self.seq_len_start} does not divide train_seq_len {self.train_seq_len}")
+        if not 0 <= self.batch_tokens_start <= self.train_batch_tokens or self.batch_tokens_start % span:
+            raise ConfigError(
+                f"batch_tokens_start {self.batch_tokens_start} is not a number of spans; choose a multiple of "
+                f"{span} up to {self.train_batch_tokens}, or a larger accumulation"
+            )
+        for name in ("seq_schedule_fraction", "batch_schedule_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
+        size = self.micro_batch_tokens
+        if isinstance(size, str):
+            if size != "auto":
+                raise ConfigError(f"micro_batch_tokens is {size!r}; give a number of tokens, 0, or auto")
+        elif size < 0 or size % self.train_seq_len or (size and span % size and size % span):
+            raise ConfigError(
+                f"micro_batch_tokens {size} does not cut spans of {span} tokens; choose whole sequences of "
+                f"{self.train_seq_len} that divide a span, or whole spans"
+            )
+
+    @property
+    def spans_start(self) -> int:
+        """Spans of the first steps, over all ranks."""
+        return self.batch_tokens_start * self.accumulation // self.train_batch_tokens or self.accumulation
 
     @property
     def cap_ms(self) -> float | None:

@@ -1,0 +1,149 @@
+"""Micro-batches: how many tokens go through the model at once. It changes memory and speed, not the gradient.
+
+Spans decide which tokens a step has (`accumulation` of them, over all ranks); a micro-batch is some spans side by side,
+or some rows of one. "auto" takes the fewest micro-steps that memory allows. On CUDA this is measured before the clock:
+the eager model, which keeps more than the compiled one, goes forward and back on more and more tokens while what it
+needs leaves a tenth of the free memory and the optimizer's two moments of each weight. Elsewhere it is a rule: at most
+8,192 tokens.
+
+A run that goes on keeps the size it began with, because sums in another order are other bits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from birdie.distributed import World
+from birdie.ranges import span
+from birdie.train.protocols import Batches, Trainable
+from birdie.train.settings import TrainSettings
+
+MOST = 8192  # tokens at once where memory is not measured: beyond, a CPU gains nothing
+SHARE = 0.9  # of the free memory
+
+
+def candidates(settings: TrainSettings, ranks: int) -> list[int]:
+    """Sizes in tokens, ascending, that cut a span, or a rank's spans of a step, into equal parts."""
+    length = settings.train_seq_len
+    rows = settings.train_batch_tokens // settings.accumulation // length
+    spans = settings.accumulation // ranks
+    parts = [each for each in range(1, rows) if rows % each == 0]
+    groups = [rows * each for each in range(1, spans + 1) if spans % each == 0]
+    return [length * each for each in (*parts, *groups)]
+
+
+def largest(sizes: Sequence[int], needs: Callable[[int], int], free: int) -> int:
+    """The largest of `sizes`, ascending, before the first that does not fit; the smallest is taken in any case.
+
+    Args:
+        sizes: tokens.
+        needs: bytes that so many tokens need; may run out of memory.
+        free: bytes there are.
+    """
+    best = sizes[0]
+    for size in sizes:
+        try:
+            if needs(size) > free:
+                break
+        except torch.OutOfMemoryError:
+            break
+        best = size
+    return best
+
+
+def settled(
+    model: Trainable,
+    settings: TrainSettings,
+    world: World,
+    device: torch.device,
+    *,
+    before: object,
+    notify: Callable[[str], None],
+) -> int:
+    """Tokens at once, the same on every rank; 0: a span.
+
+    Args:
+        model: on its device.
+        settings: of the run.
+        world: this rank among its peers; the one with the least memory decides.
+        device: where the model is.
+        before: what it was when the run began, if this one goes on.
+        notify: gets the line that says what "auto" came to.
+    """
+    if not isinstance(settings.micro_batch_tokens, str):
+        return settings.micro_batch_tokens
+    if isinstance(before, int) and before in candidates(settings, world.size):
+        tokens, why = before, "as the run began"
+    else:
+        tokens = -world.max_int(-chosen(model, settings, world.size, device), device)
+        why = "measured" if device.type == "cuda" else f"at most {MOST:,} on {device.type}"
+    steps = micro_steps(settings, world.size, tokens)
+    notify(f"micro-batches of {tokens:,} tokens, {steps} to a step on each rank ({why})")
+    return tokens
+
+
+def micro_steps(settings: TrainSettings, ranks: int, tokens: int) -> int:
+    """Micro-steps of a whole step on each rank."""
+    span, spans = settings.train_batch_tokens // settings.accumulation, settings.accumulation // ranks
+    return spans * span // tokens if 0 < tokens < span else -(-spans // max(1, tokens // span))
+
+
+def chosen(model: Trainable, settings: TrainSettings, ranks: int, device: torch.device) -> int:
+    """What "auto" comes to on this rank, in tokens."""
+    sizes = candidates(settings, ranks)
+    if device.type != "cuda":
+        return largest(sizes, lambda tokens: tokens, MOST)
+    weights = sum(p.numel() * p.element_size() for _, p in model.named_parameters())
+    torch.cuda.empty_cache()
+    free = int(SHARE * torch.cuda.mem_get_info(device)[0]) - 2 * weights
+    try:
+        return largest(sizes, lambda tokens: _peak(model, tokens, settings.train_seq_len, device), free)
+    finally:
+        for _, parameter in model.named_parameters():
+            parameter.grad = None
+        torch.cuda.empty_cache()
+
+
+def _peak(model: Trainable, tokens: int, length: int, device: torch.device) -> int:
+    """Bytes that one forward and backward pass takes beside the weights."""
+    ids = torch.zeros((tokens // length, length), dtype=torch.int64, device=device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.autograd.backward(model.loss(ids, ids))
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def micro_batches(
+    batches: Batches, spans: int, tokens: int, length: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """A step of one rank on the device, all of its tokens once: inputs and targets, (rows, length), and into how many
+    parts of that size they are cut.
+
+    Args:
+        batches: gives the spans.
+        spans: of this rank in the step.
+        tokens: at once; 0: a span.
+        length: of a sequence, into which rows are cut; 0: leave them.
+        device: where to.
+    """
+    left = spans
+    while left:
+        with span("data"):
+            pairs = [batches.next()]
+            group = max(1, tokens // pairs[0][0].numel()) if tokens else 1
+            pairs += [batches.next() for _ in range(min(group, left) - 1)]
+        left -= len(pairs)
+        with span("transfer"):
+            x, y = (_on(device, [pair[side] for pair in pairs]) for side in (0, 1))
+        rows = max(1, tokens // x.shape[1]) if tokens else len(x)
+        for ids, targets in zip(torch.split(x, rows), torch.split(y, rows), strict=True):
+            parts = spans * pairs[0][0].numel() / ids.numel()
+            if length:
+                ids, targets = ids.reshape(-1, length), targets.reshape(-1, length)
+            yield ids, targets, parts
+
+
+def _on(device: torch.device, parts: list[Tensor]) -> Tensor:
+    moved = [part.to(device, non_blocking=True) for part in parts]
+    return moved[0] if len(moved) == 1 else torch.cat(moved)
