@@ -92,7 +92,6 @@ LATER = (
             *("GLOBAL_TTT_CHUNK_TOKENS", "GLOBAL_TTT_BATCH_SEQS", "GLOBAL_TTT_GRAD_CLIP"),
         ),
     ),
-    Later("fp8 training is", ("USE_FP8",)),
     Later("fp8 storage is", ("FP_STORAGE",)),
     Later("an average of weights (EMA) is", ("EMA_ENABLED",), ("EMA_DECAY",)),
     Later(
@@ -224,6 +223,10 @@ def _ternary(environ: Environment, _: Mapping[str, Any]) -> Tables:
     return {"qat": {"levels": "ternary", "group": group, "tensors": ["blocks.*"]}}
 
 
+def _fp8(environ: Environment, _: Mapping[str, Any]) -> Tables:
+    return {"train": {"fp8": "on" if _switch(environ, "USE_FP8") else "off"}}
+
+
 def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
     """The spec of so many bits over so many standard deviations."""
 
@@ -241,6 +244,7 @@ def _calibration(environ: Environment, _: Mapping[str, Any]) -> Tables:
 RULES = (
     Rule(("VE_LAYERS", "VE_ENABLED"), ("model.value_embed_layers",), _value_embedding),
     Rule(("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD"), ("qat.bits", "qat.below", "qat.tensors"), _qat),
+    Rule(("USE_FP8",), ("train.fp8",), _fp8),
     Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group", "qat.tensors"), _ternary),
     Rule(
         ("EMBED_BITS", "EMBED_CLIP_SIGMAS"),

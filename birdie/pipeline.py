@@ -10,6 +10,7 @@ A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and, once expo
 profiled, `profile/`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +40,7 @@ from birdie.reserve import MARGIN, expected, less_reserve
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, fit
+from birdie.train.precision import MULTIPLE, Float8, remove_fp8
 from birdie.train.profile import Profile, profile
 from birdie.train.protocols import Preparation
 
@@ -171,8 +173,11 @@ class Run:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
                 history.cut(self.folder, going.step if checkpoint is not None else -1)
             yield from self._follow(going)
+            if going.float8 is not None and not going.interrupted:
+                self._tell_of(going.float8, *batches.next())
         finally:
             batches.close()
+            remove_fp8(self.model)
             if prepared is not None:
                 prepared.remove()
 
@@ -212,6 +217,11 @@ class Run:
         if found is not None:
             self.profile = found
             yield Profiled(found, folder)
+
+    def _tell_of(self, float8: Float8, ids: Tensor, targets: Tensor) -> None:
+        few = MULTIPLE // math.gcd(ids.shape[1], MULTIPLE)  # sequences: as many tokens as fp8 wants, and no more
+        ids, targets = (each[:few].to(self.device) for each in (ids, targets))
+        self.notify(f"at work: {float8.evidence(lambda: self.model.loss(ids, targets))}")
 
     def _validated(self, step: int, train_ms: float) -> Validated:
         """Score the model as it is, and note it in the folder."""

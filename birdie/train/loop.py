@@ -31,6 +31,7 @@ from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_
 from birdie.train.groups import Optimizers, OptimizerSettings
 from birdie.train.growth import Growth, Stage, moments
 from birdie.train.micro import micro_batches, micro_steps, settled
+from birdie.train.precision import prepare_fp8
 from birdie.train.profile import Capture, layers
 from birdie.train.protocols import Batches, Preparation, Trainable
 from birdie.train.schedule import lr_multiplier, muon_momentum
@@ -67,6 +68,7 @@ class Fit:
 
     Attributes:
         facts: what was resolved at the start (dtypes, groups, ranks), to be logged.
+        float8: the model's training in fp8, if it does that.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class Fit:
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
+        dtype, layers = model.compute_dtype, cast(nn.Module, model)
+        self.float8 = prepare_fp8(layers, settings.fp8, device, dtype, notify)
         newton_schulz_dtype = choose_dtype(optimizer_settings.newton_schulz_dtype, device)
         self._optimizers = Optimizers(
             model.named_parameters(), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
@@ -113,6 +117,7 @@ class Fit:
             "micro_batch_tokens": self._micro_tokens,
             **dataclasses.asdict(optimizer_settings),
             "compile": compiles,
+            "fp8": settings.fp8 if self.float8 else "off",
             "compute_dtype": dtype_name(model.compute_dtype),
             "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
         }
@@ -120,6 +125,7 @@ class Fit:
             "compute_dtype": dtype_name(model.compute_dtype),
             "newton_schulz_dtype": dtype_name(newton_schulz_dtype),
             "compiled": compiles,
+            "fp8": settings.fp8 if self.float8 else "off",
             "world_size": world.size,
             "micro_steps": micro_steps(settings, world.size, self._micro_tokens),
             "groups": {

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from birdie.device import DtypeName
 from birdie.errors import ConfigError
+from birdie.train.precision import MULTIPLE, Fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ class TrainSettings:
     compute_dtype: Annotated[
         DtypeName, Parameter(help="Dtype of activations; auto: bfloat16 where it is fast, else float32.")
     ] = "auto"
+    fp8: Annotated[
+        Fp8, Parameter(help="Products of the blocks in fp8: on, where the GPU has it; emulate: anywhere, slowly; off.")
+    ] = "off"
     compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
 
     def __post_init__(self) -> None:
@@ -78,6 +82,13 @@ class TrainSettings:
                 f"train_batch_tokens {self.train_batch_tokens} is not a whole number of sequences of "
                 f"{self.train_seq_len} in each of {self.accumulation} spans; "
                 f"choose a multiple of {self.accumulation * self.train_seq_len}"
+            )
+        if self.fp8 not in ("off", "on", "emulate"):
+            raise ConfigError(f"fp8 is {self.fp8!r}; choose off, on or emulate")
+        if self.fp8 != "off" and self.train_seq_len % MULTIPLE:
+            raise ConfigError(
+                f"fp8 needs sequences of a multiple of {MULTIPLE} tokens, not {self.train_seq_len}; change train_seq_len, "
+                "or turn fp8 off"
             )
         self._check_growth()
 
