@@ -7,13 +7,15 @@ activations in bfloat16, with the blocks' products in emulated fp8 as well, and,
 float32. `loss` is the mean over the last twenty steps, `held_out` that of text not trained on, scored by the float
 model; `over_bfloat16` and `held_out_over` are their ratios to the row of bfloat16.
 
-GPU: the challenge's baseline model in both, compiled; milliseconds a step and peak memory. Without CUDA, the row says so.
+GPU: the challenge's baseline model in both, compiled; milliseconds a step and peak memory. Without CUDA, the row says
+so.
 """
 
 import argparse
 import dataclasses
 import statistics
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +128,7 @@ def on_gpu(fp8: Fp8, steps: int) -> dict[str, Any]:
     torch.manual_seed(0)
     run = fit(GPT(GPTConfig()), Repeated(settings), settings, OptimizerSettings(), device=torch.device("cuda"))
     clock = [step.train_ms for step in run]
-    each = [after - before for before, after in zip(clock, clock[1:], strict=False)]
+    each = [after - before for before, after in pairwise(clock)]
     return {
         "arithmetic": "fp8" if run.float8 else "bfloat16" if fp8 == "off" else "fp8: not supported by this GPU",
         "device": torch.cuda.get_device_name(),

@@ -1,5 +1,6 @@
 """Training in fp8: products are those of the reference, weights stay what and where they were, scoring sees floats."""
 
+import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, TinyBatches, tiny_model, tiny_settings
+from tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, VOCAB, TinyBatches, tiny_model, tiny_settings
 from torch import Tensor, nn
 
 from birdie.compress.qat import Qat
-from birdie.distributed import World
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
 from birdie.errors import ConfigError
 from birdie.model.attention import Linear
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.recipe import load_recipe
+from birdie.pipeline import Run, Validated
+from birdie.recipe import DataSettings, Recipe, load_recipe
+from birdie.score.bpb import ValidationSettings
 from birdie.train import precision
 from birdie.train.loop import Fit, fit
 from birdie.train.precision import Float8, prepare_fp8, remove_fp8
@@ -130,9 +134,12 @@ def test_what_was_prepared_on_top_of_it_must_be_undone_first() -> None:
         emulated(layer)
 
 
-def start(world: World | None = None, told: list[str] | None = None, **changes: Any) -> Fit:
+def start(told: list[str] | None = None, **changes: Any) -> Fit:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=VOCAB, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1))
+    short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": SEQUENCES * LENGTH}
     notify = (told if told is not None else []).append
-    return fit(tiny_model(), TinyBatches(world), tiny_settings(**changes), OPTIMIZERS, notify=notify)
+    return fit(model, TinyBatches(), tiny_settings(**(short | changes)), OPTIMIZERS, notify=notify)
 
 
 def losses(run: Fit) -> list[float]:
@@ -141,8 +148,7 @@ def losses(run: Fit) -> list[float]:
 
 @needs_torchao
 def test_it_learns_what_full_precision_learns_and_is_not_the_same() -> None:
-    short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": SEQUENCES * LENGTH, "iterations": 30}
-    plain, fp8 = (losses(start(fp8=mode, **short)) for mode in ("off", "emulate"))
+    plain, fp8 = (losses(start(fp8=mode, iterations=30)) for mode in ("off", "emulate"))
     assert plain != fp8
     assert sum(fp8[-5:]) < 4.5 * fp8[0]
     assert sum(fp8[-10:]) == pytest.approx(sum(plain[-10:]), rel=0.01)
@@ -150,11 +156,12 @@ def test_it_learns_what_full_precision_learns_and_is_not_the_same() -> None:
 
 @needs_torchao
 def test_a_run_in_fp8_resumes_bit_for_bit() -> None:
-    short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": SEQUENCES * LENGTH, "iterations": 6}
-    whole, part = (start(fp8="emulate", **short) for _ in range(2))
+    whole, part = (start(fp8="emulate", iterations=6) for _ in range(2))
     curve, steps = losses(whole), iter(part)
     first = [next(steps).loss for _ in range(3)]
-    rest = fit(tiny_model(seed=5), TinyBatches(), part._settings, OPTIMIZERS, resume=part.state())
+    other = start(fp8="emulate", iterations=6)
+    losses(other)
+    rest = fit(other._model, TinyBatches(), part._settings, OPTIMIZERS, resume=part.state())
     assert first + losses(rest) == curve
     assert all(torch.equal(p, q) for p, q in zip(rest._model.parameters(), whole._model.parameters(), strict=True))
 
@@ -163,7 +170,9 @@ def test_a_run_in_fp8_resumes_bit_for_bit() -> None:
 def test_resuming_in_another_precision_is_told() -> None:
     part, told = start(fp8="emulate"), list[str]()
     next(iter(part))
-    fit(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, resume=part.state(), notify=told.append)
+    settings = dataclasses.replace(part._settings, fp8="off")
+    fit(part._model, TinyBatches(), settings, OPTIMIZERS, resume=part.state(), notify=told.append)
+    assert all(type(part) is Linear for part in part._model.modules() if isinstance(part, nn.Linear))
     assert told == ["resuming with fp8 = off; the checkpoint was trained with emulate"]
 
 
@@ -247,3 +256,23 @@ def test_the_variable_of_the_challenge_turns_it_on_and_off(monkeypatch: pytest.M
     for value, mode in (("1", "on"), ("0", "off")):
         monkeypatch.setenv("USE_FP8", value)
         assert load_recipe(tmp_path / "recipe.toml").train.fp8 == mode
+
+
+@needs_torchao
+def test_a_run_says_that_it_is_at_work_and_leaves_a_plain_model(tmp_path: Path) -> None:
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=tmp_path))
+    recipe = Recipe(
+        data=DataSettings(path=str(next((tmp_path / "datasets").iterdir())), tokenizer="bytes"),
+        model=GPTConfig(vocab_size=260, num_layers=1, model_dim=64, num_heads=2, num_kv_heads=1),
+        train=tiny_settings(fp8="emulate", iterations=2, train_seq_len=8, train_batch_tokens=128),
+        qat=Qat(bits=4, tensors=("blocks.*.mlp.*",)),
+        validation=ValidationSettings(every=0, max_tokens=500),
+        device="cpu",
+    )
+    told: list[str] = []
+    run = Run(recipe, tmp_path / "run", notify=told.append)
+    assert [event.step for event in run.train() if isinstance(event, Validated)] == [2]
+    assert any(line.startswith("fp8: 6 matrices of the blocks, ") for line in told)
+    assert any(line.startswith("at work: fp8: 6 matrices, ") for line in told)
+    kinds = {type(part) for part in run.model.modules() if isinstance(part, nn.Linear)}
+    assert kinds == {Linear}
