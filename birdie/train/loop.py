@@ -100,8 +100,7 @@ class Fit:
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
-        dtype, layers = model.compute_dtype, cast(nn.Module, model)
-        self.float8 = prepare_fp8(layers, settings.fp8, device, dtype, notify)
+        self.float8 = prepare_fp8(cast(nn.Module, model), settings.fp8, device, model.compute_dtype, notify)
         newton_schulz_dtype = choose_dtype(optimizer_settings.newton_schulz_dtype, device)
         self._optimizers = Optimizers(
             model.named_parameters(), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
