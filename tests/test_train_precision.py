@@ -264,7 +264,7 @@ def test_a_run_says_that_it_is_at_work_and_leaves_a_plain_model(tmp_path: Path) 
     recipe = Recipe(
         data=DataSettings(path=str(next((tmp_path / "datasets").iterdir())), tokenizer="bytes"),
         model=GPTConfig(vocab_size=260, num_layers=1, model_dim=64, num_heads=2, num_kv_heads=1),
-        train=tiny_settings(fp8="emulate", iterations=2, train_seq_len=8, train_batch_tokens=128),
+        train=tiny_settings(fp8="emulate", iterations=2, accumulation=1, train_batch_tokens=32),
         qat=Qat(bits=4, tensors=("blocks.*.mlp.*",)),
         validation=ValidationSettings(every=0, max_tokens=500),
         device="cpu",

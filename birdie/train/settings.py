@@ -87,8 +87,8 @@ class TrainSettings:
             raise ConfigError(f"fp8 is {self.fp8!r}; choose off, on or emulate")
         if self.fp8 != "off" and self.train_seq_len % MULTIPLE:
             raise ConfigError(
-                f"fp8 needs sequences of a multiple of {MULTIPLE} tokens, not {self.train_seq_len}; change train_seq_len, "
-                "or turn fp8 off"
+                f"fp8 needs sequences of a multiple of {MULTIPLE} tokens, not {self.train_seq_len}; "
+                "change train_seq_len, or turn fp8 off"
             )
         self._check_growth()
 
