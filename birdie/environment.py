@@ -30,6 +30,9 @@ CHOICES = {
 }
 """Switch → the setting of `[model]` and the word of it that the switch stands for."""
 
+AVERAGES = {"LAWA_ENABLED": "lawa", "EMA_ENABLED": "ema", "SWA_ENABLED": "swa"}
+"""Switch → kind of average. Of several the first that is on is taken: #549 has LAWA before EMA, and SWA unused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -93,16 +96,8 @@ LATER = (
         ),
     ),
     Later("fp8 storage is", ("FP_STORAGE",)),
-    Later("an average of weights (EMA) is", ("EMA_ENABLED",), ("EMA_DECAY",)),
-    Later(
-        "an average of checkpoints (SWA, LAWA) is",
-        ("SWA_ENABLED", "LAWA_ENABLED"),
-        ("SWA_EVERY", "LAWA_K", "LAWA_FREQ"),
-    ),
     Later("weight decay is", ("MUON_WD", "ADAM_WD", "EMBED_WD")),
-    Later("a floor of the learning rate is", ("MIN_LR",)),
     Later("row-normalised Muon is", ("MUON_ROW_NORMALIZE",)),
-    Later("a forced last step is", ("FORCE_STOP_STEP",)),
     Later("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
     Later("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
     Later("steps of their own for attention and MLP are", ("ATTN_CLIP_SIGMAS", "MLP_CLIP_SIGMAS")),
@@ -151,6 +146,9 @@ def remarks(environ: Environment) -> Iterator[str]:
     for name, why in NEEDLESS.items():
         if is_on(environ.get(name, "")):
             yield f"{name} sets nothing here: {why}"
+    asked = [name for name, kind in AVERAGES.items() if _averaging(environ, kind)]
+    for name in asked[1:]:
+        yield f"{name} is set beside {asked[0]}, which outweighs it, as in the records: there is one average"
 
 
 def is_on(value: str) -> bool:
@@ -216,6 +214,28 @@ def _qat(environ: Environment, _: Mapping[str, Any]) -> Tables:
     return {"qat": {"bits": 6, "tensors": ["blocks.*"], **when}}
 
 
+def _averaging(environ: Environment, kind: str) -> bool:
+    """Whether `environ` asks for this average: by its switch, or EMA by its decay alone, as the later records do."""
+    switch = next(name for name, word in AVERAGES.items() if word == kind)
+    if switch in environ:
+        return _switch(environ, switch)
+    return kind == "ema" and _number(environ, "EMA_DECAY", 0) > 0 and not any(name in environ for name in AVERAGES)
+
+
+def _average(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    """The first that is on; a switch that is off takes back its own kind of the file."""
+    values: dict[str, Any] = {}
+    if "EMA_DECAY" in environ:
+        values["ema_decay"] = _number(environ, "EMA_DECAY", 0)
+    held = content.get("average", {}).get("kind", "none")
+    on = [kind for kind in AVERAGES.values() if _averaging(environ, kind)]
+    if on:
+        values["kind"] = on[0]
+    elif any(name in environ and kind == held for name, kind in AVERAGES.items()):
+        values["kind"] = "none"
+    return {"average": values}
+
+
 def _ternary(environ: Environment, _: Mapping[str, Any]) -> Tables:
     group = int(_number(environ, "BITNET_GROUP_SIZE", 0))
     if group < 1:
@@ -243,6 +263,7 @@ def _calibration(environ: Environment, _: Mapping[str, Any]) -> Tables:
 
 RULES = (
     Rule(("VE_LAYERS", "VE_ENABLED"), ("model.value_embed_layers",), _value_embedding),
+    Rule((*AVERAGES, "EMA_DECAY"), ("average.kind", "average.ema_decay"), _average),
     Rule(("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD"), ("qat.bits", "qat.below", "qat.tensors"), _qat),
     Rule(("USE_FP8",), ("train.fp8",), _fp8),
     Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group", "qat.tensors"), _ternary),

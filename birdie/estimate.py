@@ -127,6 +127,7 @@ class Memory:
         activations: kept for the backward pass, logits left out.
         logits: two float32 copies kept and two of their gradients for a moment; less where they are fused.
         communication: the one buffer that gradients are summed in.
+        average: float32 copies that an average of the weights keeps.
     """
 
     weights: int
@@ -135,6 +136,7 @@ class Memory:
     activations: int
     logits: int
     communication: int
+    average: int
 
     @property
     def total(self) -> int:
@@ -244,6 +246,7 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
         activations=round(keeps * max(0, of.work.kept_bytes - 2 * copy)),
         logits=round(copies * copy),
         communication=weights if machine.devices > 1 else 0,
+        average=recipe.average.copies * weights,
     )
 
 
@@ -254,13 +257,13 @@ def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = Non
         ConfigError: the devices do not divide the batch, or calibration leaves no time.
     """
     train = train or training(recipe)
-    cap = train.max_wallclock_seconds or math.inf
+    cap = math.inf if train.cap_ms is None else train.cap_ms / 1000
     plain = load(recipe, machine.devices, machine.dtype, looping=False)
     looped = load(recipe, machine.devices, machine.dtype, looping=True) if recipe.model.num_loops else plain
     step_s, looping_s = plain.seconds(machine), looped.seconds(machine)
     begin = recipe.model.enable_looping_at if recipe.model.num_loops else 1.0
-    before = min(_steps(begin * cap, step_s), math.ceil(begin * train.iterations))  # whichever share grows faster
-    after = min(_steps(cap - before * step_s, looping_s), train.iterations - before)
+    before = min(_steps(begin * cap, step_s), math.ceil(begin * train.last_step))  # whichever share grows faster
+    after = min(_steps(cap - before * step_s, looping_s), train.last_step - before)
     steps, seconds = before + after, before * step_s + after * looping_s
     return Schedule(
         machine=machine,

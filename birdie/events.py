@@ -31,11 +31,16 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """A score of the float model, taken outside the training clock."""
+    """A score of the float model, taken outside the training clock.
+
+    Attributes:
+        weights: what was scored: "the last weights", or the average that would be exported now.
+    """
 
     step: int
     train_ms: float
     score: Score
+    weights: str = "the last weights"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from birdie.errors import DataError
 from birdie.history import Entry
-from birdie.train.schedule import lr_multiplier
+from birdie.train.schedule import scheduled
 from birdie.train.settings import TrainSettings
 
 ALPHA, GAMMA = 0.55, 0.6
@@ -94,9 +94,9 @@ def forecast(
         raise DataError(
             "a validation of the run, or its time, is not a positive number; there is nothing to go on from"
         )
-    if last.step > settings.iterations:
+    if last.step > settings.last_step:
         raise DataError(
-            f"the last validation is of step {last.step}, but the recipe has {settings.iterations} iterations"
+            f"the last validation is of step {last.step}, but the recipe has {settings.last_step} iterations"
         )
     pace = round(last.train_ms / last.step, 6)
     steps = max(last.step, total_steps(settings, pace) if steps is None else steps)
@@ -117,25 +117,13 @@ def forecast(
 def total_steps(settings: TrainSettings, step_ms: float) -> int:
     """Steps of a run at `step_ms` milliseconds each, by number or by the cap."""
     cap = settings.cap_ms
-    return settings.iterations if cap is None or not step_ms else min(settings.iterations, math.ceil(cap / step_ms))
+    return settings.last_step if cap is None or not step_ms else min(settings.last_step, math.ceil(cap / step_ms))
 
 
 @lru_cache(maxsize=64)
 def features(settings: TrainSettings, step_ms: float, steps: int) -> _Array:
     """(steps + 1, 3): 1, S^−α and −D^γ after each number of steps; S after none is taken as that after one."""
-    factors = np.array(
-        [
-            lr_multiplier(
-                step,
-                step * step_ms,
-                iterations=settings.iterations,
-                warmdown_iters=settings.warmdown_iters,
-                warmdown_fraction=settings.warmdown_fraction,
-                cap_ms=settings.cap_ms,
-            )
-            for step in range(steps)
-        ]
-    )
+    factors = np.array([scheduled(settings, step, step * step_ms) for step in range(steps)])
     learned = np.concatenate(([0.0], np.cumsum(factors))) / 1000
     annealed = np.concatenate(([0.0], np.cumsum(1 - factors))) / steps
     return np.stack((np.ones(steps + 1), np.maximum(learned, 1e-3) ** -ALPHA, -(annealed**GAMMA)), axis=1)

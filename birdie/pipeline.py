@@ -72,6 +72,7 @@ class Run:
         reserved: seconds of the cap kept for calibration.
         calibration: what calibration found out, once it was made.
         profile: where a step goes, once that was looked at.
+        weights: what `model` holds: "the last weights", or which average of them.
 
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
@@ -111,6 +112,7 @@ class Run:
         self.training, self.reserved = recipe.train, 0.0
         self.calibration: Calibrated | None = None
         self.profile: Profile | None = None
+        self.weights = "the last weights"
 
     @property
     def checkpoints(self) -> Path:
@@ -168,6 +170,8 @@ class Run:
                 stop=stop,
                 prepared=along,
                 changes=changes,
+                average=self.recipe.average,
+                bandit=self.recipe.bandit,
             )
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
@@ -191,13 +195,13 @@ class Run:
             yield from self._profile(going)
         if going.step == 0 and validate_every and not going.interrupted:
             validated = 0
-            yield self._validated(0, 0.0)
+            yield self._validated(going)
         for step in going:
             self.steps = step.number
             yield step
             if not going.interrupted and (step.stopping or (validate_every and step.number % validate_every == 0)):
                 validated = step.number
-                yield self._validated(step.number, step.train_ms)
+                yield self._validated(going)
             if step.stopping or (save_every and step.number % save_every == 0):
                 yield Saved(step.number, going.save(self.checkpoints))
         if going.interrupted:
@@ -205,9 +209,10 @@ class Run:
                 yield Saved(0, going.save(self.checkpoints))
             yield Interrupted(going.step, self.checkpoints)
         elif validated != going.step:  # resumed after the last step
-            yield self._validated(going.step, going.train_ms)
+            yield self._validated(going)
         if not going.interrupted:
-            for line in evidence(self.model):
+            self.weights = str(going.average)
+            for line in (*going.finish(), *evidence(self.model)):
                 self.notify(f"at work: {line}")
 
     def _profile(self, going: Fit) -> Iterator[Profiled]:
@@ -223,12 +228,13 @@ class Run:
         ids, targets = (each[:few].to(self.device) for each in (ids, targets))
         self.notify(f"at work: {float8.evidence(lambda: self.model.loss(ids, targets))}")
 
-    def _validated(self, step: int, train_ms: float) -> Validated:
-        """Score the model as it is, and note it in the folder."""
-        score = self.score(self.model)
+    def _validated(self, going: Fit) -> Validated:
+        """Score what would be exported now, the average of weights if there is one, and note it in the folder."""
+        with going.average.in_model():
+            score = self.score(self.model)
         if self.world.is_main:
-            history.record(self.folder, history.Entry(step, train_ms, score.bpb))
-        return Validated(step, train_ms, score)
+            history.record(self.folder, history.Entry(going.step, going.train_ms, score.bpb))
+        return Validated(going.step, going.train_ms, score, str(going.average))
 
     def _checkpoint(self, resume: bool) -> Checkpoint | None:
         """What to go on from; refuses to overwrite a run unasked and to go on with another model or other data."""
@@ -250,7 +256,7 @@ class Run:
     def _reserve(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Keep time for calibration; returns what a checkpoint shall remember, so that going on keeps the same time."""
         settings, cap = self.recipe.calibration, self.recipe.train.max_wallclock_seconds
-        if settings.data == "none" or not cap:
+        if settings.data == "none" or self.recipe.train.cap_ms is None:
             return {}
         asked = {**asdict(settings), "device": self.device.type}
         before: dict[str, Any] = {} if checkpoint is None else checkpoint.about.get("calibration", {})
@@ -333,7 +339,7 @@ class Run:
             state = {name: weight.detach().cpu() for name, weight in self.model.state_dict().items()}
             found = calibrated(self.recipe, state, settings, progress, device=self.device)
             of = "its own samples" if settings.data == "own" else "training data"
-            kept = f"; {self.reserved:.1f} s were reserved" if self.training.max_wallclock_seconds else ""
+            kept = f"; {self.reserved:.1f} s were reserved" if self.training.cap_ms else ""
             self.notify(f"calibrated on {found.tokens:,} tokens of {of} in {found.seconds:.1f} s{kept}")
             self.calibration = found
         return self.calibration
@@ -373,6 +379,7 @@ class Run:
         }
         return {
             "model": "gpt",
+            **({"weights": self.weights} if self.recipe.average.kind != "none" else {}),
             "recipe": self.recipe.to_dict(),
             "tokenizer": tokenizer,
             "steps": self.steps,

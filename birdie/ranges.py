@@ -9,7 +9,7 @@ the process was started by a profiler that injects itself, torch's when one of i
 
 Names are paths by what they are part of: "forward/layer 3/attention" lies in "forward". A step is made of
 
-    data · transfer · forward/… · backward/… · reduce/… · clip · optimizer/… · techniques · bookkeeping
+    data · transfer · forward/… · backward/… · reduce/… · clip · optimizer/… · average · techniques · bookkeeping
 
 with optimizer/adam and, of Muon, optimizer/muon/momentum, /orthogonalize, /exchange and /apply. A part that is opened
 again, or within itself, counts as one. `move` is for parts that follow one another without a block of their own, such

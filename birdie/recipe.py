@@ -29,6 +29,8 @@ from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
 from birdie.recipe_file import configuration, explain
 from birdie.score.bpb import ValidationSettings
+from birdie.train.average import AverageSettings
+from birdie.train.bandit import BanditSettings
 from birdie.train.groups import OptimizerSettings
 from birdie.train.settings import TrainSettings
 
@@ -201,6 +203,8 @@ class Recipe:
     model: GPTConfig = field(default_factory=GPTConfig)
     train: TrainSettings = field(default_factory=TrainSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    average: AverageSettings = field(default_factory=AverageSettings)
+    bandit: BanditSettings = field(default_factory=BanditSettings)
     qat: Qat = field(default_factory=Qat)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
@@ -214,6 +218,19 @@ class Recipe:
             raise ConfigError(
                 f"int4_layers names layer {unknown[0]}, but the model has layers 0 to {self.model.num_layers - 1}"
             )
+        kind, floor = self.average.kind, self.train.min_lr
+        if kind != "none" and self.qat.levels is not None:
+            raise ConfigError(
+                f"average {kind} of weights that train on {self.qat.levels} levels lies between the levels, and what "
+                "training found is lost; leave one of the two out"
+            )
+        waiting = {"swa_below": self.average.swa_below if kind == "swa" else None, "qat below": self.qat.below}
+        for name, below in waiting.items():
+            if below is not None and below <= floor:
+                raise ConfigError(
+                    f"{name} is {below:g}, but the learning rates never fall below min_lr {floor:g} of their peaks; "
+                    f"raise it above {floor:g}"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""

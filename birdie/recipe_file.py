@@ -13,7 +13,10 @@ from cyclopts.config import Dict
 from birdie.environment import settings
 from birdie.errors import BirdieError, ConfigError
 
-TABLES = ("data", "model", "train", "optimizer", "qat", "validation", "calibration", "export", "run")
+TABLES = (
+    *("data", "model", "train", "optimizer", "average", "bandit"),
+    *("qat", "validation", "calibration", "export", "run"),
+)
 SETTINGS = (*TABLES, "device")
 ABOUT = "about"  # a table that sets nothing: what a recipe is, and what is known of it
 PROGRAM = "program"  # the settings of another program than `birdie train`, which [about] then names as `runs`

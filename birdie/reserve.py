@@ -74,7 +74,7 @@ def less_reserve(settings: TrainSettings, seconds: float) -> TrainSettings:
         ConfigError: that leaves nothing.
     """
     cap = settings.max_wallclock_seconds
-    if not cap:
+    if settings.cap_ms is None:
         return settings
     if seconds >= cap:
         raise ConfigError(

@@ -3,8 +3,9 @@
     Recipe ── scaled(recipe, "cpu", step_ms=43.54) ──► Recipe
 
 What is a share stays that share: of the layers (loops, lanes, exclusive attention, embeddings of values), of a head
-(rotary dimensions), of the run (warmdown, momentum's rise), bits per weight under a budget. Learning rates stay, for
-Muon's updates have one size whatever the width. Vocabulary and tokenizer stay: they are the data's.
+(rotary dimensions), of the run (warmdown, momentum's rise, an average's memory), bits per weight under a budget.
+Learning rates stay, for Muon's updates have one size whatever the width. Vocabulary and tokenizer stay: they are the
+data's.
 """
 
 import dataclasses
@@ -128,21 +129,23 @@ def _model(config: GPTConfig, scale: Scale) -> GPTConfig:
 
 
 def _schedule(recipe: Recipe, scale: Scale, step_ms: float | None) -> dict[str, Any]:
-    """Tables [train] and [optimizer]."""
-    train, optimizer = recipe.train, recipe.optimizer
-    steps = train.iterations
-    if step_ms is not None and train.max_wallclock_seconds:
-        steps = min(steps, round(1000 * train.max_wallclock_seconds / step_ms))
+    """Tables [train], [optimizer] and [average]."""
+    train, optimizer, average = recipe.train, recipe.optimizer, recipe.average
+    steps = train.last_step
+    if step_ms is not None and train.cap_ms is not None:
+        steps = min(steps, round(train.cap_ms / step_ms))
     fraction = train.warmdown_fraction
     seq_len = min(train.train_seq_len, scale.seq_len)
     batch = min(train.train_batch_tokens, scale.batch_tokens)
     rises = optimizer.muon_momentum_warmup_steps
+    shorter = scale.steps / max(scale.steps, steps)
     return {
         "train": dataclasses.replace(
             train,
             iterations=train.iterations if scale.iterations is None else min(train.iterations, scale.iterations),
             max_wallclock_seconds=min(train.max_wallclock_seconds or scale.seconds, scale.seconds),
             warmdown_fraction=min(1.0, train.warmdown_iters / max(1, steps)) if fraction is None else fraction,
+            force_stop_step=0,
             warmup_steps=min(train.warmup_steps, 1),
             train_batch_tokens=max(1, batch // seq_len) * seq_len,
             train_seq_len=seq_len,
@@ -153,8 +156,12 @@ def _schedule(recipe: Recipe, scale: Scale, step_ms: float | None) -> dict[str, 
             else 0,
             batch_tokens_start=0,  # one span is not cut
         ),
-        "optimizer": dataclasses.replace(
-            optimizer, muon_momentum_warmup_steps=math.ceil(rises * scale.steps / max(scale.steps, steps))
+        "optimizer": dataclasses.replace(optimizer, muon_momentum_warmup_steps=math.ceil(rises * shorter)),
+        "average": dataclasses.replace(
+            average,
+            ema_decay=average.ema_decay ** (1 / shorter),  # as much of the run is remembered
+            swa_every=math.ceil(average.swa_every * shorter),
+            lawa_every=math.ceil(average.lawa_every * shorter),
         ),
     }
 

@@ -57,12 +57,13 @@ EXPECTED = {
     "#549": {
         "model.bigram_vocab_size": 1536, "model.value_embed_layers": (9, 10), "qat.bits": 6, "qat.below": 0.15,
         "qat.tensors": ("blocks.*",), "train.warmdown_iters": 3500, "optimizer.muon_momentum": 0.99,
+        "average.kind": "ema", "average.ema_decay": 0.997, "average.swa_every": 50,
     },
     "#1493": {"model.qk_gain_init": 5.25, "train.seed": 42},
     "#1855": {
         "model.attn_gate": "sparse", "model.sparse_gate_scale": 0.5, "model.smear": "gated",
-        "train.warmdown_fraction": 0.85, "export.embedding": "gptq:bits=7,k=14", "calibration.data": "train",
-        "calibration.reserve_seconds": 0.5,
+        "train.warmdown_fraction": 0.85, "train.min_lr": 0.1, "export.embedding": "gptq:bits=7,k=14",
+        "calibration.data": "train", "calibration.reserve_seconds": 0.5,
     },
     "ternary": {
         "model.embed_dim": 254, "model.softcap": "poly", "model.smear": "none", "train.warmdown_fraction": 0.2,
@@ -71,9 +72,9 @@ EXPECTED = {
 }  # fmt: skip
 MISSING = {
     "tenth layer": [],
-    "#549": ["sliding windows", "test-time", "(EMA)", "(SWA, LAWA)", "weight decay"],
+    "#549": ["sliding windows", "test-time", "weight decay"],
     "#1493": ["test-time"],
-    "#1855": ["test-time", "floor", "of their own for attention", "low-rank correction"],
+    "#1855": ["test-time", "of their own for attention", "low-rank correction"],
     "ternary": ["sliding windows", "temperature", "fp8 storage", "weight decay", "YaRN"],
 }
 
@@ -139,6 +140,22 @@ def test_what_is_switched_off_is_not_missed() -> None:
     ]
 
 
+def test_of_two_averages_the_one_that_is_left_out_is_told() -> None:
+    assert list(remarks(variables("EMA_ENABLED=1 SWA_ENABLED=1 LAWA_ENABLED=0"))) == [
+        "SWA_ENABLED is set beside EMA_ENABLED, which outweighs it, as in the records: there is one average"
+    ]
+    assert list(remarks(variables("EMA_ENABLED=0 EMA_DECAY=0.997 SWA_ENABLED=1"))) == []
+
+
+def test_a_switch_takes_back_its_own_average_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('[average]\nkind = "swa"\nswa_every = 7\n')
+    kept = resolved(monkeypatch, "EMA_ENABLED=0", file).average
+    assert (kept.kind, kept.swa_every) == ("swa", 7)
+    assert resolved(monkeypatch, "SWA_ENABLED=0", file).average.kind == "none"
+    assert resolved(monkeypatch, "SWA_ENABLED=0", file, "--average.kind", "lawa").average.kind == "lawa"
+
+
 def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     typos = "NUM_LAYER=3 SMEAR_GATE_ENABLE=1 TTT_ENABLE=1 EDITOR=vi"
     assert resolved(monkeypatch, typos) == Recipe()
@@ -151,6 +168,17 @@ def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ("VE_ENABLED=0 VE_LAYERS=7,8", "model.value_embed_layers", ()),
         ("VE_LAYERS=7,8", "model.value_embed_layers", (7, 8)),
         ("VE_ENABLED=1 NUM_LAYERS=11", "model.value_embed_layers", (9, 10)),
+        ("EMA_ENABLED=1", "average.kind", "ema"),
+        ("EMA_DECAY=0.9965", "average.kind", "ema"),
+        ("EMA_DECAY=0.9965", "average.ema_decay", 0.9965),
+        ("EMA_ENABLED=0 EMA_DECAY=0.9965", "average.kind", "none"),
+        ("SWA_ENABLED=1 EMA_DECAY=0.9965", "average.kind", "swa"),
+        ("SWA_ENABLED=1 SWA_EVERY=20 SWA_START_FRAC=0.4", "average.swa_below", 0.4),
+        ("EMA_ENABLED=1 SWA_ENABLED=1", "average.kind", "ema"),
+        ("EMA_ENABLED=1 LAWA_ENABLED=1 LAWA_K=5 LAWA_FREQ=20", "average.kind", "lawa"),
+        ("LAWA_FREQ=20", "average.lawa_every", 20),
+        ("FORCE_STOP_STEP=4945 MAX_WALLCLOCK_SECONDS=600", "train.last_step", 4945),
+        ("FORCE_STOP_STEP=4945 MAX_WALLCLOCK_SECONDS=600", "train.cap_ms", None),
         ("SMEAR=1", "model.smear", "fixed"),
         ("ATTN_OUT_GATE_ENABLED=1 GATED_ATTN_ENABLED=0", "model.attn_gate", "output"),
         ("GATED_ATTENTION=1", "model.attn_gate", "dense"),
@@ -177,6 +205,12 @@ def test_switches_and_pairs(command: str, setting: str, expected: object, monkey
     [
         ("SMEAR=2", "SMEAR is '2'; it is a switch: give 1 or 0"),
         ("SPARSE_ATTN_GATE_ENABLED=1 GATED_ATTN_ENABLED=1", "attn_gate"),
+        ("EMA_ENABLED=yes", "EMA_ENABLED is 'yes'; it is a switch: give 1 or 0"),
+        ("EMA_DECAY=slow", "EMA_DECAY is 'slow'; give a number"),
+        ("EMA_DECAY=1", "ema_decay is 1.0; it must be at least 0 and below 1"),
+        ("EMA_ENABLED=1 BITNET_GROUP_SIZE=128", "average ema of weights that train on ternary levels"),
+        ("FORCE_STOP_STEP=30000", "force_stop_step 30000 is beyond the 20000 iterations"),
+        ("MIN_LR=2", "min_lr is 2.0"),
         ("EMBED_BITS=seven", "EMBED_BITS is 'seven'; give a number"),
         ("EMBED_BITS=12", "grid width 12 is out of range"),
         ("VE_LAYERS=last", "VE_LAYERS is 'last'"),

@@ -203,6 +203,8 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
             f"step:{event.step}/{total} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
             f"train_time:{event.train_ms:.0f}ms step_avg:{event.train_ms / max(event.step, 1):.2f}ms"
         )
+        if run.recipe.average.kind != "none":
+            log(f"birdie:step:{event.step}/{total} validated {event.weights}")
     elif isinstance(event, Profiled):
         profile = event.profile
         log(f"birdie:profile:{profile.title}; none of it on the clock; trace in {event.folder}")

@@ -31,6 +31,7 @@ from birdie.recipe_file import configuration, sources
 from birdie.scale import scaled
 from birdie.train.loop import Step
 from birdie.train.profile import Profile
+from birdie.train.schedule import share_done
 
 
 def configured(recipe: str | None, scale: str | None) -> tuple[Dict, ...]:
@@ -162,17 +163,15 @@ def ctrl_c_asks(*, shown: bool = True) -> Iterator[Callable[[], bool]]:
 
 def _show(event: Event, work: Run, update: Callable[[float, float | None], None]) -> None:
     if isinstance(event, Step):
-        share = event.number / work.training.iterations
-        if work.training.max_wallclock_seconds:  # whichever end comes first
-            share = max(share, event.train_ms / 1000 / work.training.max_wallclock_seconds)
-        update(event.number, event.number / share)
+        update(event.number, event.number / share_done(work.training, event.number, event.train_ms))
         if work.recipe.run.logs(event.number) or event.stopping:
             remark(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
                 f"{event.train_ms / 1000:.1f} s  {event.train_ms / event.number:.1f} ms/step"
             )
     elif isinstance(event, Validated):
-        remark(f"step {event.step}  validation {event.score.bpb:.4f} bits per byte ({event.score.tokens:,} tokens)")
+        of = "" if work.recipe.average.kind == "none" else f" of {event.weights}"
+        remark(f"step {event.step}  validation {event.score.bpb:.4f} bits per byte{of} ({event.score.tokens:,} tokens)")
     elif isinstance(event, Profiled):
         remark(f"{event.profile.title}; none of it on the clock; table and trace in {event.folder}")
     elif isinstance(event, Saved):

@@ -6,6 +6,7 @@
         ├── model.safetensors       weights by name
         ├── optimizer.safetensors   "parameter/tensor", Muon's momentum gathered from all ranks
         ├── rng.safetensors         states of the random generators
+        ├── average.safetensors     of the weights, if the run has one
         └── state.json              step, clock, position of the loader, settings, what the caller noted, versions
 
 A checkpoint is written whole under a new name before `latest` points to it, and only then are older ones removed: a
@@ -46,6 +47,8 @@ class Checkpoint:
         settings: the settings of the run, with every "auto" resolved.
         about: what the caller of `fit` wants remembered; must survive JSON.
         versions: of the software that wrote it.
+        average: what the average of weights holds, as its `state` gives it.
+        bandit: what the learning-rate bandit remembers; must survive JSON.
     """
 
     step: int
@@ -57,6 +60,8 @@ class Checkpoint:
     settings: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
+    average: dict[str, Tensor] = field(default_factory=dict)
+    bandit: dict[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> Path:
@@ -75,10 +80,14 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> P
         "settings": checkpoint.settings,
         "about": checkpoint.about,
         "versions": checkpoint.versions,
+        "averaged": bool(checkpoint.average),
+        "bandit": checkpoint.bandit,
     }
     with atomic_folder(target) as temporary:
-        for name in ("model", "optimizer", "rng"):
-            tensors = {"model": checkpoint.weights, "optimizer": checkpoint.optimizer, "rng": checkpoint.rng}[name]
+        files = {"model": checkpoint.weights, "optimizer": checkpoint.optimizer, "rng": checkpoint.rng}
+        if checkpoint.average:
+            files["average"] = checkpoint.average
+        for name, tensors in files.items():
             _save_tensors(tensors, temporary / f"{name}.safetensors", target)
         (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
     write_bytes(folder / POINTER, target.name.encode())
@@ -116,6 +125,8 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
             settings=dict(state["settings"]),
             about=dict(state.get("about", {})),
             versions=dict(state["versions"]),
+            average=load_file(source / "average.safetensors") if state.get("averaged") else {},
+            bandit=dict(state.get("bandit", {})),
         )
     except WeightsError:
         raise

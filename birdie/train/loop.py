@@ -16,7 +16,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +26,8 @@ from birdie.device import choose_dtype, compile_or_eager, dtype_name, synchroniz
 from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
 from birdie.ranges import attached, span
+from birdie.train.average import Average, AverageSettings
+from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.groups import Optimizers, OptimizerSettings
 from birdie.train.growth import Growth, Stage, moments
@@ -34,33 +35,9 @@ from birdie.train.micro import micro_batches, micro_steps, settled
 from birdie.train.precision import prepare_fp8
 from birdie.train.profile import Capture, layers
 from birdie.train.protocols import Batches, Preparation, Trainable
-from birdie.train.schedule import lr_multiplier, muon_momentum
+from birdie.train.schedule import muon_momentum, scheduled, share_done
 from birdie.train.settings import TrainSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one optimizer step did.
-
-    Attributes:
-        number: steps done, this one included.
-        loss: mean cross-entropy in nats over its tokens, on all ranks, before the update.
-        train_ms: training time since the first step; suspensions at a yield do not count.
-        lr_multiplier: factor on the learning rates.
-        momentum: of Muon.
-        tokens: trained on in this step, over all ranks.
-        grad_norm: norm of the whole gradient before any clipping.
-        stopping: whether it is the last.
-    """
-
-    number: int
-    loss: float
-    train_ms: float
-    lr_multiplier: float
-    momentum: float
-    tokens: int
-    grad_norm: float
-    stopping: bool
+from birdie.train.step import Step as Step
 
 
 class Fit:
@@ -69,6 +46,7 @@ class Fit:
     Attributes:
         facts: what was resolved at the start (dtypes, groups, ranks), to be logged.
         float8: the model's training in fp8, if it does that.
+        average: of the weights so far; its `in_model()` puts it into the model for as long as it takes to score it.
     """
 
     def __init__(
@@ -87,6 +65,8 @@ class Fit:
         on_priming: Callable[[int, int], None],
         prepared: Sequence[Preparation],
         changes: Sequence[float],
+        average: AverageSettings,
+        bandit: BanditSettings,
     ) -> None:
         if settings.accumulation % world.size:
             raise ConfigError(
@@ -115,6 +95,8 @@ class Fit:
             **dataclasses.asdict(settings),
             "micro_batch_tokens": self._micro_tokens,
             **dataclasses.asdict(optimizer_settings),
+            **{f"average.{name}": value for name, value in dataclasses.asdict(average).items()},
+            **{f"bandit.{name}": value for name, value in bandit.plain().items()},
             "compile": compiles,
             "fp8": settings.fp8 if self.float8 else "off",
             "compute_dtype": dtype_name(model.compute_dtype),
@@ -136,10 +118,12 @@ class Fit:
                 for group, members in self._optimizers.groups.items()
             },
         }
+        self.average = Average(average, self._tensors(), notify)
+        self._bandit = Bandit(bandit, settings.seed)
         if resume is not None:
             self._report_changes(resume, notify)
             self._restore(resume)
-        for tensor in self._tensors().values():
+        for tensor in (*self._tensors().values(), *self.average.tensors()):
             world.broadcast_(tensor)
 
     def __iter__(self) -> Iterator[Step]:
@@ -167,7 +151,7 @@ class Fit:
     @property
     def interrupted(self) -> bool:
         """Whether `stop()` ended the run before its last step."""
-        return self._stop_agreed and self._step < self._settings.iterations and self._in_time()
+        return self._stop_agreed and self._step < self._settings.last_step and self._in_time()
 
     def prime(self) -> None:
         """Take real steps, then undo all they did: compilation and caches stay, state and clock do not.
@@ -227,12 +211,23 @@ class Fit:
         checkpoint = self.state()
         return save_checkpoint(folder, checkpoint) if self._world.is_main else Path(folder)
 
+    def finish(self) -> list[str]:
+        """Make the average of the weights, if there is one, the model's own; returns evidence of what was at work.
+
+        The run is over then: it can neither go on nor be saved.
+
+        Raises:
+            WeightsError: it was done before.
+        """
+        forced = self._settings.forced_stop(self._clock_ms)
+        return [line for line in (self.average.settle(), self._bandit.evidence(), forced) if line is not None]
+
     def _in_time(self) -> bool:
         cap_ms = self._settings.cap_ms
         return cap_ms is None or self._clock_ms < cap_ms
 
     def _remaining(self) -> bool:
-        return self._step < self._settings.iterations and self._in_time() and not self._stop_agreed
+        return self._step < self._settings.last_step and self._in_time() and not self._stop_agreed
 
     def _agree_on_stop(self) -> bool:
         """Whether any rank wants to stop: one that left alone would leave the others waiting."""
@@ -255,23 +250,16 @@ class Fit:
 
     def _take_step(self, at: float | None = None) -> Step:
         """Gradient, clipping and update, clock and end left to the caller; `at`: the share of the run to pretend."""
+        self.average.require_last("train")
         settings, optimizer_settings = self._settings, self._optimizer_settings
-        multiplier = lr_multiplier(
-            self._step,
-            self._clock_ms,
-            iterations=settings.iterations,
-            warmdown_iters=settings.warmdown_iters,
-            warmdown_fraction=settings.warmdown_fraction,
-            cap_ms=settings.cap_ms,
-        )
+        multiplier = scheduled(settings, self._step, self._clock_ms)
         momentum = muon_momentum(
             self._step,
             start=optimizer_settings.muon_momentum_warmup_start,
             final=optimizer_settings.muon_momentum,
             warmup_steps=optimizer_settings.muon_momentum_warmup_steps,
         )
-        by_steps, cap_ms = self._step / settings.iterations, settings.cap_ms
-        share = by_steps if cap_ms is None else max(by_steps, self._clock_ms / cap_ms)
+        share = share_done(settings, self._step, self._clock_ms)
         where = (self._step, share) if at is None else (-1, at)
         with span("techniques"):
             for each in self._prepared:
@@ -281,11 +269,14 @@ class Fit:
         mean_loss, tokens = self._accumulate(stage)
         with span("clip"):
             loss, grad_norm = self._clip(mean_loss)
+        factor = multiplier * self._bandit.factor()
         with span("optimizer"):
-            self._optimizers.step(multiplier, momentum)
+            self._optimizers.step(factor, momentum)
+        self._bandit.observe(loss)
         self._step += 1
+        self.average.update(self._step, multiplier)
         self._inside_step = False
-        return Step(self._step, loss, self._clock_ms, multiplier, momentum, tokens, grad_norm, stopping=False)
+        return Step(self._step, loss, self._clock_ms, factor, momentum, tokens, grad_norm, stopping=False)
 
     def _accumulate(self, stage: Stage) -> tuple[Tensor, int]:
         """Leave the mean gradient over all ranks in the parameters; (mean loss, tokens of all ranks)."""
@@ -358,6 +349,8 @@ class Fit:
             loader=self._batches.state_dict(),
             settings=self._resolved,
             about=self._about,
+            average=self.average.state(),
+            bandit=self._bandit.state(),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -376,6 +369,8 @@ class Fit:
             tensor.copy_(saved)
         self._optimizers.load_state(checkpoint.optimizer)
         self._batches.load_state_dict(checkpoint.loader)
+        self.average.load_state(checkpoint.average)
+        self._bandit.load_state(checkpoint.bandit)
         self._step, self._clock_ms = checkpoint.step, checkpoint.clock_ms
         set_rng_state(checkpoint.rng)
 
@@ -401,6 +396,8 @@ def fit(
     on_priming: Callable[[int, int], None] = lambda _done, _total: None,
     prepared: Sequence[Preparation] = (),
     changes: Sequence[float] = (),
+    average: AverageSettings | None = None,
+    bandit: BanditSettings | None = None,
 ) -> Fit:
     """A run that trains `model` in place, one `Step` at each iteration.
 
@@ -418,6 +415,8 @@ def fit(
         on_priming: called with (done, total) after each priming step.
         prepared: what trains along; penalties act on the weights and are not part of the loss that steps report.
         changes: shares of the run at which another graph begins to run: priming visits each.
+        average: of the weights, which `Fit.finish` makes the model's own; None: the last weights are the result.
+        bandit: that varies the learning rates; None: the schedule alone does.
 
     Raises:
         ConfigError: the ranks do not divide the accumulation, or a parameter is in no or two optimizer groups.
@@ -437,4 +436,6 @@ def fit(
         on_priming=on_priming,
         prepared=prepared,
         changes=changes,
+        average=average or AverageSettings(),
+        bandit=bandit or BanditSettings(),
     )

@@ -26,6 +26,13 @@ class TrainSettings:
     warmdown_fraction: Annotated[
         float | None, Parameter(env_var=("WARMDOWN_FRAC", "WARMDOWN_FRACTION"), help="The same as a share of the run.")
     ] = None
+    min_lr: Annotated[
+        float, Parameter(env_var="MIN_LR", help="Floor of the learning rates, as a share of their peaks.")
+    ] = 0.0
+    force_stop_step: Annotated[
+        int,
+        Parameter(env_var="FORCE_STOP_STEP", help="Last step of run and schedule, whatever the clock; 0: none."),
+    ] = 0
     warmup_steps: Annotated[
         int, Parameter(env_var="WARMUP_STEPS", help="Steps that prime caches and compiler and are then undone.")
     ] = 20
@@ -67,7 +74,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed}; it must be from 0 to {2**63 - 1}")
-        for name in ("iterations", "warmdown_iters", "warmup_steps"):
+        for name in ("iterations", "warmdown_iters", "warmup_steps", "force_stop_step"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         for name in ("train_batch_tokens", "train_seq_len", "accumulation"):
@@ -75,6 +82,13 @@ class TrainSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.warmdown_fraction is not None and not 0 <= self.warmdown_fraction <= 1:
             raise ConfigError(f"warmdown_fraction is {self.warmdown_fraction}; it must be from 0 to 1")
+        if not 0 <= self.min_lr <= 1:
+            raise ConfigError(f"min_lr is {self.min_lr}; it is a share of the learning rates, from 0 to 1")
+        if self.force_stop_step > self.iterations:
+            raise ConfigError(
+                f"force_stop_step {self.force_stop_step} is beyond the {self.iterations} iterations of the run; "
+                "raise iterations or leave it out"
+            )
         if not 0 <= self.max_wallclock_seconds < math.inf:
             raise ConfigError(f"max_wallclock_seconds is {self.max_wallclock_seconds}; give seconds, or 0 for no limit")
         if self.train_batch_tokens % (self.accumulation * self.train_seq_len):
@@ -121,5 +135,18 @@ class TrainSettings:
 
     @property
     def cap_ms(self) -> float | None:
-        """The wall-clock limit in milliseconds, or None."""
-        return 1000 * self.max_wallclock_seconds or None
+        """The wall-clock limit in milliseconds, or None: without one, or where the last step is forced."""
+        return None if self.force_stop_step else 1000 * self.max_wallclock_seconds or None
+
+    @property
+    def last_step(self) -> int:
+        """Most steps of the run: those it has unless the clock ends it."""
+        return self.force_stop_step or self.iterations
+
+    def forced_stop(self, train_ms: float) -> str | None:
+        """What to say of a run that ended after `train_ms` at a forced last step; None where it was not forced."""
+        if not self.force_stop_step:
+            return None
+        cap, took = self.max_wallclock_seconds, train_ms / 1000
+        over = f", beyond the cap of {cap:g} s that a submission must keep" if cap and took > cap else ""
+        return f"forced last step: {self.force_stop_step:,}, reached after {took:.1f} s{over}"

@@ -1,0 +1,264 @@
+"""Averages of the weights along a run, which is what is validated, exported and scored in place of the last weights.
+
+    weights after each step ──► EMA:  a ← d·a + (1 − d)·w      from the initial weights on
+                            ──► SWA:  mean of the weights every N steps once the learning rates are low
+                            ──► LAWA: mean of the last K snapshots, one every N steps
+
+Kept in float32 (or better) over all parameters and floating buffers: an average kept in bfloat16 forgets every change
+below 2⁻⁹ of a weight, which records ran with. A step costs one pass over the weights in a few launches, no copy, no
+communication: all ranks hold the same weights, so they hold the same average.
+
+The model's tensors are only ever read and written in place, so that what are views of one storage stay views of it.
+
+Sources: SWA: Izmailov et al. 2018 (arXiv 1803.05407); LAWA: Kaddour 2022 (arXiv 2209.14981); EMA as in
+openai/parameter-golf #287, which replaced the SWA of the records before it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from cyclopts import Parameter
+from torch import Tensor
+
+from birdie.errors import ConfigError, WeightsError
+from birdie.ranges import span
+
+Kind = Literal["none", "ema", "swa", "lawa"]
+_TERMS = "terms"
+
+
+@dataclass(frozen=True, slots=True)
+class AverageSettings:
+    """Which average of the weights is the result of a run; without one it is the last weights.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    kind: Annotated[
+        Kind,
+        Parameter(help="ema: exponential; swa: mean once the learning rates are low; lawa: mean of the last ones."),
+    ] = "none"
+    ema_decay: Annotated[float, Parameter(help="Share of the EMA that a step keeps.")] = 0.997
+    swa_every: Annotated[int, Parameter(env_var="SWA_EVERY", help="Steps between two terms of the SWA.")] = 50
+    swa_below: Annotated[
+        float, Parameter(env_var="SWA_START_FRAC", help="Factor on the learning rates below which SWA takes terms.")
+    ] = 0.5
+    lawa_k: Annotated[
+        int, Parameter(env_var="LAWA_K", help="Snapshots that LAWA holds, each as large as the model.")
+    ] = 10
+    lawa_every: Annotated[int, Parameter(env_var="LAWA_FREQ", help="Steps between two snapshots of LAWA.")] = 100
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("none", "ema", "swa", "lawa"):
+            raise ConfigError(f"average kind is {self.kind!r}; choose none, ema, swa or lawa")
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"ema_decay is {self.ema_decay}; it must be at least 0 and below 1, such as 0.997")
+        if not 0 < self.swa_below <= math.inf:
+            raise ConfigError(
+                f"swa_below is {self.swa_below}; it must be above 0; 2 takes terms from the first step on"
+            )
+        for name in ("swa_every", "lawa_k", "lawa_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    @property
+    def copies(self) -> int:
+        """How many times the weights are held, in float32, at most."""
+        return {"none": 0, "ema": 1, "swa": 1, "lawa": self.lawa_k}[self.kind]
+
+
+class Average:
+    """The average of one run's weights; of kind "none" it costs nothing and does nothing.
+
+    Args:
+        settings: which, and how.
+        tensors: the model's parameters and buffers by name; those of floating dtype are averaged, others stay the last.
+        notify: gets a line when a checkpoint brings no average of this kind.
+
+    Attributes:
+        terms: weights that went in.
+        applied: whether the model holds the average now.
+    """
+
+    def __init__(
+        self, settings: AverageSettings, tensors: Mapping[str, Tensor], notify: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.settings, self.terms, self.applied, self._notify = settings, 0, False, notify
+        averaged = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
+        self._names, self._weights = list(averaged), list(averaged.values())
+        self._slots: list[list[Tensor]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """EMA's first value is the weights as they are; the others have none before their first term."""
+        self.terms = 0
+        self._slots = [self._copies()] if self.settings.kind in ("ema", "swa") else []
+
+    @torch.no_grad()
+    def update(self, step: int, multiplier: float) -> None:
+        """Take the weights after `step` finished steps, the last at `multiplier` times the learning rates, if due."""
+        settings = self.settings
+        if settings.kind != "none":
+            with span("average"):
+                self._update(settings, step, multiplier)
+
+    def _update(self, settings: AverageSettings, step: int, multiplier: float) -> None:
+        if settings.kind == "ema":
+            self.terms += 1
+            torch._foreach_lerp_(self._slots[0], self._wide(), 1 - settings.ema_decay)
+        elif settings.kind == "swa" and multiplier < settings.swa_below and step % settings.swa_every == 0:
+            self.terms += 1
+            torch._foreach_lerp_(self._slots[0], self._wide(), 1 / self.terms)
+        elif settings.kind == "lawa" and step % settings.lawa_every == 0:
+            self.terms += 1
+            oldest = self._slots.pop(0) if len(self._slots) == settings.lawa_k else self._copies()
+            torch._foreach_copy_(oldest, self._weights)
+            self._slots.append(oldest)
+
+    def __str__(self) -> str:
+        """What the average is made of, or "the last weights" where there is none."""
+        if not self.terms:
+            return "the last weights"
+        if self.settings.kind == "ema":
+            return f"EMA {self.settings.ema_decay:g} of {self.terms:,} steps"
+        held = self.terms if self.settings.kind == "swa" else len(self._slots)
+        return f"{self.settings.kind.upper()} of {held:,} snapshots"
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that is held, to be made the same on all ranks."""
+        for slot in self._slots:
+            yield from slot
+
+    @torch.no_grad()
+    def mean(self) -> dict[str, Tensor]:
+        """The averaged weights by name, in float32; empty before the first term. Not to be written to."""
+        if not self.terms:
+            return {}
+        if len(self._slots) == 1:
+            return dict(zip(self._names, self._slots[0], strict=True))
+        mean = [tensor.clone() for tensor in self._slots[0]]
+        for number, slot in enumerate(self._slots[1:], 2):
+            torch._foreach_lerp_(mean, slot, 1 / number)
+        return dict(zip(self._names, mean, strict=True))
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Inside, the model holds the average, if there is one yet; after it the last weights again.
+
+        Raises:
+            WeightsError: it holds the average already.
+        """
+        self.require_last("score its average")
+        if not self.terms:
+            yield
+            return
+        last = self._put()
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self._weights, last)
+            self.applied = False
+
+    @torch.no_grad()
+    def settle(self) -> str | None:
+        """Put the average into the model for good and say what that did; None where no average was asked for.
+
+        Raises:
+            WeightsError: it was done before.
+        """
+        if self.settings.kind == "none":
+            return None
+        self.require_last("settle on its average")
+        if not self.terms:
+            return f"average of weights: {self.settings.kind.upper()} took no term, so the last weights are the result"
+        last = self._put()
+        moved = _distance(self._weights, last)  # of what the model now holds
+        return f"average of weights: {self}, {moved:.2%} of their norm from the last weights, is the result"
+
+    @torch.no_grad()
+    def _put(self) -> list[Tensor]:
+        """Write the average into the model; returns the last weights."""
+        last = [tensor.clone() for tensor in self._weights]
+        torch._foreach_copy_(self._weights, list(self.mean().values()))
+        self.applied = True
+        return last
+
+    def require_last(self, what: str) -> None:
+        """Check that the model holds its last weights.
+
+        Raises:
+            WeightsError: it holds the average, from which no run goes on.
+        """
+        if self.applied:
+            raise WeightsError(f"cannot {what}: the model holds the average of its weights and not the last ones")
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all that is held, as "kind/slot/name", the oldest slot first; empty of kind "none".
+
+        Raises:
+            WeightsError: the model holds the average.
+        """
+        self.require_last("save the run")
+        kind = self.settings.kind
+        if kind == "none":
+            return {}
+        held = {
+            f"{kind}/{number}/{name}": tensor.clone()
+            for number, slot in enumerate(self._slots)
+            for name, tensor in zip(self._names, slot, strict=True)
+        }
+        return {f"{kind}/{_TERMS}": torch.tensor(self.terms), **held}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`; what is of another kind, or nothing, begins the average anew at the weights as they are.
+
+        Raises:
+            WeightsError: it is of another model.
+        """
+        kind = self.settings.kind
+        if kind == "none":
+            return
+        self._begin()
+        terms = state.get(f"{kind}/{_TERMS}")
+        if terms is None:
+            self._notify(f"the checkpoint has no {kind.upper()} of weights; it begins anew at its step")
+            return
+        count = len({key.split("/", 2)[1] for key in state} - {_TERMS})
+        loaded: list[list[Tensor]] = []
+        for number in range(count if kind == "lawa" else 1):
+            fresh = self._copies()
+            for name, mine in zip(self._names, fresh, strict=True):
+                saved = state.get(f"{kind}/{number}/{name}")
+                if saved is None or saved.shape != mine.shape:
+                    raise WeightsError(
+                        f"the average of {name!r} in the checkpoint is not of this model; resume with the model that "
+                        "was saved"
+                    )
+                mine.copy_(saved)
+            loaded.append(fresh)
+        self.terms = int(terms)
+        self._slots = loaded[-self.settings.copies :]
+
+    def _wide(self) -> list[Tensor]:
+        """The weights in the dtype they are averaged in: themselves, where that is theirs."""
+        pairs = list(zip(self._slots[0], self._weights, strict=True))
+        if all(mine.dtype == weight.dtype for mine, weight in pairs):
+            return self._weights
+        return [weight.to(mine.dtype) for mine, weight in pairs]
+
+    def _copies(self) -> list[Tensor]:
+        return [weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True) for weight in self._weights]
+
+
+def _distance(here: Sequence[Tensor], there: Sequence[Tensor]) -> float:
+    """‖here − there‖ over ‖there‖."""
+    apart = torch._foreach_norm(torch._foreach_sub(list(here), list(there)))
+    whole = torch._foreach_norm(list(there))
+    norms = [torch.stack([norm.double() for norm in norms]).square().sum().sqrt().item() for norms in (apart, whole)]
+    return norms[0] / norms[1] if norms[1] else 0.0
