@@ -16,18 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie import artifact, history, provenance
 from birdie.calibration import Calibrated, calibrated
 from birdie.compress.size import parse_size
 from birdie.data.batches import Batches
-from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.sidecar import byte_counts
-from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
 from birdie.errors import ConfigError
@@ -35,10 +30,13 @@ from birdie.events import Event, Interrupted, Profiled, Saved, Started, Validate
 from birdie.files import require_writable, write_bytes
 from birdie.model.evidence import Looping, evidence
 from birdie.model.gpt import GPT
-from birdie.recipe import DataSettings, Recipe
+from birdie.recipe import Recipe
 from birdie.reserve import MARGIN, expected, less_reserve
 from birdie.score.bpb import Score, bits_per_byte
+from birdie.startup import Startup
+from birdie.text import read
 from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint
+from birdie.train.compilation import Compiling, cache_of
 from birdie.train.loop import Fit, fit
 from birdie.train.precision import MULTIPLE, Float8, remove_fp8
 from birdie.train.profile import Profile, profile
@@ -73,6 +71,8 @@ class Run:
         calibration: what calibration found out, once it was made.
         profile: where a step goes, once that was looked at.
         weights: what `model` holds: "the last weights", or which average of them.
+        startup: what it took before the clock started.
+        compiling: what torch.compile did, if it was used.
 
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
@@ -93,20 +93,17 @@ class Run:
         self.profiled = profiled
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
-        self.dataset = _open(recipe.data)
-        self.tokenizer = load_tokenizer(recipe.data.tokenizer)
-        _check_vocabulary(recipe, self.tokenizer)
-        for warning in check_tokenizer(self.dataset, self.tokenizer):
-            notify(warning)
-        self.val_tokens = _validation_stream(self.dataset, recipe)
-        self.byte_counts = byte_counts(self.dataset.val, self.tokenizer, self.val_tokens, recipe.model.vocab_size)
-        if isinstance(self.byte_counts, np.ndarray):
-            total = int(self.byte_counts.sum(dtype=np.int64))
-            notify(f"the byte sidecar counts {total:,} bytes of validation text, for {len(self.val_tokens):,} tokens")
+        self.startup = Startup()
+        self.compiling: Compiling | None = None
+        with self.startup.part("data"):
+            text = read(recipe, notify)
+        self.dataset, self.tokenizer = text.dataset, text.tokenizer
+        self.val_tokens, self.byte_counts = text.val_tokens, text.byte_counts
         if self.world.is_main:
             require_writable(self.folder)
         torch.manual_seed(recipe.train.seed)
-        self.model = GPT(recipe.model).to(self.device)
+        with self.startup.part("model"):
+            self.model = GPT(recipe.model).to(self.device)
         self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
         self.steps = 0
         self.training, self.reserved = recipe.train, 0.0
@@ -190,7 +187,7 @@ class Run:
         yield self._started(going)
         save_every, validate_every = self.recipe.run.checkpoint_every, self.recipe.validation.every
         validated = None
-        going.prime()
+        self._prime(going)
         if self.profiled and not going.interrupted:
             yield from self._profile(going)
         if going.step == 0 and validate_every and not going.interrupted:
@@ -214,6 +211,22 @@ class Run:
             self.weights = str(going.average)
             for line in (*going.finish(), *evidence(self.model)):
                 self.notify(f"at work: {line}")
+            if self.compiling is not None:
+                self.compiling.ended()
+
+    def _prime(self, going: Fit) -> None:
+        """Prime, with what an earlier run compiled; and say what the start took."""
+        if going.facts["compiled"]:
+            cache = cache_of(self.recipe.to_dict(), self.world.size, self.device)
+            self.compiling = Compiling(cache, self.notify)
+            with self.startup.part("compile cache"):
+                self.compiling.before()
+        with self.startup.part("priming"):
+            going.prime()
+        if self.compiling is not None:
+            with self.startup.part("compile cache"):
+                self.compiling.ready(keep=self.world.is_main)
+        self.notify(self.startup.line())
 
     def _profile(self, going: Fit) -> Iterator[Profiled]:
         """Profile steps that are undone; every rank takes them, and rank 0 writes what it saw."""
@@ -399,23 +412,3 @@ def on_main(world: World, device: torch.device, work: Callable[[], None]) -> Non
             failure = error
     if world.any(failure is not None, device):
         raise failure or SystemExit(1)
-
-
-def _check_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size > recipe.model.vocab_size:
-        raise ConfigError(
-            f"the tokenizer {recipe.data.tokenizer} has {tokenizer.vocab_size} pieces but the model's vocab_size is "
-            f"{recipe.model.vocab_size}; set --model.vocab-size {tokenizer.vocab_size}"
-        )
-
-
-def _open(data: DataSettings) -> Dataset:
-    if data.train or data.val:
-        return open_dataset(train=data.train, val=data.val)
-    return open_dataset(data.path)
-
-
-def _validation_stream(dataset: Dataset, recipe: Recipe) -> NDArray[np.uint16]:
-    tokens = dataset.validation_tokens()
-    limit = recipe.validation.max_tokens
-    return tokens[: limit + 1] if limit else tokens

@@ -31,6 +31,7 @@ from birdie.recipe_file import configuration, explain
 from birdie.score.bpb import ValidationSettings
 from birdie.train.average import AverageSettings
 from birdie.train.bandit import BanditSettings
+from birdie.train.compilation import CompileCacheName
 from birdie.train.groups import OptimizerSettings
 from birdie.train.settings import TrainSettings
 
@@ -183,6 +184,7 @@ class RunSettings:
     checkpoint_every: Annotated[
         int, Parameter(help="Steps between checkpoints; 0 keeps one only at the end and on Ctrl-C.")
     ] = 500
+    compile_cache: CompileCacheName = "auto"
 
     def logs(self, step: int) -> bool:
         """Whether this step gets a line."""

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "birdie"
 # Top to bottom. Names on one row may import what stands above the row, and of the row only themselves.
 ROWS: list[set[str]] = [
     {"errors"},
-    {"cursor", "files", "device", "ranges", "distributed", "provenance"},
+    {"cursor", "files", "device", "ranges", "startup", "distributed", "provenance"},
     {"data", "model", "train", "entropy"},
     {"compress"},
     {"container"},
@@ -30,7 +30,7 @@ ROWS: list[set[str]] = [
     {"reserve"},
     {"estimate", "forecast"},
     {"scale"},
-    {"evaluation", "events"},
+    {"evaluation", "events", "text"},
     {"pipeline"},
     {"submit"},
     {"cli"},

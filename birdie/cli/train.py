@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -205,9 +206,18 @@ def run_json(work: Run, last: Validated | None, summary: Summary, result: Evalua
         "steps": 0 if last is None else last.step,
         "train_seconds": 0.0 if last is None else last.train_ms / 1000,
         "calibration": calibration_json(work),
+        "startup": startup_json(work),
         "profile": None if work.profile is None else work.profile.to_dict(),
         "evaluation": evaluation_json(result),
     }
+
+
+def startup_json(work: Run) -> dict[str, Any]:
+    """Seconds before the clock started, and what was compiled in them."""
+    seconds: dict[str, Any] = {"seconds": work.startup.seconds, "compiled": None}
+    if work.compiling is not None:
+        seconds["compiled"] = {**asdict(work.compiling.primed), "inside_the_clock": work.compiling.late}
+    return seconds
 
 
 def calibration_json(work: Run) -> dict[str, Any] | None:

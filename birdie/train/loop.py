@@ -29,6 +29,7 @@ from birdie.ranges import attached, span
 from birdie.train.average import Average, AverageSettings
 from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
+from birdie.train.compilation import first_pass
 from birdie.train.groups import Optimizers, OptimizerSettings
 from birdie.train.growth import Growth, Stage, moments
 from birdie.train.micro import micro_batches, micro_steps, settled
@@ -162,6 +163,8 @@ class Fit:
         if self._primed or not self._settings.warmup_steps or not self._remaining():
             return
         before = self._snapshot(self._optimizers.local_state())
+        if self.facts["compiled"]:
+            first_pass(self._model, self._settings.train_seq_len, self._device)
         shares = moments((*self._changes, *self._growth.changes), self._settings.warmup_steps)
         for done, share in enumerate(shares, 1):  # what comes on late is primed too
             self._take_step(at=share)
