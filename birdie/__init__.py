@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from birdie.finetune import Tuned, fine_tune
+    from birdie.train.muon import Muon
 
     __version__: str
 
@@ -44,6 +45,7 @@ _HOMES = {
         "WeightsError",
     ),
     "birdie.finetune": ("Tuned", "fine_tune"),
+    "birdie.train.muon": ("Muon",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -53,6 +55,7 @@ __all__ = [
     "BudgetError",
     "ConfigError",
     "DataError",
+    "Muon",
     "OutputError",
     "Spectral",
     "Summary",

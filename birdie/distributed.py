@@ -1,10 +1,11 @@
 """The process group: one `World` that torchrun makes large and everything else leaves at one rank.
 
-All collectives are no-ops on one rank, so there is one code path. gloo on CPUs, NCCL on CUDA.
+All collectives are no-ops on one rank, so there is one code path. gloo on CPUs, NCCL on CUDA. Those that return an
+`Arriving` are under way meanwhile; all ranks must start them in one order.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from birdie.errors import ConfigError
+
+
+class Arriving:
+    """The result of a collective that is under way."""
+
+    def __init__(self, work: dist.Work | None, result: Callable[[], Tensor]) -> None:
+        self._work, self._result = work, result
+
+    def wait(self) -> Tensor:
+        """The result, once it is here; on CUDA the current stream waits, not the caller."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._result()
+
+
+# torch 2.13 gave these new names
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +54,35 @@ class World:
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
         return tensor
+
+    def start_sum_(self, tensor: Tensor) -> Arriving:
+        """As `sum_`, under way."""
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, async_op=True) if self.size > 1 else None
+        return Arriving(work, lambda: tensor)
+
+    def start_reduce_scatter(self, tensor: Tensor) -> Arriving:
+        """Sum `tensor`, (size · n, …), over the ranks; arriving is this rank's part of the sum, (n, …), in float32.
+
+        gloo reduces the whole and throws most of it away, so there the parts are exchanged and summed here.
+        """
+        if self.size == 1:
+            return Arriving(None, tensor.float)
+        part = (tensor.shape[0] // self.size, *tensor.shape[1:])
+        if tensor.is_cuda:
+            own = tensor.new_empty(part)
+            work = _reduce_scatter(own, tensor, op=dist.ReduceOp.SUM, async_op=True)
+            return Arriving(work, own.float)
+        parts = torch.empty_like(tensor)
+        work = dist.all_to_all_single(parts, tensor, async_op=True)
+        return Arriving(work, lambda: parts.view(self.size, *part).sum(0, dtype=torch.float32))
+
+    def start_all_gather(self, own: Tensor) -> Arriving:
+        """Every rank's `own`, (n, …), one after the other: arriving is (size · n, …)."""
+        if self.size == 1:
+            return Arriving(None, lambda: own)
+        every = own.new_empty((self.size * own.shape[0], *own.shape[1:]))
+        work = _all_gather(every, own, async_op=True)
+        return Arriving(work, lambda: every)
 
     def max_int(self, value: int, device: torch.device) -> int:
         """The largest `value` any rank holds."""

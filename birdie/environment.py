@@ -96,8 +96,6 @@ LATER = (
         ),
     ),
     Later("fp8 storage is", ("FP_STORAGE",)),
-    Later("weight decay is", ("MUON_WD", "ADAM_WD", "EMBED_WD")),
-    Later("row-normalised Muon is", ("MUON_ROW_NORMALIZE",)),
     Later("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
     Later("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
     Later("steps of their own for attention and MLP are", ("ATTN_CLIP_SIGMAS", "MLP_CLIP_SIGMAS")),

@@ -12,6 +12,7 @@ import itertools
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from birdie.model.work import Work, moved_bytes, work
 from birdie.recipe import Recipe
 from birdie.reserve import less_reserve
 from birdie.train.groups import split_parameters
+from birdie.train.muon import WIDE
 from birdie.train.settings import TrainSettings
 
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
@@ -76,9 +78,9 @@ def h100(devices: int) -> Machine:
     return Machine(
         f"{devices} × H100",
         devices,
-        matrix_rate=0.452 * PEAK,
-        attention_rate=0.226 * PEAK,
-        micro_step_s=19.2e-3,
+        matrix_rate=0.456 * PEAK,
+        attention_rate=0.228 * PEAK,
+        micro_step_s=19.8e-3,
         link=450e9,
         compiled=True,
         dtype=torch.bfloat16,
@@ -93,8 +95,9 @@ class Load:
         work: of one micro-step.
         micro_steps: of a step.
         update_flops: of Newton–Schulz, for the rank that owns most.
-        reduced_bytes: summed over ranks: gradients and loss in float32, Muon's updates. Nothing on one rank.
-        sent_bytes: what a ring sends for that from each rank, 2 · (ranks − 1) / ranks of it.
+        reduced_bytes: summed over ranks: gradients of the banks in Newton–Schulz's dtype, of all else in float32.
+            Nothing on one rank.
+        sent_bytes: what a ring sends from each rank for that, and for updates or sums on their way back.
     """
 
     work: Work
@@ -126,7 +129,6 @@ class Memory:
         optimizer: Muon's momentum of the matrices a rank owns, Adam's two moments of all else.
         activations: kept for the backward pass, logits left out.
         logits: two float32 copies kept and two of their gradients for a moment; less where they are fused.
-        communication: the one buffer that gradients are summed in.
         average: float32 copies that an average of the weights keeps.
     """
 
@@ -135,7 +137,6 @@ class Memory:
     optimizer: int
     activations: int
     logits: int
-    communication: int
     average: int
 
     @property
@@ -212,11 +213,11 @@ def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, looping: bool) -> 
         raise ConfigError(f"{devices} ranks do not divide accumulation {train.accumulation}; choose a divisor")
     sequences = train.train_batch_tokens // train.accumulation // train.train_seq_len
     members = split_parameters(_meta(config).named_parameters())
-    matrices = [p.shape for p in members.get("matrices", {}).values()]
-    owned = (matrices[rank::devices] for rank in range(devices))
-    update = max(sum(newton_schulz_flops(shape, recipe.optimizer.muon_backend_steps) for shape in own) for own in owned)
-    all_weights = sum(p.numel() for each in members.values() for p in each.values())
-    reduced = 4 * (all_weights + 1) + dtype.itemsize * sum(math.prod(shape) for shape in matrices)
+    banks = Counter(p.shape for p in members.get("matrices", {}).values())
+    own = {shape: -(-count // devices) for shape, count in banks.items()}  # padded to as many for each rank
+    update = sum(n * newton_schulz_flops(shape, recipe.optimizer.muon_backend_steps) for shape, n in own.items())
+    others = sum(p.numel() for group, each in members.items() if group != "matrices" for p in each.values())
+    reduced = 4 * (others + 1) + dtype.itemsize * devices * sum(n * math.prod(shape) for shape, n in own.items())
     reduced = reduced if devices > 1 else 0
     return Load(
         work(config, sequences, train.train_seq_len, dtype, looping=looping),
@@ -228,9 +229,10 @@ def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, looping: bool) -> 
 
 
 def newton_schulz_flops(shape: torch.Size, steps: int) -> int:
-    """A = XXᵀ, A·A and B·X for X (m, n) with m ≤ n: 4m²n + 2m³ FLOPs an iteration."""
+    """A = XXᵀ, A·A and B·X for X (m, n) with m ≤ n: 4m²n + 2m³ FLOPs an iteration; wide ones 4m²n + 10m³ for two."""
     m, n = min(shape), max(shape)
-    return steps * (4 * m * m * n + 2 * m**3)
+    alone, pairs = (steps % 2, steps // 2) if n >= WIDE * m else (steps, 0)
+    return alone * (4 * m * m * n + 2 * m**3) + pairs * (4 * m * m * n + 10 * m**3)
 
 
 def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
@@ -245,7 +247,6 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
         optimizer=4 * -(-matrices // machine.devices) + 2 * (weights - 4 * matrices),
         activations=round(keeps * max(0, of.work.kept_bytes - 2 * copy)),
         logits=round(copies * copy),
-        communication=weights if machine.devices > 1 else 0,
         average=recipe.average.copies * weights,
     )
 

@@ -19,7 +19,7 @@ from birdie.compress.choose import parse_spec
 from birdie.cookbook import find
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
-from birdie.distributed import World
+from birdie.distributed import Arriving, World
 from birdie.errors import ConfigError, DataError
 from birdie.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
 from birdie.events import Validated
@@ -111,11 +111,21 @@ def test_the_kept_bytes_are_those_autograd_saves() -> None:
 
 @pytest.fixture
 def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of float tensors that pass through all-reduce, on a rank whose peer adds nothing."""
+    """Bytes of float tensors that are summed over the ranks, on a rank whose peer adds nothing and updates nothing."""
     found: list[int] = []
-    monkeypatch.setattr(
-        dist, "all_reduce", lambda tensor, **_: found.append(tensor.nbytes if tensor.is_floating_point() else 0)
-    )
+
+    def count(tensor: torch.Tensor) -> Arriving:
+        found.append(tensor.nbytes if tensor.is_floating_point() else 0)
+        return Arriving(None, lambda: tensor)
+
+    def share(_: World, tensor: torch.Tensor) -> Arriving:
+        count(tensor)
+        return Arriving(None, lambda: tensor[: len(tensor) // 2].float())
+
+    monkeypatch.setattr(World, "start_sum_", lambda _, tensor: count(tensor))
+    monkeypatch.setattr(World, "start_reduce_scatter", share)
+    monkeypatch.setattr(World, "start_all_gather", lambda _, own: Arriving(None, lambda: torch.cat((own, own))))
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the square of the norm
     monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
     return found
 

@@ -13,6 +13,7 @@ PUBLIC = [
     "BudgetError",
     "ConfigError",
     "DataError",
+    "Muon",
     "OutputError",
     "Spectral",
     "Summary",

@@ -43,7 +43,7 @@ def test_every_parameter_moves_in_a_step(tied: bool) -> None:
     for _ in range(3):
         optimizers.zero_grad()
         model.loss(ids, ids.roll(1)).backward()
-        optimizers.step(1.0, 0.95)
+        optimizers.step(torch.zeros(()), 1.0, 0.95)
     unmoved = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
     assert unmoved == []
 
@@ -52,7 +52,7 @@ def test_a_multiplier_of_zero_moves_nothing() -> None:
     model, ids = small(), torch.arange(40).view(2, 20)
     before = [p.detach().clone() for p in model.parameters()]
     model.loss(ids, ids.roll(1)).backward()
-    optimizers_of(model).step(0.0, 0.95)
+    optimizers_of(model).step(torch.zeros(()), 0.0, 0.95)
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
@@ -86,7 +86,7 @@ def test_state_comes_back_as_it_was_saved() -> None:
     model, ids = small(), torch.arange(40).view(2, 20)
     optimizers = optimizers_of(model)
     model.loss(ids, ids.roll(1)).backward()
-    optimizers.step(1.0, 0.95)
+    optimizers.step(torch.zeros(()), 1.0, 0.95)
     state = optimizers.full_state()
     assert {key.rpartition("/")[2] for key in state} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
     other = optimizers_of(small())

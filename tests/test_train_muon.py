@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from birdie.train.muon import Muon, newton_schulz
+from birdie.errors import ConfigError
+from birdie.train.muon import POLAR_EXPRESS, Coefficients, Muon, newton_schulz, schedule
 
 sides = st.integers(1, 24)
 
@@ -17,13 +18,13 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def plain_newton_schulz(G: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """The iteration on one matrix as it is written in the source, without any batching."""
+def plain_newton_schulz(G: torch.Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> torch.Tensor:
+    """The iteration on one matrix as it is written in the source, without any batching, one step at a time."""
     X = G.T if G.shape[0] > G.shape[1] else G
     X = X / (X.norm() + 1e-7)
-    for _ in range(steps):
+    for a, b, c in schedule(coefficients, steps):
         A = X @ X.T
-        X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+        X = a * X + (b * A + c * A @ A) @ X
     return X.T if G.shape[0] > G.shape[1] else X
 
 
@@ -98,3 +99,123 @@ def test_step_returns_the_closures_loss() -> None:
     muon = Muon([p], 0.1)
     assert muon.step(closure).item() == pytest.approx(first)
     assert muon.step(closure).item() < first
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=sides, columns=sides, steps=st.integers(0, 6), coefficients=st.sampled_from(["classic", "polar_express"]))
+def test_two_steps_at_once_are_two_steps(rows: int, columns: int, steps: int, coefficients: Coefficients) -> None:
+    """Wide and tall matrices take the steps in pairs, with an odd one at the end."""
+    G = gaussian(2, rows, columns)
+    expected = torch.stack([plain_newton_schulz(g.double(), steps, coefficients) for g in G])
+    torch.testing.assert_close(newton_schulz(G.double(), steps, torch.float64, coefficients), expected)
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (32, 96), (96, 32)])
+@pytest.mark.parametrize("coefficients", ["classic", "polar_express"])
+def test_small_singular_values_survive_bfloat16(shape: tuple[int, int], coefficients: Coefficients) -> None:
+    """Pairs of steps are no worse than single ones where it is hard: values from 1 down to 0.01."""
+    least = min(shape)
+    U, _, V = torch.linalg.svd(gaussian(*shape).double(), full_matrices=False)
+    G = (U * torch.logspace(0, -2, least, dtype=torch.float64) @ V).float()
+    exact = plain_newton_schulz(G.double(), 5, coefficients)
+    coarse = newton_schulz(G, 5, torch.bfloat16, coefficients).double()
+    assert (coarse - exact).norm() / exact.norm() < 0.08
+    assert torch.linalg.matrix_norm(coarse, 2) < 1.3
+
+
+def test_polar_express_ends_nearer_to_one() -> None:
+    G = gaussian(64, 64)
+    spread = {}
+    for coefficients in ("classic", "polar_express"):
+        values = torch.linalg.svdvals(newton_schulz(G, coefficients=coefficients))
+        spread[coefficients] = (values[:60] - 1).abs().max().item()
+    assert spread["polar_express"] < spread["classic"]
+    assert schedule("polar_express", 7)[4:] == [POLAR_EXPRESS[-1]] * 3
+
+
+def one_step(gradient: torch.Tensor, **options: object) -> torch.Tensor:
+    """What a first step with rate 1 takes away from zero."""
+    p = nn.Parameter(torch.zeros_like(gradient))
+    p.grad = gradient
+    Muon([p], 1.0, **options).step()  # type: ignore[arg-type]
+    return -p.detach()
+
+
+def test_row_normalisation_forgets_the_sizes_of_rows() -> None:
+    """MuonEq-R: rows scaled by anything give the same update; without it they do not."""
+    G, sizes = gaussian(8, 24), torch.logspace(-3, 3, 8)[:, None]
+    torch.testing.assert_close(one_step(G, row_normalize=True), one_step(G * sizes, row_normalize=True))
+    assert (one_step(G) - one_step(G * sizes)).norm() > 0.1
+
+
+def test_normuon_evens_out_rows_and_keeps_the_norm() -> None:
+    G = gaussian(12, 12) * torch.logspace(-2, 0, 12)[:, None]
+    plain, even = one_step(G), one_step(G, beta2=0.95)
+    rows = even.square().mean(1)
+    torch.testing.assert_close(rows, rows.mean().expand(12), rtol=1e-3, atol=0)
+    assert plain.square().mean(1).std() > 10 * rows.std()
+    torch.testing.assert_close(even.norm(), plain.norm(), rtol=1e-3, atol=0)
+
+
+def test_without_nesterov_the_update_is_that_of_the_momentum() -> None:
+    p, buffer = nn.Parameter(torch.zeros(6, 6)), torch.zeros(6, 6)
+    muon, expected = Muon([p], 1.0, momentum=0.5, nesterov=False), torch.zeros(6, 6)
+    for step in range(3):
+        p.grad = gaussian(6, 6, seed=step)
+        buffer = 0.5 * buffer + p.grad
+        expected = expected - plain_newton_schulz(buffer)
+        muon.step()
+    torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_decay_before_the_update() -> None:
+    p, G = nn.Parameter(gaussian(6, 9)), gaussian(6, 9, seed=1)
+    expected = p.detach() * (1 - 0.1 * 0.5) - 0.1 * plain_newton_schulz(G)
+    p.grad = G
+    Muon([p], 0.1, weight_decay=0.5).step()
+    torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stack_of_matrices_is_trained_as_they_are() -> None:
+    stack = nn.Parameter(gaussian(3, 4, 8))
+    alone = [nn.Parameter(part.detach().clone()) for part in stack]
+    together, apart = Muon([stack], 0.1, beta2=0.9), Muon(alone, 0.1, beta2=0.9)
+    for step in range(2):
+        stack.grad = gaussian(3, 4, 8, seed=step)
+        for p, part in zip(alone, stack.grad, strict=True):
+            p.grad = part.clone()
+        together.step()
+        apart.step()
+    torch.testing.assert_close(stack.detach(), torch.stack([p.detach() for p in alone]))
+
+
+def test_state_of_the_optimizer_is_saved_and_loaded_as_torch_does() -> None:
+    def trained(steps: range, muon: Muon, p: nn.Parameter) -> None:
+        for step in steps:
+            p.grad = gaussian(4, 6, seed=step)
+            muon.step()
+
+    whole, p = nn.Parameter(gaussian(4, 6)), nn.Parameter(gaussian(4, 6))
+    trained(range(4), Muon([whole], 0.1, beta2=0.9), whole)
+    first = Muon([p], 0.1, beta2=0.9)
+    trained(range(2), first, p)
+    second = Muon([p], 0.1, beta2=0.9)
+    second.load_state_dict(first.state_dict())
+    trained(range(2, 4), second, p)
+    assert torch.equal(p, whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((4,), {}, r"a parameter of shape \(4,\)"),
+        ((4, 4), {"lr": -1.0}, "lr is -1.0"),
+        ((4, 4), {"momentum": 1.0}, r"momentum is 1.0; it must be in \[0, 1\)"),
+        ((4, 4), {"beta2": 1.5}, "beta2 is 1.5"),
+        ((4, 4), {"steps": -1}, "steps are -1"),
+        ((4, 4), {"coefficients": "other"}, "coefficients are 'other'"),
+    ],
+)
+def test_bad_settings_are_refused(shape: tuple[int, ...], options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Muon([nn.Parameter(torch.zeros(shape))], **{"lr": 0.1, **options})  # type: ignore[arg-type]

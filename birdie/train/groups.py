@@ -1,12 +1,12 @@
-"""Which optimizer owns which parameter, and the pair of optimizers, Muon and Adam, as one.
+"""Which optimizer owns which parameter, and the pair of optimizers, Muon over banks and AdamW, as one.
 
 Ownership goes by name and number of dimensions, and every trainable parameter must be claimed by exactly one group: a
 parameter that no optimizer holds is frozen without a word, which has cost whole runs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from cyclopts import Parameter
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from birdie.device import DtypeName
 from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
-from birdie.train.muon import Muon
+from birdie.ranges import span
+from birdie.train.banks import banked
+from birdie.train.muon import Coefficients
+from birdie.train.parallel import ParallelMuon, Reduction
 
 # vectors of gains, and the matrices that are pairs of such vectors: Adam's, whatever their number of dimensions
 CONTROLS = (
@@ -48,6 +51,25 @@ class OptimizerSettings:
         int, Parameter(env_var="MUON_MOMENTUM_WARMUP_STEPS", help="Steps over which the momentum rises.")
     ] = 500
     muon_backend_steps: Annotated[int, Parameter(env_var="MUON_BACKEND_STEPS", help="Newton–Schulz iterations.")] = 5
+    muon_coefficients: Annotated[
+        Coefficients, Parameter(help="Of the Newton–Schulz polynomials: classic, or polar_express (another each step).")
+    ] = "classic"
+    muon_row_normalize: Annotated[
+        bool, Parameter(env_var="MUON_ROW_NORMALIZE", help="Rows are brought to norm 1 before (MuonEq-R).")
+    ] = False
+    muon_nesterov: Annotated[bool, Parameter(help="Muon looks ahead by the gradient.")] = True
+    muon_beta2: Annotated[
+        float, Parameter(env_var="MUON_BETA2", help="Decay of each row's mean square after it (NorMuon); 0: none.")
+    ] = 0.0
+    muon_weight_decay: Annotated[
+        float, Parameter(env_var="MUON_WD", help="Decoupled weight decay of the matrices, times their rate.")
+    ] = 0.0
+    adam_weight_decay: Annotated[
+        float, Parameter(env_var="ADAM_WD", help="Decoupled weight decay of all else, times its rate.")
+    ] = 0.0
+    embed_weight_decay: Annotated[
+        float | None, Parameter(env_var="EMBED_WD", help="The same of the embeddings; default: as all else.")
+    ] = None
     newton_schulz_dtype: Annotated[
         DtypeName, Parameter(help="Dtype of Newton–Schulz; auto: bfloat16 where it is fast, else float32.")
     ] = "auto"
@@ -59,15 +81,20 @@ class OptimizerSettings:
     ] = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr", "adam_eps", "grad_clip_norm"):
-            if not 0 <= getattr(self, name) < float("inf"):
+        rates = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
+        decays = ("muon_weight_decay", "adam_weight_decay", "embed_weight_decay")
+        for name in (*rates, *decays, "adam_eps", "grad_clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be a number of at least 0")
-        for name in ("muon_momentum", "muon_momentum_warmup_start", "beta1", "beta2"):
+        for name in ("muon_momentum", "muon_momentum_warmup_start", "muon_beta2", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
         for name in ("muon_backend_steps", "muon_momentum_warmup_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.muon_coefficients not in ("classic", "polar_express"):
+            raise ConfigError(f"muon_coefficients is {self.muon_coefficients!r}; choose classic or polar_express")
 
 
 def _is_control(name: str) -> bool:
@@ -82,6 +109,8 @@ RULES: Mapping[str, Callable[[str, nn.Parameter], bool]] = {
     "head": lambda name, _: name == "lm_head.weight",
     "scalars": lambda name, p: _is_control(name) or (name.startswith("blocks.") and p.ndim < 2),
 }
+
+WHOLE = ("/momentum_buffer", "/exp_avg", "/exp_avg_sq")  # state of a parameter's own shape
 
 Groups = dict[str, dict[str, nn.Parameter]]
 
@@ -108,12 +137,13 @@ def split_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> Groups:
 
 
 class Optimizers:
-    """Muon for the matrices, Adam for all else, with one schedule over both.
+    """Muon for the matrices, AdamW for all else, with one schedule over both.
 
     Attributes:
         groups: the parameters by group and name.
         rates: learning rate of each group before the schedule.
         parameters: all of them, in one fixed order.
+        banks: what the matrices have become.
     """
 
     def __init__(
@@ -133,63 +163,117 @@ class Optimizers:
             "head": settings.head_lr,
             "scalars": settings.scalar_lr,
         }
+        decay, embed_decay = settings.adam_weight_decay, settings.embed_weight_decay
+        decays = {
+            "matrices": settings.muon_weight_decay,
+            "embedding": decay if embed_decay is None else embed_decay,
+            "head": decay,
+            "scalars": decay,
+        }
         self.rates = {group: rates[group] for group in self.groups}
+        self.decays = {group: decays[group] for group in self.groups}
         self.parameters = [p for members in self.groups.values() for p in members.values()]
-        self._muon: Muon | None = None
-        self._optimizers: list[torch.optim.Optimizer] = []
-        if "matrices" in self.groups:
-            self._muon = Muon(
-                self._param_groups("matrices"),
+        self.banks = banked(self.groups.get("matrices", {}))
+        self._limit = settings.grad_clip_norm
+        self._muon: ParallelMuon | None = None
+        if self.banks:
+            self._muon = ParallelMuon(
+                self.banks,
                 settings.matrix_lr,
+                world=world,
+                nesterov=settings.muon_nesterov,
                 steps=settings.muon_backend_steps,
                 dtype=newton_schulz_dtype,
-                world=world,
+                coefficients=settings.muon_coefficients,
+                row_normalize=settings.muon_row_normalize,
+                beta2=settings.muon_beta2,
             )
-            self._optimizers.append(self._muon)
-        others = self._param_groups(*(group for group in self.groups if group != "matrices"))
-        if others:
-            betas = (settings.beta1, settings.beta2)
-            self._optimizers.append(torch.optim.Adam(others, betas=betas, eps=settings.adam_eps, fused=True))
+        self._others = {name: p for g, members in self.groups.items() if g != "matrices" for name, p in members.items()}
+        self._adam: torch.optim.AdamW | None = None
+        if self._others:
+            self._adam = torch.optim.AdamW(
+                [
+                    {"params": list(members.values()), "lr": self.rates[g], "name": g}
+                    for g, members in self.groups.items()
+                    if g != "matrices"
+                ],
+                betas=(settings.beta1, settings.beta2),
+                eps=settings.adam_eps,
+                weight_decay=0.0,
+                fused=True,
+            )
 
-    def _param_groups(self, *groups: str) -> list[dict[str, Any]]:
-        return [{"params": list(self.groups[g].values()), "lr": self.rates[g], "name": g} for g in groups]
+    def step(
+        self,
+        loss: Tensor,
+        lr_multiplier: float,
+        momentum: float,
+        *,
+        decay_multiplier: float = 1.0,
+        check: Callable[[float, float], None] = lambda _loss, _norm: None,
+    ) -> tuple[float, float]:
+        """One update of every parameter from the ranks' gradients, whose sum is the gradient.
 
-    def step(self, lr_multiplier: float, momentum: float) -> None:
-        """One update of every parameter from its gradient, with the rates times `lr_multiplier`."""
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.rates[group["name"]] * lr_multiplier
-                if optimizer is self._muon:
-                    group["momentum"] = momentum
-            optimizer.step()
+        Clipping comes after the reduction, so that it does not depend on the number of ranks; it must then have all of
+        the gradient before the first momentum, which costs some of the overlap.
+
+        Args:
+            loss: this rank's part of it, 0-d.
+            lr_multiplier: factor on all rates.
+            momentum: of Muon.
+            decay_multiplier: factor on all weight decays.
+            check: gets (loss, norm) before any weight changes, and may raise.
+
+        Returns:
+            The loss, and the norm of the whole gradient before clipping.
+        """
+        self._set(lr_multiplier, momentum, decay_multiplier)
+        read: list[tuple[float, float]] = []
+        reduction = Reduction(self._muon, self._others.values(), loss, self.world)
+
+        def rest() -> None:
+            if not read:
+                read.append(reduction.read(self._limit))
+                check(*read[0])
+            if self._adam is not None:
+                with span("optimizer/adam"):
+                    self._adam.step()
+
+        if self._limit:  # the factor is needed first
+            read.append(reduction.read(self._limit))
+            check(*read[0])
+        if self._muon is None:
+            rest()
+        else:
+            self._muon.finish(meanwhile=rest)
+        return read[0]
+
+    def _set(self, lr_multiplier: float, momentum: float, decay_multiplier: float) -> None:
+        adam = [] if self._adam is None else self._adam.param_groups
+        muon = [] if self._muon is None else [self._muon.settings]
+        for name, group in [*((group["name"], group) for group in adam), *(("matrices", group) for group in muon)]:
+            group["lr"] = self.rates[name] * lr_multiplier
+            group["weight_decay"] = self.decays[name] * decay_multiplier
+        for group in muon:
+            group["momentum"] = momentum
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        for p in self.parameters:
+        for bank in self.banks:
+            bank.zero_grad()
+        for p in self._others.values():
             p.grad = None
 
-    def local_state(self) -> dict[str, Tensor]:
-        """Copies of this rank's state tensors, as "parameter/tensor"."""
-        return {
-            f"{name}/{key}": value.detach().clone()
-            for optimizer, members in self._members()
-            for name, p in members.items()
-            for key, value in optimizer.state.get(p, {}).items()
-        }
-
     def full_state(self) -> dict[str, Tensor]:
-        """As `local_state`, with the momentum gathered from the ranks that own it. Every rank must call it."""
-        state = self.local_state()
-        if self._muon is None or self.world.size == 1:
-            return state
-        for name, p in self.groups["matrices"].items():
-            key = f"{name}/momentum_buffer"
-            # a rank that does not own the matrix adds zeros; before the first step so does the owner
-            state[key] = self.world.sum_(state.get(key, torch.zeros_like(p, requires_grad=False)))
+        """Copies of all state by "parameter/tensor", Muon's gathered from the ranks. Every rank must call it."""
+        state = self._adam_state()
+        if self._muon is not None:
+            for name, key, value in self._muon.full_state():
+                state[f"{name}/{key}"] = value.detach().clone()
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Replace all state by `state` (of `local_state` or `full_state`, of any number of ranks).
+        """Replace all state by `state` (of `full_state`, of any number of ranks).
 
         Raises:
             WeightsError: a tensor belongs to no parameter here or has another shape.
@@ -201,24 +285,24 @@ class Optimizers:
                 raise WeightsError(
                     f"optimizer tensor {key!r} has no parameter here; resume with the model that was saved"
                 )
-            if value.ndim and value.shape != p.shape:
+            if key.endswith(WHOLE) and value.shape != p.shape:
                 raise WeightsError(
                     f"optimizer tensor {key!r} has shape {tuple(value.shape)} but its parameter {tuple(p.shape)}; "
                     "resume with the model that was saved"
                 )
-        for optimizer, members in self._members():
-            optimizer.state.clear()
-            mine = [p for group in self._muon.param_groups for p in self._muon.owned(group)] if self._muon else []
+        if self._muon is not None:
+            self._muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
+        if self._adam is not None:
+            self._adam.state.clear()
             for key, value in state.items():
                 name, _, entry = key.rpartition("/")
-                p = members.get(name)
-                if p is not None and (optimizer is not self._muon or any(p is q for q in mine)):
-                    optimizer.state[p][entry] = value.to(p.device).clone()
+                if name in self._others:
+                    p = self._others[name]
+                    self._adam.state[p][entry] = value.to(p.device).clone()
 
-    def _members(self) -> Iterator[tuple[torch.optim.Optimizer, dict[str, nn.Parameter]]]:
-        """Each optimizer with its parameters by name."""
-        for optimizer in self._optimizers:
-            members: dict[str, nn.Parameter] = {}
-            for group in optimizer.param_groups:
-                members |= self.groups[group["name"]]
-            yield optimizer, members
+    def _adam_state(self) -> dict[str, Tensor]:
+        return {
+            f"{name}/{key}": value.detach().clone()
+            for name, p in self._others.items()
+            for key, value in (self._adam.state.get(p, {}) if self._adam is not None else {}).items()
+        }

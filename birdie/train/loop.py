@@ -162,7 +162,7 @@ class Fit:
         """
         if self._primed or not self._settings.warmup_steps or not self._remaining():
             return
-        before = self._snapshot(self._optimizers.local_state())
+        before = self.state()
         if self.facts["compiled"]:
             first_pass(self._model, self._settings.train_seq_len, self._device)
         shares = moments((*self._changes, *self._growth.changes), self._settings.warmup_steps)
@@ -182,7 +182,7 @@ class Fit:
 
         Yields before each step and after the last; a stop asked for ends it early.
         """
-        before = self._snapshot(self._optimizers.local_state())
+        before = self.state()
         try:
             for _ in range(steps):
                 yield
@@ -199,7 +199,23 @@ class Fit:
         Raises:
             WeightsError: an exception left the run in the middle of a step.
         """
-        return self._snapshot(self._optimizers.full_state())
+        if self._inside_step:
+            raise WeightsError(
+                f"training was interrupted inside step {self._step + 1}, so its state is neither before nor after it; "
+                "go on from the last checkpoint"
+            )
+        return Checkpoint(
+            step=self._step,
+            clock_ms=self._clock_ms,
+            weights={name: tensor.detach().clone() for name, tensor in self._tensors().items()},
+            optimizer=self._optimizers.full_state(),
+            rng=rng_state(),
+            loader=self._batches.state_dict(),
+            settings=self._resolved,
+            about=self._about,
+            average=self.average.state(),
+            bandit=self._bandit.state(),
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write `state()` as the latest checkpoint of `folder`; rank 0 writes, every rank must call it.
@@ -269,12 +285,10 @@ class Fit:
                 each.before_step(*where, multiplier)
         stage = self._growth.begin(*where)
         self._inside_step = True
-        mean_loss, tokens = self._accumulate(stage)
-        with span("clip"):
-            loss, grad_norm = self._clip(mean_loss)
+        share_of_loss, tokens = self._accumulate(stage)
         factor = multiplier * self._bandit.factor()
         with span("optimizer"):
-            self._optimizers.step(factor, momentum)
+            loss, grad_norm = self._optimizers.step(share_of_loss, factor, momentum, check=self._check)
         self._bandit.observe(loss)
         self._step += 1
         self.average.update(self._step, multiplier)
@@ -282,7 +296,7 @@ class Fit:
         return Step(self._step, loss, self._clock_ms, factor, momentum, tokens, grad_norm, stopping=False)
 
     def _accumulate(self, stage: Stage) -> tuple[Tensor, int]:
-        """Leave the mean gradient over all ranks in the parameters; (mean loss, tokens of all ranks)."""
+        """Leave this rank's share of the mean gradient in the parameters; (its share of the loss, tokens of all)."""
         with span("bookkeeping"):
             self._optimizers.zero_grad()
             total = torch.zeros((), device=self._device)
@@ -300,61 +314,20 @@ class Fit:
             for each in self._prepared:
                 if (penalty := each.penalty()) is not None:
                     torch.autograd.backward(penalty / self._world.size)
-        if self._world.size > 1:
-            with span("reduce"):
-                self._reduce(total)
         return total, tokens * self._world.size
 
-    def _reduce(self, total: Tensor) -> None:
-        """Sum gradients and `total` over the ranks, in one buffer and one collective."""
-        gradients = [p.grad for p in self._optimizers.parameters if p.grad is not None]
-        flat = self._world.sum_(torch.cat([total.reshape(1), *(g.reshape(-1) for g in gradients)]))
-        total.copy_(flat[0])
-        for gradient, summed in zip(gradients, torch.split(flat[1:], [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(summed.view_as(gradient))
-
-    def _clip(self, loss: Tensor) -> tuple[float, float]:
-        """Clip the reduced gradient if that is asked for; (loss, norm before clipping), both finite.
-
-        Clipping comes after the reduction, so that it does not depend on the number of ranks.
-        """
-        parameters = self._optimizers.parameters
-        limit = self._optimizer_settings.grad_clip_norm
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if limit:
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        values: list[float] = torch.stack((loss, norm)).tolist()  # one transfer for both
-        for name, value in zip(("loss", "gradient norm"), values, strict=True):
+    def _check(self, loss: float, norm: float) -> None:
+        for name, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
                 raise ConfigError(
                     f"the {name} of step {self._step + 1} is {value}; lower the learning rates or look at the data"
                 )
-        return values[0], values[1]
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
             **{name: p.data for name, p in self._model.named_parameters()},
             **dict(self._model.named_buffers()),
         }
-
-    def _snapshot(self, optimizer: dict[str, Tensor]) -> Checkpoint:
-        if self._inside_step:
-            raise WeightsError(
-                f"training was interrupted inside step {self._step + 1}, so its state is neither before nor after it; "
-                "go on from the last checkpoint"
-            )
-        return Checkpoint(
-            step=self._step,
-            clock_ms=self._clock_ms,
-            weights={name: tensor.detach().clone() for name, tensor in self._tensors().items()},
-            optimizer=optimizer,
-            rng=rng_state(),
-            loader=self._batches.state_dict(),
-            settings=self._resolved,
-            about=self._about,
-            average=self.average.state(),
-            bandit=self._bandit.state(),
-        )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         tensors = self._tensors()

@@ -1,55 +1,127 @@
 """Muon: momentum made orthogonal by a Newton–Schulz iteration, for weight matrices.
 
+    gradient ─► momentum, Nesterov ─► [rows ÷ their norm] ─► Newton–Schulz ─► [rows ÷ their running size] ─► update
+                                        MuonEq-R                                NorMuon
+
 Each update is replaced by a matrix with the same singular vectors and singular values near one, so that every direction
 of the matrix learns at the same pace. Matrices of one shape are orthogonalised together, as one batched product.
 
-Source: Keller Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024), with the coefficients and the
-scale √max(1, rows / columns) of the challenge's baseline script.
+`Muon` works on any matrices of any model; `birdie.train.parallel` shares the work out among ranks. Sources: Keller
+Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024), with the coefficients and the scale
+√max(1, rows / columns) of the challenge's baseline script; Polar Express, Amsel et al. 2025 (arXiv 2505.16932), as in
+openai/parameter-golf #1344; MuonEq-R, #1217; NorMuon, Li et al. 2025 (arXiv 2510.05491), #230.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from birdie.distributed import World
+from birdie.errors import ConfigError
+from birdie.ranges import span
 
-# chosen by Jordan for the steepest rise at zero: the result's singular values spread over about 0.7–1.2, not exactly 1
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+Coefficients = Literal["classic", "polar_express"]
+
+CLASSIC = (3.4445, -4.7750, 2.0315)
+"""Chosen by Jordan for the steepest rise at zero: singular values end spread over about 0.7 to 1.2, not at 1."""
+
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+"""The best polynomial of each of five steps for singular values from 0.001 to 1; more steps repeat the last."""
+
+STATE = ("momentum_buffer", "row_square")
+"""What a `Muon` remembers of a parameter."""
+
+_LEAST = 1e-7  # norm of a matrix or row below which it counts as zero
+WIDE = 2
+"""Longer over shorter side from which `newton_schulz` takes two steps at once."""
 
 
-def newton_schulz(G: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The nearest (semi-)orthogonal matrix to `G`, roughly; X ← aX + (bA + cA²)X with A = XXᵀ, `steps` times.
+def schedule(coefficients: Coefficients, steps: int) -> list[tuple[float, float, float]]:
+    """(a, b, c) of each of `steps` iterations."""
+    if coefficients == "classic":
+        return [CLASSIC] * steps
+    return [POLAR_EXPRESS[min(step, len(POLAR_EXPRESS) - 1)] for step in range(steps)]
+
+
+def newton_schulz(
+    G: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32, coefficients: Coefficients = "classic"
+) -> Tensor:
+    """The nearest (semi-)orthogonal matrix to `G`, roughly; X ← QX with Q = aI + bA + cA² and A = XXᵀ, `steps` times.
+
+    Wide matrices take two steps at once: as A is then QAQ, the second Q needs no product as large as X. Three and more
+    steps on one A are cheaper still, but in bfloat16 the small singular values drown: rounding in A makes eigenvalues
+    below zero, which grow twelvefold in each step.
 
     Args:
         G: (…, rows, columns); leading dimensions are a batch.
+        steps: iterations.
         dtype: what the iteration runs in. bfloat16 is fast where the hardware multiplies it, and coarser.
+        coefficients: classic: one polynomial for all steps; polar_express: another for each, which ends nearer to 1.
 
     Returns:
         A tensor of G's shape in `dtype`. A zero matrix stays zero.
     """
-    a, b, c = COEFFICIENTS
     rows, columns = G.shape[-2:]
     X = G.reshape(-1, rows, columns).to(dtype)
     if rows > columns:  # A is then the smaller of the two Gram matrices
         X = X.mT
-    X = X / (torch.linalg.matrix_norm(X, keepdim=True) + 1e-7)
-    for _ in range(steps):
+    X = X / (torch.linalg.matrix_norm(X, keepdim=True) + _LEAST)
+    stride = 2 if max(rows, columns) >= WIDE * min(rows, columns) else 1
+    plan = schedule(coefficients, steps)
+    for i in range(0, steps, stride):
         A = torch.bmm(X, X.mT)
-        B = torch.baddbmm(A, A, A, beta=b, alpha=c)
-        X = torch.baddbmm(X, B, X, beta=a)
+        if len(plan[i : i + stride]) == 2:
+            first = _polynomial(A, plan[i])
+            second = _polynomial(torch.bmm(torch.bmm(first, A), first), plan[i + 1])
+            X = torch.bmm(torch.bmm(second, first), X)
+        else:
+            a, b, c = plan[i]
+            X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
     if rows > columns:
         X = X.mT
     return X.reshape(G.shape)
 
 
-class Muon(torch.optim.Optimizer):
-    """W ← W − lr · √max(1, rows / columns) · newton_schulz(Nesterov momentum), for 2-D parameters only.
+def _polynomial(A: Tensor, abc: tuple[float, float, float]) -> Tensor:
+    """aI + bA + cA²."""
+    a, b, c = abc
+    Q = torch.baddbmm(A, A, A, beta=b, alpha=c)
+    Q.diagonal(dim1=-2, dim2=-1).add_(a)
+    return Q
 
-    On several ranks parameter i belongs to rank i mod size, which alone keeps its momentum and computes its update; one
-    all-reduced buffer brings all updates to everybody. The gradients must already be the same on every rank.
+
+class Muon(torch.optim.Optimizer):
+    """W ← (1 − lr · decay) W − lr · √max(1, rows / columns) · newton_schulz(Nesterov momentum).
+
+        optimizer = birdie.Muon(matrices, lr=0.02, momentum=0.95)
+
+    For the weight matrices of layers only: vectors, embeddings and output heads belong to Adam. Parameters are
+    matrices, (rows, columns), or stacks of them, (count, rows, columns); those of one shape are worked on together.
+    With several processes the gradients must be the same in all, as DistributedDataParallel leaves them.
+
+    Args:
+        params: parameters, or dicts of them with settings of their own, as every optimizer of torch takes them.
+        lr: learning rate.
+        momentum: decay of the sum of gradients.
+        nesterov: whether the update looks ahead by the gradient.
+        weight_decay: decoupled; per step weights lose lr · weight_decay of themselves.
+        steps: Newton–Schulz iterations.
+        dtype: what these run in.
+        coefficients: of their polynomials, as `newton_schulz` says.
+        row_normalize: whether each row is brought to norm 1 before (MuonEq-R).
+        beta2: decay of the mean square of each row after (NorMuon), whose root rows are divided by, at a constant norm
+            of the matrix; 0: none.
+
+    Raises:
+        ConfigError: a parameter is no matrix and no stack of matrices, or a setting is out of range.
     """
 
     def __init__(
@@ -58,17 +130,28 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         *,
         momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
         steps: int = 5,
         dtype: torch.dtype = torch.float32,
-        world: World | None = None,
+        coefficients: Coefficients = "classic",
+        row_normalize: bool = False,
+        beta2: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "steps": steps, "dtype": dtype})
-        self.world = world or World()
-
-    def owned(self, group: dict[str, Any]) -> list[nn.Parameter]:
-        """The parameters of `group` that this rank updates."""
-        params: list[nn.Parameter] = group["params"]
-        return params[self.world.rank :: self.world.size]
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "steps": steps,
+            "dtype": dtype,
+            "coefficients": coefficients,
+            "row_normalize": row_normalize,
+            "beta2": beta2,
+        }
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            _check(group)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -76,59 +159,103 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; which those are must agree over the ranks."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            owned = [p for p in self.owned(group) if p.grad is not None]
-            updates = self._updates(owned, group)
-            if self.world.size > 1:
-                params = [p for p in group["params"] if p.grad is not None]
-                owned, updates = params, self._exchange(params, dict(zip(owned, updates, strict=True)), group["dtype"])
-            for p, update in zip(owned, updates, strict=True):
-                p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
+            params = [p for p in group["params"] if p.grad is not None]
+            updates = self.updates(params, [p.grad for p in params], group)
+            for p, update in zip(params, updates, strict=True):
+                apply_(p, update, group)
         return loss
 
-    def _updates(self, params: Sequence[nn.Parameter], group: dict[str, Any]) -> list[Tensor]:
-        """Orthogonalised updates of `params`, which advances their momentum."""
+    def updates(self, params: Sequence[Tensor], gradients: Sequence[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """The orthogonal update of each parameter in the group's dtype, which advances their momenta.
+
+        Args:
+            params: whose state is meant.
+            gradients: one for each; a parameter's state has the shape of its gradient, which may be part of a stack.
+            group: settings.
+        """
         if not params:
             return []
-        gradients = [p.grad for p in params if p.grad is not None]
-        buffers = [self._momentum_buffer(p) for p in params]
-        torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, gradients)
-        lookahead = torch._foreach_add(gradients, buffers, alpha=group["momentum"])
+        with span("optimizer/muon/momentum"):
+            ahead = self._ahead(params, list(gradients), group)
         by_shape: defaultdict[torch.Size, list[int]] = defaultdict(list)
-        for i, update in enumerate(lookahead):
-            by_shape[update.shape].append(i)
-        updates = list(lookahead)
-        for indices in by_shape.values():
-            stack = torch.stack([updates[i] for i in indices])
-            for i, update in zip(indices, newton_schulz(stack, group["steps"], group["dtype"]), strict=True):
-                updates[i] = update
+        for i, each in enumerate(ahead):
+            by_shape[each.shape[-2:]].append(i)
+        updates = list(ahead)
+        for shape, members in by_shape.items():
+            counts = [ahead[i].shape[:-2].numel() for i in members]
+            parts = [ahead[i].reshape(-1, *shape) for i in members]
+            with span("optimizer/muon/orthogonalize"):
+                stack = orthogonalized(parts[0] if len(parts) == 1 else torch.cat(parts), group)
+            for i, update in zip(members, torch.split(stack, counts), strict=True):
+                updates[i] = update.view(ahead[i].shape)
+        if group["beta2"]:
+            for i, p in enumerate(params):
+                updates[i] = self._row_scaled(p, updates[i], group["beta2"])
         return updates
 
-    def _momentum_buffer(self, p: nn.Parameter) -> Tensor:
-        state = self.state[p]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p)
-        buffer: Tensor = state["momentum_buffer"]
-        return buffer
+    def _ahead(self, params: Sequence[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Momentum with this gradient, and where it leads with the next."""
+        buffers = [self._state(p, STATE[0], gradient) for p, gradient in zip(params, gradients, strict=True)]
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, gradients)
+        if not group["nesterov"]:
+            return buffers
+        return list(torch._foreach_add(gradients, buffers, alpha=group["momentum"]))
 
-    def _exchange(
-        self, params: Sequence[nn.Parameter], mine: dict[nn.Parameter, Tensor], dtype: torch.dtype
-    ) -> list[Tensor]:
-        """Everybody's updates of `params`: each rank writes its own into a buffer of zeros, and the sum is complete."""
-        if not params:
-            return []
-        flat = torch.zeros(sum(p.numel() for p in params), dtype=dtype, device=params[0].device)
-        views = [
-            view.view_as(p) for view, p in zip(torch.split(flat, [p.numel() for p in params]), params, strict=True)
-        ]
-        for p, view in zip(params, views, strict=True):
-            if p in mine:
-                view.copy_(mine[p])
-        self.world.sum_(flat)
-        return views
+    def _row_scaled(self, p: Tensor, update: Tensor, beta2: float) -> Tensor:
+        """NorMuon: rows over the root of their running mean square, the matrix keeping its norm."""
+        wide = update.float()
+        square = wide.square().mean(-1, keepdim=True)
+        mean = self._state(p, STATE[1], square)
+        mean.lerp_(square, 1 - beta2)
+        scaled = wide * (mean + _LEAST**2).rsqrt()
+        before, after = (torch.linalg.matrix_norm(each, keepdim=True) for each in (wide, scaled))
+        kept: Tensor = scaled * (before / (after + _LEAST))
+        return kept.to(update.dtype)
+
+    def _state(self, p: Tensor, name: str, like: Tensor) -> Tensor:
+        state = self.state[p]
+        if name not in state:
+            state[name] = torch.zeros_like(like)
+        kept: Tensor = state[name]
+        return kept
+
+
+def orthogonalized(stack: Tensor, group: dict[str, Any]) -> Tensor:
+    """Row normalisation, if the group wants it, and Newton–Schulz: (count, rows, columns) → the same, in its dtype."""
+    if group["row_normalize"]:
+        stack = stack / torch.linalg.vector_norm(stack, dim=-1, keepdim=True).clamp_min(_LEAST)
+    return newton_schulz(stack, group["steps"], group["dtype"], group["coefficients"])
+
+
+def apply_(p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+    """Decay, then move by the update, scaled to its shape, in place."""
+    rows, columns = p.shape[-2:]
+    if group["weight_decay"]:
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+    p.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+
+def _check(group: dict[str, Any]) -> None:
+    for p in group["params"]:
+        if p.ndim not in (2, 3):
+            raise ConfigError(
+                f"Muon was given a parameter of shape {tuple(p.shape)}; it takes matrices or stacks of them, "
+                "and Adam the rest"
+            )
+    for name in ("lr", "weight_decay"):
+        if not 0 <= group[name] < float("inf"):
+            raise ConfigError(f"Muon's {name} is {group[name]}; it must be a number of at least 0")
+    for name in ("momentum", "beta2"):
+        if not 0 <= group[name] < 1:
+            raise ConfigError(f"Muon's {name} is {group[name]}; it must be in [0, 1)")
+    if group["steps"] < 0:
+        raise ConfigError(f"Muon's steps are {group['steps']}; they must be at least 0")
+    if group["coefficients"] not in ("classic", "polar_express"):
+        raise ConfigError(f"Muon's coefficients are {group['coefficients']!r}; choose classic or polar_express")
