@@ -131,7 +131,7 @@ def test_a_variable_has_one_meaning() -> None:
 
 
 def test_what_is_switched_off_is_not_missed() -> None:
-    assert list(remarks({"TTT_ENABLED": "0", "TTT_LR": "0.002", "EMA_ENABLED": "0.0", "ROPE_TYPE": "rope"})) == []
+    assert list(remarks({"TTT_ENABLED": "0", "TTT_LR": "0.002", "TEMP_SCALING": "0.0", "ROPE_TYPE": "rope"})) == []
     assert list(remarks({"TTT_LR": "0.002"})) == [
         "TTT_LR is set, but test-time training is not available in this version; going on without"
     ]

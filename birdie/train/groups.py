@@ -70,6 +70,10 @@ class OptimizerSettings:
     embed_weight_decay: Annotated[
         float | None, Parameter(env_var="EMBED_WD", help="The same of the embeddings; default: as all else.")
     ] = None
+    decay_full: Annotated[
+        float, Parameter(help="Share of the run before which weight decay is whole; 1: to the end.")
+    ] = 1.0
+    decay_final: Annotated[float, Parameter(help="Factor on weight decay at the end, if it falls before.")] = 0.5
     newton_schulz_dtype: Annotated[
         DtypeName, Parameter(help="Dtype of Newton–Schulz; auto: bfloat16 where it is fast, else float32.")
     ] = "auto"
@@ -93,6 +97,9 @@ class OptimizerSettings:
         for name in ("muon_backend_steps", "muon_momentum_warmup_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("decay_full", "decay_final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
         if self.muon_coefficients not in ("classic", "polar_express"):
             raise ConfigError(f"muon_coefficients is {self.muon_coefficients!r}; choose classic or polar_express")
 

@@ -36,7 +36,7 @@ from birdie.train.micro import micro_batches, micro_steps, settled
 from birdie.train.precision import prepare_fp8
 from birdie.train.profile import Capture, layers
 from birdie.train.protocols import Batches, Preparation, Trainable
-from birdie.train.schedule import muon_momentum, scheduled, share_done
+from birdie.train.schedule import decay_multiplier, muon_momentum, scheduled, share_done
 from birdie.train.settings import TrainSettings
 from birdie.train.step import Step as Step
 
@@ -288,7 +288,10 @@ class Fit:
         share_of_loss, tokens = self._accumulate(stage)
         factor = multiplier * self._bandit.factor()
         with span("optimizer"):
-            loss, grad_norm = self._optimizers.step(share_of_loss, factor, momentum, check=self._check)
+            decay = decay_multiplier(share, full=optimizer_settings.decay_full, final=optimizer_settings.decay_final)
+            loss, grad_norm = self._optimizers.step(
+                share_of_loss, factor, momentum, decay_multiplier=decay, check=self._check
+            )
         self._bandit.observe(loss)
         self._step += 1
         self.average.update(self._step, multiplier)
