@@ -22,6 +22,7 @@ class Started:
     train_tokens: int
     val_tokens: int
     device: str
+    attention_kernel: str
     compute_dtype: str
     newton_schulz_dtype: str
     compiled: bool

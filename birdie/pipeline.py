@@ -28,8 +28,10 @@ from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.events import Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.files import require_writable, write_bytes
+from birdie.model.documents import Documents
 from birdie.model.evidence import Looping, evidence
 from birdie.model.gpt import GPT
+from birdie.model.kernels import installed
 from birdie.recipe import Recipe
 from birdie.reserve import MARGIN, expected, less_reserve
 from birdie.score.bpb import Score, bits_per_byte
@@ -105,6 +107,7 @@ class Run:
         with self.startup.part("model"):
             self.model = GPT(recipe.model).to(self.device)
         self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
+        self.model.kernels = installed(self.device, self.model.compute_dtype)
         self.steps = 0
         self.training, self.reserved = recipe.train, 0.0
         self.calibration: Calibrated | None = None
@@ -143,6 +146,7 @@ class Run:
             world_size=self.world.size,
             order=self.recipe.data.order,
             seed=settings.seed,
+            bos_id=self.recipe.model.bos_id,
             pin_memory=self.device.type == "cuda",
         )
         qat = self.recipe.qat
@@ -169,6 +173,7 @@ class Run:
                 changes=changes,
                 average=self.recipe.average,
                 bandit=self.recipe.bandit,
+                documents=self._documents(),
             )
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
@@ -285,6 +290,13 @@ class Run:
         self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration ({why})")
         return {"calibration": {"asked": asked, "reserved": self.reserved}}
 
+    def _documents(self) -> Documents | None:
+        """What finds the bounds of documents, if rows are packed or a kernel takes them."""
+        config, packed = self.recipe.model, self.recipe.data.order == "packed"
+        if not packed and (not config.isolate_documents or self.model.kernels.varlen is None):
+            return None
+        return Documents(config.bos_id, self.device, packed=packed, notify=self.notify)
+
     def _identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and going on from it: model, tokenizer, and the order of data."""
         values = self.recipe.to_dict()
@@ -307,6 +319,7 @@ class Run:
             train_tokens=self.dataset.train_tokens,
             val_tokens=len(self.val_tokens),
             device=str(self.device),
+            attention_kernel=self.model.kernels.name,
             compute_dtype=going.facts["compute_dtype"],
             newton_schulz_dtype=going.facts["newton_schulz_dtype"],
             compiled=going.facts["compiled"],

@@ -73,7 +73,7 @@ class DataSettings:
         Parameter(
             env_var="LOADER_MODE",
             help="sequential: the challenge's endless stream; shuffled: seeded blocks of a sequence; coprime: such "
-            "blocks from a growing mix of shards.",
+            "blocks from a growing mix of shards; packed: documents end to end, cut by attention alone.",
         ),
     ] = "sequential"
 
@@ -233,6 +233,9 @@ class Recipe:
                     f"{name} is {below:g}, but the learning rates never fall below min_lr {floor:g} of their peaks; "
                     f"raise it above {floor:g}"
                 )
+
+        if self.data.order == "packed" and not self.model.isolate_documents:
+            raise ConfigError("data order packed leaves it to attention to end documents; set model.isolate_documents")
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""

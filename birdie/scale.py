@@ -120,6 +120,8 @@ def _model(config: GPTConfig, scale: Scale) -> GPTConfig:
         "rope_dims": 2 * math.ceil(config.rope_dims * (dim // heads) / config.head_dim / 2),
         "rope_train_seq_len": min(config.rope_train_seq_len, scale.seq_len),
         "xsa_last_n": math.ceil(config.xsa_last_n * layers / config.num_layers),
+        "attn_window": min(config.attn_window, scale.seq_len),
+        "attn_window_layers": _moved(config.attn_window_layers, config.num_layers, layers),
         "gate_window": min(config.gate_window, dim),
         "loop_start": loops[0],
         "loop_end": loops[-1],

@@ -46,12 +46,12 @@ def test_any_size_is_the_same_run(tokens: int, growth: dict[str, int]) -> None:
 @pytest.mark.parametrize("spans", [1, 3, 4])
 def test_a_step_is_cut_into_all_of_its_tokens(tokens: int, spans: int) -> None:
     cut = list(micro_batches(TinyBatches(), spans, tokens, 0, torch.device("cpu")))
-    assert sum(1 / parts for *_, parts in cut) == pytest.approx(1)
-    assert max(ids.numel() for ids, _, _ in cut) <= max(tokens, SEQUENCES * LENGTH)
+    assert sum(1 / each.parts for each in cut) == pytest.approx(1)
+    assert max(each.ids.numel() for each in cut) <= max(tokens, SEQUENCES * LENGTH)
     whole = TinyBatches()
     expected = [whole.next() for _ in range(spans)]
-    for side in (0, 1):
-        assert torch.equal(torch.cat([each[side] for each in cut]), torch.cat([pair[side] for pair in expected]))
+    assert torch.equal(torch.cat([each.ids for each in cut]), torch.cat([ids for ids, _ in expected]))
+    assert torch.equal(torch.cat([each.targets for each in cut]), torch.cat([targets for _, targets in expected]))
     if SPANS % spans == 0 and tokens <= spans * SEQUENCES * LENGTH:
         assert len(cut) == micro_steps(tiny_settings(), SPANS // spans, tokens)
 

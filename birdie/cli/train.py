@@ -180,7 +180,8 @@ def _show(event: Event, work: Run, update: Callable[[float, float | None], None]
     elif isinstance(event, Started):
         remark(
             f"{event.parameters:,} parameters, {event.compute_dtype} (Newton–Schulz {event.newton_schulz_dtype}) on "
-            f"{event.device}, {event.world_size} rank(s) × {event.micro_steps} micro-step(s), "
+            f"{event.device}, attention by {event.attention_kernel}, "
+            f"{event.world_size} rank(s) × {event.micro_steps} micro-step(s), "
             f"{event.train_tokens:,} training tokens in {event.dataset}"
             + (f", resumed at step {event.resumed_at}" if event.resumed_at else "")
         )

@@ -79,6 +79,7 @@ class Batches:
         world_size: number of processes.
         order: in which the shards are read (`birdie.data.orders`).
         seed: of an order that is drawn.
+        bos_id: what documents begin with, for an order that asks where.
         pin_memory: hand out page-locked tensors, for copies to CUDA that overlap with work.
 
     Raises:
@@ -97,6 +98,7 @@ class Batches:
         world_size: int = 1,
         order: Order = "sequential",
         seed: int = 0,
+        bos_id: int = 1,
         pin_memory: bool = False,
     ) -> None:
         rows = _rows_per_span(batch_tokens, seq_len, accumulation, world_size)
@@ -107,7 +109,7 @@ class Batches:
         if not paths:
             raise DataError("there are no training shards; give files named *_train_*.bin")
         sizes = {"rows": rows, "seq_len": seq_len, "accumulation": accumulation}
-        spans = spans_of(order, Stream(paths), seed=seed, **sizes)
+        spans = spans_of(order, Stream(paths), seed=seed, bos_id=bos_id, **sizes)
         self._make = partial(_make_batch, spans, pin_memory)
         self._rank, self._world_size = rank, world_size
         self._handed_out = 0  # spans, over all ranks
@@ -115,6 +117,8 @@ class Batches:
 
     def next(self) -> Batch:
         """The next micro-batch: inputs and targets, int64 (B, T) on the CPU; read-only, as the two may share memory.
+
+        In packed order both are (1, B · T).
 
         After `close`, prefetching starts anew.
 

@@ -5,7 +5,9 @@
   ShuffledSequenceLoader (#1394), which draws the next sequence from a shard with a probability in proportion to what is
   left of it: a uniform permutation too. There a rank has files of its own, here all ranks share one permutation;
 - coprime: each shard is walked by a stride of its own, and a step mixes shards, few at first and more later
-  (#726, #1060).
+  (#726, #1060);
+- packed: on through the shards from where the first document begins, a span in one long row, which attention then has
+  to cut at documents and sequences (#1530).
 
 Numbers are pull requests of openai/parameter-golf.
 """
@@ -23,11 +25,14 @@ from numpy.typing import NDArray
 from birdie.data.shards import read_shard
 from birdie.errors import ConfigError, DataError
 
-Order = Literal["sequential", "shuffled", "coprime"]
+Order = Literal["sequential", "shuffled", "coprime", "packed"]
 Rows = NDArray[np.int64]
 
 SHARDS, WEIGHT, RISE = (8, 32), (0.9, 0.5), 1800
 """Of coprime: shards in a step and the power of what is left in them, both from first to last over so many steps."""
+
+
+_CHUNK = 1 << 20  # tokens looked through at once
 
 
 class Stream:
@@ -43,6 +48,19 @@ class Stream:
         self.lengths = [len(shard) for shard in self._shards]
         self._ends = list(accumulate(self.lengths))
         self.length = self._ends[-1]
+
+    def find(self, token: int) -> int:
+        """The first place of `token`.
+
+        Raises:
+            DataError: it is nowhere.
+        """
+        for shard, end in zip(self._shards, self._ends, strict=True):
+            for start in range(0, len(shard), _CHUNK):
+                found = np.flatnonzero(shard[start : start + _CHUNK] == token)
+                if len(found):
+                    return end - len(shard) + start + int(found[0])
+        raise DataError(f"no document begins in the training shards: token {token} is nowhere; set the model's bos_id")
 
     def take(self, start: int, count: int) -> Rows:
         """`count` tokens from `start`, both in tokens of the endless stream."""
@@ -65,8 +83,10 @@ class Spans(Protocol):
         ...
 
 
-def spans_of(order: Order, stream: Stream, *, rows: int, seq_len: int, accumulation: int, seed: int) -> Spans:
-    """The spans of `order`, each of `rows` rows of `seq_len` targets, `accumulation` of them a step.
+def spans_of(
+    order: Order, stream: Stream, *, rows: int, seq_len: int, accumulation: int, seed: int, bos_id: int
+) -> Spans:
+    """The spans of `order`, each of `rows` rows of `seq_len` targets, or one row of as many; `accumulation` a step.
 
     Raises:
         ConfigError: there is no such order.
@@ -78,6 +98,8 @@ def spans_of(order: Order, stream: Stream, *, rows: int, seq_len: int, accumulat
         return ShuffledSpans(stream, rows, seq_len, seed)
     if order == "coprime":
         return CoprimeSpans(stream, rows, seq_len, seed, step_rows=rows * accumulation)
+    if order == "packed":
+        return SequentialSpans(stream, 1, rows * seq_len, start=stream.find(bos_id))
     raise ConfigError(unknown(order))
 
 
@@ -90,12 +112,12 @@ def unknown(order: str) -> str:
 class SequentialSpans:
     """Contiguous spans of L + 1 tokens, as the challenge's own loader cuts them; their rows overlap by one token."""
 
-    def __init__(self, stream: Stream, rows: int, seq_len: int) -> None:
-        self._stream, self._seq_len, self._targets = stream, seq_len, rows * seq_len
+    def __init__(self, stream: Stream, rows: int, seq_len: int, start: int = 0) -> None:
+        self._stream, self._seq_len, self._targets, self._start = stream, seq_len, rows * seq_len, start
         _require(stream, self._targets)
 
     def __call__(self, index: int) -> Rows:
-        span = self._stream.take(index * (self._targets + 1), self._targets + 1)
+        span = self._stream.take(self._start + index * (self._targets + 1), self._targets + 1)
         return np.lib.stride_tricks.sliding_window_view(span, self._seq_len + 1, writeable=True)[:: self._seq_len]
 
 

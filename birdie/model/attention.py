@@ -12,6 +12,10 @@ asked for, with the pull request of openai/parameter-golf it is from:
 - value embeddings (#374) and value residual (Zhou et al. 2024, arXiv 2410.17897): 2 parameters a layer;
 - gates on heads: output (#1667) and sparse (#1787), heads · window; dense (#1736), heads · dim.
 
+- windows (#1212): the layers of `attn_window_layers` see the last `attn_window` places;
+- documents apart (#1530): by a kernel of variable length where one is installed (`kernels`), else by masks
+  (`documents`).
+
 Other ways to attend are functions that `register` gives a name, which a recipe then uses:
 
     def windowed(q, k, v, mask):        # q (B, H, T, D), k and v (B, K, T, D), mask as `Attend` says
@@ -21,6 +25,7 @@ Other ways to attend are functions that `register` gives a name, which a recipe 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,12 +33,18 @@ from torch import Tensor, nn
 
 from birdie.errors import ConfigError
 from birdie.model.config import GPTConfig
+from birdie.model.documents import Bounds, Sight, banded, numbered, sight
+from birdie.model.kernels import Kernels, Plain, Varlen
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """q (batch, heads, length, d), k and v (batch, kv heads, length, d), mask → (batch, heads, length, d).
 
 The mask, (batch, 1, length, length) bool, says what each place may see; None: itself and all before it.
 """
+
+
+Attending = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The same, with what is seen settled."""
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -144,19 +155,62 @@ def exclusive(y: Tensor, v: Tensor) -> Tensor:
     return (grouped - along * direction).view(batch, heads, length, d)
 
 
+def attending(
+    attend: Attend, kernels: Kernels, ids: Tensor, bounds: Bounds | None, bos_id: int | None, window: int
+) -> Attending:
+    """How to attend in this batch: `attend` within masks, or, for softmax, the kernel that fits.
+
+    Args:
+        attend: as registered.
+        kernels: what is installed.
+        ids: (batch, length).
+        bounds: of the documents; None: they are looked for in the rows.
+        bos_id: what documents begin with; None: they are not kept apart.
+        window: how far back places see, themselves included; 0: to the beginning.
+    """
+    fused = attend is softmax and ids.shape[1] > 1  # of single places, others know what is before them
+    if fused and bounds is not None and kernels.varlen is not None and (kernels.windows or not window):
+        return partial(_varlen, kernels.varlen, bounds, window)
+    if fused and bos_id is None and bounds is None and kernels.plain is not None:
+        return partial(_plain, kernels.plain, window)
+    if bounds is not None:
+        documents: Tensor | None = numbered(bounds, ids.shape)
+    else:
+        documents = None if bos_id is None else (ids == bos_id).cumsum(1)
+    reach = min(window or ids.shape[1], ids.shape[1] if bounds is None else bounds.longest)
+    seen = sight(documents, ids.shape, ids.device, reach=reach, bands=fused)
+    return partial(_banded, seen) if seen.band else partial(_masked, attend, seen.mask)
+
+
+def _varlen(varlen: Varlen, bounds: Bounds, window: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return varlen(q, k, v, bounds, window)
+
+
+def _plain(plain: Plain, window: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return plain(q, k, v, window)
+
+
+def _banded(seen: Sight, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return banded(q, k, v, seen)
+
+
+def _masked(attend: Attend, mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, mask)
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What all layers of one forward pass share.
 
     Attributes:
         cos, sin: rotary tables.
-        mask: what places may see, as `Attend` says.
+        attends: (q, k, v) → y of whole layers, and of those with a window.
         values: by layer, what is added to its values, (batch, length, kv_dim).
     """
 
     cos: Tensor
     sin: Tensor
-    mask: Tensor | None
+    attends: tuple[Attending, Attending]
     values: dict[int, Tensor]
 
 
@@ -184,7 +238,8 @@ class Attention(nn.Module):
             self.head_gate = nn.Parameter(torch.zeros(config.num_heads, window))
             if self.gate == "dense":
                 nn.init.normal_(self.head_gate, std=0.01)
-        self.attend = attend_named(config.attention)
+        layers = config.attn_window_layers
+        self.windowed = config.attn_window > 0 and (not layers or layer in layers)
 
     def forward(self, x: Tensor, around: Surroundings, first_values: Tensor | None) -> tuple[Tensor, Tensor]:
         """x: (batch, length, dim) → the same shape, and the values (batch, length, kv heads, d) before any mixing.
@@ -207,7 +262,7 @@ class Attention(nn.Module):
         q = rotate(F.rms_norm(q, (self.head_dim,)), around.cos, around.sin) * self.q_gain.to(x.dtype)[:, None]
         k = rotate(F.rms_norm(k, (self.head_dim,)), around.cos, around.sin)
         v = v.transpose(1, 2)
-        y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v, around.mask)
+        y = around.attends[self.windowed](q.transpose(1, 2), k.transpose(1, 2), v)
         if self.exclusive:
             y = exclusive(y, v)
         y = y.transpose(1, 2)

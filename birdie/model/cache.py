@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from birdie.errors import ConfigError
+from birdie.model.attention import Attention
 from birdie.model.embedding import BEFORE
 from birdie.model.gpt import GPT
 
@@ -39,8 +40,10 @@ class Stepwise(TorchFunctionMode):
         if config.attention != "softmax":
             raise ConfigError(f"attention {config.attention!r} is not known to go one token at a time; score it whole")
         self.model, self.length, self.position = model, length, 0
-        runs = sum(map(len, config.layers(model.looping)))  # a looped layer has keys and values of each time
-        shape = (runs, 2, sequences, config.num_kv_heads, length, config.head_dim)
+        windowed = [part.windowed for part in model.modules() if isinstance(part, Attention)]
+        # a looped layer has keys and values of each time
+        self._windowed = [windowed[layer] for part in config.layers(model.looping) for layer in part]
+        shape = (len(self._windowed), 2, sequences, config.num_kv_heads, length, config.head_dim)
         device = model.tok_emb.weight.device
         self._stored = torch.zeros(shape, dtype=model.compute_dtype, device=device)
         self._ids = torch.zeros((sequences, length), dtype=torch.int64, device=device)
@@ -69,19 +72,21 @@ class Stepwise(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         q, k, v = args  # (sequences, heads, 1, d) and (sequences, kv heads, 1, d)
+        windowed = self._windowed[self._layer]
         stored, self._layer = self._stored[self._layer], self._layer + 1
         stored[0, :, :, self.position], stored[1, :, :, self.position] = k[:, :, 0], v[:, :, 0]
-        keys, values = stored[:, :, :, : self.position + 1]
+        first = max(0, self.position + 1 - self.model.config.attn_window) if windowed else 0
+        keys, values = stored[:, :, :, first : self.position + 1]
         grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # heads that share keys, as so many queries
-        return func(grouped, keys, values, attn_mask=self._seen()).reshape(q.shape)
+        return func(grouped, keys, values, attn_mask=self._seen(first)).reshape(q.shape)
 
-    def _seen(self) -> Tensor | None:
-        """Positions of the document that the last token is in, (sequences, 1, 1, position + 1)."""
+    def _seen(self, first: int) -> Tensor | None:
+        """Positions from `first` on of the document that the last token is in, (sequences, 1, 1, positions)."""
         config = self.model.config
         if not config.isolate_documents:
             return None
         document = (self._ids[:, : self.position + 1] == config.bos_id).cumsum(1)
-        return (document == document[:, -1:])[:, None, None]
+        return (document == document[:, -1:])[:, None, None, first:]
 
     @contextmanager
     def _at_position(self) -> Iterator[None]:

@@ -19,7 +19,15 @@ Parallel = Literal["joint", "lanes"]
 Softcap = Literal["tanh", "poly", "asymmetric"]
 
 _WHOLE = ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "gate_window", "bigram_dim")
-_COUNTS = ("embed_dim", "bigram_vocab_size", "rope_dims", "rope_train_seq_len", "xsa_last_n", "value_embed_dim")
+_COUNTS = (
+    "embed_dim",
+    "bigram_vocab_size",
+    "rope_dims",
+    "rope_train_seq_len",
+    "xsa_last_n",
+    "value_embed_dim",
+    "attn_window",
+)
 _POSITIVE = ("mlp_mult", "rope_base", "logit_softcap", "tied_embed_init_std", "leaky_slope", "sparse_gate_scale")
 
 
@@ -90,6 +98,11 @@ class GPTConfig:
     isolate_documents: Annotated[bool, Parameter(help="Attention does not look past the beginning of a document.")] = (
         False
     )
+
+    attn_window: Annotated[int, Parameter(help="Places that windowed layers see, themselves included; 0: all.")] = 0
+    attn_window_layers: Annotated[
+        tuple[int, ...], Parameter(negative=(), help="Layers with that window; none given: all of them.")
+    ] = ()
 
     bigram_vocab_size: Annotated[
         int, Parameter(env_var="BIGRAM_VOCAB_SIZE", help="Rows of the table of hashed token pairs; 0: none.")
@@ -193,11 +206,14 @@ class GPTConfig:
             layer = getattr(self, name)
             if layer is not None and not 0 <= layer < self.num_layers:
                 raise ConfigError(f"{name} is {layer}, but the model has layers 0 to {self.num_layers - 1}")
-        for layer in self.value_embed_layers:
-            if not 0 <= layer < self.num_layers:
-                raise ConfigError(
-                    f"value_embed_layers names layer {layer}, but the model has layers 0 to {self.num_layers - 1}"
-                )
+        for name in ("value_embed_layers", "attn_window_layers"):
+            for layer in getattr(self, name):
+                if not 0 <= layer < self.num_layers:
+                    raise ConfigError(
+                        f"{name} names layer {layer}, but the model has layers 0 to {self.num_layers - 1}"
+                    )
+        if self.attn_window_layers and not self.attn_window:
+            raise ConfigError("attn_window_layers need a width; set attn_window")
         if self.loop_end < self.loop_start:
             raise ConfigError(f"loop_end {self.loop_end} comes before loop_start {self.loop_start}")
         start = self.parallel_start_layer

@@ -80,7 +80,10 @@ def _attention(model: GPT) -> Iterator[str]:
         now = _size(torch.cat(tuple(gates)))
         yield f"{config.attn_gate} gate: {sum(map(len, gates))} heads, weights {start} → {now:.3g}"
     if config.isolate_documents:
-        yield "isolated documents: attention begins anew at each BOS"
+        yield f"isolated documents: attention begins anew at each BOS, kernel {model.kernels.name}"
+    if config.attn_window:
+        windowed = [index for index, layer in enumerate(layers) if layer.windowed]
+        yield f"window: layers {', '.join(map(str, windowed))} see {config.attn_window:,} places back"
 
 
 def _stream(model: GPT) -> Iterator[str]:

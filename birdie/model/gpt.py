@@ -34,10 +34,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.model.attention import Attention, Linear, Rotary, Surroundings
+from birdie.model.attention import Attending, Attention, Linear, Rotary, Surroundings, attend_named, attending
 from birdie.model.config import GPTConfig
+from birdie.model.documents import Bounds
 from birdie.model.embedding import Bigram, FixedSmear, GatedSmear, ValueEmbedding
 from birdie.model.initial import orthogonal, overtones, phase
+from birdie.model.kernels import Kernels
 from birdie.model.mlp import MLP
 from birdie.model.symmetries import Symmetry, symmetries
 
@@ -94,12 +96,15 @@ class GPT(nn.Module):
     Attributes:
         compute_dtype: dtype of the activations; set it at any time.
         looping: whether layers loop, if the config has loops; training turns it on when it is time.
+        kernels: what attends; whoever trains sets what is installed (`birdie.model.kernels`).
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
+        self.kernels = Kernels()
+        self.attend = attend_named(config.attention)
         self.looping = config.num_loops > 0
         dim, bos_id = config.model_dim, config.bos_id
         self.tok_emb = nn.Embedding(config.vocab_size, config.token_dim)
@@ -141,23 +146,32 @@ class GPT(nn.Module):
     def _lanes_from(self) -> int | None:
         return self.config.parallel_start_layer if self.config.parallel == "lanes" else None
 
-    def forward(self, ids: Tensor, before: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, before: Tensor | None = None, bounds: Bounds | None = None) -> Tensor:
         """Logits of the next token: ids (batch, length) int64 → (batch, length, vocab_size) float32.
 
         Args:
             ids: what is attended to and answered.
             before: (batch, up to 3) tokens right before `ids`, for the embeddings that look back; nothing else does.
+            bounds: of segments that do not see each other; None: rows, and documents if they are to be isolated.
         """
-        return self._cap(self._project(self._hidden(ids, before)).float())
+        return self._cap(self._project(self._hidden(ids, before, bounds)).float())
 
-    def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+    def loss(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        reduction: Literal["mean", "none"] = "mean",
+        bounds: Bounds | None = None,
+    ) -> Tensor:
         """Cross-entropy in nats, computed in fp32: 0-d for "mean", (batch, length) for "none".
 
         Args:
             ids: (batch, length) int64 tokens.
             targets: (batch, length) int64, the token after each.
+            reduction: of the losses.
+            bounds: as in `forward`.
         """
-        logits = self(ids)
+        logits = self(ids, bounds=bounds)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
         return nats if reduction == "mean" else nats.view_as(targets)
 
@@ -171,12 +185,12 @@ class GPT(nn.Module):
         """What can change places without changing the function, as `birdie.compress.units` reads it."""
         return symmetries(self.config)
 
-    def _hidden(self, ids: Tensor, before: Tensor | None = None) -> Tensor:
+    def _hidden(self, ids: Tensor, before: Tensor | None = None, bounds: Bounds | None = None) -> Tensor:
         """Normalised output of the last layer, (batch, length, dim) in `compute_dtype`."""
         x0 = x = self._embedded(ids, before)
         values = {} if self.value_embed is None else self.value_embed(ids, x.dtype)
         cos, sin = self.rotary(ids.shape[1], x.device, x.dtype)
-        around = Surroundings(cos, sin, self._mask(ids), values)
+        around = Surroundings(cos, sin, self._attends(ids, bounds), values)
         encoder, decoder = self.config.layers(self.looping)
         first: Tensor | None = None
         outputs: list[Tensor] = []
@@ -210,12 +224,14 @@ class GPT(nn.Module):
             x = self.smear(x, every)
         return x if before is None else x[:, before.shape[1] :]
 
-    def _mask(self, ids: Tensor) -> Tensor | None:
-        if not self.config.isolate_documents:
-            return None
-        document = (ids == self.config.bos_id).cumsum(1)
-        same = document[:, :, None] == document[:, None]
-        return same.tril()[:, None]
+    def _attends(self, ids: Tensor, bounds: Bounds | None) -> tuple[Attending, Attending]:
+        """How layers attend in this batch: those without a window, and those with one."""
+        config = self.config
+        bos_id = config.bos_id if config.isolate_documents else None
+        whole = attending(self.attend, self.kernels, ids, bounds, bos_id, 0)
+        if not config.attn_window:
+            return whole, whole
+        return whole, attending(self.attend, self.kernels, ids, bounds, bos_id, config.attn_window)
 
     def _skipped(self, x: Tensor, output: Tensor, place: int) -> Tensor:
         weight = self.skip_weights[place].to(x.dtype)

@@ -57,9 +57,7 @@ def work(config: GPTConfig, sequences: int, length: int, dtype: torch.dtype, *, 
         model = GPT(config)
         ids = torch.zeros((sequences, length), dtype=torch.int64)
     model.compute_dtype, model.looping = dtype, looping
-    for module in model.modules():
-        if hasattr(module, "attend"):
-            module.attend = _attend  # type: ignore[assignment]
+    model.attend = _attend
     weights = {_storage(p) for p in model.parameters()}
     kept: dict[int, Tensor] = {}
 

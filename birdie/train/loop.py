@@ -32,10 +32,10 @@ from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_
 from birdie.train.compilation import first_pass
 from birdie.train.groups import Optimizers, OptimizerSettings
 from birdie.train.growth import Growth, Stage, moments
-from birdie.train.micro import micro_batches, micro_steps, settled
+from birdie.train.micro import Feed
 from birdie.train.precision import prepare_fp8
 from birdie.train.profile import Capture, layers
-from birdie.train.protocols import Batches, Preparation, Trainable
+from birdie.train.protocols import Batches, Documents, Preparation, Trainable
 from birdie.train.schedule import decay_multiplier, muon_momentum, scheduled, share_done
 from birdie.train.settings import TrainSettings
 from birdie.train.step import Step as Step
@@ -68,6 +68,7 @@ class Fit:
         changes: Sequence[float],
         average: AverageSettings,
         bandit: BanditSettings,
+        documents: Documents | None,
     ) -> None:
         if settings.accumulation % world.size:
             raise ConfigError(
@@ -87,14 +88,14 @@ class Fit:
             model.named_parameters(), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
         )
         compiles = device.type == "cuda" if settings.compile is None else settings.compile
-        self._loss = compile_or_eager(model.loss, notify) if compiles else model.loss
+        self._loss: Callable[..., Tensor] = compile_or_eager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0
         self._stop_agreed = self._inside_step = self._primed = False
         before = None if resume is None else resume.settings.get("micro_batch_tokens")
-        self._micro_tokens = settled(model, settings, world, device, before=before, notify=notify)
+        self._feed = Feed(model, batches, settings, world, device, documents=documents, before=before, notify=notify)
         self._resolved = {
             **dataclasses.asdict(settings),
-            "micro_batch_tokens": self._micro_tokens,
+            "micro_batch_tokens": self._feed.tokens,
             **dataclasses.asdict(optimizer_settings),
             **{f"average.{name}": value for name, value in dataclasses.asdict(average).items()},
             **{f"bandit.{name}": value for name, value in bandit.plain().items()},
@@ -109,7 +110,7 @@ class Fit:
             "compiled": compiles,
             "fp8": settings.fp8 if self.float8 else "off",
             "world_size": world.size,
-            "micro_steps": micro_steps(settings, world.size, self._micro_tokens),
+            "micro_steps": self._feed.micro_steps,
             "groups": {
                 group: {
                     "tensors": len(members),
@@ -304,14 +305,12 @@ class Fit:
             self._optimizers.zero_grad()
             total = torch.zeros((), device=self._device)
         tokens = 0
-        length = stage.length if self._settings.seq_len_start else 0
-        spans = stage.spans // self._world.size
-        for ids, targets, parts in micro_batches(self._batches, spans, self._micro_tokens, length, self._device):
-            tokens += ids.numel()
+        for micro in self._feed.step(stage):
+            tokens += micro.ids.numel()
             with span("forward"):
-                loss = self._loss(ids, targets) / (self._world.size * parts)
+                loss = self._loss(micro.ids, micro.targets, **micro.more) / (self._world.size * micro.parts)
             with span("backward"):
-                loss.backward()
+                torch.autograd.backward(loss)
             total += loss.detach()
         with span("techniques"):
             for each in self._prepared:
@@ -377,6 +376,7 @@ def fit(
     changes: Sequence[float] = (),
     average: AverageSettings | None = None,
     bandit: BanditSettings | None = None,
+    documents: Documents | None = None,
 ) -> Fit:
     """A run that trains `model` in place, one `Step` at each iteration.
 
@@ -396,6 +396,7 @@ def fit(
         changes: shares of the run at which another graph begins to run: priming visits each.
         average: of the weights, which `Fit.finish` makes the model's own; None: the last weights are the result.
         bandit: that varies the learning rates; None: the schedule alone does.
+        documents: finds the documents that the loss is to keep apart by their bounds.
 
     Raises:
         ConfigError: the ranks do not divide the accumulation, or a parameter is in no or two optimizer groups.
@@ -417,4 +418,5 @@ def fit(
         changes=changes,
         average=average or AverageSettings(),
         bandit=bandit or BanditSettings(),
+        documents=documents,
     )

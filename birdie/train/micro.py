@@ -10,27 +10,31 @@ A run that goes on keeps the size it began with, because sums in another order a
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from birdie.distributed import World
+from birdie.errors import ConfigError
 from birdie.ranges import span
-from birdie.train.protocols import Batches, Trainable
+from birdie.train.growth import Stage
+from birdie.train.protocols import Batches, Documents, Trainable
 from birdie.train.settings import TrainSettings
 
 MOST = 8192  # tokens at once where memory is not measured: beyond, a CPU gains nothing
 SHARE = 0.9  # of the free memory
 
 
-def candidates(settings: TrainSettings, ranks: int) -> list[int]:
-    """Sizes in tokens, ascending, that cut a span, or a rank's spans of a step, into equal parts."""
+def candidates(settings: TrainSettings, ranks: int, *, whole: bool = False) -> list[int]:
+    """Sizes in tokens, ascending, that cut a span, or a rank's spans of a step, into equal parts; `whole`: no span."""
     length = settings.train_seq_len
     rows = settings.train_batch_tokens // settings.accumulation // length
     spans = settings.accumulation // ranks
     parts = [each for each in range(1, rows) if rows % each == 0]
     groups = [rows * each for each in range(1, spans + 1) if spans % each == 0]
-    return [length * each for each in (*parts, *groups)]
+    return [length * each for each in (*([] if whole else parts), *groups)]
 
 
 def largest(sizes: Sequence[int], needs: Callable[[int], int], free: int) -> int:
@@ -59,6 +63,7 @@ def settled(
     device: torch.device,
     *,
     before: object,
+    whole: bool = False,
     notify: Callable[[str], None],
 ) -> int:
     """Tokens at once, the same on every rank; 0: a span.
@@ -69,14 +74,24 @@ def settled(
         world: this rank among its peers; the one with the least memory decides.
         device: where the model is.
         before: what it was when the run began, if this one goes on.
+        whole: whether spans are rows that cannot be cut, as packed ones are.
         notify: gets the line that says what "auto" came to.
+
+    Raises:
+        ConfigError: the size cuts what is whole.
     """
+    sizes = candidates(settings, world.size, whole=whole)
     if not isinstance(settings.micro_batch_tokens, str):
+        if whole and 0 < settings.micro_batch_tokens < min(sizes):
+            raise ConfigError(
+                f"micro_batch_tokens {settings.micro_batch_tokens} would cut a packed span of {min(sizes)} tokens; "
+                "choose a multiple of it, or a larger accumulation"
+            )
         return settings.micro_batch_tokens
-    if isinstance(before, int) and before in candidates(settings, world.size):
+    if isinstance(before, int) and before in sizes:
         tokens, why = before, "as the run began"
     else:
-        tokens = -world.max_int(-chosen(model, settings, world.size, device), device)
+        tokens = -world.max_int(-chosen(model, settings, sizes, device), device)
         why = "measured" if device.type == "cuda" else f"at most {MOST:,} on {device.type}"
     steps = micro_steps(settings, world.size, tokens)
     notify(f"micro-batches of {tokens:,} tokens, {steps} to a step on each rank ({why})")
@@ -89,9 +104,8 @@ def micro_steps(settings: TrainSettings, ranks: int, tokens: int) -> int:
     return spans * span // tokens if 0 < tokens < span else -(-spans // max(1, tokens // span))
 
 
-def chosen(model: Trainable, settings: TrainSettings, ranks: int, device: torch.device) -> int:
-    """What "auto" comes to on this rank, in tokens."""
-    sizes = candidates(settings, ranks)
+def chosen(model: Trainable, settings: TrainSettings, sizes: Sequence[int], device: torch.device) -> int:
+    """What "auto" comes to on this rank, in tokens, of `sizes`."""
     if device.type != "cuda":
         return largest(sizes, lambda tokens: tokens, MOST)
     weights = sum(p.numel() * p.element_size() for _, p in model.named_parameters())
@@ -114,11 +128,64 @@ def _peak(model: Trainable, tokens: int, length: int, device: torch.device) -> i
     return torch.cuda.max_memory_allocated(device) - before
 
 
+class Feed:
+    """What a rank takes of each step, cut into micro-batches.
+
+    Attributes:
+        tokens: at once; 0: a span.
+
+    Raises:
+        ConfigError: micro-batches would cut what is whole.
+    """
+
+    def __init__(
+        self,
+        model: Trainable,
+        batches: Batches,
+        settings: TrainSettings,
+        world: World,
+        device: torch.device,
+        *,
+        documents: Documents | None,
+        before: object,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._batches, self._settings, self._ranks, self._device = batches, settings, world.size, device
+        self._documents, self._packed = documents, documents is not None and documents.packed
+        self.tokens = settled(model, settings, world, device, before=before, whole=self._packed, notify=notify)
+
+    @property
+    def micro_steps(self) -> int:
+        """Of a whole step."""
+        return micro_steps(self._settings, self._ranks, self.tokens)
+
+    def step(self, stage: Stage) -> Iterator["Micro"]:
+        """The micro-batches of a step."""
+        length = stage.length if self._packed or self._settings.seq_len_start else 0
+        spans = stage.spans // self._ranks
+        return micro_batches(self._batches, spans, self.tokens, length, self._device, self._documents)
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """A micro-batch on the device.
+
+    Attributes:
+        ids, targets: (rows, length).
+        parts: into how many of that size this rank's step is cut.
+        more: what else the loss takes, by name.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    parts: float
+    more: dict[str, Any]
+
+
 def micro_batches(
-    batches: Batches, spans: int, tokens: int, length: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """A step of one rank on the device, all of its tokens once: inputs and targets, (rows, length), and into how many
-    parts of that size they are cut.
+    batches: Batches, spans: int, tokens: int, length: int, device: torch.device, documents: Documents | None = None
+) -> Iterator[Micro]:
+    """A step of one rank, all of its tokens once.
 
     Args:
         batches: gives the spans.
@@ -126,6 +193,7 @@ def micro_batches(
         tokens: at once; 0: a span.
         length: of a sequence, into which rows are cut; 0: leave them.
         device: where to.
+        documents: finds the bounds that the loss is to keep to; with packed rows these cut at `length`.
     """
     left = spans
     while left:
@@ -134,14 +202,23 @@ def micro_batches(
             group = max(1, tokens // pairs[0][0].numel()) if tokens else 1
             pairs += [batches.next() for _ in range(min(group, left) - 1)]
         left -= len(pairs)
+        rows = max(1, tokens // pairs[0][0].shape[1]) if tokens else sum(len(ids) for ids, _ in pairs)
+        found = [] if documents is None else _bounds([ids for ids, _ in pairs], rows, length, documents)
         with span("transfer"):
             x, y = (_on(device, [pair[side] for pair in pairs]) for side in (0, 1))
-        rows = max(1, tokens // x.shape[1]) if tokens else len(x)
-        for ids, targets in zip(torch.split(x, rows), torch.split(y, rows), strict=True):
+        for number, (ids, targets) in enumerate(zip(torch.split(x, rows), torch.split(y, rows), strict=True)):
             parts = spans * pairs[0][0].numel() / ids.numel()
-            if length:
+            if length and not (documents is not None and documents.packed):
                 ids, targets = ids.reshape(-1, length), targets.reshape(-1, length)
-            yield ids, targets, parts
+            yield Micro(ids, targets, parts, {"bounds": found[number]} if found else {})
+
+
+def _bounds(spans: list[Tensor], rows: int, length: int, documents: Documents) -> list[Any]:
+    whole = spans[0] if len(spans) == 1 else torch.cat(spans)
+    if documents.packed:
+        return [documents(part, length) for part in torch.split(whole, rows)]
+    longest = length or whole.shape[1]
+    return [documents(part.reshape(-1, longest), longest) for part in torch.split(whole, rows)]
 
 
 def _on(device: torch.device, parts: list[Tensor]) -> Tensor:

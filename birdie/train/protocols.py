@@ -34,6 +34,17 @@ class Preparation(Protocol):
         ...
 
 
+class Documents(Protocol):
+    """What finds the documents of a micro-batch, for attention that keeps them apart."""
+
+    packed: bool
+    """Whether rows are longer than a sequence: they are then cut by the bounds alone."""
+
+    def __call__(self, ids: Tensor, longest: int) -> Any:
+        """What the model's loss takes as `bounds` for ids, (rows, length) on the CPU, in pieces of up to `longest`."""
+        ...
+
+
 class Batches(Protocol):
     """What `fit` asks of a loader. Its state is a position in the whole stream, the same on every rank."""
 
