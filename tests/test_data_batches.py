@@ -190,7 +190,7 @@ def test_python_exits_cleanly_while_batches_are_made(paths: list[Path]) -> None:
         ({"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
         ({"world_size": 3}, "world_size=3 must divide accumulation=8"),
         ({"rank": 1}, "rank=1 is not one of world_size=1"),
-        ({"order": "random"}, "data order 'random' is unknown; choose sequential, shuffled or coprime"),
+        ({"order": "random"}, "data order 'random' is unknown; choose sequential, shuffled, coprime or packed"),
         ({"seed": -1}, "seed=-1 must not be negative"),
     ],
 )

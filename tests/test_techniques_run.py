@@ -94,3 +94,34 @@ def test_techniques_are_settings_of_file_environment_and_flag_alike(
     assert (model.bigram_vocab_size, model.xsa_last_n, model.ln_scale, model.mlp_mult) == (2048, 4, True, 3)
     assert (model.smear, model.value_embed_layers) == ("fixed", (7, 8))
     assert dataclasses.replace(GPTConfig(), mlp_mult=3).mlp_hidden == 1536
+
+
+def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe: Recipe, tmp_path: Path) -> None:
+    packed = dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(recipe.data, order="packed"),
+        model=GPTConfig(
+            vocab_size=260,
+            num_layers=2,
+            model_dim=32,
+            num_heads=2,
+            num_kv_heads=1,
+            isolate_documents=True,
+            attn_window=20,
+        ),
+        train=dataclasses.replace(recipe.train, seq_len_start=8, seq_schedule_fraction=0.5, micro_batch_tokens="auto"),
+    )
+    whole, told = finished(packed, tmp_path / "whole")
+    finished(packed, tmp_path / "parts", stop_after=3)
+    parts, _ = finished(packed, tmp_path / "parts", resume=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, parts.model.state_dict()[name]), name
+    for words in (
+        "micro-batches of 128 tokens, 1 to a step",
+        "documents: ",
+        "primed 3 sizes of a step",
+        "from step 5 on: sequences of 32, 128 tokens a step",
+        "at work: isolated documents",
+        "at work: window: layers 0, 1 see 20 places back",
+    ):
+        assert any(words in line for line in told), words
