@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from birdie.preflight import Check
 from birdie.score.bpb import Score
 from birdie.train.loop import Step
 from birdie.train.profile import Profile
@@ -68,4 +69,11 @@ class Profiled:
     folder: Path
 
 
-Event = Started | Profiled | Step | Validated | Saved | Interrupted
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What could go wrong was looked at, before any time was spent; nothing failed."""
+
+    checks: tuple[Check, ...]
+
+
+Event = Checked | Started | Profiled | Step | Validated | Saved | Interrupted

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie import artifact, history, provenance
+from birdie import artifact, history, preflight, provenance
 from birdie.calibration import Calibrated, calibrated
 from birdie.compress.size import parse_size
 from birdie.data.batches import Batches
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
 from birdie.errors import ConfigError
-from birdie.events import Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.files import require_writable, write_bytes
 from birdie.model.documents import Documents
 from birdie.model.evidence import Looping, evidence
@@ -75,6 +75,7 @@ class Run:
         weights: what `model` holds: "the last weights", or which average of them.
         startup: what it took before the clock started.
         compiling: what torch.compile did, if it was used.
+        checks: what was looked at before the clock started.
 
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
@@ -97,6 +98,7 @@ class Run:
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = Startup()
         self.compiling: Compiling | None = None
+        self.checks: list[preflight.Check] = []
         with self.startup.part("data"):
             text = read(recipe, notify)
         self.dataset, self.tokenizer = text.dataset, text.tokenizer
@@ -137,6 +139,7 @@ class Run:
         checkpoint = self._checkpoint(resume)
         about = self._identity() | self._reserve(checkpoint)
         settings = self.training
+        yield self._checked()
         batches = Batches(
             self.dataset.train,
             batch_tokens=settings.train_batch_tokens,
@@ -218,6 +221,19 @@ class Run:
                 self.notify(f"at work: {line}")
             if self.compiling is not None:
                 self.compiling.ended()
+
+    def _checked(self) -> Checked:
+        """Look before the clock starts; a failure on any rank ends all."""
+        with self.startup.part("preflight"):
+            facts = preflight.facts_here(
+                self.recipe, self.folder, self.dataset.train, self.dataset.train_tokens, self.device, self.world
+            )
+            self.checks = preflight.checks(self.recipe, facts)
+            failed = any(check.state == "fail" for check in self.checks)
+            if self.world.any(failed, self.device):
+                preflight.require(self.checks)
+                raise ConfigError("another rank fails its preflight and says why")
+        return Checked(tuple(self.checks))
 
     def _prime(self, going: Fit) -> None:
         """Prime, with what an earlier run compiled; and say what the start took."""

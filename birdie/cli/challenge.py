@@ -26,7 +26,7 @@ from birdie.distributed import World, process_group, world_from_environment
 from birdie.environment import is_on, remarks
 from birdie.estimate import on_this_cpu
 from birdie.evaluation import evaluate as evaluate_artifact
-from birdie.events import Event, Interrupted, Profiled, Started, Validated
+from birdie.events import Checked, Event, Interrupted, Profiled, Started, Validated
 from birdie.files import require_writable, write_bytes
 from birdie.pipeline import Run, on_main
 from birdie.recipe import Recipe, load_recipe
@@ -205,6 +205,9 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
         )
         if run.recipe.average.kind != "none":
             log(f"birdie:step:{event.step}/{total} validated {event.weights}")
+    elif isinstance(event, Checked):
+        for check in event.checks:
+            log(f"birdie:{check.line}")
     elif isinstance(event, Profiled):
         profile = event.profile
         log(f"birdie:profile:{profile.title}; none of it on the clock; trace in {event.folder}")

@@ -24,7 +24,7 @@ from birdie.errors import ConfigError
 from birdie.estimate import on_this_cpu
 from birdie.evaluation import Evaluation
 from birdie.evaluation import evaluate as evaluate_artifact
-from birdie.events import Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.files import write_bytes
 from birdie.pipeline import Run
 from birdie.recipe import FLAT, Recipe
@@ -173,6 +173,9 @@ def _show(event: Event, work: Run, update: Callable[[float, float | None], None]
     elif isinstance(event, Validated):
         of = "" if work.recipe.average.kind == "none" else f" of {event.weights}"
         remark(f"step {event.step}  validation {event.score.bpb:.4f} bits per byte{of} ({event.score.tokens:,} tokens)")
+    elif isinstance(event, Checked):
+        for check in event.checks:
+            remark(check.line)
     elif isinstance(event, Profiled):
         remark(f"{event.profile.title}; none of it on the clock; table and trace in {event.folder}")
     elif isinstance(event, Saved):
@@ -208,6 +211,7 @@ def run_json(work: Run, last: Validated | None, summary: Summary, result: Evalua
         "train_seconds": 0.0 if last is None else last.train_ms / 1000,
         "calibration": calibration_json(work),
         "startup": startup_json(work),
+        "preflight": [asdict(check) for check in work.checks],
         "profile": None if work.profile is None else work.profile.to_dict(),
         "evaluation": evaluation_json(result),
     }
