@@ -207,7 +207,7 @@ def _compiler(facts: Facts) -> Check:
 def _network(facts: Facts) -> Iterator[Check]:
     if facts.ranks > 1 and facts.device == "cuda" and dict(facts.environment).get("NCCL_IB_DISABLE") == "1":
         yield Check(
-            "network", "warn", "NCCL_IB_DISABLE=1 slowed records' steps by a third; unset it if there is InfiniBand"
+            "network", "warn", "NCCL_IB_DISABLE is 1, which slows steps down where there is InfiniBand; unset it"
         )
 
 
