@@ -113,7 +113,6 @@ NEEDLESS = {
     "COPRIME_SHARDS_PER_BATCH": "how many shards a step mixes grows by itself",
     "COPRIME_SHARD_HOLD_STEPS": "every step draws its shards anew",
     "DATA_DIR": "DATA_PATH and TOKENIZER_PATH say where data and tokenizer are",
-    "FUSED_CE_ENABLED": "it changes no result",
     "GATED_ATTN_QUANT_GATE": "gates are stored as small matrices are",
 }
 """Variables of the records' commands for which there is nothing to set, and why."""

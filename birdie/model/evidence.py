@@ -109,6 +109,9 @@ def _stream(model: GPT) -> Iterator[str]:
         yield f"asymmetric softcap: {config.logit_softcap:g} → {above:.3g} above zero, {below:.3g} below"
     elif config.softcap != "tanh":
         yield f"softcap: {config.softcap}"
+    if model.way != "eager":
+        how = "a Triton kernel" if model.way == "triton" else "chunks of rows"
+        yield f"fused loss: softcap and cross-entropy by {how}"
 
 
 def _size(weight: Tensor) -> float:

@@ -38,6 +38,7 @@ from birdie.model.attention import Attending, Attention, Linear, Rotary, Surroun
 from birdie.model.config import GPTConfig
 from birdie.model.documents import Bounds
 from birdie.model.embedding import Bigram, FixedSmear, GatedSmear, ValueEmbedding
+from birdie.model.fused import Way, capped_loss, way_for
 from birdie.model.initial import orthogonal, overtones, phase
 from birdie.model.kernels import Kernels
 from birdie.model.mlp import MLP
@@ -97,6 +98,7 @@ class GPT(nn.Module):
         compute_dtype: dtype of the activations; set it at any time.
         looping: whether layers loop, if the config has loops; training turns it on when it is time.
         kernels: what attends; whoever trains sets what is installed (`birdie.model.kernels`).
+        way: how the loss is computed in training; `fuse` sets it.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -106,6 +108,7 @@ class GPT(nn.Module):
         self.kernels = Kernels()
         self.attend = attend_named(config.attention)
         self.looping = config.num_loops > 0
+        self.way: Way = "eager"
         dim, bos_id = config.model_dim, config.bos_id
         self.tok_emb = nn.Embedding(config.vocab_size, config.token_dim)
         if config.tie_embeddings:
@@ -171,9 +174,23 @@ class GPT(nn.Module):
             reduction: of the losses.
             bounds: as in `forward`.
         """
+        if self.way != "eager" and reduction == "mean" and self.training and torch.is_grad_enabled():
+            projected = self._project(self._hidden(ids, bounds=bounds)).flatten(0, 1)
+            return capped_loss(projected, targets.flatten(), self.config.logit_softcap, self.way)
         logits = self(ids, bounds=bounds)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
         return nats if reduction == "mean" else nats.view_as(targets)
+
+    def fuse(self, wanted: bool = True, *, compiled: bool = False) -> Way:
+        """Compute cap and loss in one piece in training, where there is a way to; returns the way (`fused`).
+
+        Args:
+            wanted: False: the eager way.
+            compiled: whether `loss` is going to be compiled.
+        """
+        fusible = wanted and self.config.softcap == "tanh"
+        self.way = way_for(self.tok_emb.weight.device, compiled=compiled) if fusible else "eager"
+        return self.way
 
     def named_matrices(self) -> Iterator[tuple[str, Tensor]]:
         """(name, weight) of each matrix that a product or a look-up uses: (outputs, inputs), or (vocab_size, dim)."""

@@ -88,6 +88,8 @@ class Fit:
             model.named_parameters(), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
         )
         compiles = device.type == "cuda" if settings.compile is None else settings.compile
+        if fuse := getattr(model, "fuse", None):
+            fuse(settings.fused, compiled=compiles)
         self._loss: Callable[..., Tensor] = compile_or_eager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0
         self._stop_agreed = self._inside_step = self._primed = False

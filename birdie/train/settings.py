@@ -69,6 +69,9 @@ class TrainSettings:
     fp8: Annotated[
         Fp8, Parameter(help="Products of the blocks in fp8: on, where the GPU has it; emulate: anywhere, slowly; off.")
     ] = "off"
+    fused: Annotated[
+        bool, Parameter(env_var="FUSED_CE_ENABLED", help="Softcap and loss in one piece where that is to be had.")
+    ] = True
     compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
 
     def __post_init__(self) -> None:
