@@ -13,6 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from birdie.errors import ConfigError
 
@@ -38,11 +40,19 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among its peers."""
+    """This process among its peers.
+
+    Attributes:
+        rank: from 0.
+        size: number of ranks.
+        local_rank: rank on this machine.
+        restarts: how often torchrun has started all ranks anew because one had died.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    restarts: int = 0
 
     @property
     def is_main(self) -> bool:
@@ -144,7 +154,8 @@ def world_from_environment() -> World:
     """
     if not launched_by_torchrun():
         return World()
-    world = World(_integer("RANK"), _integer("WORLD_SIZE"), _integer("LOCAL_RANK", "0"))
+    restarts = _integer("TORCHELASTIC_RESTART_COUNT", "0")
+    world = World(_integer("RANK"), _integer("WORLD_SIZE"), _integer("LOCAL_RANK", "0"), restarts)
     if not 0 <= world.rank < world.size or world.local_rank < 0:
         raise ConfigError(
             f"RANK {world.rank} of WORLD_SIZE {world.size} with LOCAL_RANK {world.local_rank} cannot be; "
@@ -165,6 +176,9 @@ def _integer(name: str, default: str = "") -> int:
 def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator[World]:
     """Join the process group torchrun describes, leave it at the end; without torchrun, a world of one.
 
+    After a restart torchrun's store still holds the addresses of the ranks that died (pytorch/pytorch #135712), so
+    each attempt keeps to names of its own there.
+
     Raises:
         ConfigError: the environment describes no process group, or the other ranks cannot be reached.
     """
@@ -174,11 +188,15 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    on_cuda = device.type == "cuda"
+    on_cuda, timeout = device.type == "cuda", timedelta(minutes=timeout_minutes)
     try:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
-            timeout=timedelta(minutes=timeout_minutes),
+            store=PrefixStore(f"attempt {world.restarts}", store),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timeout,
             device_id=device if on_cuda else None,
         )
     except (ValueError, RuntimeError) as error:

@@ -127,7 +127,8 @@ class Run:
         """Train to the last step, the wall-clock cap, or until `stop()`; yields what happens as it happens.
 
         Args:
-            resume: go on from the latest checkpoint of the folder if there is one.
+            resume: go on from the latest checkpoint of the folder if there is one; done unasked where torchrun has
+                started all ranks anew.
             stop: asked after every step; True on any rank ends the run on all, after a checkpoint.
             on_priming: called with (done, total) after each priming step.
 
@@ -136,7 +137,7 @@ class Run:
                 the time there is.
             WeightsError: the checkpoint does not fit the model.
         """
-        checkpoint = self._checkpoint(resume)
+        checkpoint = self._checkpoint(resume or self.world.restarts > 0)
         about = self._identity() | self._reserve(checkpoint)
         settings = self.training
         yield self._checked()
@@ -181,6 +182,8 @@ class Run:
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
                 history.cut(self.folder, going.step if checkpoint is not None else -1)
+                if checkpoint is None:  # those of a replaced run must not be gone on from
+                    (self.checkpoints / POINTER).unlink(missing_ok=True)
             yield from self._follow(going)
             if going.float8 is not None and not going.interrupted:
                 self._tell_of(going.float8, *batches.next())

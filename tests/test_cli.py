@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -224,6 +225,44 @@ def test_torchrun_trains_on_every_rank(trained: Path, tmp_path: Path) -> None:
     one = json.loads((trained / "summary.json").read_text())
     two = json.loads(done.stdout)
     assert two["bpb_float"] == pytest.approx(one["bpb_float"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_killed_under_torchrun_costs_no_more_than_the_checkpoints_interval(
+    trained: Path, tmp_path: Path
+) -> None:
+    """`kill -9` of one of two ranks: torchrun starts both anew, and they go on from the last checkpoint unasked."""
+    folder, every = tmp_path / "two", 2
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m", "birdie"]
+    flags = ["--run.checkpoint-every", str(every), "--train.iterations", "40", "--run.log-every", "1"]
+    command = [sys.executable, "-m", *launcher, "train", str(trained / "recipe.toml"), "--folder", str(folder), *flags]
+    running = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    seen: list[str] = []
+    killed_at = 0
+    for line in running.stderr:
+        seen.append(line)
+        step = re.match(r"step (\d+)  loss", line)
+        if step and int(step[1]) == 7 and not killed_at:
+            killed_at = 7
+            os.kill(worker_of(running.pid), signal.SIGKILL)
+    out = running.communicate()[0]
+    assert running.returncode == 0, "".join(seen)
+    resumed = [int(found[1]) for found in map(re.compile(r".*resumed at step (\d+)").match, seen) if found]
+    assert len(resumed) == 1
+    assert killed_at - every < resumed[0] < 40
+    whole = tmp_path / "one"
+    arguments = ["train", str(trained / "recipe.toml"), "--folder", str(whole), *flags, "--json"]
+    assert run(build_app, arguments) == 0
+    one = json.loads((whole / "summary.json").read_text())
+    # the rank that lost its peer said so on the line before
+    assert json.loads(out.splitlines()[-1])["bpb_float"] == pytest.approx(one["bpb_float"], abs=1e-4)
+
+
+def worker_of(launcher: int) -> int:
+    """The process of the last rank that torchrun, of process id `launcher`, has started."""
+    found = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True, check=True)
+    return int(found.stdout.split()[-1])
 
 
 class Bomb:

@@ -86,8 +86,8 @@ def train(
     """Train a GPT by a recipe, compress it and score the file.
 
     Settings come from the flags below, else the environment, else the recipe file, else the defaults. Ctrl-C saves a
-    checkpoint; --resume goes on from it. Under torchrun every rank trains:
-    `torchrun --nproc_per_node=2 -m birdie train …`.
+    checkpoint; --resume goes on from it. Under torchrun every rank trains, and goes on from the last checkpoint when
+    one of them died: `torchrun --nproc_per_node=2 --max-restarts=3 -m birdie train …`.
     """
     recipe = recipe or Recipe()  # recipe and scale were read before this call
     folder = folder or Path("runs") / recipe.digest
