@@ -132,7 +132,7 @@ def test_a_profiled_run_shows_where_a_step_goes_and_ends_the_same(
     assert "none of it on the clock" in said
     found = answer["profile"]
     assert sum(part["ms"] for part in found["parts"]) + found["unattributed_ms"] == pytest.approx(found["step_ms"])
-    assert {"forward/layer 1/mlp", "backward/head", "optimizer"} <= {part["name"] for part in found["parts"]}
+    assert {"forward/layer 1/mlp", "backward/embedding", "optimizer"} <= {part["name"] for part in found["parts"]}
     assert json.loads((tmp_path / "run" / "profile" / "table.json").read_text()) == found
     assert (tmp_path / "run" / "profile" / "trace.json.gz").stat().st_size > 1000
 

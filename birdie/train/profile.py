@@ -94,7 +94,7 @@ class Profile:
     def rows(self) -> list[tuple[str, float]]:
         """(name, ms) to show: each group with all that is in it, then its members; layers of a model as one.
 
-        What a group with members spends outside of them is called "own": of backward it is the loss.
+        What a group with members spends outside of them is called "own": of backward it is head and loss.
         """
         groups: dict[str, dict[str, float]] = {}
         for part in self.parts:
@@ -206,8 +206,9 @@ def _cuda_stamp() -> torch.cuda.Event:
 def layers(model: Any, wanted: bool) -> Iterator[None]:
     """Until the end of the block, if `wanted`, ranges for embedding, attention and MLP of each layer, and head.
 
-    For a model whose `blocks` have `attn` and `mlp`; any other has forward and backward as a whole. Only for eager
-    use: a graph compiled meanwhile would have the hooks in it.
+    The loss counts to the head, and both are what backward does before it comes to a layer. For a model whose `blocks`
+    have `attn` and `mlp`; any other has forward and backward as a whole. Only for eager use: a graph compiled meanwhile
+    would have the hooks in it.
     """
     with ExitStack() as hooks:
 
@@ -219,8 +220,8 @@ def layers(model: Any, wanted: bool) -> Iterator[None]:
 
         blocks = getattr(model, "blocks", None)
         if wanted and isinstance(blocks, nn.ModuleList):
-            before(model, lambda *_: move("forward/embedding"))
-            after(model, lambda _model, _args, logits: _leave("loss", logits, "head"))
+            if isinstance(table := getattr(model, "tok_emb", None), nn.Module):
+                before(table, lambda *_: move("forward/embedding"))
             for index, block in enumerate(cast(Iterable[Any], blocks)):
                 attention, mlp = f"layer {index}/attention", f"layer {index}/mlp"
                 if index == 0:
