@@ -1,24 +1,29 @@
 """Training throughput: tokens a second of birdie's `fit` against a plain eager PyTorch loop.
 
-    python -m benchmarks.train --json [--seconds N] [--seed 0]
+    python -m benchmarks.train --json [--seconds 60] [--dtype auto] [--device auto] [--seed 0]
 
-Both train the same model from the same weights on the same batches in the same dtype, in turns within one process. The
-plain loop is what one would write by hand: `torch.optim.Muon` for the blocks' matrices and fused Adam for the rest, one
-backward pass a micro-step, the loss read once a step. Rows: the best and the median over the turns, and birdie's over
-the plain loop's.
+All train the same model from the same weights on the same batches (bytes of the standard library's sources) in the
+same dtype, in turns within one process. The plain loop is what one would write by hand: `torch.optim.Muon` for the
+blocks' matrices and fused Adam for the rest, one backward pass a micro-step, the loss read once a step. birdie's is
+`fit`, eager and under torch.compile, which is what it does on a GPU. Rows: the median and the best over the turns, the
+ratio of medians to the plain loop's, what the first step took (compiling included; it is in no other figure), and the
+mean loss of the last ten common steps.
 """
 
 import argparse
+import dataclasses
 import statistics
+import sysconfig
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie.device import choose_device, synchronize
+from birdie.device import DtypeName, choose_device, choose_dtype, dtype_name, synchronize
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.train.groups import OptimizerSettings
 from birdie.train.loop import Fit, fit
@@ -33,18 +38,22 @@ SETTINGS = TrainSettings(
     warmup_steps=0,
     warmdown_iters=0,
     max_wallclock_seconds=0,
-    compute_dtype="float32",
 )
-OPTIMIZERS = OptimizerSettings()
+OPTIMIZERS = OptimizerSettings(muon_momentum_warmup_steps=0)
+LAST = 10  # steps over which losses are compared
 
 
-class RandomBatches:
-    """Uniform tokens made beforehand: the loader costs nothing, and what they say does not change the speed."""
+class Sources:
+    """Bytes of the standard library's sources, cut beforehand: the loader costs nothing."""
 
     def __init__(self, seed: int) -> None:
-        sequences = SETTINGS.train_batch_tokens // SETTINGS.accumulation // SETTINGS.train_seq_len
-        shape = (64, sequences, SETTINGS.train_seq_len + 1)
-        self.spans = torch.randint(CONFIG.vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+        rows = SETTINGS.train_batch_tokens // SETTINGS.accumulation // SETTINGS.train_seq_len
+        files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
+        blocks = text[: len(text) // (SETTINGS.train_seq_len + 1) * (SETTINGS.train_seq_len + 1)]
+        blocks = blocks.view(-1, SETTINGS.train_seq_len + 1)
+        order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
+        self.spans = blocks[order[: len(order) // rows * rows]].view(-1, rows, SETTINGS.train_seq_len + 1)
         self.position = 0
 
     def next(self) -> tuple[Tensor, Tensor]:
@@ -62,9 +71,10 @@ class RandomBatches:
 class PlainLoop:
     """The loop written by hand."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
+    def __init__(self, seed: int, device: torch.device, dtype: torch.dtype) -> None:
         torch.manual_seed(seed)
-        self.model, self.batches, self.device = GPT(CONFIG).to(device), RandomBatches(seed), device
+        self.model, self.batches, self.device = GPT(CONFIG).to(device), Sources(seed), device
+        self.model.compute_dtype = dtype
         named = dict(self.model.named_parameters())
         matrices = [p for n, p in named.items() if n.startswith("blocks.") and n.endswith(".weight")]
         scalars = [p for n, p in named.items() if not n.endswith(".weight")]
@@ -90,39 +100,53 @@ class PlainLoop:
         return total.item()
 
 
-def birdie_run(seed: int, device: torch.device) -> Fit:
+def birdie_run(seed: int, device: torch.device, dtype: DtypeName, *, compiled: bool) -> Fit:
     torch.manual_seed(seed)
-    return fit(GPT(CONFIG), RandomBatches(seed), SETTINGS, OPTIMIZERS, device=device)
+    settings = dataclasses.replace(SETTINGS, compute_dtype=dtype, compile=compiled)
+    optimizers = dataclasses.replace(OPTIMIZERS, newton_schulz_dtype="bfloat16")  # as torch.optim.Muon has it
+    return fit(GPT(CONFIG), Sources(seed), settings, optimizers, device=device)
 
 
-def measure(seconds: float, seed: int, device: torch.device) -> list[dict[str, Any]]:
+def measure(seconds: float, seed: int, device: torch.device, dtype: DtypeName) -> list[dict[str, Any]]:
     """Take turns of one step until `seconds` are over; a row for each loop."""
-    plain, run = PlainLoop(seed, device), birdie_run(seed, device)
-    steps = iter(run)
-    turns: dict[str, Callable[[], float]] = {"plain": plain.step, "birdie": lambda: next(steps).loss}
+    real = choose_dtype(dtype, device)
+    plain = PlainLoop(seed, device, real)
+    eager, compiled = (iter(birdie_run(seed, device, dtype, compiled=each)) for each in (False, True))
+    turns: dict[str, Callable[[], float]] = {
+        "plain": plain.step,
+        "birdie": lambda: next(eager).loss,
+        "birdie, compiled": lambda: next(compiled).loss,
+    }
     rates: dict[str, list[float]] = {name: [] for name in turns}
-    for turn in turns.values():  # the first step allocates
-        turn()
+    losses: dict[str, list[float]] = {name: [] for name in turns}
+    first: dict[str, float] = {}
+    for name, turn in turns.items():  # the first step allocates, and compiles
+        first[name] = _timed(turn, losses[name], device)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(rates["birdie"]) < 3:
         for name, turn in turns.items():
-            synchronize(device)
-            start = time.perf_counter()
-            turn()
-            synchronize(device)
-            rates[name].append(SETTINGS.train_batch_tokens / (time.perf_counter() - start))
-    dtypes = {"plain": "bfloat16", "birdie": run.facts["newton_schulz_dtype"]}
+            rates[name].append(SETTINGS.train_batch_tokens / _timed(turn, losses[name], device))
     return [
         {
             "loop": name,
+            "dtype": dtype_name(real),
             "tokens_per_s": round(statistics.median(rates[name]), 1),
             "best_tokens_per_s": round(max(rates[name]), 1),
             "ratio": round(statistics.median(rates[name]) / statistics.median(rates["plain"]), 4),
-            "steps": len(rates[name]),
-            "newton_schulz_dtype": dtypes[name],
+            "steps": len(losses[name]),
+            "first_step_s": round(first[name], 2),
+            "loss": round(statistics.mean(losses[name][-LAST:]), 4),
         }
         for name in turns
     ]
+
+
+def _timed(turn: Callable[[], float], losses: list[float], device: torch.device) -> float:
+    synchronize(device)
+    start = time.perf_counter()
+    losses.append(turn())
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -131,8 +155,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="time to measure (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="decides weights and batches (default: 0)")
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu (default: auto)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: auto)")
     arguments = parser.parse_args()
-    rows = measure(arguments.seconds, arguments.seed, choose_device(arguments.device))
+    rows = measure(arguments.seconds, arguments.seed, choose_device(arguments.device), arguments.dtype)
     report(rows, as_json=arguments.json)
 
 
