@@ -11,7 +11,8 @@ All take the same gradients in turns, in one process, and iterate in bfloat16 as
 
 Then on `--ranks` processes with one thread each, gloo or NCCL between them, from the end of backward to weights ready:
 replicated (gradients all-reduced in bfloat16, every rank updates everything) against Parallel Muon, and Newton–Schulz
-without any communication. Of several ranks the slowest counts. Rows: median and best over the turns; `ratio` is the
+without any communication; what the collectives of a step take alone, and how long Parallel Muon waits for them. Of
+several ranks the slowest counts. Rows: median and best over the turns; `ratio` is the
 median of torch's, or of replicated, over the row's own; `difference`, after three steps, how far the weights are from
 where torch's went, over the way these went (rounding to bfloat16 in another order).
 """
@@ -238,6 +239,19 @@ def orthogonalising(shares: list[Tensor]) -> Turn:
     return turn
 
 
+def travelling(parallel: ParallelMuon, world: World) -> Turn:
+    """The collectives of a step and the copies they need, with nothing to do meanwhile."""
+
+    def turn() -> None:
+        parallel.start()
+        parallel.square_sum()  # waits for all
+        gathered = [world.start_all_gather(own, room) for room, _, own in parallel._buffers]
+        for each in gathered:
+            each.wait()
+
+    return turn
+
+
 def as_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, results: Any) -> None:
     torch.set_num_threads(1)
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -264,6 +278,8 @@ def as_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: 
         "Newton–Schulz, replicated": orthogonalising([p.detach() for p in whole]),
         "Newton–Schulz, shared": orthogonalising([p.detach()[:n] for p, n in zip(whole, each, strict=True)]),
     }
+    turns["communication alone"] = travelling(parallel, world)
+    split = Split(device)
     found: dict[str, list[float]] = {name: [] for name in turns}
     for turn in turns.values():
         turn()
@@ -277,8 +293,13 @@ def as_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: 
             synchronize(device)
             took = time.perf_counter() - start
             found[name].append(world.max_int(round(1e6 * took), device) / 1e6)
+    for _ in range(len(found["parallel"])):
+        dist.barrier()
+        with ranges.recording(split):
+            update()
+    waits = sum(each for name, each in split.seconds.items() if name in ("reduce/wait", "optimizer/muon/exchange"))
     if rank == 0:
-        results.put(found)
+        results.put((found, waits / len(found["parallel"])))
     dist.destroy_process_group()
 
 
@@ -291,12 +312,13 @@ def together(seconds: float, seed: int, device: torch.device, size: int) -> list
         multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
             as_rank, (size, str(Path(folder)), seconds, seed, device.type, results), nprocs=size, join=True
         )
-        found: dict[str, list[float]] = results.get()
-    whole = {name: each for name, each in found.items() if "Newton" not in name}
+        found, waits = results.get()
+    whole = {name: found[name] for name in ("replicated", "parallel", "communication alone")}
     products_only = {name: each for name, each in found.items() if "Newton" in name}
     return [
         *rows_of(whole, "replicated", size),
         *rows_of(products_only, "Newton–Schulz, replicated", size),
+        bare_row("of parallel: waiting for it", size, round(1e3 * waits, 2)),
     ]
 
 

@@ -33,6 +33,14 @@ class Arriving:
         return self._result()
 
 
+def _summed(parts: Tensor) -> Tensor:
+    """(ranks, n, …) → (n, …) in float32, one of n at a time: a CPU then needs no more room than that."""
+    total = torch.empty(parts.shape[1:], dtype=torch.float32)
+    for i in range(len(total)):
+        torch.sum(parts[:, i], 0, dtype=torch.float32, out=total[i])
+    return total
+
+
 # torch 2.13 gave these new names
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -70,29 +78,30 @@ class World:
         work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, async_op=True) if self.size > 1 else None
         return Arriving(work, lambda: tensor)
 
-    def start_reduce_scatter(self, tensor: Tensor) -> Arriving:
+    def start_reduce_scatter(self, tensor: Tensor, room: Tensor) -> Arriving:
         """Sum `tensor`, (size · n, …), over the ranks; arriving is this rank's part of the sum, (n, …), in float32.
 
         gloo reduces the whole and throws most of it away, so there the parts are exchanged and summed here.
+
+        Args:
+            tensor: must stay as it is until the result has arrived; on one rank it is the result.
+            room: like `tensor`, to be written over.
         """
         if self.size == 1:
             return Arriving(None, tensor.float)
         part = (tensor.shape[0] // self.size, *tensor.shape[1:])
         if tensor.is_cuda:
-            own = tensor.new_empty(part)
+            own = room[: part[0]]
             work = _reduce_scatter(own, tensor, op=dist.ReduceOp.SUM, async_op=True)
             return Arriving(work, own.float)
-        parts = torch.empty_like(tensor)
-        work = dist.all_to_all_single(parts, tensor, async_op=True)
-        return Arriving(work, lambda: parts.view(self.size, *part).sum(0, dtype=torch.float32))
+        work = dist.all_to_all_single(room, tensor, async_op=True)
+        return Arriving(work, lambda: _summed(room.view(self.size, *part)))
 
-    def start_all_gather(self, own: Tensor) -> Arriving:
-        """Every rank's `own`, (n, …), one after the other: arriving is (size · n, …)."""
+    def start_all_gather(self, own: Tensor, room: Tensor) -> Arriving:
+        """Every rank's `own`, (n, …), one after the other: arriving is `room`, (size · n, …); on one rank `own`."""
         if self.size == 1:
             return Arriving(None, lambda: own)
-        every = own.new_empty((self.size * own.shape[0], *own.shape[1:]))
-        work = _all_gather(every, own, async_op=True)
-        return Arriving(work, lambda: every)
+        return Arriving(_all_gather(room, own, async_op=True), lambda: room)
 
     def max_int(self, value: int, device: torch.device) -> int:
         """The largest `value` any rank holds."""

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_run import tiny_model
 from torch import multiprocessing, nn
 
 from birdie.distributed import World
 from birdie.train.groups import Optimizers, OptimizerSettings
+from birdie.train.parallel import shared_out
 
 SETTINGS: dict[str, Any] = {"newton_schulz_dtype": "float32", "matrix_lr": 0.02}
 PLAIN = OptimizerSettings(**SETTINGS)
@@ -87,7 +90,7 @@ def train(world: World, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_many_ranks_do_what_one_does(size: int, tmp_path: Path) -> None:
-    """Banks of 12, 6 and 6 matrices: on four ranks two of the three do not divide, so padding is in play."""
+    """Banks of 6, 3, 3 and 6 matrices: neither two nor four ranks divide them all, so padding is in play."""
     run(size, tmp_path / "run", train)
     for name, settings in (("plain", PLAIN), ("clipped", CLIPPED), ("everything", EVERYTHING)):
         several = torch.load(tmp_path / "run" / f"{name}.pt", weights_only=True)
@@ -103,7 +106,27 @@ def test_many_ranks_do_what_one_does(size: int, tmp_path: Path) -> None:
         assert several["state"].keys() == state.keys()
         for key, value in state.items():
             torch.testing.assert_close(several["state"][key], value, rtol=1e-3, atol=1e-4)
-        assert several["held"] == [-(-len(bank.names) // size) for bank in alone.banks]
+        shares = shared_out([bank.shape for bank in alone.banks], size)
+        assert several["held"] == [len(share.own[0]) for share in shares]
+
+
+@given(
+    banks=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=6),
+    ranks=st.integers(1, 9),
+)
+def test_every_matrix_has_one_owner_and_no_rank_much_more_than_another(
+    banks: list[tuple[int, int, int]], ranks: int
+) -> None:
+    shares = shared_out([torch.Size(bank) for bank in banks], ranks)
+    load = [0] * ranks
+    for (count, rows, columns), share in zip(banks, shares, strict=True):
+        assert [i for mine in share.own for i in mine] == list(range(count))
+        counts = [len(mine) for mine in share.own]
+        assert max(counts) - min(counts) <= 1
+        assert share.each == max(counts)
+        work = min(rows, columns) ** 2 * max(rows, columns)
+        load = [done + n * work for done, n in zip(load, counts, strict=True)]
+    assert max(load) - min(load) <= max(min(bank[1:]) ** 2 * max(bank[1:]) for bank in banks)
 
 
 def go_on(world: World, folder: Path) -> None:

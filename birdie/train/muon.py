@@ -13,7 +13,7 @@ openai/parameter-golf #1344; MuonEq-R, #1217; NorMuon, Li et al. 2025 (arXiv 251
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -39,6 +39,7 @@ POLAR_EXPRESS = (
 STATE = ("momentum_buffer", "row_square")
 """What a `Muon` remembers of a parameter."""
 
+CACHED = 2**21  # weights whose gradients, momenta and updates a CPU's caches hold
 _LEAST = 1e-7  # norm of a matrix or row below which it counts as zero
 WIDE = 2
 """Longer over shorter side from which `newton_schulz` takes two steps at once."""
@@ -166,47 +167,49 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            updates = self.updates(params, [p.grad for p in params], group)
+            updates = [torch.empty_like(p, dtype=group["dtype"]) for p in params]
+            self._updates_(updates, params, [p.grad for p in params], group)
             for p, update in zip(params, updates, strict=True):
                 apply_(p, update, group)
         return loss
 
-    def updates(self, params: Sequence[Tensor], gradients: Sequence[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """The orthogonal update of each parameter in the group's dtype, which advances their momenta.
+    def update_(self, update: Tensor, p: Tensor, gradient: Tensor) -> None:
+        """Write the orthogonal update of `p` into `update`, which advances its momentum.
 
         Args:
-            params: whose state is meant.
-            gradients: one for each; a parameter's state has the shape of its gradient, which may be part of a stack.
-            group: settings.
+            update: like `gradient`, in the dtype of Newton–Schulz.
+            p: a parameter of the first group, whose state is meant.
+            gradient: of p or of a part of p; the state has its shape.
         """
-        if not params:
-            return []
-        with span("optimizer/muon/momentum"):
-            ahead = self._ahead(params, list(gradients), group)
-        by_shape: defaultdict[torch.Size, list[int]] = defaultdict(list)
-        for i, each in enumerate(ahead):
-            by_shape[each.shape[-2:]].append(i)
-        updates = list(ahead)
-        for shape, members in by_shape.items():
-            counts = [ahead[i].shape[:-2].numel() for i in members]
-            parts = [ahead[i].reshape(-1, *shape) for i in members]
-            with span("optimizer/muon/orthogonalize"):
-                stack = orthogonalized(parts[0] if len(parts) == 1 else torch.cat(parts), group)
-            for i, update in zip(members, torch.split(stack, counts), strict=True):
-                updates[i] = update.view(ahead[i].shape)
-        if group["beta2"]:
-            for i, p in enumerate(params):
-                updates[i] = self._row_scaled(p, updates[i], group["beta2"])
-        return updates
+        self._updates_([update], [p], [gradient], self.param_groups[0])
 
-    def _ahead(self, params: Sequence[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Momentum with this gradient, and where it leads with the next."""
-        buffers = [self._state(p, STATE[0], gradient) for p, gradient in zip(params, gradients, strict=True)]
-        torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, gradients)
-        if not group["nesterov"]:
-            return buffers
-        return list(torch._foreach_add(gradients, buffers, alpha=group["momentum"]))
+    def _updates_(
+        self, updates: Sequence[Tensor], params: Sequence[Tensor], gradients: Sequence[Tensor], group: dict[str, Any]
+    ) -> None:
+        by_shape: defaultdict[torch.Size, list[_Slot]] = defaultdict(list)
+        for update, p, gradient in zip(updates, params, gradients, strict=True):
+            shape, buffer = gradient.shape[-2:], self._state(p, STATE[0], gradient)
+            stacks = (each.view(-1, *shape) for each in (gradient.contiguous(), buffer, update))
+            by_shape[shape] += zip(*(torch.split(each, _room(gradient)) for each in stacks), strict=True)
+        for slots in by_shape.values():
+            for batch in _batches(slots, _room(slots[0][0])):
+                self._update_(batch, group)
+        if group["beta2"]:
+            for update, p in zip(updates, params, strict=True):
+                update.copy_(self._row_scaled(p, update, group["beta2"]))
+
+    def _update_(self, batch: list["_Slot"], group: dict[str, Any]) -> None:
+        """Momentum and orthogonal update of some stacks of one shape, worked on as one."""
+        gradients, buffers, updates = (list(each) for each in zip(*batch, strict=True))
+        with span("optimizer/muon/momentum"):
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, gradients)
+            ahead = buffers
+            if group["nesterov"]:
+                ahead = list(torch._foreach_add(gradients, buffers, alpha=group["momentum"]))
+        with span("optimizer/muon/orthogonalize"):
+            stack = orthogonalized(ahead[0] if len(ahead) == 1 else torch.cat(ahead), group)
+            torch._foreach_copy_(updates, list(torch.split(stack, [len(each) for each in updates])))
 
     def _row_scaled(self, p: Tensor, update: Tensor, beta2: float) -> Tensor:
         """NorMuon: rows over the root of their running mean square, the matrix keeping its norm."""
@@ -237,9 +240,37 @@ def orthogonalized(stack: Tensor, group: dict[str, Any]) -> Tensor:
 def apply_(p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
     """Decay, then move by the update, scaled to its shape, in place."""
     rows, columns = p.shape[-2:]
-    if group["weight_decay"]:
-        p.mul_(1 - group["lr"] * group["weight_decay"])
-    p.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+    weights, moves = (torch.split(each.view(-1, rows, columns), _room(p)) for each in (p, update))
+    for part, move in zip(weights, moves, strict=True):
+        if group["weight_decay"]:
+            part.mul_(1 - group["lr"] * group["weight_decay"])
+        part.add_(move, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+
+_Slot = tuple[Tensor, Tensor, Tensor]
+"""Gradient, momentum and update of a stack, each (count, rows, columns)."""
+
+
+def _room(p: Tensor) -> int:
+    """Matrices of p's shape to work on together: all of them, but on a CPU what its caches hold.
+
+    Beyond, each temporary costs more than the arithmetic in it: fresh pages from the system, read and written once.
+    """
+    return max(1, CACHED // p.shape[-2:].numel()) if p.device.type == "cpu" else max(1, p.shape[:-2].numel())
+
+
+def _batches(slots: list[_Slot], room: int) -> Iterator[list[_Slot]]:
+    """`slots` in lists of about `room` matrices; all in one where they are not on a CPU."""
+    if slots[0][0].device.type != "cpu":
+        yield slots
+        return
+    batch: list[_Slot] = []
+    for slot in slots:
+        if batch and sum(len(each[0]) for each in batch) + len(slot[0]) > room:
+            yield batch
+            batch = []
+        batch.append(slot)
+    yield batch
 
 
 def _check(group: dict[str, Any]) -> None:
