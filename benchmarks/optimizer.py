@@ -271,12 +271,14 @@ def as_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: 
         parallel.start()
         parallel.finish()
 
-    each = [-(-len(p) // size) for p in whole]
+    owned = [share.own[rank] for share in parallel.shares]
     turns = {
         "replicated": replicated(Muon(whole, RATE, momentum=MOMENTUM, dtype=DTYPE), whole, world),
         "parallel": update,
         "Newton–Schulz, replicated": orthogonalising([p.detach() for p in whole]),
-        "Newton–Schulz, shared": orthogonalising([p.detach()[:n] for p, n in zip(whole, each, strict=True)]),
+        "Newton–Schulz, shared": orthogonalising(
+            [p.detach()[mine.start : mine.stop] for p, mine in zip(whole, owned, strict=True)]
+        ),
     }
     turns["communication alone"] = travelling(parallel, world)
     split = Split(device)

@@ -34,6 +34,7 @@ from birdie.recipe import Recipe
 from birdie.reserve import less_reserve
 from birdie.train.groups import split_parameters
 from birdie.train.muon import WIDE
+from birdie.train.parallel import shared_out
 from birdie.train.settings import TrainSettings
 
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
@@ -213,11 +214,16 @@ def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, looping: bool) -> 
         raise ConfigError(f"{devices} ranks do not divide accumulation {train.accumulation}; choose a divisor")
     sequences = train.train_batch_tokens // train.accumulation // train.train_seq_len
     members = split_parameters(_meta(config).named_parameters())
-    banks = Counter(p.shape for p in members.get("matrices", {}).values())
-    own = {shape: -(-count // devices) for shape, count in banks.items()}  # padded to as many for each rank
-    update = sum(n * newton_schulz_flops(shape, recipe.optimizer.muon_backend_steps) for shape, n in own.items())
+    counts = Counter(p.shape for p in members.get("matrices", {}).values())
+    banks = sorted((torch.Size((n, *shape)) for shape, n in counts.items()), key=lambda bank: -bank.numel())
+    shares, steps = shared_out(banks, devices), recipe.optimizer.muon_backend_steps
+    flops = [newton_schulz_flops(bank[1:], steps) for bank in banks]
+    update = max(
+        sum(len(share.own[rank]) * each for share, each in zip(shares, flops, strict=True)) for rank in range(devices)
+    )
     others = sum(p.numel() for group, each in members.items() if group != "matrices" for p in each.values())
-    reduced = 4 * (others + 1) + dtype.itemsize * devices * sum(n * math.prod(shape) for shape, n in own.items())
+    padded = sum(devices * share.each * math.prod(bank[1:]) for share, bank in zip(shares, banks, strict=True))
+    reduced = 4 * (others + 1) + dtype.itemsize * padded
     reduced = reduced if devices > 1 else 0
     return Load(
         work(config, sequences, train.train_seq_len, dtype, looping=looping),
