@@ -143,17 +143,55 @@ def test_the_variable_of_the_challenge_turns_it_off(monkeypatch: pytest.MonkeyPa
     assert not load_recipe().train.fused
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, Any]]:
-    """What the kernels give in a process of their own, for Triton must know before it is imported."""
+def under_the_interpreter(script: str) -> dict[str, dict[str, Any]]:
+    """What kernels give in a process of their own, for Triton must know before it is imported."""
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tests" / "loss_kernels_interpreted.py")]
+    command = [sys.executable, str(ROOT / "tests" / script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, dict[str, Any]]:
+    """Of the loss."""
+    return under_the_interpreter("loss_kernels_interpreted.py")
+
+
+@pytest.fixture(scope="module")
+def interpreted_mlp() -> dict[str, dict[str, Any]]:
+    """Of the MLP."""
+    return under_the_interpreter("mlp_kernels_interpreted.py")
+
+
+@pytest.mark.parametrize("case", ["one tile", "several tiles"])
+def test_the_fused_mlp_is_as_near_to_the_truth_as_eager_float32(
+    case: str, interpreted_mlp: dict[str, dict[str, Any]]
+) -> None:
+    found = interpreted_mlp[case]
+    assert found["kernel"] <= 2 * found["eager"] + 1e-7
+
+
+def test_a_model_with_fused_mlps_is_the_eager_one_and_compiles_whole(
+    interpreted_mlp: dict[str, dict[str, Any]],
+) -> None:
+    found = interpreted_mlp["model"]
+    assert found["calls"] == 2
+    assert max(found["value"], found["compiled value"]) < 2e-6
+    assert max(found["gradient"], found["compiled gradient"]) < 1e-5
+    assert set(interpreted_mlp["registered"].values()) == {"SUCCESS"}
+
+
+def test_fused_mlps_that_cannot_be_are_told_and_done_without() -> None:
+    lines: list[str] = []
+    settings = tiny_settings(iterations=2, fused_mlp=True)
+    asked = [step.loss for step in fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, notify=lines.append)]
+    plain = [step.loss for step in fit(tiny_model(), TinyBatches(), tiny_settings(iterations=2), OPTIMIZERS)]
+    assert asked == plain
+    assert any("fused MLPs need CUDA" in line for line in lines)
 
 
 @pytest.mark.parametrize("case", ["one block", "several blocks", "beyond a float's exponential", "bfloat16"])

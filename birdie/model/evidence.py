@@ -112,6 +112,9 @@ def _stream(model: GPT) -> Iterator[str]:
     if model.way != "eager":
         how = "a Triton kernel" if model.way == "triton" else "chunks of rows"
         yield f"fused loss: softcap and cross-entropy by {how}"
+    fused = [index for index, block in enumerate(model.blocks) if block.mlp.fused]  # type: ignore[union-attr]
+    if fused:
+        yield f"fused MLPs: product and activation by a Triton kernel in {len(fused)} layers"
 
 
 def _size(weight: Tensor) -> float:

@@ -28,6 +28,7 @@ Source: the baseline script of OpenAI's Parameter Golf, itself a child of modded
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -191,6 +192,14 @@ class GPT(nn.Module):
         fusible = wanted and self.config.softcap == "tanh"
         self.way = way_for(self.tok_emb.weight.device, compiled=compiled) if fusible else "eager"
         return self.way
+
+    def fuse_mlps(self, wanted: bool = True) -> bool:
+        """Take the kernels of `mlp_kernels` in training, where they can run; returns whether they will."""
+        kernels = self.tok_emb.weight.device.type == "cuda" and find_spec("triton") is not None
+        fused = wanted and kernels and self.config.activation != "swiglu"
+        for block in self.blocks:
+            block.mlp.fused = fused  # type: ignore[union-attr]
+        return fused
 
     def named_matrices(self) -> Iterator[tuple[str, Tensor]]:
         """(name, weight) of each matrix that a product or a look-up uses: (outputs, inputs), or (vocab_size, dim)."""

@@ -72,6 +72,9 @@ class TrainSettings:
     fused: Annotated[
         bool, Parameter(env_var="FUSED_CE_ENABLED", help="Softcap and loss in one piece where that is to be had.")
     ] = True
+    fused_mlp: Annotated[
+        bool, Parameter(help="Products and ReLU² of the MLPs in one Triton kernel, where that runs; not tuned.")
+    ] = False
     compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
 
     def __post_init__(self) -> None:
