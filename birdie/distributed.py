@@ -5,6 +5,7 @@ All collectives are no-ops on one rank, so there is one code path. gloo on CPUs,
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,13 +55,15 @@ class World:
         rank: from 0.
         size: number of ranks.
         local_rank: rank on this machine.
-        restarts: how often torchrun has started all ranks anew because one had died.
+        restarts: how often torchrun has started all ranks anew because one had died; nodes may count differently.
+        job: what stays the same from one such start to the next, on this machine.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     restarts: int = 0
+    job: str = ""
 
     @property
     def is_main(self) -> bool:
@@ -164,7 +167,8 @@ def world_from_environment() -> World:
     if not launched_by_torchrun():
         return World()
     restarts = _integer("TORCHELASTIC_RESTART_COUNT", "0")
-    world = World(_integer("RANK"), _integer("WORLD_SIZE"), _integer("LOCAL_RANK", "0"), restarts)
+    job = f"{socket.gethostname()}/{os.getppid()}"  # torchrun is the parent of all its ranks
+    world = World(_integer("RANK"), _integer("WORLD_SIZE"), _integer("LOCAL_RANK", "0"), restarts, job)
     if not 0 <= world.rank < world.size or world.local_rank < 0:
         raise ConfigError(
             f"RANK {world.rank} of WORLD_SIZE {world.size} with LOCAL_RANK {world.local_rank} cannot be; "
@@ -185,7 +189,7 @@ def _integer(name: str, default: str = "") -> int:
 def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator[World]:
     """Join the process group torchrun describes, leave it at the end; without torchrun, a world of one.
 
-    After a restart torchrun's store still holds the addresses of the ranks that died (pytorch/pytorch #135712), so
+    After a restart torchrun's own store still holds the addresses of the ranks that died (pytorch/pytorch #135712), so
     each attempt keeps to names of its own there.
 
     Raises:
@@ -200,9 +204,11 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
     on_cuda, timeout = device.type == "cuda", timedelta(minutes=timeout_minutes)
     try:
         store, _, _ = next(rendezvous("env://", timeout=timeout))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = PrefixStore(f"attempt {world.restarts}", store)
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
-            store=PrefixStore(f"attempt {world.restarts}", store),
+            store=store,
             rank=world.rank,
             world_size=world.size,
             timeout=timeout,

@@ -128,6 +128,7 @@ class Memory:
         weights: float32 masters.
         gradients: float32.
         optimizer: Muon's momentum of the matrices a rank owns, Adam's two moments of all else.
+        buffers: what gradients and updates of the banks travel in, padding left out.
         activations: kept for the backward pass, logits left out.
         logits: two float32 copies kept and two of their gradients for a moment; less where they are fused.
         average: float32 copies that an average of the weights keeps.
@@ -136,6 +137,7 @@ class Memory:
     weights: int
     gradients: int
     optimizer: int
+    buffers: int
     activations: int
     logits: int
     average: int
@@ -251,6 +253,7 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
         weights=weights,
         gradients=weights,
         optimizer=4 * -(-matrices // machine.devices) + 2 * (weights - 4 * matrices),
+        buffers=machine.dtype.itemsize * (-(-matrices // machine.devices) + 2 * matrices * (machine.devices > 1)),
         activations=round(keeps * max(0, of.work.kept_bytes - 2 * copy)),
         logits=round(copies * copy),
         average=recipe.average.copies * weights,

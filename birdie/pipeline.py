@@ -128,7 +128,7 @@ class Run:
 
         Args:
             resume: go on from the latest checkpoint of the folder if there is one; done unasked where torchrun has
-                started all ranks anew.
+                started all ranks anew and the checkpoint is of the same job.
             stop: asked after every step; True on any rank ends the run on all, after a checkpoint.
             on_priming: called with (done, total) after each priming step.
 
@@ -137,8 +137,9 @@ class Run:
                 the time there is.
             WeightsError: the checkpoint does not fit the model.
         """
-        checkpoint = self._checkpoint(resume or self.world.restarts > 0)
-        about = self._identity() | self._reserve(checkpoint)
+        job = self.world.share(self.world.job)
+        checkpoint = self._checkpoint(resume, job)
+        about = self._identity() | self._reserve(checkpoint) | {"job": job}
         settings = self.training
         yield self._checked()
         batches = Batches(
@@ -261,8 +262,9 @@ class Run:
             yield Profiled(found, folder)
 
     def _tell_of(self, float8: Float8, ids: Tensor, targets: Tensor) -> None:
-        few = MULTIPLE // math.gcd(ids.shape[1], MULTIPLE)  # sequences: as many tokens as fp8 wants, and no more
-        ids, targets = (each[:few].to(self.device) for each in (ids, targets))
+        length = self.training.train_seq_len  # a packed row is far longer than what attention should see at once
+        few = MULTIPLE // math.gcd(length, MULTIPLE)  # sequences: as many tokens as fp8 wants, and no more
+        ids, targets = (each.reshape(-1, length)[:few].to(self.device) for each in (ids, targets))
         self.notify(f"at work: {float8.evidence(lambda: self.model.loss(ids, targets))}")
 
     def _validated(self, going: Fit) -> Validated:
@@ -273,17 +275,18 @@ class Run:
             history.record(self.folder, history.Entry(going.step, going.train_ms, score.bpb))
         return Validated(going.step, going.train_ms, score, str(going.average))
 
-    def _checkpoint(self, resume: bool) -> Checkpoint | None:
+    def _checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
         """What to go on from; refuses to overwrite a run unasked and to go on with another model or other data."""
+        again = self.world.max_int(self.world.restarts, self.device) > 0
         if not (self.checkpoints / POINTER).is_file():
             if resume:
                 self.notify(f"there is no checkpoint in {self.checkpoints} yet; starting from the beginning")
             return None
-        if not resume:
+        checkpoint = load_checkpoint(self.checkpoints) if resume or again else None
+        if checkpoint is None or not (resume or checkpoint.about.get("job") == job):
             if not self.replace:
                 raise ConfigError(f"{self.folder} holds a run already; go on with --resume, or choose another --folder")
             return None
-        checkpoint = load_checkpoint(self.checkpoints)
         for name, now in self._identity().items():
             before = checkpoint.about.get(name, now)
             if before != now:

@@ -23,6 +23,7 @@ from birdie.data.shards import read_shard
 from birdie.device import choose_dtype
 from birdie.distributed import World
 from birdie.errors import BirdieError, ConfigError
+from birdie.model.kernels import installed
 from birdie.recipe import Recipe
 
 OLDEST_TORCH = (2, 9)
@@ -155,15 +156,14 @@ def _disk(recipe: Recipe, memory: estimate.Memory, facts: Facts) -> Check:
 def _text(recipe: Recipe, facts: Facts) -> Check:
     if facts.unread:
         return Check("text", "fail", f"{facts.unread[0]}; get it again")
-    train = recipe.train
+    train, planned = recipe.train, recipe.train.last_step
     lasts = facts.train_tokens / train.train_batch_tokens
     says = f"{facts.train_tokens:,} training tokens last for {lasts:,.0f} steps"
-    if train.iterations > lasts:
-        planned = f"{train.iterations:,} are planned"
-        if train.max_wallclock_seconds:
-            return Check("text", "pass", f"{says}; {planned} at most, and the clock may end them before")
-        return Check("text", "warn", f"{says}, {planned}: text is seen {train.iterations / lasts:.1f} times")
-    return Check("text", "pass", f"{says}, {train.iterations:,} are planned at most")
+    if planned > lasts:
+        if train.cap_ms is not None:
+            return Check("text", "pass", f"{says}; {planned:,} are planned at most, and the clock may end them before")
+        return Check("text", "warn", f"{says}, {planned:,} are planned: text is seen {planned / lasts:.1f} times")
+    return Check("text", "pass", f"{says}, {planned:,} are planned at most")
 
 
 def _attention(recipe: Recipe, facts: Facts) -> Check:
@@ -262,11 +262,12 @@ def free_memory(device: torch.device, local_ranks: int) -> int | None:
     return min(free, _control_group(free)) // local_ranks
 
 
-def _control_group(otherwise: int) -> int:
-    """What a container's limit leaves."""
+def _control_group(otherwise: int, group: Path = Path("/sys/fs/cgroup")) -> int:
+    """What a container's limit leaves; pages of files, which the kernel gives back when asked, count as free."""
     try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        return limit - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        pairs = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        return limit - used + sum(int(count) for name, count in pairs if name in ("active_file", "inactive_file"))
     except (OSError, ValueError):  # no such limit, or "max"
         return otherwise
 
@@ -280,9 +281,12 @@ def _unread(shards: Sequence[Path]) -> Iterator[str]:
 
 
 def attention_kernel(recipe: Recipe, device: torch.device) -> str | None:
-    """What torch would take for a sequence of this recipe, forward and backward."""
+    """What takes a sequence of this recipe, forward and backward: a kernel beside torch's, or the one torch takes."""
     model, length = recipe.model, recipe.train.train_seq_len
     dtype = choose_dtype(recipe.train.compute_dtype, device)
+    kernels = installed(device, dtype)
+    if (kernels.varlen if model.isolate_documents else kernels.plain) is not None:
+        return kernels.name
     q, k = (
         torch.zeros(1, heads, length, model.head_dim, dtype=dtype, device=device, requires_grad=True)
         for heads in (model.num_heads, model.num_kv_heads)

@@ -236,6 +236,11 @@ class Recipe:
 
         if self.data.order == "packed" and not self.model.isolate_documents:
             raise ConfigError("data order packed leaves it to attention to end documents; set model.isolate_documents")
+        if self.data.order == "packed" and self.model.rope_train_seq_len:
+            raise ConfigError(
+                f"rope_train_seq_len {self.model.rope_train_seq_len} would turn packed rows, which are longer than any "
+                "sequence, by another base than scoring does; set it to 0 or choose another data order"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, ready for JSON."""

@@ -212,3 +212,11 @@ def test_a_model_through_the_kernel_is_the_eager_one_and_compiles_whole(interpre
 
 def test_the_operation_is_registered_as_it_should_be(interpreted: dict[str, dict[str, Any]]) -> None:
     assert set(interpreted["registered"].values()) == {"SUCCESS"}
+
+
+def test_a_gradient_of_the_gradient_is_refused() -> None:
+    """Chunks keep no graph of their backward pass: a Hessian through them would lack the loss's own curvature."""
+    logits = torch.randn(4, 9, requires_grad=True)
+    (first,) = torch.autograd.grad(capped_loss(logits * 1, torch.arange(4), 5.0, "chunks"), logits, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        torch.autograd.grad(first.square().sum(), logits)

@@ -195,3 +195,19 @@ def test_a_failure_ends_a_run_before_it_trains(run: Run, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="weights, gradients and optimizer take"):
         list(run.train())
     assert not (run.folder / "checkpoints").exists()
+
+
+def test_a_forced_last_step_is_what_text_must_last_for() -> None:
+    """It ends the run whatever the clock says, so the clock is no excuse for too little text."""
+    forced = replace(RECIPE, train=replace(RECIPE.train, force_stop_step=8, max_wallclock_seconds=600))
+    check = found(forced, train_tokens=1024)["text"]
+    assert check.state == "warn"
+    assert "8 are planned: text is seen 2.0 times" in check.says
+
+
+def test_pages_of_files_count_as_free_in_a_container(tmp_path: Path) -> None:
+    for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 200\ninactive_file 500\nactive_file 150\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert preflight._control_group(10**6, tmp_path) == 750
+    (tmp_path / "memory.max").write_text("max")
+    assert preflight._control_group(10**6, tmp_path) == 10**6

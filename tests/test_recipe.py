@@ -152,3 +152,11 @@ def test_plain_bytes_are_exact(size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)
+
+
+def test_packed_rows_and_a_base_that_grows_with_the_row_exclude_each_other() -> None:
+    """A packed row is longer than any sequence, so training would turn it by another base than scoring does."""
+    packed = ["--data.order", "packed", "--model.isolate-documents"]
+    assert load_recipe(flags=packed).data.order == "packed"
+    with pytest.raises(ConfigError, match="rope_train_seq_len 2048 would turn packed rows"):
+        load_recipe(flags=[*packed, "--model.rope-train-seq-len", "2048"])

@@ -10,7 +10,10 @@ from tiny_run import EVERYTHING
 from birdie.artifact import load
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
+from birdie.distributed import World
+from birdie.errors import ConfigError
 from birdie.evaluation import load_gpt
+from birdie.events import Started
 from birdie.model.gpt import GPTConfig
 from birdie.pipeline import Run
 from birdie.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
@@ -125,3 +128,19 @@ def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe:
         "at work: window: layers 0, 1 see 20 places back",
     ):
         assert any(words in line for line in told), words
+
+
+def test_a_restart_goes_on_with_what_its_own_job_left_and_with_nothing_else(recipe: Recipe, tmp_path: Path) -> None:
+    """torchrun starts ranks anew after any failure, a refusal to overwrite another run among them."""
+
+    def attempt(number: int, job: str, stop_after: int | None = None) -> list[str]:
+        told: list[str] = []
+        run = Run(recipe, tmp_path / "run", world=World(restarts=number, job=job), notify=told.append)
+        events = list(run.train(stop=lambda: run.steps + 1 == stop_after))
+        return [*told, *(f"resumed at {event.resumed_at}" for event in events if isinstance(event, Started))]
+
+    attempt(0, "one", stop_after=3)
+    for number in (0, 1):
+        with pytest.raises(ConfigError, match="holds a run already"):
+            attempt(number, "another")
+    assert "resumed at 3" in attempt(1, "one")

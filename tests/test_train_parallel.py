@@ -203,3 +203,15 @@ def test_weight_decay_shrinks_what_it_is_for(group: str) -> None:
         factor = 1 - optimizers.rates[name] * 0.25 if name in covered else 1.0
         for key, p in members.items():
             torch.testing.assert_close(p.detach(), before[key] * factor)
+
+
+def test_clipping_works_where_only_matrices_learn() -> None:
+    model = tiny_model()
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith("blocks.") and p.ndim == 2 and "resid_mix" not in name)
+    optimizers = optimizers_of(model, CLIPPED, World(), torch.float32)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            p.grad = share_of_gradient(name, p, 0, 0, 1)
+    _, norm = optimizers.step(torch.zeros(()), 1.0, 0.9)
+    assert norm > 0.05

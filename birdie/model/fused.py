@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Way = Literal["eager", "chunks", "triton"]
 
@@ -69,6 +70,7 @@ class _InChunks(torch.autograd.Function):
         return F.nll_loss(own, torch.zeros_like(targets))
 
     @staticmethod
+    @once_differentiable  # the gradient was made without a graph of its own
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
         gradient: Tensor | None = ctx.gradient
         if gradient is None:

@@ -121,7 +121,8 @@ class CompileCache:
             if found is None:
                 return None
             payload = found[0]
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.path.parent.parent, self.path.parent):  # the mode is that of the last folder alone
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_bytes(self.path, hashlib.sha256(payload).digest() + payload)
             self.path.chmod(0o600)
             newest = sorted(self.path.parent.glob(f"*{_SUFFIX}"), key=lambda each: each.stat().st_mtime, reverse=True)

@@ -90,7 +90,8 @@ class Fit:
         compiles = device.type == "cuda" if settings.compile is None else settings.compile
         if fuse := getattr(model, "fuse", None):
             fuse(settings.fused, compiled=compiles)
-        if settings.fused_mlp and (self.float8 or not getattr(model, "fuse_mlps", lambda: False)()):
+        fuse_mlps = getattr(model, "fuse_mlps", lambda _wanted: False)
+        if not fuse_mlps(settings.fused_mlp and not self.float8) and settings.fused_mlp:
             notify("fused MLPs need CUDA, Triton, ReLU² or its leaky form, and no fp8; training without them")
         self._loss: Callable[..., Tensor] = compile_or_eager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0

@@ -186,12 +186,14 @@ class Muon(torch.optim.Optimizer):
     def _updates_(
         self, updates: Sequence[Tensor], params: Sequence[Tensor], gradients: Sequence[Tensor], group: dict[str, Any]
     ) -> None:
-        by_shape: defaultdict[torch.Size, list[_Slot]] = defaultdict(list)
+        by_kind: defaultdict[tuple[torch.Size, torch.dtype, torch.device], list[_Slot]] = defaultdict(list)
         for update, p, gradient in zip(updates, params, gradients, strict=True):
             shape, buffer = gradient.shape[-2:], self._state(p, STATE[0], gradient)
             stacks = (each.view(-1, *shape) for each in (gradient.contiguous(), buffer, update))
-            by_shape[shape] += zip(*(torch.split(each, _room(gradient)) for each in stacks), strict=True)
-        for slots in by_shape.values():
+            by_kind[shape, gradient.dtype, gradient.device] += zip(
+                *(torch.split(each, _room(gradient)) for each in stacks), strict=True
+            )
+        for slots in by_kind.values():
             for batch in _batches(slots, _room(slots[0][0])):
                 self._update_(batch, group)
         if group["beta2"]:
