@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ConfigError,
         DataError,
         OutputError,
+        RuleError,
         WeightsError,
     )
     from birdie.finetune import Tuned, fine_tune
@@ -42,6 +43,7 @@ _HOMES = {
         "ConfigError",
         "DataError",
         "OutputError",
+        "RuleError",
         "WeightsError",
     ),
     "birdie.finetune": ("Tuned", "fine_tune"),
@@ -57,6 +59,7 @@ __all__ = [
     "DataError",
     "Muon",
     "OutputError",
+    "RuleError",
     "Spectral",
     "Summary",
     "Tuned",

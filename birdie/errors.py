@@ -6,6 +6,7 @@ BirdieError
 ├── WeightsError       a checkpoint we were given: unreadable, unsafe, NaN, an unsupported dtype
 ├── ArtifactError      a .birdie file: truncated, corrupt, or over a limit
 ├── BudgetError        the byte budget cannot be met
+├── RuleError          scoring would break a rule: a token scored twice, or learned from before it was scored
 └── OutputError        something could not be written: no space, no permission, no such folder
 """
 
@@ -32,6 +33,10 @@ class ArtifactError(BirdieError, ValueError):
 
 class BudgetError(BirdieError, ValueError):
     """No setting meets the byte budget."""
+
+
+class RuleError(BirdieError, RuntimeError):
+    """Scoring would break a rule of the challenge: a token scored twice, or learned from before it was scored."""
 
 
 class OutputError(BirdieError, OSError):

@@ -34,6 +34,7 @@ ROWS: list[set[str]] = [
     {"events"},
     {"pipeline"},
     {"submit"},
+    {"audit"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -15,6 +15,7 @@ PUBLIC = [
     "DataError",
     "Muon",
     "OutputError",
+    "RuleError",
     "Spectral",
     "Summary",
     "Tuned",
