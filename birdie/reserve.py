@@ -20,7 +20,7 @@ from birdie.compress.calibrate import calibrate
 from birdie.compress.knowledge import Knowledge
 from birdie.device import synchronize
 from birdie.errors import ConfigError
-from birdie.model.cache import Stepwise
+from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.model.sample import together
 from birdie.recipe import Recipe
@@ -87,13 +87,13 @@ def less_reserve(settings: TrainSettings, seconds: float) -> TrainSettings:
 def _sampling(model: GPT, count: int, length: int, device: torch.device) -> float:
     """Positions in the middle of their sequences, where attention sees the mean number of keys."""
     at_once = together(model, count, length)
-    step = Stepwise(model, at_once, length + _POSITIONS)
-    step.position = length // 2
-    ids = torch.zeros(at_once, dtype=torch.int64, device=device)
+    step = Cache(model, at_once, length + _POSITIONS)
+    step.assume(length // 2)
+    ids = torch.zeros((at_once, 1), dtype=torch.int64, device=device)
 
     def some() -> None:
         for _ in range(_POSITIONS // 2):
-            torch.multinomial(step(ids).softmax(-1), 1)
+            torch.multinomial(step(ids)[:, 0].softmax(-1), 1)
 
     some()  # the first ones set up tables and libraries
     return _timed(device, some) / (_POSITIONS // 2) * length * -(-count // at_once)

@@ -19,7 +19,7 @@ from birdie.data.shards import write_shard
 from birdie.errors import ConfigError, DataError
 from birdie.model import kernels
 from birdie.model.attention import register, softmax
-from birdie.model.cache import Stepwise
+from birdie.model.cache import Cache
 from birdie.model.documents import Documents, bounds_of
 from birdie.model.evidence import evidence
 from birdie.model.gpt import GPT, GPTConfig
@@ -247,8 +247,9 @@ def test_a_window_hides_what_is_further_back() -> None:
 def test_token_by_token_a_window_is_the_same() -> None:
     made = model(attn_window=4, attn_window_layers=(0, 2), isolate_documents=True).eval()
     ids = text(2, 14)
-    step = Stepwise(made, 2, 14)
-    torch.testing.assert_close(torch.stack([step(column) for column in ids.T], 1), made(ids), rtol=1e-4, atol=1e-5)
+    step = Cache(made, 2, 14)
+    found = torch.cat([step(ids[:, place : place + 1]) for place in range(14)], dim=1)
+    torch.testing.assert_close(found, made(ids), rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_crosses_a_document_in_a_packed_row() -> None:

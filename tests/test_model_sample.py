@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError
-from birdie.model.cache import Stepwise
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.sample import generate, sample_sequences
 
@@ -81,21 +80,6 @@ def test_only_the_last_tokens_of_the_context_count(model: GPT) -> None:
 def test_arguments_out_of_range_are_refused_at_the_call(model: GPT, arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         generate(model, **{"ids": START, "tokens": 1, **arguments})
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_one_position_at_a_time_gives_the_logits_of_the_whole(kv_heads: int) -> None:
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=30, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=kv_heads))
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    ids = torch.randint(0, 30, (3, 9))
-    step = Stepwise(model, 3, 9)
-    found = torch.stack([step(ids[:, place]) for place in range(9)], dim=1)
-    torch.testing.assert_close(found, model(ids), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(model(ids), model(ids), rtol=0, atol=0)  # no hook is left behind
-    with pytest.raises(ConfigError, match="all 9 positions"):
-        step(ids[:, 0])
 
 
 def test_cold_sequences_are_the_greedy_ones(model: GPT) -> None:

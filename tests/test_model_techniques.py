@@ -13,7 +13,7 @@ from tiny_run import EVERYTHING
 
 from birdie.errors import ConfigError
 from birdie.model.attention import register, softmax
-from birdie.model.cache import Stepwise
+from birdie.model.cache import Cache
 from birdie.model.config import GPTConfig
 from birdie.model.evidence import Looping, evidence
 from birdie.model.gpt import GPT
@@ -293,12 +293,23 @@ def test_nothing_is_mixed_across_the_beginning_of_a_document(name: str) -> None:
         assert not torch.allclose(model(other)[:, :6], model(ids)[:, :6])
 
 
-@pytest.mark.parametrize("change", [c for c in ALL.values() if "rope_train_seq_len" not in c])
-def test_one_token_at_a_time_gives_the_logits_of_the_whole(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("parts", [[1] * 9, [5, 1, 1, 1, 1], [9]], ids=str)
+@pytest.mark.parametrize("change", ALL.values(), ids=ALL)
+def test_part_by_part_gives_the_logits_of_the_whole(change: dict[str, Any], parts: list[int]) -> None:
     model, ids = randomized(changed(change)), tokens(3, 9)
-    step = Stepwise(model, 3, 9)
-    found = torch.stack([step(ids[:, place]) for place in range(9)], dim=1)
+    cache = Cache(model, 3, 9)
+    found = torch.cat([cache(part) for part in ids.split(parts, dim=1)], dim=1)
     torch.testing.assert_close(found, model(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tail", [1, 4, 9])
+@pytest.mark.parametrize("change", ALL.values(), ids=ALL)
+def test_the_last_places_alone_are_those_of_the_whole(change: dict[str, Any], tail: int) -> None:
+    model, ids = randomized(changed(change)), tokens(3, 9)
+    targets = ids.roll(-1, 1)
+    torch.testing.assert_close(model(ids, tail=tail), model(ids)[:, -tail:], rtol=1e-5, atol=1e-5)
+    short = model.loss(ids, targets[:, -tail:], reduction="none")
+    torch.testing.assert_close(short, model.loss(ids, targets, reduction="none")[:, -tail:], rtol=1e-5, atol=1e-5)
 
 
 def test_before_looping_the_plain_list_of_layers_runs() -> None:
@@ -369,8 +380,9 @@ def test_an_attention_of_ones_own_is_used_by_its_name() -> None:
     ids = tokens(2, 9)
     torch.testing.assert_close(own(ids), GPT(SMALL)(ids))
     assert len(calls) == SMALL.num_layers
-    with pytest.raises(ConfigError, match="one token at a time"):
-        Stepwise(own, 1, 4)
+    torch.testing.assert_close(own(ids, tail=2), own(ids)[:, -2:])
+    with pytest.raises(ConfigError, match="not known to go token by token"):
+        Cache(own, 1, 4)
 
 
 def test_orthogonal_matrices_start_orthogonal_and_zeros_stay() -> None:

@@ -26,6 +26,7 @@ Other ways to attend are functions that `register` gives a name, which a recipe 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,15 +44,35 @@ The mask, (batch, 1, length, length) bool, says what each place may see; None: i
 """
 
 
-Attending = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The same, with what is seen settled."""
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """How to attend, with what is seen settled.
+
+    Attributes:
+        run: (q, k, v) → y.
+        shortens: whether there may be fewer queries than keys: those of the last places.
+    """
+
+    run: Callable[[Tensor, Tensor, Tensor], Tensor]
+    shortens: bool = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (batch, heads, length, d), k and v (batch, kv heads, length, d) → (batch, heads, length, d)."""
+        return self.run(q, k, v)
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q · kᵀ / √d) · v, by the fastest kernel there is."""
+    if mask is None and q.shape[2] < k.shape[2]:
+        mask = last_places(q.shape[2], k.shape[2], q.device)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
     )
+
+
+def last_places(queries: int, keys: int, device: torch.device) -> Tensor:
+    """What the last places see of a row of `keys`: themselves and all before, (queries, keys) bool."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 _ATTENDS: dict[str, Attend] = {"softmax": softmax}
@@ -105,9 +126,7 @@ class Rotary(nn.Module):
 
     def forward(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, ±sin) as `rotate` takes them, each (length, 1, dims) to broadcast over heads."""
-        base = self.base
-        if self.train_seq_len and length > self.train_seq_len:
-            base *= (length / self.train_seq_len) ** (self.dims / (self.dims - 2))
+        base = self._base_for(length)
         tables = self._tables.get((device, dtype, base))
         if tables is None or len(tables[0]) < length:
             # sampling asks for one position more at each token: the power of two above keeps the tables
@@ -116,6 +135,22 @@ class Rotary(nn.Module):
                 self._tables = {key: value for key, value in self._tables.items() if key[2] == self.base}
             self._tables[device, dtype, base] = tables
         return tables[0][:length], tables[1][:length]
+
+    def tables_of(
+        self, positions: Tensor, length: int, device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The tables of any positions (n,), with the base of sequences of `length` and angles exact however far."""
+        exponents = torch.arange(0, self.dims, 2, dtype=torch.float32) / self.dims
+        frequencies = (self._base_for(length) ** -exponents).double()
+        angles = torch.outer(positions.cpu().double(), frequencies)
+        cos, sin = (each.to(device, dtype) for each in (angles.cos(), angles.sin()))
+        return torch.cat((cos, cos), dim=1)[:, None], torch.cat((sin, -sin), dim=1)[:, None]
+
+    def _base_for(self, length: int) -> float:
+        if self.train_seq_len and length > self.train_seq_len:
+            grown: float = self.base * (length / self.train_seq_len) ** (self.dims / (self.dims - 2))
+            return grown
+        return self.base
 
     def _build(self, length: int, base: float, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         # tensors made in inference mode could never be used in training again
@@ -170,16 +205,18 @@ def attending(
     """
     fused = attend is softmax and ids.shape[1] > 1  # of single places, others know what is before them
     if fused and bounds is not None and kernels.varlen is not None and (kernels.windows or not window):
-        return partial(_varlen, kernels.varlen, bounds, window)
+        return Attending(partial(_varlen, kernels.varlen, bounds, window))
     if fused and bos_id is None and bounds is None and kernels.plain is not None:
-        return partial(_plain, kernels.plain, window)
+        return Attending(partial(_plain, kernels.plain, window), shortens=True)
     if bounds is not None:
         documents: Tensor | None = numbered(bounds, ids.shape)
     else:
         documents = None if bos_id is None else (ids == bos_id).cumsum(1)
     reach = min(window or ids.shape[1], ids.shape[1] if bounds is None else bounds.longest)
     seen = sight(documents, ids.shape, ids.device, reach=reach, bands=fused)
-    return partial(_banded, seen) if seen.band else partial(_masked, attend, seen.mask)
+    if seen.band:
+        return Attending(partial(_banded, seen))
+    return Attending(partial(_masked, attend, seen.mask), shortens=fused)
 
 
 def _varlen(varlen: Varlen, bounds: Bounds, window: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -195,6 +232,8 @@ def _banded(seen: Sight, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _masked(attend: Attend, mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if mask is not None and q.shape[2] < k.shape[2]:
+        mask = mask[:, :, -q.shape[2] :]
     return attend(q, k, v, mask)
 
 
@@ -212,6 +251,14 @@ class Surroundings:
     sin: Tensor
     attends: tuple[Attending, Attending]
     values: dict[int, Tensor]
+
+
+class Past(Protocol):
+    """What was before the places of a forward pass, kept from earlier ones (`birdie.model.cache`)."""
+
+    def surround(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[Attending, Attending]]:
+        """cos, sin and ways to attend for ids (batch, length), which come next."""
+        ...
 
 
 class Attention(nn.Module):
@@ -241,16 +288,20 @@ class Attention(nn.Module):
         layers = config.attn_window_layers
         self.windowed = config.attn_window > 0 and (not layers or layer in layers)
 
-    def forward(self, x: Tensor, around: Surroundings, first_values: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, around: Surroundings, first_values: Tensor | None, tail: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """x: (batch, length, dim) → the same shape, and the values (batch, length, kv heads, d) before any mixing.
 
         Args:
             x: the block's input, normed.
             around: of this pass.
             first_values: of the first layer that was run; None in that one.
+            tail: answer for the last so many places alone; None: for all.
         """
         batch, length, dim = x.shape
-        q = self.c_q(x).view(batch, length, self.num_heads, self.head_dim)
+        asking, cos, sin = (x, around.cos, around.sin) if tail is None else _last(x, around, tail)
+        q = self.c_q(asking).view(batch, -1, self.num_heads, self.head_dim)
         k = self.c_k(x).view(batch, length, self.num_kv_heads, self.head_dim)
         v = self.c_v(x)
         if self.layer in around.values:
@@ -259,19 +310,24 @@ class Attention(nn.Module):
         if self.value_mix is not None and first_values is not None:
             mix = self.value_mix.to(x.dtype)
             v = mix[0] * first_values + mix[1] * v
-        q = rotate(F.rms_norm(q, (self.head_dim,)), around.cos, around.sin) * self.q_gain.to(x.dtype)[:, None]
+        q = rotate(F.rms_norm(q, (self.head_dim,)), cos, sin) * self.q_gain.to(x.dtype)[:, None]
         k = rotate(F.rms_norm(k, (self.head_dim,)), around.cos, around.sin)
         v = v.transpose(1, 2)
         y = around.attends[self.windowed](q.transpose(1, 2), k.transpose(1, 2), v)
         if self.exclusive:
-            y = exclusive(y, v)
+            y = exclusive(y, v if tail is None else v[:, :, -tail:])
         y = y.transpose(1, 2)
         if self.head_gate is not None:
-            y = y * self._shares(x, self.head_gate)[..., None]
-        out: Tensor = self.proj(y.reshape(batch, length, dim))
+            y = y * self._shares(asking, self.head_gate)[..., None]
+        out: Tensor = self.proj(y.reshape(batch, -1, dim))
         return out, own
 
     def _shares(self, x: Tensor, gate: Tensor) -> Tensor:
         """What is left of each head, from the first inputs of x: (batch, length, heads), 0 to 1, or 0 to 2."""
         share = torch.sigmoid(self.gate_scale * F.linear(x[..., : gate.shape[1]], gate.to(x.dtype)))
         return 2 * share if self.gate == "output" else share
+
+
+def _last(x: Tensor, around: Surroundings, tail: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The last places of x, and of the tables."""
+    return x[:, -tail:], around.cos[-tail:], around.sin[-tail:]

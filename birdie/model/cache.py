@@ -1,105 +1,183 @@
-"""Keys and values kept between tokens: the model's own forward, one position at a time, for many sequences at once.
+"""Keys and values kept between calls: each token passes the model once, and later ones attend to what was kept.
 
-    ids of one position ─► GPT.forward ─► rotary tables ── hooked: those of this position
-                                │
-                                └──────► attention ─────── intercepted: k, v stored; q against all stored so far
+    ids of the next places ─► GPT.forward(past=Cache) ─► rotary tables of those places
+                                                      └► attention: k, v stored; q against those stored and seen
 
-The forward stays the one that trains and scores; only what it asks of its surroundings is answered differently.
+A call of n ≤ chunk places sees, with what was kept, at most `context` places: those from position − (context − chunk)
+on, as a sliding window of length `context` and stride `chunk` does. The two differ in one thing: a window computes the
+keys and values of its places anew from what is inside it, here they were made when their token was new and may carry
+what has since left the context. So both are equal, up to rounding, where nothing has left it: in the first `context`
+places, in documents that are kept apart and are no longer, and always with a single layer that looks at nothing else.
+
+Attention sinks (Xiao et al. 2023, arXiv 2309.17453): the first places of the stream stay, at positions right before
+those seen.
 """
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.model.attention import Attention
+from birdie.model.attention import Attending, Attention, rotate
 from birdie.model.embedding import BEFORE
 from birdie.model.gpt import GPT
 
 
-class Stepwise(TorchFunctionMode):
-    """`model` on `sequences` sequences of up to `length` tokens, a position a call.
+class Cache:
+    """`model` on `rows` streams side by side, some places a call.
 
     Attributes:
-        position: tokens of each sequence that were seen.
+        position: tokens of each stream that were seen.
+        context, chunk, sinks: as given.
     """
 
-    def __init__(self, model: GPT, sequences: int, length: int) -> None:
+    def __init__(self, model: GPT, rows: int, context: int, *, chunk: int = 1, sinks: int = 0) -> None:
         """Make room.
 
+        Args:
+            model: in evaluation mode; its weights must not change meanwhile.
+            rows: streams.
+            context: places that are seen at most, the call's own included, sinks not.
+            chunk: most places a call has; the first may have `context`.
+            sinks: first places of the stream that are always seen.
+
         Raises:
-            ConfigError: the model attends in a way of its own, which is not known to go token by token.
+            ConfigError: sizes do not fit, or the model attends in a way of its own, which is not known to go on from
+                keys and values.
         """
-        super().__init__()
         config = model.config
         if config.attention != "softmax":
-            raise ConfigError(f"attention {config.attention!r} is not known to go one token at a time; score it whole")
-        self.model, self.length, self.position = model, length, 0
+            raise ConfigError(
+                f"attention {config.attention!r} is not known to go token by token; score windows instead"
+            )
+        if not 1 <= chunk <= context:
+            raise ConfigError(f"chunks of {chunk} tokens do not fit a context of {context}; give 1 to {context}")
+        if not 0 <= sinks <= context - chunk:
+            raise ConfigError(f"{sinks} sinks do not fit; give 0 to {context - chunk}, context less chunk")
+        if sinks and config.isolate_documents:
+            raise ConfigError("sinks are of another document where documents are kept apart; leave them out")
+        self.model, self.context, self.chunk, self.sinks = model, context, chunk, sinks
+        self.position = 0
         windowed = [part.windowed for part in model.modules() if isinstance(part, Attention)]
         # a looped layer has keys and values of each time
         self._windowed = [windowed[layer] for part in config.layers(model.looping) for layer in part]
-        shape = (len(self._windowed), 2, sequences, config.num_kv_heads, length, config.head_dim)
         device = model.tok_emb.weight.device
+        shape = (len(self._windowed), 2, rows, config.num_kv_heads, context, config.head_dim)
         self._stored = torch.zeros(shape, dtype=model.compute_dtype, device=device)
-        self._ids = torch.zeros((sequences, length), dtype=torch.int64, device=device)
+        self._sunk = torch.zeros((*shape[:-2], sinks, shape[-1]), dtype=model.compute_dtype, device=device)
+        self._ids = torch.zeros((rows, context), dtype=torch.int64, device=device)
+        self._end = 0  # of what is stored
+        self._begin = 0  # of what is seen
         self._layer = 0
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
-        """Logits of the next token: ids (sequences,) int64 → (sequences, vocab_size) float32.
+        """Logits of the tokens after ids (rows, n) int64: (rows, n, vocab_size) float32.
 
         Raises:
-            ConfigError: all `length` positions were seen.
+            ConfigError: there are more places than a call may have.
         """
-        if self.position >= self.length:
-            raise ConfigError(f"all {self.length} positions that were made room for are taken; start with more")
+        n = ids.shape[1]
+        if n > self.chunk and (self.position or n > self.context):
+            raise ConfigError(f"{n} places at once are more than the {self.chunk} there is room for")
+        self._make_room(n)
         self._layer = 0
-        self._ids[:, self.position] = ids
-        before = self._ids[:, max(0, self.position - BEFORE) : self.position]
-        with self, self._at_position():
-            logits: Tensor = self.model(ids[:, None], before)
-        self.position += 1
-        return logits[:, 0]
+        before = self._ids[:, max(0, self._end - BEFORE) : self._end].clone()
+        self._ids[:, self._end : self._end + n] = ids
+        self._begin = self._end - min(self.position, self.context - self.chunk)
+        logits: Tensor = self.model(ids, before, past=self)
+        self.position += n
+        self._end += n
+        return logits
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        q, k, v = args  # (sequences, heads, 1, d) and (sequences, kv heads, 1, d)
-        windowed = self._windowed[self._layer]
-        stored, self._layer = self._stored[self._layer], self._layer + 1
-        stored[0, :, :, self.position], stored[1, :, :, self.position] = k[:, :, 0], v[:, :, 0]
-        first = max(0, self.position + 1 - self.model.config.attn_window) if windowed else 0
-        keys, values = stored[:, :, :, first : self.position + 1]
-        grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # heads that share keys, as so many queries
-        return func(grouped, keys, values, attn_mask=self._seen(first)).reshape(q.shape)
+    def assume(self, tokens: int) -> None:
+        """Go on as if so many of the first `context` tokens had been seen, and were nothing: for timing."""
+        self.position = self._end = tokens
 
-    def _seen(self, first: int) -> Tensor | None:
-        """Positions from `first` on of the document that the last token is in, (sequences, 1, 1, positions)."""
+    def surround(self, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, tuple[Attending, Attending]]:
+        """What `GPT.forward` asks for: tables of the next places, and ways to attend from them."""
+        n, window = ids.shape[1], self.model.config.attn_window
+        cos, sin = self._tables(self.position, self.position + n, dtype)
+        whole = self._attending(n, self._begin)
+        if not window:
+            return cos, sin, (whole, whole)
+        return cos, sin, (whole, self._attending(n, max(self._begin, self._end + 1 - window), window))
+
+    def _attending(self, n: int, begin: int, window: int = 0) -> Attending:
+        """Attention of the next n places to what is stored from `begin` on, and to sinks."""
+        sinks = self._sinks_away(begin) if not window else 0
+        mask = self._mask(n, begin, window, sinks)
+        turn = None if not sinks else self._tables_of(torch.tensor([self._shift(begin)]), self._stored.dtype)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            stored, sunk = self._stored[self._layer], self._sunk[self._layer]
+            self._layer += 1
+            stored[0, :, :, self._end : self._end + n], stored[1, :, :, self._end : self._end + n] = k, v
+            fresh = max(0, min(self.sinks - self.position, n))
+            if fresh:
+                place = slice(self.position, self.position + fresh)
+                sunk[0, :, :, place], sunk[1, :, :, place] = k[:, :, :fresh], v[:, :, :fresh]
+            keys, values = stored[:, :, :, begin : self._end + n]
+            if turn is not None:
+                moved = rotate(sunk[0, :, :, :sinks].transpose(1, 2), *turn).transpose(1, 2)
+                keys, values = torch.cat((moved, keys), dim=2), torch.cat((sunk[1, :, :, :sinks], values), dim=2)
+            # heads that share keys, as so many queries: no copy of the keys for each
+            grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+            causal = mask is None and keys.shape[2] == n > 1
+            if causal:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            seen = None if mask is None else mask.repeat(1, 1, grouped.shape[2] // n, 1)
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen).reshape(q.shape)
+
+        return Attending(attend)
+
+    def _mask(self, n: int, begin: int, window: int, sinks: int) -> Tensor | None:
+        """What the next n places see from `begin` on, (rows or 1, 1, n, sinks + places); None: all not later."""
+        device, past = self._ids.device, self._end - begin
         config = self.model.config
-        if not config.isolate_documents:
+        if not config.isolate_documents and (n == 1 or not past + sinks) and not (window and window < past + n):
             return None
-        document = (self._ids[:, : self.position + 1] == config.bos_id).cumsum(1)
-        return (document == document[:, -1:])[:, None, None, first:]
+        seen = torch.ones(n, past + n, dtype=torch.bool, device=device).tril(past)
+        if window:
+            seen = seen.triu(past + 1 - window)
+        if config.isolate_documents:
+            document = (self._ids[:, begin : self._end + n] == config.bos_id).cumsum(1)
+            return (seen & (document[:, -n:, None] == document[:, None]))[:, None]
+        return F.pad(seen, (sinks, 0), value=True)[None, None]
 
-    @contextmanager
-    def _at_position(self) -> Iterator[None]:
-        def up_to(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (self.length, *args[1:])  # of all that will come: a base that grows with the length stays
+    def _sinks_away(self, begin: int) -> int:
+        """How many sinks are no longer among the places seen."""
+        return min(self.sinks, self.position - (self._end - begin))
 
-        def last(_: nn.Module, _args: Any, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            return tables[0][self.position, None], tables[1][self.position, None]
+    def _shift(self, begin: int) -> int:
+        """How far sinks move: to the places right before those seen."""
+        return self.position - (self._end - begin) - self._sinks_away(begin)
 
-        rotary = self.model.rotary
-        hooks = rotary.register_forward_pre_hook(up_to), rotary.register_forward_hook(last)
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def _make_room(self, n: int) -> None:
+        """Move what can still be seen to the beginning, if n places do not fit; take more room the first time."""
+        if self._end + n <= self._ids.shape[1]:
+            return
+        kept = min(self._end, max(self.context - self.chunk, BEFORE))
+        seen = slice(self._end - kept, self._end)
+        room = self.context + max(self.chunk, self.context // 2, BEFORE)
+        if self._ids.shape[1] < room:  # a stream longer than the context: from now on one move serves many calls
+            stored, ids = self._stored, self._ids
+            self._stored = stored.new_zeros((*stored.shape[:-2], room, stored.shape[-1]))
+            self._ids = ids.new_zeros((len(ids), room))
+            self._stored[..., :kept, :], self._ids[:, :kept] = stored[..., seen, :], ids[:, seen]
+        else:
+            for layer in self._stored:  # one after the other: no second copy of all
+                layer[..., :kept, :] = layer[..., seen, :].clone()
+            self._ids[:, :kept] = self._ids[:, seen].clone()
+        self._end = kept
+
+    def _tables(self, first: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Rotary tables of positions first … stop − 1: in the first context those of windows, to the bit."""
+        if stop <= self.context:
+            cos, sin = self.model.rotary(self.context, self._ids.device, dtype)
+            return cos[first:stop], sin[first:stop]
+        return self._tables_of(torch.arange(first, stop), dtype)
+
+    def _tables_of(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Tables of any positions, their angles in float64: a stream has millions of tokens."""
+        return self.model.rotary.tables_of(positions, self.context, self._ids.device, dtype)

@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.model.attention import Attending, Attention, Linear, Rotary, Surroundings, attend_named, attending
+from birdie.model.attention import Attending, Attention, Linear, Past, Rotary, Surroundings, attend_named, attending
 from birdie.model.config import GPTConfig
 from birdie.model.documents import Bounds
 from birdie.model.embedding import Bigram, FixedSmear, GatedSmear, ValueEmbedding
@@ -64,20 +64,30 @@ class Block(nn.Module):
         start = config.parallel_start_layer
         self.joint = config.parallel == "joint" and start is not None and layer >= start
 
-    def forward(self, x: Tensor, x0: Tensor, around: Surroundings, first: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x, x0: (batch, length, dim) → the same shape, and the values of this layer, as `Attention` gives them."""
+    def forward(
+        self, x: Tensor, x0: Tensor, around: Surroundings, first: Tensor | None, tail: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x, x0: (batch, length, dim) → the same shape, and the values of this layer, as `Attention` gives them.
+
+        With a tail the answer is that of the last so many places.
+        """
         x = self._mixed(x, x0)
-        attended, own = self.attn(self._normed(x), around, first)
-        read = x
+        attended, own = self.attn(self._normed(x), around, first, tail)
+        x = read = x if tail is None else x[:, -tail:]
         x = torch.addcmul(x, self.attn_scale.to(x.dtype), attended)
         return torch.addcmul(x, self.mlp_scale.to(x.dtype), self.mlp(self._normed(read if self.joint else x))), own
 
     def branches(
-        self, lanes: tuple[Tensor, Tensor], x0: Tensor, around: Surroundings, first: Tensor | None
+        self,
+        lanes: tuple[Tensor, Tensor],
+        x0: Tensor,
+        around: Surroundings,
+        first: Tensor | None,
+        tail: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What attention, of the first lane, and the MLP, of the second, have to say; and the values."""
-        attended, own = self.attn(self._normed(self._mixed(lanes[0], x0)), around, first)
-        transformed = self.mlp(self._normed(lanes[1]))
+        attended, own = self.attn(self._normed(self._mixed(lanes[0], x0)), around, first, tail)
+        transformed = self.mlp(self._normed(lanes[1] if tail is None else lanes[1][:, -tail:]))
         dtype = attended.dtype
         return self.attn_scale.to(dtype) * attended, self.mlp_scale.to(dtype) * transformed, own
 
@@ -150,15 +160,25 @@ class GPT(nn.Module):
     def _lanes_from(self) -> int | None:
         return self.config.parallel_start_layer if self.config.parallel == "lanes" else None
 
-    def forward(self, ids: Tensor, before: Tensor | None = None, bounds: Bounds | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        before: Tensor | None = None,
+        bounds: Bounds | None = None,
+        *,
+        tail: int | None = None,
+        past: Past | None = None,
+    ) -> Tensor:
         """Logits of the next token: ids (batch, length) int64 → (batch, length, vocab_size) float32.
 
         Args:
             ids: what is attended to and answered.
             before: (batch, up to 3) tokens right before `ids`, for the embeddings that look back; nothing else does.
             bounds: of segments that do not see each other; None: rows, and documents if they are to be isolated.
+            tail: answer for the last so many places alone, which spares most of the last layer; None: for all.
+            past: what comes before `ids` and is attended to, too; None: nothing does.
         """
-        return self._cap(self._project(self._hidden(ids, before, bounds)).float())
+        return self._cap(self._project(self._hidden(ids, before, bounds, tail, past)).float())
 
     def loss(
         self,
@@ -171,14 +191,15 @@ class GPT(nn.Module):
 
         Args:
             ids: (batch, length) int64 tokens.
-            targets: (batch, length) int64, the token after each.
+            targets: (batch, length) int64, the token after each; if there are fewer, after the last so many.
             reduction: of the losses.
             bounds: as in `forward`.
         """
+        tail = targets.shape[1] if targets.shape[1] < ids.shape[1] else None
         if self.way != "eager" and reduction == "mean" and self.training and torch.is_grad_enabled():
-            projected = self._project(self._hidden(ids, bounds=bounds)).flatten(0, 1)
+            projected = self._project(self._hidden(ids, None, bounds, tail)).flatten(0, 1)
             return capped_loss(projected, targets.flatten(), self.config.logit_softcap, self.way)
-        logits = self(ids, bounds=bounds)
+        logits = self(ids, bounds=bounds, tail=tail)
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
         return nats if reduction == "mean" else nats.view_as(targets)
 
@@ -211,13 +232,20 @@ class GPT(nn.Module):
         """What can change places without changing the function, as `birdie.compress.units` reads it."""
         return symmetries(self.config)
 
-    def _hidden(self, ids: Tensor, before: Tensor | None = None, bounds: Bounds | None = None) -> Tensor:
-        """Normalised output of the last layer, (batch, length, dim) in `compute_dtype`."""
+    def _hidden(
+        self,
+        ids: Tensor,
+        before: Tensor | None = None,
+        bounds: Bounds | None = None,
+        tail: int | None = None,
+        past: Past | None = None,
+    ) -> Tensor:
+        """Normalised output of the last layer, (batch, length or tail, dim) in `compute_dtype`."""
         x0 = x = self._embedded(ids, before)
         values = {} if self.value_embed is None else self.value_embed(ids, x.dtype)
-        cos, sin = self.rotary(ids.shape[1], x.device, x.dtype)
-        around = Surroundings(cos, sin, self._attends(ids, bounds), values)
+        around = Surroundings(*self._around(ids, bounds, past, x.dtype), values)
         encoder, decoder = self.config.layers(self.looping)
+        runs = len(encoder) + len(decoder)
         first: Tensor | None = None
         outputs: list[Tensor] = []
         other: Tensor | None = None  # the second lane, once there is one
@@ -226,14 +254,16 @@ class GPT(nn.Module):
                 x = self._skipped(x, outputs.pop(), place - len(encoder))
             if layer == self._lanes_from:
                 other = x
+            last = tail if place == runs - 1 and around.attends[self._windowed(layer)].shortens else None
             if other is None:
-                x, own = self.blocks[layer](x, x0, around, first)
+                x, own = self.blocks[layer](x, x0, around, first, last)
             else:
-                x, other, own = self._in_lanes(layer, (x, other), x0, around, first)
+                x, other, own = self._in_lanes(layer, (x, other), x0, around, first, last)
             first = own if first is None else first
             if place < len(encoder):
                 outputs.append(x)
-        return norm(x if other is None else (x + other) / 2)
+        x = x if other is None else (x + other) / 2
+        return norm(x if tail is None else x[:, -tail:])
 
     def _embedded(self, ids: Tensor, before: Tensor | None) -> Tensor:
         """x₀, (batch, length, dim)."""
@@ -250,14 +280,23 @@ class GPT(nn.Module):
             x = self.smear(x, every)
         return x if before is None else x[:, before.shape[1] :]
 
-    def _attends(self, ids: Tensor, bounds: Bounds | None) -> tuple[Attending, Attending]:
-        """How layers attend in this batch: those without a window, and those with one."""
+    def _around(
+        self, ids: Tensor, bounds: Bounds | None, past: Past | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, tuple[Attending, Attending]]:
+        """Rotary tables of this batch, and how layers attend: those without a window, and those with one."""
+        if past is not None:
+            return past.surround(ids, dtype)
         config = self.config
+        cos, sin = self.rotary(ids.shape[1], ids.device, dtype)
         bos_id = config.bos_id if config.isolate_documents else None
         whole = attending(self.attend, self.kernels, ids, bounds, bos_id, 0)
         if not config.attn_window:
-            return whole, whole
-        return whole, attending(self.attend, self.kernels, ids, bounds, bos_id, config.attn_window)
+            return cos, sin, (whole, whole)
+        return cos, sin, (whole, attending(self.attend, self.kernels, ids, bounds, bos_id, config.attn_window))
+
+    def _windowed(self, layer: int) -> bool:
+        windowed: bool = self.blocks[layer].attn.windowed  # type: ignore[union-attr, assignment]
+        return windowed
 
     def _skipped(self, x: Tensor, output: Tensor, place: int) -> Tensor:
         weight = self.skip_weights[place].to(x.dtype)
@@ -266,11 +305,20 @@ class GPT(nn.Module):
         return torch.lerp(weight * output, x, torch.sigmoid(self.skip_gates[place]).to(x.dtype))
 
     def _in_lanes(
-        self, layer: int, lanes: tuple[Tensor, Tensor], x0: Tensor, around: Surroundings, first: Tensor | None
+        self,
+        layer: int,
+        lanes: tuple[Tensor, Tensor],
+        x0: Tensor,
+        around: Surroundings,
+        first: Tensor | None,
+        tail: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert self.lane_keeps is not None
         assert self.lane_writes is not None
-        attended, transformed, own = self.blocks[layer].branches(lanes, x0, around, first)  # type: ignore[operator]
+        branches = self.blocks[layer].branches(lanes, x0, around, first, tail)  # type: ignore[operator]
+        attended, transformed, own = branches
+        if tail is not None:
+            lanes = lanes[0][:, -tail:], lanes[1][:, -tail:]
         keeps, writes = (each[layer].to(attended.dtype) for each in (self.lane_keeps, self.lane_writes))
         one, two = (
             keeps[lane] * lanes[lane] + writes[0, lane] * attended + writes[1, lane] * transformed for lane in (0, 1)

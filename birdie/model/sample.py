@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.model.cache import Stepwise
+from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 
 _CACHED = 1 << 30  # bytes of keys and values held at a time; how many sequences that is depends on nothing else
@@ -86,10 +86,10 @@ def sample_sequences(
     at_once = together(model, count, length)
     for start in range(0, count, at_once):
         part = rows[start : start + at_once]
-        step = Stepwise(model, len(part), length)
+        step = Cache(model, len(part), length)
         ids = part[:, 0].to(device)
         for place in range(1, length):
-            ids = draw(step(ids))[:, 0]
+            ids = draw(step(ids[:, None])[:, 0])[:, 0]
             part[:, place] = ids
             if progress is not None:
                 progress(start * length + len(part) * (place + 1))

@@ -1,0 +1,129 @@
+"""Kept keys and values: where streaming equals recomputed windows, and what it may see."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from birdie.errors import ConfigError
+from birdie.model.cache import Cache
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.score.windows import documents, sliding
+
+BOS = 1
+TINY = {"vocab_size": 30, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2, "bos_id": BOS}
+
+
+def model(**changes: Any) -> GPT:
+    torch.manual_seed(0)
+    made = GPT(GPTConfig(**(TINY | changes))).eval()
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return made
+
+
+def text(length: int, seed: int = 0) -> Tensor:
+    return torch.randint(2, 30, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def streamed(made: GPT, ids: Tensor, context: int, chunk: int, **more: Any) -> Tensor:
+    cache = Cache(made, len(ids), context, chunk=chunk, **more)
+    first = min(context, ids.shape[1])
+    return torch.cat([cache(part) for part in (ids[:, :first], *ids[:, first:].split(chunk, 1)) if part.numel()], 1)
+
+
+@torch.no_grad()
+def windowed(made: GPT, ids: Tensor, context: int, stride: int) -> Tensor:
+    """Each place's logits from its sliding window."""
+    windows = sliding(ids.shape[1], context, stride)
+    rows = zip(windows.begins, windows.firsts, windows.stops, strict=True)
+    return torch.cat([made(ids[:, begin:stop], tail=stop - first) for begin, first, stop in rows], 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 16).flatmap(lambda t: st.tuples(st.just(t), st.integers(1, t))))
+def test_one_layer_equals_sliding_windows(length: int, sizes: tuple[int, int]) -> None:
+    made, ids = model(num_layers=1), text(length)
+    torch.testing.assert_close(streamed(made, ids, *sizes), windowed(made, ids, *sizes), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_layers_with_short_windows_equal_sliding_windows(chunk: int) -> None:
+    """Three layers that see four places each reach nine back: all of these are in the window, and in the cache."""
+    made, ids = model(attn_window=4), text(60)
+    torch.testing.assert_close(streamed(made, ids, 18, chunk), windowed(made, ids, 18, chunk), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("change", [{}, {"smear": "gated", "bigram_vocab_size": 17, "trigram": True}], ids=str)
+def test_documents_shorter_than_the_context_equal_windows(chunk: int, change: dict[str, Any]) -> None:
+    made, ids = model(isolate_documents=True, **change), text(80)
+    begins = [0, 7, 19, 20, 33, 41, 52, 66]
+    ids[0, begins] = BOS
+    expected = torch.cat([made(ids[:, a:b]) for a, b in zip(begins, [*begins[1:], 80], strict=True)], 1)
+    torch.testing.assert_close(streamed(made, ids, 24, chunk), expected, rtol=1e-4, atol=1e-4)
+    cover = documents(np.array(begins), 80, 24, 24)
+    assert cover.begins.tolist() == begins  # what was compared is one window a document
+
+
+def test_beyond_the_context_deeper_layers_remember_more() -> None:
+    """The one difference to windows, and the reason streaming is not called exact there."""
+    made, ids = model(), text(60)
+    one, other = streamed(made, ids, 16, 4), windowed(made, ids, 16, 4)
+    torch.testing.assert_close(one[:, :16], other[:, :16], rtol=1e-4, atol=1e-4)
+    assert (one - other)[:, 16:].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_sinks_are_seen_right_before_the_rest(chunk: int) -> None:
+    made, ids = model(num_layers=1, rope_dims=4), text(50)
+    found = streamed(made, ids, 12, chunk, sinks=3)
+    windows = sliding(50, 12, chunk)
+    for begin, first, stop in zip(windows.begins, windows.firsts, windows.stops, strict=True):
+        away = min(3, begin)
+        seen = torch.cat((ids[:, :away], ids[:, begin:stop]), 1)
+        expected = made(seen, tail=int(stop - first))
+        torch.testing.assert_close(found[:, first:stop], expected, rtol=1e-4, atol=1e-4)
+    assert (found - streamed(made, ids, 12, chunk))[:, 20:].abs().max() > 0.01
+
+
+@given(st.integers(1, 39), st.integers(1, 8))
+@settings(max_examples=30, deadline=None)
+def test_no_place_sees_what_comes_later(place: int, chunk: int) -> None:
+    made, ids = model(smear="gated"), text(40)
+    other = ids.clone()
+    other[:, place:] = text(40 - place, seed=1)
+    one, two = (streamed(made, each, 8, chunk, sinks=8 - chunk) for each in (ids, other))
+    torch.testing.assert_close(one[:, :place], two[:, :place], rtol=0, atol=0)
+
+
+def test_a_stream_far_on_is_turned_exactly() -> None:
+    """Attention knows differences of positions alone; float32 angles would be off by 0.01 and more after a million."""
+    made, ids = model(), text(24)
+    near, far = (Cache(made, 1, 16, chunk=8) for _ in range(2))
+    near.assume(8)
+    far.assume(8)
+    far.position = 50_000_000
+    for part in ids.split(8, 1):
+        torch.testing.assert_close(near(part), far(part), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ({"context": 4, "chunk": 5}, "chunks of 5 tokens do not fit a context of 4"),
+        ({"context": 4, "chunk": 0}, "chunks of 0"),
+        ({"context": 4, "chunk": 2, "sinks": 3}, "3 sinks do not fit; give 0 to 2"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Cache(model(), 1, **sizes)
+    with pytest.raises(ConfigError, match="another document"):
+        Cache(model(isolate_documents=True), 1, 8, sinks=1)
+    with pytest.raises(ConfigError, match="5 places at once are more than the 1"):
+        Cache(model(), 1, 4)(text(5))
