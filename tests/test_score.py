@@ -1,6 +1,8 @@
 """Bits per byte: the definition, spelled out token by token, and its independence of batches and ranks."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from birdie.distributed import World
 from birdie.errors import DataError
-from birdie.score import bpb as bpb_module
+from birdie.score import forward
 from birdie.score.bpb import bits_per_byte
 
 BOS, VOCABULARY = 1, 16
@@ -81,25 +83,35 @@ def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = stream(1000)
     whole = score(tokens, batch_tokens=10_000).bpb
     assert score(tokens, batch_tokens=1).bpb == pytest.approx(whole, rel=1e-12)
-    monkeypatch.setattr(bpb_module, "MAX_FORWARD_TOKENS", 8)
+    monkeypatch.setattr(forward, "MAX_FORWARD_TOKENS", 8)
     assert score(tokens, batch_tokens=10_000).bpb == pytest.approx(whole, rel=1e-12)
 
 
-class OneOf(World):
-    """A rank whose sums are its own: what it would have sent to the others."""
+class Together(World):
+    """A rank among threads: sums are those of all of them."""
+
+    def __init__(self, rank: int, size: int, sums: list[Tensor], barrier: Barrier) -> None:
+        super().__init__(rank, size)
+        object.__setattr__(self, "_shared", (sums, barrier))
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        return tensor
+        sums, barrier = self._shared
+        sums.append(tensor)
+        barrier.wait(timeout=30)
+        return torch.stack(sums).sum(0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_ranks_share_the_windows_and_lose_none(size: int) -> None:
-    tokens = stream(1001)
-    parts = [score(tokens, world=OneOf(rank, size)) for rank in range(size)]
-    one = score(tokens)
-    assert sum(part.bytes for part in parts) == one.bytes
-    # every rank divides its own nats by all tokens, so the shares add up to the mean of all
-    assert sum(part.val_loss for part in parts) == pytest.approx(one.val_loss, rel=1e-9)
+def test_ranks_share_the_windows_and_agree_with_one(size: int) -> None:
+    tokens, one = stream(1001), score(stream(1001))
+    sums: list[Tensor] = []
+    barrier = Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [Together(rank, size, sums, barrier) for rank in range(size)]
+        for found in pool.map(lambda world: score(tokens, world=world), ranks):
+            assert (found.bytes, found.tokens, found.documents) == (one.bytes, one.tokens, one.documents)
+            assert found.bpb == pytest.approx(one.bpb, rel=1e-12)
+            assert found.ci95 == pytest.approx(one.ci95, rel=1e-9)
 
 
 def test_interval_shrinks_with_documents_and_covers() -> None:
