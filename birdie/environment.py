@@ -19,6 +19,7 @@ OFF = ("", "0", "none", "false", "off")
 BITS, DEVIATIONS = {"embedding": 8, "scheme": 6}, {"embedding": 20.0, "scheme": 12.85}  # the records' defaults
 LATE = 0.15  # of the learning rates, below which late QAT is on
 VALUE_LAYERS = "9,10"
+STRIDE = 64  # of sliding windows
 
 CHOICES = {
     "SMEAR": ("smear", "fixed"),
@@ -77,13 +78,7 @@ class Later:
 
 
 LATER = (
-    Later(
-        "sliding windows are",
-        ("EVAL_STRIDE", "SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"),
-        ("EVAL_BATCH_SEQS", "SLIDING_EVAL_STRIDE", "SLIDING_BATCH_SIZE"),
-    ),
-    Later("evaluation at another length is", ("EVAL_SEQ_LEN",)),
-    Later("a temperature is", ("TEMP_SCALING",)),
+    Later("fitting a temperature is", ("TEMP_SCALING",)),
     Later(
         "test-time training is",
         ("TTT_ENABLED", "PHASED_TTT_ENABLED"),
@@ -244,6 +239,15 @@ def _fp8(environ: Environment, _: Mapping[str, Any]) -> Tables:
     return {"train": {"fp8": "on" if _switch(environ, "USE_FP8") else "off"}}
 
 
+def _sliding(environ: Environment, _: Mapping[str, Any]) -> Tables:
+    """A switch that is on brings the records' stride, one that is off takes every stride back."""
+    switches = [name for name in ("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL") if name in environ]
+    if not all(_switch(environ, name) for name in switches):
+        return {"evaluation": {"stride": 0}}
+    strides = [name for name in ("EVAL_STRIDE", "SLIDING_EVAL_STRIDE") if name in environ]
+    return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else STRIDE}}
+
+
 def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
     """The spec of so many bits over so many standard deviations."""
 
@@ -274,5 +278,6 @@ RULES = (
         ("export.scheme",),
         _gptq("scheme", "MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
     ),
+    Rule(("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"), ("evaluation.stride",), _sliding),
     Rule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
 )

@@ -7,7 +7,7 @@ was compressed whole (birdie.repack) is scored as well: dequantized as the chall
 its tensors, the rest of its settings the challenge's defaults.
 """
 
-import time
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,11 @@ from birdie.model.gpt import GPT
 from birdie.model.shape import config_of
 from birdie.recipe import DataSettings, Recipe
 from birdie.repack import load_object
-from birdie.score.bpb import Score, bits_per_byte
+from birdie.score.clock import EvaluationClock
+from birdie.score.plan import plan
+from birdie.score.plan import score as score_by_plan
+from birdie.score.settings import EvaluationSettings
+from birdie.score.tally import Score
 
 Progress = Callable[[float, float | None], None]
 
@@ -39,12 +43,17 @@ class Evaluation:
     """A decoded artifact's score and where the time went.
 
     Attributes:
+        way: how, in a few words.
+        settings: how, in full.
+        bytes: of the artifact.
         sidecar: whether a byte sidecar counted the text, not the tokenizer's table.
-        seconds: decode, compile, score, adapt.
-        warnings: doubts about shards or tokenizer that did not stop the scoring.
+        seconds: import, decode, compile, score, adapt.
+        warnings: doubts about shards or tokenizer that did not stop the scoring, and a budget that did not do.
     """
 
     score: Score
+    way: str
+    settings: EvaluationSettings
     bytes: int
     sidecar: bool
     seconds: dict[str, float]
@@ -89,52 +98,94 @@ def evaluate(
     *,
     data: str | None = None,
     tokenizer: str | None = None,
-    seq_len: int | None = None,
     batch_tokens: int | None = None,
     max_tokens: int | None = None,
     device: str = "auto",
     dtype: str | None = None,
+    settings: EvaluationSettings | Mapping[str, Any] | None = None,
     world: World | None = None,
+    started: float = 0.0,
+    notify: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Decode an artifact and score it; what is left out comes from the recipe in the artifact.
 
+    Args:
+        path: the artifact.
+        data: folder of shards, or validation shards by name or glob.
+        tokenizer: that the shards were made with.
+        batch_tokens: inputs at a time over all ranks.
+        max_tokens: how much of the split is scored; 0: all.
+        device, dtype: of the arithmetic.
+        settings: how to score; a mapping changes those of the recipe, None takes these.
+        world: ranks that share the work; all get the answer.
+        started: seconds that importing took, for the budget.
+        notify: gets a line when the budget will not do.
+        progress: called with (done, in all).
+
     Raises:
         ArtifactError: the file is corrupt.
         DataError: shards or tokenizer are missing, or not those the model was trained with.
+        ConfigError: a setting is out of range.
     """
-    if seq_len is not None and seq_len < 1:
-        raise ConfigError(f"seq_len is {seq_len}; a window needs at least one token")
     if max_tokens is not None and max_tokens < 0:
         raise ConfigError(f"max_tokens is {max_tokens}; give a number of tokens, or 0 for all")
     world = world or World()
     place = choose_device(device, world.local_rank)
-    began = time.perf_counter()
-    model, recipe, metadata = load_gpt(path, place)
+    clock = EvaluationClock(0.0, notify, started)
+    with clock.part("decode"):
+        model, recipe, metadata = load_gpt(path, place)
     model.compute_dtype = choose_dtype(dtype or recipe.train.compute_dtype, place)
-    decode_s = time.perf_counter() - began
+    if not isinstance(settings, EvaluationSettings):
+        settings = changed(recipe.evaluation, settings or {})
+    clock.budget = settings.budget_seconds
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
     check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)
     dataset = _open_validation(data, recipe.data)
-    warnings = (*check_tokenizer(dataset, pieces), *_doubts(metadata))
+    warnings = [*check_tokenizer(dataset, pieces), *_doubts(metadata)]
     limit = recipe.validation.max_tokens if max_tokens is None else max_tokens
     tokens = dataset.validation_tokens()
     tokens = tokens[: limit + 1] if limit else tokens
     counts = byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size)
-    seq_len = recipe.train.train_seq_len if seq_len is None else seq_len
-    score = bits_per_byte(
-        model,
-        tokens,
-        counts,
-        seq_len=seq_len,
-        batch_tokens=batch_tokens or recipe.validation.batch_tokens,
-        bos_id=pieces.bos_id,
-        device=place,
-        world=world,
-        progress=progress,
+    made = plan(settings, tokens, recipe.train.train_seq_len, pieces.bos_id, recipe.model.isolate_documents)
+    watched = clock.watch(progress)
+    with clock.part("score"):
+        score = score_by_plan(
+            made,
+            settings,
+            model,
+            counts,
+            batch_tokens=batch_tokens or recipe.validation.batch_tokens,
+            bos_id=pieces.bos_id,
+            device=place,
+            world=world,
+            progress=watched,
+        )
+    if not clock.within:
+        warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
+    return Evaluation(
+        score,
+        made.says,
+        settings,
+        Path(path).stat().st_size,
+        isinstance(counts, np.ndarray),
+        clock.seconds,
+        tuple(warnings),
     )
-    seconds = {"decode": decode_s, "compile": 0.0, "score": score.seconds, "adapt": 0.0}
-    return Evaluation(score, Path(path).stat().st_size, isinstance(counts, np.ndarray), seconds, warnings)
+
+
+def changed(settings: EvaluationSettings, changes: Mapping[str, Any]) -> EvaluationSettings:
+    """Settings with some of them changed; whoever asks for a stream, or for a stride, drops the recipe's other way.
+
+    Raises:
+        ConfigError: what comes out contradicts itself.
+    """
+    dropped: dict[str, Any] = {}
+    if changes.get("stream"):
+        dropped = {"stride": 0}
+    elif changes.get("stride") is not None or changes.get("stream") is False:
+        dropped = {"stream": False, "sinks": 0, "segments": 1, "exact": False}
+    return dataclasses.replace(settings, **(dropped | dict(changes)))
 
 
 def _open_validation(given: str | None, data: DataSettings) -> Dataset:

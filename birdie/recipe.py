@@ -29,6 +29,8 @@ from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
 from birdie.recipe_file import configuration, explain
 from birdie.score.bpb import ValidationSettings
+from birdie.score.plan import check_lengths
+from birdie.score.settings import EvaluationSettings
 from birdie.train.average import AverageSettings
 from birdie.train.bandit import BanditSettings
 from birdie.train.compilation import CompileCacheName
@@ -211,6 +213,7 @@ class Recipe:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     run: RunSettings = field(default_factory=RunSettings)
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
 
@@ -220,6 +223,7 @@ class Recipe:
             raise ConfigError(
                 f"int4_layers names layer {unknown[0]}, but the model has layers 0 to {self.model.num_layers - 1}"
             )
+        check_lengths(self.evaluation, self.evaluation.seq_len or self.train.train_seq_len)
         kind, floor = self.average.kind, self.train.min_lr
         if kind != "none" and self.qat.levels is not None:
             raise ConfigError(

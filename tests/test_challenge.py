@@ -131,7 +131,7 @@ def test_birdie_is_smaller_and_as_good(logged: tuple[Path, list[str]]) -> None:
 
 
 def test_a_capped_run_stops_early_and_says_so_last(data: Path, tmp_path: Path) -> None:
-    done = launch(tmp_path, data, MAX_WALLCLOCK_SECONDS="1", ITERATIONS="100000", VAL_LOSS_EVERY="0", EVAL_STRIDE="64")
+    done = launch(tmp_path, data, MAX_WALLCLOCK_SECONDS="1", ITERATIONS="100000", VAL_LOSS_EVERY="0", EVAL_STRIDE="16")
     assert done.returncode == 0, done.stderr
     every = done.stdout.splitlines()
     lines = [line for line in every if not line.startswith("birdie:")]  # ours may stand between the challenge's
@@ -139,7 +139,11 @@ def test_a_capped_run_stops_early_and_says_so_last(data: Path, tmp_path: Path) -
     assert re.match(r"step:\d+/100000 val_loss:", lines[stopped - 1])
     assert lines[stopped + 1].startswith("peak memory")
     assert sum("val_loss" in line and line.startswith("step:") for line in lines) == 1
-    assert any(line.startswith("birdie:EVAL_STRIDE is set, but") for line in every)
+    last = r"final_sliding_window_eval{} stride:16 val_loss:\d\.\d{{{}}} val_bpb:\d\.\d{{{}}}{}"
+    assert re.fullmatch(last.format("", 4, 4, r" eval_time:\d+ms"), lines[-2])
+    assert re.fullmatch(last.format("_exact", 8, 8, ""), lines[-1])
+    exact = {line.split()[0]: float(line.rpartition(":")[2]) for line in lines if "_exact" in line}
+    assert abs(exact["final_sliding_window_eval_exact"] - exact["final_birdie_roundtrip_exact"]) < 0.05
 
 
 def test_a_profile_is_asked_for_by_a_variable(data: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The command line as a user meets it: answers, `--json`, errors in one sentence, exit codes, nothing half-written."""
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -10,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,7 +146,80 @@ def test_evaluate_repeats_the_score(ask: Ask, trained: Path) -> None:
     assert code == 0
     assert answer["bpb"] == pytest.approx(summary["bpb_artifact"], rel=1e-6)
     assert {"bpb", "val_loss", "tokens", "bytes", "documents", "ci95", "seconds"} <= answer.keys()
-    assert set(answer["seconds"]) == {"decode", "compile", "score", "adapt"}
+    assert set(answer["seconds"]) == {"import", "decode", "compile", "score", "adapt"}
+
+
+WAYS = {
+    "sliding": (["--stride", "8"], "windows of 64, stride 8"),
+    "documents": (["--stride", "8", "--documents"], "windows of 64 in each document, stride 8"),
+    "longer": (["--seq-len", "128", "--batch-seqs", "3"], "windows of 128 end to end"),
+    "stream": (["--stream", "--chunk", "8"], "stream, context 64, moving on by 8 tokens"),
+    "segments": (["--stream", "--segments", "3", "--chunk", "8", "--sinks", "2"], "stream in 3 segments"),
+    "exact": (["--stream", "--exact", "--chunk", "8"], "exact stream, context 64"),
+}
+
+
+@pytest.fixture(scope="module")
+def ways(trained: Path) -> dict[str, dict[str, Any]]:
+    return {"plain": evaluated(trained)} | {name: evaluated(trained, *flags) for name, (flags, _) in WAYS.items()}
+
+
+def evaluated(trained: Path, *flags: str) -> dict[str, Any]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert run(build_app, ["evaluate", str(trained / "model.birdie"), "--json", *flags]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def test_every_way_scores_the_same_targets(ways: dict[str, dict[str, Any]]) -> None:
+    for name, (_, way) in WAYS.items():
+        assert ways[name]["way"].startswith(way)
+    # but for windows of twice the length, which leave more over at the end
+    assert len({(found["tokens"], found["text_bytes"]) for name, found in ways.items() if name != "longer"}) == 1
+    assert ways["exact"]["bpb"] == pytest.approx(ways["plain"]["bpb"], abs=1e-4)
+    assert len({found["bpb"] for found in ways.values()}) >= 6  # six steps have taught it little of its context
+    assert all(found["bpb"] == pytest.approx(ways["plain"]["bpb"], abs=1e-3) for found in ways.values())
+
+
+def test_a_recipe_says_how_its_artifact_is_scored(trained: Path, tmp_path: Path, ask: Ask) -> None:
+    recipe = trained / "recipe.toml"
+    code, answer, _ = ask("train", recipe, "--folder", tmp_path / "run", "--evaluation.stride", "8")
+    assert code == 0
+    assert answer["evaluation"]["way"] == "windows of 64 end to end"
+    assert answer["evaluation_asked"]["way"] == "windows of 64, stride 8"
+    artifact = tmp_path / "run" / "model.birdie"
+    assert ask("evaluate", artifact)[1]["bpb"] == answer["evaluation_asked"]["bpb"]
+    assert ask("evaluate", artifact, "--stride", "0")[1]["bpb"] == answer["evaluation"]["bpb"]
+    assert ask("evaluate", artifact, "--stream")[1]["settings"]["stride"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--stride", "65"], "stride 65 is longer than windows of 64"),
+        (["--sinks", "2"], "set stream as well"),
+        (["--stream", "--stride", "8"], "give stride or stream"),
+        (["--stream", "--chunk", "64", "--sinks", "1"], "1 sinks do not fit a context of 64"),
+        (["--temperature", "0"], "above 0"),
+    ],
+)
+def test_ways_that_cannot_be_are_refused(trained: Path, ask: Ask, flags: list[str], why: str) -> None:
+    code, answer, _ = ask("evaluate", trained / "model.birdie", *flags)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert why in answer["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--stride", "8"], ["--stream", "--segments", "4", "--chunk", "8"]], ids=str)
+def test_ranks_agree_on_a_score(trained: Path, flags: list[str]) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "birdie"]
+    arguments = ["evaluate", str(trained / "model.birdie"), "--json", *flags]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    one, two = evaluated(trained, *flags), json.loads(done.stdout)
+    assert two["bpb"] == pytest.approx(one["bpb"], rel=1e-6)
+    assert (two["tokens"], two["text_bytes"], two["documents"]) == (one["tokens"], one["text_bytes"], one["documents"])
 
 
 def test_sample_is_repeatable(ask: Ask, trained: Path) -> None:

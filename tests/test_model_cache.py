@@ -125,5 +125,5 @@ def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int], why: str) -> No
         Cache(model(), 1, **sizes)
     with pytest.raises(ConfigError, match="another document"):
         Cache(model(isolate_documents=True), 1, 8, sinks=1)
-    with pytest.raises(ConfigError, match="5 places at once are more than the 1"):
+    with pytest.raises(ConfigError, match="5 places at once are more than the 4 until"):
         Cache(model(), 1, 4)(text(5))

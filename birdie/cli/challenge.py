@@ -30,7 +30,8 @@ from birdie.events import Checked, Event, Interrupted, Profiled, Started, Valida
 from birdie.files import require_writable, write_bytes
 from birdie.pipeline import Run, on_main
 from birdie.recipe import Recipe, load_recipe
-from birdie.score.bpb import Score
+from birdie.score.settings import EvaluationSettings
+from birdie.score.tally import Score
 from birdie.submit.code import code_bytes, source_files
 from birdie.train.loop import Step
 
@@ -235,6 +236,7 @@ def _finish(log: Log, run: Run, before: Score) -> None:
         run.folder / "model.birdie",
         device=run.recipe.device,
         dtype=run.recipe.train.compute_dtype,
+        settings=EvaluationSettings(),
         world=run.world,
         batch_tokens=run.recipe.validation.batch_tokens,
     ).score
@@ -249,6 +251,32 @@ def _finish(log: Log, run: Run, before: Score) -> None:
     log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
     log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
     log(f"Total submission size birdie: {summary + code} bytes")
+    if run.recipe.evaluation != EvaluationSettings():
+        _evaluate(log, run)
+
+
+def _evaluate(log: Log, run: Run) -> None:
+    """Score the artifact as `[evaluation]` asks, by sliding windows for one: the lines users of the script know."""
+    began = time.perf_counter()
+    found = evaluate_artifact(
+        run.folder / "model.birdie",
+        device=run.recipe.device,
+        dtype=run.recipe.train.compute_dtype,
+        world=run.world,
+        batch_tokens=run.recipe.validation.batch_tokens,
+        notify=lambda line: log(f"birdie:{line}"),
+    )
+    score, settings = found.score, found.settings
+    for warning in found.warnings:
+        log(f"birdie:{warning}")
+    log(f"birdie:evaluation: {found.way}; " + " ".join(f"{part}:{s:.1f}s" for part, s in found.seconds.items()))
+    sliding = settings.stride and not settings.documents
+    name, of = ("final_sliding_window_eval", f" stride:{settings.stride}") if sliding else ("final_eval", "")
+    log(
+        f"{name}{of} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
+        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
+    )
+    log(f"{name}_exact{of} val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
 
 
 def _calibrate(run: Run) -> None:

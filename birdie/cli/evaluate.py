@@ -1,14 +1,18 @@
 """`birdie evaluate`: bits per byte of what an artifact decodes to."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, show, size
+from birdie.device import choose_device
+from birdie.distributed import process_group, world_from_environment
 from birdie.evaluation import Evaluation
 from birdie.evaluation import evaluate as evaluate_artifact
+from birdie.score.clock import process_seconds
 
 
 @compiling_told()
@@ -20,24 +24,62 @@ def evaluate(
     tokenizer: Annotated[
         str | None, Parameter(help="A .model file or `bytes`; default: the one of its training.")
     ] = None,
-    seq_len: Annotated[int | None, Parameter(help="Window length; default: that of training.")] = None,
+    seq_len: Annotated[
+        int | None, Parameter(help="Length of windows, or context of a stream; default: that of training.")
+    ] = None,
+    stride: Annotated[int | None, Parameter(help="Places between sliding windows; 0: end to end.")] = None,
+    documents: Annotated[bool | None, Parameter(help="Begin windows anew with each document.")] = None,
+    batch_seqs: Annotated[int | None, Parameter(help="Windows at a time, over all ranks; 0: chosen.")] = None,
+    temperature: Annotated[float | None, Parameter(help="Divides the logits.")] = None,
+    stream: Annotated[
+        bool | None, Parameter(help="Keep keys and values, so that each token passes the model once.")
+    ] = None,
+    chunk: Annotated[int | None, Parameter(help="Tokens of a stream at a time.")] = None,
+    sinks: Annotated[int | None, Parameter(help="First tokens of a stream that are always seen.")] = None,
+    segments: Annotated[int | None, Parameter(help="Parts of a stream side by side.")] = None,
+    exact: Annotated[bool | None, Parameter(help="A stream begun anew where its context is full.")] = None,
     max_tokens: Annotated[int | None, Parameter(help="Score only this many tokens; 0: all.")] = None,
+    budget_seconds: Annotated[float | None, Parameter(help="Time it may take, import included; 0: any.")] = None,
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
     dtype: Annotated[str | None, Parameter(help="auto, float32 or bfloat16; default: that of training.")] = None,
     json: Json = False,
 ) -> None:
-    """Score a .birdie file in bits per byte over the validation split."""
-    with progress_bar(f"scoring {file.name}", "tokens") as update:
-        result = evaluate_artifact(
-            file,
-            data=data,
-            tokenizer=tokenizer,
-            seq_len=seq_len,
-            max_tokens=max_tokens,
-            device=device,
-            dtype=dtype,
-            progress=update,
-        )
+    """Score a .birdie file in bits per byte over the validation split.
+
+    What is not given is as the file's recipe has it, `[evaluation]`. Under torchrun ranks share the work.
+    """
+    asked: dict[str, Any] = {
+        "seq_len": seq_len,
+        "stride": stride,
+        "documents": documents,
+        "batch_seqs": batch_seqs,
+        "temperature": temperature,
+        "stream": stream,
+        "chunk": chunk,
+        "sinks": sinks,
+        "segments": segments,
+        "exact": exact,
+        "budget_seconds": budget_seconds,
+    }
+    started = process_seconds()
+    place = choose_device(device, world_from_environment().local_rank)
+    with process_group(place) as world:
+        with progress_bar(f"scoring {file.name}", "tokens") as update:
+            result = evaluate_artifact(
+                file,
+                data=data,
+                tokenizer=tokenizer,
+                max_tokens=max_tokens,
+                device=device,
+                dtype=dtype,
+                settings={name: value for name, value in asked.items() if value is not None},
+                world=world,
+                started=started,
+                notify=remark if world.is_main else _nothing,
+                progress=update if world.is_main else None,
+            )
+        if not world.is_main:
+            return
     for warning in result.warnings:
         remark(f"warning: {warning}")
     if json:
@@ -46,18 +88,26 @@ def evaluate(
         show(_table(file, result))
 
 
+def _nothing(_: str) -> None:
+    """What other ranks say."""
+
+
 def evaluation_json(result: Evaluation) -> dict[str, object]:
     """The pinned keys of `birdie evaluate --json`."""
     score = result.score
     return {
         "bpb": score.bpb,
         "val_loss": score.val_loss,
+        "bits_per_token": score.bits_per_token,
         "tokens": score.tokens,
         "bytes": result.bytes,
         "text_bytes": score.bytes,
         "documents": score.documents,
         "ci95": score.ci95,
         "seconds": result.seconds,
+        "budget_seconds": result.settings.budget_seconds,
+        "way": result.way,
+        "settings": asdict(result.settings),
     }
 
 
@@ -67,12 +117,15 @@ def _table(file: Path, result: Evaluation) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_row("bits per byte", f"{score.bpb:.5f} ± {score.ci95:.5f} (95 %, over documents)")
-    table.add_row("nats per token", f"{score.val_loss:.5f}")
+    table.add_row("nats per token", f"{score.val_loss:.5f} ({score.bits_per_token:.5f} bits)")
     table.add_row("tokens scored", f"{score.tokens:,}")
     by = ", by the byte sidecar" if result.sidecar else ""
     table.add_row("bytes of text", f"{score.bytes:,} ({score.bytes / score.tokens:.3f} per token{by})")
     table.add_row("documents", f"{score.documents:,}")
+    table.add_row("scored by", result.way)
     for name, seconds in result.seconds.items():
         if seconds:
             table.add_row(f"time to {name}", f"{seconds:.1f} s")
+    if budget := result.settings.budget_seconds:
+        table.add_row("time in all", f"{sum(result.seconds.values()):.1f} s of {budget:,.0f} s")
     return table

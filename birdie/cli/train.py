@@ -30,6 +30,7 @@ from birdie.pipeline import Run
 from birdie.recipe import FLAT, Recipe
 from birdie.recipe_file import configuration, sources
 from birdie.scale import scaled
+from birdie.score.settings import EvaluationSettings
 from birdie.train.loop import Step
 from birdie.train.profile import Profile
 from birdie.train.schedule import share_done
@@ -111,15 +112,21 @@ def train(
         with progress_bar("compressing", "tensors") as update:
             summary = work.export(progress=update)
         with progress_bar("scoring the file", "tokens") as update:
-            result = evaluate_artifact(summary.path, device=recipe.device, progress=update)
-    answer = run_json(work, last, summary, result)
+            result = evaluate_artifact(
+                summary.path, device=recipe.device, settings=EvaluationSettings(), progress=update
+            )
+        asked = None
+        if recipe.evaluation != EvaluationSettings():
+            with progress_bar("scoring it as [evaluation] asks", "tokens") as update:
+                asked = evaluate_artifact(summary.path, device=recipe.device, notify=remark, progress=update)
+    answer = run_json(work, last, summary, result, asked)
     write_bytes(folder / "summary.json", _dumps(answer))
     if json:
         emit(answer)
     else:
         if work.profile is not None:
             show(profile_table(work.profile))
-        show(run_table(work, last, summary, result))
+        show(run_table(work, last, summary, result, asked))
         say(f"artifact: {summary.path}")
 
 
@@ -197,8 +204,10 @@ def calibrate(work: Run) -> None:
             work.calibrate(update)
 
 
-def run_json(work: Run, last: Validated | None, summary: Summary, result: Evaluation) -> dict[str, Any]:
-    """What a run has to say for itself, for machines."""
+def run_json(
+    work: Run, last: Validated | None, summary: Summary, result: Evaluation, asked: Evaluation | None = None
+) -> dict[str, Any]:
+    """What a run has to say for itself, for machines; `asked` is the evaluation that the recipe asks for."""
     return {
         "run": str(work.folder),
         "artifact": str(summary.path),
@@ -214,6 +223,7 @@ def run_json(work: Run, last: Validated | None, summary: Summary, result: Evalua
         "preflight": [asdict(check) for check in work.checks],
         "profile": None if work.profile is None else work.profile.to_dict(),
         "evaluation": evaluation_json(result),
+        "evaluation_asked": None if asked is None else evaluation_json(asked),
     }
 
 
@@ -238,7 +248,9 @@ def calibration_json(work: Run) -> dict[str, Any] | None:
     }
 
 
-def run_table(work: Run, last: Validated | None, summary: Summary, result: Evaluation) -> Table:
+def run_table(
+    work: Run, last: Validated | None, summary: Summary, result: Evaluation, asked: Evaluation | None = None
+) -> Table:
     """Float against artifact."""
     weights = sum(p.numel() for p in work.model.parameters())
     table = Table(title=plain(f"{work.folder}: {weights:,} weights"))
@@ -249,6 +261,8 @@ def run_table(work: Run, last: Validated | None, summary: Summary, result: Evalu
     if last is not None:
         table.add_row("float32 weights", f"{weights * 4:,}", "32.00", f"{last.score.bpb:.4f}")
     table.add_row("birdie artifact", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", f"{result.score.bpb:.4f}")
+    if asked is not None:
+        table.add_row(plain(f"by {asked.way}"), "", "", f"{asked.score.bpb:.4f}")
     if summary.budget is not None:
         table.add_row("budget", f"{summary.budget:,}", "", "")
     return table

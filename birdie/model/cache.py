@@ -3,11 +3,11 @@
     ids of the next places ─► GPT.forward(past=Cache) ─► rotary tables of those places
                                                       └► attention: k, v stored; q against those stored and seen
 
-A call of n ≤ chunk places sees, with what was kept, at most `context` places: those from position − (context − chunk)
-on, as a sliding window of length `context` and stride `chunk` does. The two differ in one thing: a window computes the
-keys and values of its places anew from what is inside it, here they were made when their token was new and may carry
-what has since left the context. So both are equal, up to rounding, where nothing has left it: in the first `context`
-places, in documents that are kept apart and are no longer, and always with a single layer that looks at nothing else.
+A place sees what it sees in the sliding window of length `context` and stride `chunk` that scores it: the first
+`context` places all before them, later ones, by chunks, from chunk end − context on. The two differ in one thing: a
+window computes the keys and values of its places anew from what is inside it, here they were made when their token was
+new and may carry what has since left the context. So both are equal, up to rounding, where nothing has left it: in the
+first `context` places, in documents that are kept apart and are no longer, and with a single layer.
 
 Attention sinks (Xiao et al. 2023, arXiv 2309.17453): the first places of the stream stay, at positions right before
 those seen.
@@ -37,8 +37,8 @@ class Cache:
         Args:
             model: in evaluation mode; its weights must not change meanwhile.
             rows: streams.
-            context: places that are seen at most, the call's own included, sinks not.
-            chunk: most places a call has; the first may have `context`.
+            context: places that are seen at most, a place itself included, sinks not.
+            chunk: places after which the context moves on, by as many.
             sinks: first places of the stream that are always seen.
 
         Raises:
@@ -70,21 +70,33 @@ class Cache:
         self._begin = 0  # of what is seen
         self._layer = 0
 
+    @property
+    def ahead(self) -> int:
+        """Places until the context moves on: the most a call may have."""
+        over = self.position - self.context
+        return -over if over < 0 else self.chunk - over % self.chunk
+
+    @property
+    def _reach(self) -> int:
+        """How far back the next place sees, itself not included."""
+        moved = max(0, -(-(self.position + 1 - self.context) // self.chunk)) * self.chunk
+        return self.position - moved
+
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
         """Logits of the tokens after ids (rows, n) int64: (rows, n, vocab_size) float32.
 
         Raises:
-            ConfigError: there are more places than a call may have.
+            ConfigError: the context moves on before the last of them.
         """
         n = ids.shape[1]
-        if n > self.chunk and (self.position or n > self.context):
-            raise ConfigError(f"{n} places at once are more than the {self.chunk} there is room for")
+        if n > self.ahead:
+            raise ConfigError(f"{n} places at once are more than the {self.ahead} until the context moves on")
         self._make_room(n)
         self._layer = 0
         before = self._ids[:, max(0, self._end - BEFORE) : self._end].clone()
         self._ids[:, self._end : self._end + n] = ids
-        self._begin = self._end - min(self.position, self.context - self.chunk)
+        self._begin = self._end - self._reach
         logits: Tensor = self.model(ids, before, past=self)
         self.position += n
         self._end += n
@@ -157,7 +169,7 @@ class Cache:
         """Move what can still be seen to the beginning, if n places do not fit; take more room the first time."""
         if self._end + n <= self._ids.shape[1]:
             return
-        kept = min(self._end, max(self.context - self.chunk, BEFORE))
+        kept = min(self._end, max(self._reach, BEFORE))
         seen = slice(self._end - kept, self._end)
         room = self.context + max(self.chunk, self.context // 2, BEFORE)
         if self._ids.shape[1] < room:  # a stream longer than the context: from now on one move serves many calls

@@ -1,8 +1,8 @@
 """Bits per byte over a validation stream: the one metric that compares models with different tokenizers.
 
 The stream is cut into non-overlapping windows of `seq_len` = L targets, as in the challenge's baseline: window w
-predicts tokens w·L+1 … (w+1)·L from tokens w·L … (w+1)·L−1, and what is left over at the end is not scored. Other covers
-are in `windows`, other ways through them in `forward` and `stream`; what losses come to is in `tally`.
+predicts tokens w·L+1 … (w+1)·L from tokens w·L … (w+1)·L−1, and what is left over at the end is not scored. Other
+covers are in `windows`, other ways through them in `forward` and `stream`; what losses come to is in `tally`.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,156 @@
+"""What the settings of an evaluation mean for a stream: which targets, in which windows or parts, and the way there.
+
+    settings, tokens ─► plan: the same targets whatever the settings ─► score: windows, or a stream ─► Score
+
+The targets are those of windows of the training length end to end, as the challenge counts them, so that scores of
+different covers compare; a stream too short for one such window is scored whole.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from birdie.distributed import World
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPT
+from birdie.score.bpb import whole_windows
+from birdie.score.forward import Progress, score_windows
+from birdie.score.settings import EvaluationSettings
+from birdie.score.stream import restarts, score_stream, segments
+from birdie.score.tally import BytesPerToken, Score, Tally
+from birdie.score.windows import Windows, blocks, documents, sliding
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is scored, and how.
+
+    Attributes:
+        tokens: (N + 1,): the N targets that count, and the token before the first.
+        windows: what each pass sees and scores; of a stream, its parts.
+        length: of windows, or the context of a stream.
+        says: the way, in a few words.
+    """
+
+    tokens: NDArray[np.uint16]
+    windows: Windows
+    length: int
+    says: str
+
+
+def plan(settings: EvaluationSettings, tokens: NDArray[np.uint16], train_len: int, bos_id: int, isolated: bool) -> Plan:
+    """The plan for a stream.
+
+    Args:
+        settings: of the evaluation.
+        tokens: (at least 2,).
+        train_len: length of training's sequences.
+        bos_id: what documents begin with.
+        isolated: whether the model keeps documents apart.
+
+    Raises:
+        ConfigError: the stride, or the chunk, is longer than the windows.
+        DataError: there is not one window.
+    """
+    length = settings.seq_len or train_len
+    check_lengths(settings, length)
+    longest = max(length, train_len)
+    if settings.stride or settings.stream or settings.documents:
+        whole = blocks(len(tokens) - 1, longest).scored
+        tokens = tokens[: (whole or max(1, len(tokens) - 1)) + 1]
+    else:
+        tokens = tokens[: whole_windows(len(tokens), length).scored + 1]
+    targets = len(tokens) - 1
+    if settings.stream:
+        if settings.exact:
+            parts = restarts(tokens, bos_id if isolated else None, length)
+            return Plan(tokens[: parts.scored + 1], parts, length, f"exact stream, context {length:,}")
+        parts = segments(targets, settings.segments, length)
+        side = f" in {len(parts)} segments" if len(parts) > 1 else ""
+        sinks = f" and {settings.sinks} sinks" if settings.sinks else ""
+        return Plan(
+            tokens, parts, length, f"stream{side}, context {length:,}{sinks}, moving on by {settings.chunk:,} tokens"
+        )
+    stride = settings.stride or length
+    if settings.documents:
+        begins = np.flatnonzero(np.asarray(tokens) == bos_id)
+        cover = documents(begins, targets, length, stride)
+        return Plan(tokens, cover, length, f"windows of {length:,} in each document, stride {stride:,}")
+    if not settings.stride:
+        return Plan(tokens, blocks(targets, length), length, f"windows of {length:,} end to end")
+    return Plan(tokens, sliding(targets, length, stride), length, f"windows of {length:,}, stride {stride:,}")
+
+
+def check_lengths(settings: EvaluationSettings, length: int) -> None:
+    """Refuse a stride or chunk that does not fit windows of `length`."""
+    if settings.stride > length:
+        raise ConfigError(f"stride {settings.stride} is longer than windows of {length}; give 1 to {length}")
+    if settings.stream and settings.sinks > max(0, length - settings.chunk):
+        raise ConfigError(
+            f"{settings.sinks} sinks do not fit a context of {length} that moves on by {settings.chunk}; "
+            f"give 0 to {max(0, length - settings.chunk)}, or smaller chunks"
+        )
+
+
+def score(
+    made: Plan,
+    settings: EvaluationSettings,
+    model: GPT,
+    table: BytesPerToken | NDArray[np.uint16],
+    *,
+    batch_tokens: int,
+    bos_id: int,
+    device: torch.device,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> Score:
+    """Score `model` by the plan; all ranks get the answer.
+
+    Args:
+        made: the plan.
+        settings: that it was made by.
+        model: in evaluation mode.
+        table: bytes per token, or the bytes of every token of the stream the plan was made for.
+        batch_tokens: inputs at a time over all ranks, unless the settings say how many windows.
+        bos_id: what documents begin with.
+        device: of the model.
+        world: ranks that share the work.
+        progress: called with (done, in all) of this rank, in places.
+
+    Raises:
+        RuleError: a target was scored twice, or never.
+        DataError: the loss is not finite.
+    """
+    if isinstance(table, np.ndarray):
+        table = table[: len(made.tokens)]
+    tally = Tally(made.tokens, table, bos_id)
+    batch = settings.batch_seqs * made.length or batch_tokens
+    if settings.stream:
+        seconds = score_stream(
+            model,
+            made.tokens,
+            made.windows,
+            tally,
+            context=made.length,
+            chunk=settings.chunk,
+            sinks=settings.sinks,
+            device=device,
+            temperature=settings.temperature,
+            world=world,
+            progress=progress,
+        )
+    else:
+        seconds = score_windows(
+            model,
+            made.tokens,
+            made.windows,
+            tally,
+            batch_tokens=batch,
+            device=device,
+            temperature=settings.temperature,
+            world=world,
+            progress=progress,
+        )
+    return tally.score(made.windows.scored, seconds, world, device)

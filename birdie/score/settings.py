@@ -1,0 +1,80 @@
+"""How an artifact is scored at the end, beyond the validation of training: `[evaluation]` of a recipe.
+
+stride 0                  windows end to end, the challenge's own score
+stride 64                 sliding windows: each target has at least length − 64 + 1 inputs
+documents                 the same in each document by itself
+stream                    each token passes the model once, by kept keys and values (`stream`)
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from birdie.errors import ConfigError
+
+_COUNTS = ("stride", "seq_len", "batch_seqs", "sinks", "budget_seconds")
+_POSITIVE = ("chunk", "segments")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """Of windows and streams.
+
+    Raises:
+        ConfigError: a value is out of range or two contradict each other.
+    """
+
+    stride: Annotated[
+        int,
+        Parameter(
+            env_var=("EVAL_STRIDE", "SLIDING_EVAL_STRIDE"),
+            help="Places between sliding windows; 0: windows end to end.",
+        ),
+    ] = 0
+    seq_len: Annotated[
+        int, Parameter(env_var="EVAL_SEQ_LEN", help="Length of windows, or context of a stream; 0: that of training.")
+    ] = 0
+    documents: Annotated[bool, Parameter(help="Windows begin anew with each document.")] = False
+    batch_seqs: Annotated[
+        int,
+        Parameter(
+            env_var=("EVAL_BATCH_SEQS", "SLIDING_BATCH_SIZE"),
+            help="Windows at a time over all ranks; 0: as many as validation.batch-tokens has.",
+        ),
+    ] = 0
+    temperature: Annotated[float, Parameter(help="Divides the logits. Never tune it on what is scored.")] = 1.0
+    stream: Annotated[bool, Parameter(help="Keep keys and values, so that each token passes the model once.")] = False
+    chunk: Annotated[int, Parameter(help="Tokens of a stream at a time; its context moves on by as many.")] = 256
+    sinks: Annotated[int, Parameter(help="First tokens of a stream that are always seen.")] = 0
+    segments: Annotated[
+        int, Parameter(help="Parts of a stream that pass side by side, each after a context that is not scored.")
+    ] = 1
+    exact: Annotated[
+        bool, Parameter(help="Begin the stream anew where its context is full, so that it equals windows end to end.")
+    ] = False
+    budget_seconds: Annotated[
+        float, Parameter(help="Time an evaluation may take in all, import and decoding included; 0: any.")
+    ] = 600.0
+
+    def __post_init__(self) -> None:
+        for name in (*_COUNTS, *_POSITIVE):
+            least = int(name in _POSITIVE)
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise ConfigError(f"evaluation {name} is {value}; it must be at least {least}")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"evaluation temperature is {self.temperature}; it must be finite and above 0")
+        if self.seq_len and self.stride > self.seq_len:
+            raise ConfigError(
+                f"stride {self.stride} is longer than windows of {self.seq_len}; give 1 to {self.seq_len}"
+            )
+        if self.stream and self.stride:
+            raise ConfigError("a stream has no stride: its context moves on by chunk; give stride or stream")
+        if not self.stream:
+            for name, value in (("sinks", self.sinks), ("exact", self.exact), ("segments", self.segments - 1)):
+                if value:
+                    raise ConfigError(f"{name} is of streams; set stream as well")
+        if self.exact and (self.sinks or self.segments > 1):
+            raise ConfigError("an exact stream equals windows, which know no sinks and no segments; leave these out")

@@ -1,0 +1,109 @@
+"""Streaming: each token passes the model once, and its keys and values are kept for those that follow.
+
+    stream   ═════════════════════════════════════════►   rolling: the context moves on by a chunk a call
+    segments ═══════════►                                 side by side, each but the first after a context of its own
+                   ┄┄┄┄┄═══════►                          (┄) that is not scored
+    exact    ═════►═════►═════►═════►                     begun anew where the context is full, or with a document
+
+What a place sees is what it sees in sliding windows of stride `chunk`. Recomputed windows make the keys and values of
+deeper layers anew from what is in the window; a stream keeps them, made when more of the past was in sight. So the two
+are equal, up to rounding, in the first `context` places, in documents kept apart that fit the context, with one layer,
+and where all layers have windows of W and the context less the chunk holds layers · (W − 1) places; and an exact stream
+equals windows end to end. Elsewhere they differ, and a stream is a scorer of its own right: causal, normalised, one
+pass. Its work a token does not grow with context over stride, 16 for windows of 1,024 at stride 64.
+"""
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from birdie.device import synchronize
+from birdie.distributed import World
+from birdie.model.cache import Cache
+from birdie.model.gpt import GPT
+from birdie.score.forward import Progress, check_temperature, nats_of
+from birdie.score.tally import Tally
+from birdie.score.windows import Windows, blocks, documents, sliding
+
+
+def segments(targets: int, count: int, context: int) -> Windows:
+    """`count` (or a few less) segments of one length, but for the last, that score all targets once.
+
+    The first is scored whole, the others but for their first `context` places, or all they have before them.
+    """
+    context = min(context, max(0, targets - 1))
+    stride = max(1, -(-(targets - context) // count))
+    return sliding(targets, context + stride, stride)
+
+
+def restarts(tokens: NDArray[np.uint16], bos_id: int | None, context: int) -> Windows:
+    """Where an exact stream begins: every `context` places, and with each document if these are kept apart (bos_id)."""
+    targets = len(tokens) - 1
+    if bos_id is None:
+        return blocks(targets, context)
+    return documents(np.flatnonzero(np.asarray(tokens) == bos_id), targets, context, context)
+
+
+def score_stream(
+    model: GPT,
+    tokens: NDArray[np.uint16],
+    parts: Windows,
+    tally: Tally,
+    *,
+    context: int,
+    chunk: int,
+    sinks: int = 0,
+    device: torch.device,
+    batch_tokens: int = 65_536,
+    temperature: float = 1.0,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> float:
+    """Enter what `parts` score in `tally`, each part a stream of its own; returns seconds.
+
+    Args:
+        model: in evaluation mode.
+        tokens: (N + 1,).
+        parts: segments or restarts over its N places; those of one shape pass side by side.
+        tally: of the stream.
+        context, chunk, sinks: as `birdie.model.cache.Cache` has them; no more of them than the part is long.
+        device: of the model.
+        batch_tokens: most places a call has in all its rows.
+        temperature: divides the logits.
+        world: ranks that share the parts; the score does not depend on them.
+        progress: called with (places done, places in all) of this rank.
+
+    Raises:
+        RuleError: a part scores what was scored before.
+        ConfigError: sizes do not fit.
+    """
+    check_temperature(temperature)
+    world = world or World()
+    started = time.perf_counter()
+    mine = parts.share(world.rank, world.size)
+    done, total = 0, mine.inputs
+    longest = int((mine.stops - mine.begins).max(initial=1))
+    for batch in mine.sorted().batches(max(1, batch_tokens // chunk) * longest):
+        length = int(batch.stops[0] - batch.begins[0])
+        unscored = int(batch.firsts[0] - batch.begins[0])
+        reach = min(context, length)
+        cache = Cache(model, len(batch), reach, chunk=min(chunk, reach), sinks=sinks)
+        place = 0
+        while place < length:
+            n = min(chunk, cache.ahead, length - place)
+            span = np.asarray(tokens)[batch.begins[:, None] + np.arange(place, place + n + 1)].astype(np.int64)
+            ids, targets = (torch.from_numpy(each).to(device) for each in (span[:, :-1], span[:, 1:]))
+            with torch.inference_mode():
+                logits = cache(ids)
+                if place + n > unscored:
+                    new = max(0, unscored - place)
+                    nats = nats_of(logits[:, new:] / temperature, targets[:, new:])
+                    tally.add(batch.begins + place + new, nats.cpu().numpy())
+            place += n
+            done += n * len(batch)
+            if progress is not None:
+                progress(done, total)
+    synchronize(device)
+    return time.perf_counter() - started
