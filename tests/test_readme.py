@@ -20,7 +20,7 @@ def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         exec(compile(block, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["spectral", "techniques"])
+@pytest.mark.parametrize("page", ["spectral", "techniques", "scoring"])
 def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
