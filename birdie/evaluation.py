@@ -103,6 +103,7 @@ def evaluate(
     device: str = "auto",
     dtype: str | None = None,
     settings: EvaluationSettings | Mapping[str, Any] | None = None,
+    tilt: bool | None = None,
     world: World | None = None,
     started: float = 0.0,
     notify: Callable[[str], None] = lambda _: None,
@@ -118,6 +119,7 @@ def evaluate(
         max_tokens: how much of the split is scored; 0: all.
         device, dtype: of the arithmetic.
         settings: how to score; a mapping changes those of the recipe, None takes these.
+        tilt: whether predictions lean on what the text said before, as the recipe's `[tilt]` says; None: it says.
         world: ranks that share the work; all get the answer.
         started: seconds that importing took, for the budget.
         notify: gets a line when the budget will not do.
@@ -148,6 +150,7 @@ def evaluate(
     tokens = tokens[: limit + 1] if limit else tokens
     counts = byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size)
     made = plan(settings, tokens, recipe.train.train_seq_len, pieces.bos_id, recipe.model.isolate_documents)
+    leaning = recipe.tilt if tilt is None else dataclasses.replace(recipe.tilt, enabled=tilt)
     watched = clock.watch(progress)
     with clock.part("score"):
         score = score_by_plan(
@@ -158,6 +161,7 @@ def evaluate(
             batch_tokens=batch_tokens or recipe.validation.batch_tokens,
             bos_id=pieces.bos_id,
             device=place,
+            tilt=leaning,
             world=world,
             progress=watched,
         )
@@ -165,7 +169,7 @@ def evaluate(
         warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
     return Evaluation(
         score,
-        made.says,
+        made.says + (", tilted by n-grams" if leaning.enabled else ""),
         settings,
         Path(path).stat().st_size,
         isinstance(counts, np.ndarray),

@@ -29,6 +29,7 @@ from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
 from birdie.recipe_file import configuration, explain
 from birdie.score.bpb import ValidationSettings
+from birdie.score.ngram import TiltSettings
 from birdie.score.plan import check_lengths
 from birdie.score.settings import EvaluationSettings
 from birdie.train.average import AverageSettings
@@ -214,6 +215,7 @@ class Recipe:
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    tilt: TiltSettings = field(default_factory=TiltSettings)
     run: RunSettings = field(default_factory=RunSettings)
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
 

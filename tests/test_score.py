@@ -7,7 +7,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -46,10 +46,11 @@ def stream(length: int, seed: int = 0) -> np.ndarray:
 
 
 def score(tokens: np.ndarray, **changes: object):
-    settings = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": CPU} | changes
-    return bits_per_byte(Bigram(), tokens, Table(), **settings)
+    chosen = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": CPU} | changes
+    return bits_per_byte(Bigram(), tokens, Table(), **chosen)
 
 
+@settings(deadline=None)
 @given(st.integers(9, 400), st.integers(1, 12), st.integers(1, 200))
 def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> None:
     tokens, model, table = stream(length), Bigram(), Table()
@@ -71,12 +72,12 @@ def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> 
 def test_bytes_given_by_token_count_as_the_table_does(batch_tokens: int) -> None:
     tokens, table = stream(1000), Table()
     counts = np.concatenate(([9], table.count(tokens[:-1], tokens[1:]))).astype(np.uint16)  # the first is no target
-    settings = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
-    by_token, by_table = (bits_per_byte(Bigram(), tokens, each, **settings) for each in (counts, table))
+    chosen = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
+    by_token, by_table = (bits_per_byte(Bigram(), tokens, each, **chosen) for each in (counts, table))
     assert (by_token.bytes, by_token.bpb, by_token.ci95) == (by_table.bytes, by_table.bpb, by_table.ci95)
-    assert bits_per_byte(Bigram(), tokens, 2 * counts, **settings).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
+    assert bits_per_byte(Bigram(), tokens, 2 * counts, **chosen).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
     with pytest.raises(DataError, match="bytes are given for 999 tokens, but 1,000 are scored"):
-        bits_per_byte(Bigram(), tokens, counts[:-1], **settings)
+        bits_per_byte(Bigram(), tokens, counts[:-1], **chosen)
 
 
 def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

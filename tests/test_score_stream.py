@@ -1,5 +1,6 @@
 """Every way of scoring says what its scorer under the contract says, and streams equal windows where they should."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.distributed import World
 from birdie.errors import ConfigError, RuleError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.score.forward import score_windows
+from birdie.score.lean import Lean
+from birdie.score.ngram import TiltSettings
 from birdie.score.scorer import referee
 from birdie.score.scorers import StreamScorer, WindowScorer
 from birdie.score.settings import EvaluationSettings
 from birdie.score.stream import restarts, score_stream, segments
 from birdie.score.tally import Tally
+from birdie.score.tilt import Tilted
 from birdie.score.windows import Windows, blocks, documents, sliding
 
 BOS, CPU = 1, torch.device("cpu")
@@ -137,6 +142,28 @@ def test_segments_pass_side_by_side_and_ranks_do_not_matter() -> None:
     whole = by_stream(made, tokens, parts, chunk=5)
     close(found.nats, whole)
     close(by_stream(made, tokens, parts, chunk=1), by_stream(made, tokens, segments(199, 1, 12), chunk=1))
+
+
+TILT = TiltSettings(enabled=True, table_bits=8, orders=(3, 2, 1))
+
+
+@pytest.mark.parametrize("beta", [None, 2.0])
+def test_leaning_equals_the_contract_whatever_the_way(beta: float | None) -> None:
+    made, tokens = model(), np.tile(text(23), 4)
+    tilt = dataclasses.replace(TILT, beta=beta)
+    windows, parts = Lean(tokens, tilt), Lean(tokens, tilt)
+    score_windows(made, tokens, sliding(91, 12, 5), windows, batch_tokens=64, device=CPU)
+    score_stream(made, tokens, segments(91, 1, 12), parts, context=12, chunk=5, device=CPU)
+    scorers = WindowScorer(made, 12, 5), StreamScorer(made, 12, 5)
+    for kept, scorer in zip((windows, parts), scorers, strict=True):
+        found = tally(tokens)
+        kept.close(found, World(), CPU)
+        expected = referee(Tilted(scorer, tilt), tokens)
+        assert found.nats is not None
+        close(found.nats, expected)
+        assert np.abs(expected - referee(WindowScorer(made, 12, 5), tokens)).max() > 0.1
+    with pytest.raises(RuleError, match="target 0 was scored 0 times"):
+        Lean(tokens, tilt).close(tally(tokens), World(), CPU)
 
 
 def test_no_way_of_scoring_scores_twice() -> None:

@@ -237,6 +237,7 @@ def _finish(log: Log, run: Run, before: Score) -> None:
         device=run.recipe.device,
         dtype=run.recipe.train.compute_dtype,
         settings=EvaluationSettings(),
+        tilt=False,
         world=run.world,
         batch_tokens=run.recipe.validation.batch_tokens,
     ).score
@@ -251,7 +252,7 @@ def _finish(log: Log, run: Run, before: Score) -> None:
     log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
     log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
     log(f"Total submission size birdie: {summary + code} bytes")
-    if run.recipe.evaluation != EvaluationSettings():
+    if run.recipe.evaluation != EvaluationSettings() or run.recipe.tilt.enabled:
         _evaluate(log, run)
 
 

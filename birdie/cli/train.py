@@ -113,10 +113,10 @@ def train(
             summary = work.export(progress=update)
         with progress_bar("scoring the file", "tokens") as update:
             result = evaluate_artifact(
-                summary.path, device=recipe.device, settings=EvaluationSettings(), progress=update
+                summary.path, device=recipe.device, settings=EvaluationSettings(), tilt=False, progress=update
             )
         asked = None
-        if recipe.evaluation != EvaluationSettings():
+        if recipe.evaluation != EvaluationSettings() or recipe.tilt.enabled:
             with progress_bar("scoring it as [evaluation] asks", "tokens") as update:
                 asked = evaluate_artifact(summary.path, device=recipe.device, notify=remark, progress=update)
     answer = run_json(work, last, summary, result, asked)

@@ -19,10 +19,10 @@ from torch import Tensor
 from birdie.device import synchronize
 from birdie.distributed import World
 from birdie.errors import ConfigError
-from birdie.score.tally import Tally
 from birdie.score.windows import Windows
 
 Progress = Callable[[float, float | None], None]
+Nats = NDArray[np.float64]
 
 MAX_FORWARD_TOKENS = 65_536
 """Most inputs in one forward pass of a rank: windows are independent, so this bounds memory and changes no score."""
@@ -36,11 +36,25 @@ class LanguageModel(Protocol):
         ...
 
 
+class Sink(Protocol):
+    """Where losses go: a `Tally`, or what keeps them for one.
+
+    Attributes:
+        asked: (N,) a token for each place whose log-probability is wanted beside the target's; None: none is.
+    """
+
+    asked: NDArray[np.integer] | None
+
+    def add(self, firsts: NDArray[np.integer], nats: Nats, logp: Nats | None = None) -> None:
+        """Take the losses of places firsts[i] …, (windows, n), and the log-probabilities that were asked for."""
+        ...
+
+
 def score_windows(
     model: LanguageModel,
     tokens: NDArray[np.uint16],
     windows: Windows,
-    tally: Tally,
+    sink: Sink,
     *,
     batch_tokens: int,
     device: torch.device,
@@ -48,13 +62,13 @@ def score_windows(
     world: World | None = None,
     progress: Progress | None = None,
 ) -> float:
-    """Enter this rank's share of `windows` in `tally`; returns seconds.
+    """Enter this rank's share of `windows` in `sink`; returns seconds.
 
     Args:
         model: in evaluation mode.
         tokens: (N + 1,) of the stream.
         windows: over its N places.
-        tally: of the stream.
+        sink: of the stream.
         batch_tokens: inputs at a time over all ranks; at least one window a rank.
         device: of the model.
         temperature: divides the logits; other than 1 needs a model whose call gives logits, as a `GPT`'s does.
@@ -71,7 +85,7 @@ def score_windows(
     mine = windows.share(world.rank, world.size)
     done, total = 0, mine.scored
     for batch in mine.sorted().batches(min(batch_tokens // world.size, MAX_FORWARD_TOKENS)):
-        tally.add(batch.firsts, losses(model, tokens, batch, device, temperature))
+        sink.add(batch.firsts, *losses(model, tokens, batch, device, temperature, sink.asked))
         done += batch.scored
         if progress is not None:
             progress(done, total)
@@ -85,25 +99,32 @@ def losses(
     batch: Windows,
     device: torch.device,
     temperature: float = 1.0,
-) -> NDArray[np.float64]:
-    """Nats of the scored places of windows of one shape, (windows, scored)."""
+    asked: NDArray[np.integer] | None = None,
+) -> tuple[Nats, Nats | None]:
+    """Nats of the scored places of windows of one shape, (windows, scored), and what was `asked` (N,) beside."""
     length, scored = int(batch.stops[0] - batch.begins[0]), int(batch.stops[0] - batch.firsts[0])
     span = np.asarray(tokens)[batch.begins[:, None] + np.arange(length + 1)].astype(np.int64)
     ids, targets = (torch.from_numpy(each).to(device) for each in (span[:, :-1], span[:, length + 1 - scored :]))
     with torch.inference_mode():
-        if temperature == 1.0:
+        if temperature == 1.0 and asked is None:
             nats = model.loss(ids, targets, reduction="none")
-        else:
-            logits = model(ids, tail=scored) / temperature  # type: ignore[operator]
-            nats = nats_of(logits, targets)
-        return nats.float().cpu().numpy().astype(np.float64)
+            return nats.float().cpu().numpy().astype(np.float64), None
+        logits = model(ids, tail=scored) / temperature  # type: ignore[operator]
+        return read_off(logits, targets, asked_at(asked, batch.firsts, scored))
 
 
-def nats_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """−log softmax(logits)[target]: (…, V) and (…) → (…) float32."""
-    return torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, -2), targets.flatten(), reduction="none"
-    ).view_as(targets)
+def read_off(logits: Tensor, targets: Tensor, asked: Tensor | None = None) -> tuple[Nats, Nats | None]:
+    """Nats of targets (rows, n), and log-probabilities of the tokens `asked`, of the same shape, from logits."""
+    logp = logits.float().log_softmax(-1)
+    nats = -logp.gather(-1, targets[..., None])[..., 0].cpu().numpy().astype(np.float64)
+    if asked is None:
+        return nats, None
+    return nats, logp.gather(-1, asked.to(logp.device)[..., None])[..., 0].cpu().numpy().astype(np.float64)
+
+
+def asked_at(asked: NDArray[np.integer] | None, firsts: NDArray[np.int64], n: int) -> Tensor | None:
+    """Which tokens are asked for at n places from each of `firsts` on, (rows, n)."""
+    return None if asked is None else torch.from_numpy(asked[firsts[:, None] + np.arange(n)].astype(np.int64))
 
 
 def check_temperature(temperature: float) -> None:

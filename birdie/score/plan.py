@@ -6,6 +6,7 @@ The targets are those of windows of the training length end to end, as the chall
 different covers compare; a stream too short for one such window is scored whole.
 """
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,9 @@ from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.score.bpb import whole_windows
-from birdie.score.forward import Progress, score_windows
+from birdie.score.forward import Progress, Sink, score_windows
+from birdie.score.lean import Lean
+from birdie.score.ngram import TiltSettings
 from birdie.score.settings import EvaluationSettings
 from birdie.score.stream import restarts, score_stream, segments
 from birdie.score.tally import BytesPerToken, Score, Tally
@@ -103,6 +106,7 @@ def score(
     batch_tokens: int,
     bos_id: int,
     device: torch.device,
+    tilt: TiltSettings | None = None,
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Score:
@@ -116,6 +120,7 @@ def score(
         batch_tokens: inputs at a time over all ranks, unless the settings say how many windows.
         bos_id: what documents begin with.
         device: of the model.
+        tilt: whether, and how, predictions lean on what the text said before; None: they do not.
         world: ranks that share the work.
         progress: called with (done, in all) of this rank, in places.
 
@@ -125,14 +130,17 @@ def score(
     """
     if isinstance(table, np.ndarray):
         table = table[: len(made.tokens)]
+    world = world or World()
     tally = Tally(made.tokens, table, bos_id)
+    lean = Lean(made.tokens, tilt) if tilt is not None and tilt.enabled else None
+    sink: Sink = lean or tally
     batch = settings.batch_seqs * made.length or batch_tokens
     if settings.stream:
         seconds = score_stream(
             model,
             made.tokens,
             made.windows,
-            tally,
+            sink,
             context=made.length,
             chunk=settings.chunk,
             sinks=settings.sinks,
@@ -146,11 +154,15 @@ def score(
             model,
             made.tokens,
             made.windows,
-            tally,
+            sink,
             batch_tokens=batch,
             device=device,
             temperature=settings.temperature,
             world=world,
             progress=progress,
         )
+    if lean is not None:
+        began = time.perf_counter()
+        lean.close(tally, world, device)
+        seconds += time.perf_counter() - began
     return tally.score(made.windows.scored, seconds, world, device)

@@ -23,8 +23,7 @@ from birdie.device import synchronize
 from birdie.distributed import World
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from birdie.score.forward import Progress, check_temperature, nats_of
-from birdie.score.tally import Tally
+from birdie.score.forward import Progress, Sink, asked_at, check_temperature, read_off
 from birdie.score.windows import Windows, blocks, documents, sliding
 
 
@@ -50,7 +49,7 @@ def score_stream(
     model: GPT,
     tokens: NDArray[np.uint16],
     parts: Windows,
-    tally: Tally,
+    sink: Sink,
     *,
     context: int,
     chunk: int,
@@ -61,13 +60,13 @@ def score_stream(
     world: World | None = None,
     progress: Progress | None = None,
 ) -> float:
-    """Enter what `parts` score in `tally`, each part a stream of its own; returns seconds.
+    """Enter what `parts` score in `sink`, each part a stream of its own; returns seconds.
 
     Args:
         model: in evaluation mode.
         tokens: (N + 1,).
         parts: segments or restarts over its N places; those of one shape pass side by side.
-        tally: of the stream.
+        sink: of the stream.
         context, chunk, sinks: as `birdie.model.cache.Cache` has them; no more of them than the part is long.
         device: of the model.
         batch_tokens: most places a call has in all its rows.
@@ -99,8 +98,9 @@ def score_stream(
                 logits = cache(ids)
                 if place + n > unscored:
                     new = max(0, unscored - place)
-                    nats = nats_of(logits[:, new:] / temperature, targets[:, new:])
-                    tally.add(batch.begins + place + new, nats.cpu().numpy())
+                    firsts = batch.begins + place + new
+                    asked = asked_at(sink.asked, firsts, n - new)
+                    sink.add(firsts, *read_off(logits[:, new:] / temperature, targets[:, new:], asked))
             place += n
             done += n * len(batch)
             if progress is not None:

@@ -72,6 +72,7 @@ class Tally:
     Attributes:
         ledger: of the N targets.
         nats: (N,) float64, NaN where not scored; None unless kept.
+        asked: None, as of a `forward.Sink` that wants losses alone.
 
     Raises:
         DataError: bytes are given for another number of tokens.
@@ -91,14 +92,18 @@ class Tally:
         self._document_of = np.cumsum(np.asarray(tokens) == bos_id, dtype=np.int32)
         self._sums = np.zeros((3, int(self._document_of[-1]) + 1 if len(tokens) else 1))  # nats, bytes, targets
         self.ledger = Ledger(max(0, len(tokens) - 1))
+        self.asked: NDArray[np.integer] | None = None
         self.nats = np.full(len(self.ledger), np.nan) if keep else None
 
-    def add(self, firsts: NDArray[np.integer], nats: NDArray[np.floating]) -> None:
-        """Enter the losses of places firsts[i] …: nats (windows, n), final from now on.
+    def add(
+        self, firsts: NDArray[np.integer], nats: NDArray[np.floating], logp: NDArray[np.floating] | None = None
+    ) -> None:
+        """Enter the losses of places firsts[i] …: nats (windows, n), final from now on; nothing else was asked for.
 
         Raises:
             RuleError: one of the places was entered before.
         """
+        del logp
         for first in firsts.tolist():
             self.ledger.score(first, first + nats.shape[1])
         places = (firsts[:, None] + np.arange(nats.shape[1])).ravel()
