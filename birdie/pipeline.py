@@ -38,7 +38,7 @@ from birdie.score.bpb import Score, bits_per_byte
 from birdie.startup import Startup
 from birdie.text import read
 from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint
-from birdie.train.compilation import Compiling, cache_of
+from birdie.train.compilation import Compiling, cache_of, kinds_of_rank
 from birdie.train.loop import Fit, fit
 from birdie.train.precision import MULTIPLE, Float8, remove_fp8
 from birdie.train.profile import Profile, profile
@@ -242,7 +242,7 @@ class Run:
     def _prime(self, going: Fit) -> None:
         """Prime, with what an earlier run compiled; and say what the start took."""
         if going.facts["compiled"]:
-            cache = cache_of(self.recipe.to_dict(), self.world.size, self.device)
+            cache = cache_of(self.recipe.to_dict(), self.world.rank, self.world.size, self.device)
             self.compiling = Compiling(cache, self.notify)
             with self.startup.part("compile cache"):
                 self.compiling.before()
@@ -250,7 +250,7 @@ class Run:
             going.prime()
         if self.compiling is not None:
             with self.startup.part("compile cache"):
-                self.compiling.ready(keep=self.world.is_main)
+                self.compiling.ready(keep=self.world.rank < kinds_of_rank(self.recipe.to_dict()))
         self.notify(self.startup.line())
 
     def _profile(self, going: Fit) -> Iterator[Profiled]:
@@ -322,7 +322,7 @@ class Run:
     def _identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and going on from it: model, tokenizer, and the order of data."""
         values = self.recipe.to_dict()
-        train = ("train_batch_tokens", "train_seq_len", "accumulation", "seed")
+        train = ("train_batch_tokens", "train_seq_len", "mixed_seq_lens", "accumulation", "seed")
         return {
             **{f"model.{name}": value for name, value in values["model"].items()},
             **{f"train.{name}": values["train"][name] for name in train},

@@ -36,7 +36,7 @@ from birdie.train.average import AverageSettings
 from birdie.train.bandit import BanditSettings
 from birdie.train.compilation import CompileCacheName
 from birdie.train.groups import OptimizerSettings
-from birdie.train.settings import TrainSettings
+from birdie.train.settings import TrainSettings, comma_separated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,11 +48,6 @@ else:
 FLAT = Parameter(name="*")
 EMBEDDING = "tok_emb.weight"
 """The table of tokens, tied or not; tables of pairs and of values are stored as matrices are."""
-
-
-def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
-    """How lists are written in the challenge's environment: "9,10"."""
-    return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,7 @@ def _schedule(recipe: Recipe, scale: Scale, step_ms: float | None) -> dict[str, 
             seq_len_start=math.gcd(train.seq_len_start * seq_len // train.train_seq_len, seq_len)
             if train.seq_len_start
             else 0,
+            mixed_seq_lens=(),
             batch_tokens_start=0,  # one span is not cut
         ),
         "optimizer": dataclasses.replace(optimizer, muon_momentum_warmup_steps=math.ceil(rises * shorter)),

@@ -130,6 +130,21 @@ def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe:
         assert any(words in line for line in told), words
 
 
+def test_a_run_of_several_lengths_goes_on_with_them_alone(recipe: Recipe, tmp_path: Path) -> None:
+    mixed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, mixed_seq_lens=(LENGTH, 8)))
+    whole, told = finished(mixed, tmp_path / "whole")
+    assert "sequences of several lengths: rank 0: 32 and 8" in told
+    assert any("rank 0 took 512 tokens as 16 sequences of 32, 512 tokens as 64 sequences of 8" in line for line in told)
+    finished(mixed, tmp_path / "parts", stop_after=3)
+    with pytest.raises(
+        ConfigError, match=r"cannot resume: train.mixed_seq_lens is \[\], but the run in .* has \[32, 8\]"
+    ):
+        finished(recipe, tmp_path / "parts", resume=True)
+    parts, _ = finished(mixed, tmp_path / "parts", resume=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, parts.model.state_dict()[name]), name
+
+
 def test_a_restart_goes_on_with_what_its_own_job_left_and_with_nothing_else(recipe: Recipe, tmp_path: Path) -> None:
     """torchrun starts ranks anew after any failure, a refusal to overwrite another run among them."""
 

@@ -85,15 +85,17 @@ def test_other_settings_or_another_torch_have_other_files(own: Path, monkeypatch
 
 
 def test_length_and_seed_of_a_run_do_not_matter_to_what_it_compiles() -> None:
-    def path(**changes: Any) -> Path:
+    def path(rank: int = 0, **changes: Any) -> Path:
         train = {"iterations": 5, "seed": 1, "train_seq_len": 64} | changes
-        cache = cache_of({"model": {}, "train": train, "qat": {}, "run": {"compile_cache": "auto"}}, 1, CPU)
+        cache = cache_of({"model": {}, "train": train, "qat": {}, "run": {"compile_cache": "auto"}}, rank, 2, CPU)
         assert cache is not None
         return cache.path
 
     assert path(iterations=9, seed=3) == path()
     assert path(train_seq_len=128) != path()
-    assert cache_of({"run": {"compile_cache": "none"}}, 1, CPU) is None
+    assert path(rank=1) == path()
+    assert path(rank=1, mixed_seq_lens=[64, 16]) != path(rank=0, mixed_seq_lens=[64, 16])
+    assert cache_of({"run": {"compile_cache": "none"}}, 0, 1, CPU) is None
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_priming_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seq_len_start": 5}, "seq_len_start 5 does not divide train_seq_len 16"),
+        ({"seq_len_start": 5}, "seq_len_start 5 does not divide train_seq_len 16; choose 4, or 0 for the full length"),
         ({"seq_len_start": -4}, "seq_len_start -4 does not divide"),
         ({"seq_len_start": 32}, "seq_len_start 32 does not divide"),
         ({"batch_tokens_start": 33}, "batch_tokens_start 33 is not a number of spans; choose a multiple of 32"),

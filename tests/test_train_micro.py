@@ -45,7 +45,7 @@ def test_any_size_is_the_same_run(tokens: int, growth: dict[str, int]) -> None:
 @pytest.mark.parametrize("tokens", [0, *SIZES])
 @pytest.mark.parametrize("spans", [1, 3, 4])
 def test_a_step_is_cut_into_all_of_its_tokens(tokens: int, spans: int) -> None:
-    cut = list(micro_batches(TinyBatches(), spans, tokens, 0, torch.device("cpu")))
+    cut = list(micro_batches(TinyBatches(), [0] * spans, tokens, torch.device("cpu")))
     assert sum(1 / each.parts for each in cut) == pytest.approx(1)
     assert max(each.ids.numel() for each in cut) <= max(tokens, SEQUENCES * LENGTH)
     whole = TinyBatches()

@@ -189,11 +189,12 @@ def cache_folder(name: str) -> Path | None:
     return Path(base).expanduser() / "birdie" / "compiled"
 
 
-def cache_of(recipe: Mapping[str, Any], ranks: int, device: torch.device) -> CompileCache | None:
-    """The cache of runs that compile the same: model, batch, precision and what is rounded inside the graph.
+def cache_of(recipe: Mapping[str, Any], rank: int, ranks: int, device: torch.device) -> CompileCache | None:
+    """The cache of ranks that compile the same: model, batch, lengths, precision and what is rounded inside the graph.
 
     Args:
         recipe: in plain values, by table; its `run.compile_cache` names the folder.
+        rank: this one.
         ranks: that share the batch.
         device: of this rank.
     """
@@ -201,9 +202,14 @@ def cache_of(recipe: Mapping[str, Any], ranks: int, device: torch.device) -> Com
     if folder is None:
         return None
     train = {name: value for name, value in recipe["train"].items() if name not in _LENGTHS}
-    return CompileCache(
-        folder, {"model": recipe["model"], "train": train, "qat": recipe["qat"], "ranks": ranks}, device
-    )
+    of = rank % kinds_of_rank(recipe)
+    about = {"model": recipe["model"], "train": train, "qat": recipe["qat"], "ranks": ranks, "of": of}
+    return CompileCache(folder, about, device)
+
+
+def kinds_of_rank(recipe: Mapping[str, Any]) -> int:
+    """After so many ranks comes one that compiles what the first does."""
+    return max(1, len(recipe["train"].get("mixed_seq_lens", ())))
 
 
 def read_trusted(path: Path) -> bytes:

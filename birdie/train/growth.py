@@ -52,6 +52,7 @@ class Growth:
         self._at_length = _begins(len(self._lengths), settings.seq_schedule_fraction)
         self._at_spans = _begins(len(self._spans), settings.batch_schedule_fraction)
         self._span_tokens = settings.train_batch_tokens // settings.accumulation
+        self._up_to = "up to " if settings.mixed_seq_lens else ""
         self._notify = notify
         self._told: Stage | None = None
 
@@ -73,13 +74,17 @@ class Growth:
         if step >= 0 and stage != self._told and len(self._lengths) + len(self._spans) > 2:
             self._told = stage
             tokens = stage.spans * self._span_tokens
-            self._notify(f"from step {step + 1} on: sequences of {stage.length:,}, {tokens:,} tokens a step")
+            self._notify(
+                f"from step {step + 1} on: sequences of {self._up_to}{stage.length:,}, {tokens:,} tokens a step"
+            )
         return stage
 
     def primed(self) -> str:
         """What priming has met, in a line."""
         stages = [self.at(share) for share in (0.0, *self.changes)]
-        each = ", ".join(f"{s.spans * self._span_tokens:,} tokens as sequences of {s.length:,}" for s in stages)
+        each = ", ".join(
+            f"{s.spans * self._span_tokens:,} tokens as sequences of {self._up_to}{s.length:,}" for s in stages
+        )
         return f"primed {len(stages)} sizes of a step: {each}"
 
 

@@ -101,6 +101,7 @@ class Fit:
         self._resolved = {
             **dataclasses.asdict(settings),
             "micro_batch_tokens": self._feed.tokens,
+            "mixed_seq_lens": list(settings.mixed_seq_lens),  # as JSON brings it back
             **dataclasses.asdict(optimizer_settings),
             **{f"average.{name}": value for name, value in dataclasses.asdict(average).items()},
             **{f"bandit.{name}": value for name, value in bandit.plain().items()},
@@ -245,7 +246,8 @@ class Fit:
             WeightsError: it was done before.
         """
         forced = self._settings.forced_stop(self._clock_ms)
-        return [line for line in (self.average.settle(), self._bandit.evidence(), forced) if line is not None]
+        lines = (self.average.settle(), self._bandit.evidence(), self._feed.evidence(), forced)
+        return [line for line in lines if line is not None]
 
     def _in_time(self) -> bool:
         cap_ms = self._settings.cap_ms
@@ -291,7 +293,7 @@ class Fit:
                 each.before_step(*where, multiplier)
         stage = self._growth.begin(*where)
         self._inside_step = True
-        share_of_loss, tokens = self._accumulate(stage)
+        share_of_loss, tokens = self._accumulate(stage, counts=at is None)
         factor = multiplier * self._bandit.factor()
         with span("optimizer"):
             decay = decay_multiplier(share, full=optimizer_settings.decay_full, final=optimizer_settings.decay_final)
@@ -304,13 +306,13 @@ class Fit:
         self._inside_step = False
         return Step(self._step, loss, self._clock_ms, factor, momentum, tokens, grad_norm, stopping=False)
 
-    def _accumulate(self, stage: Stage) -> tuple[Tensor, int]:
+    def _accumulate(self, stage: Stage, *, counts: bool) -> tuple[Tensor, int]:
         """Leave this rank's share of the mean gradient in the parameters; (its share of the loss, tokens of all)."""
         with span("bookkeeping"):
             self._optimizers.zero_grad()
             total = torch.zeros((), device=self._device)
         tokens = 0
-        for micro in self._feed.step(stage):
+        for micro in self._feed.step(stage, counts=counts):
             tokens += micro.ids.numel()
             with span("forward"):
                 loss = self._loss(micro.ids, micro.targets, **micro.more) / (self._world.size * micro.parts)

@@ -20,6 +20,7 @@ from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.ranges import span
 from birdie.train.growth import Stage
+from birdie.train.lengths import Lengths, differ_in_a_rank
 from birdie.train.protocols import Batches, Documents, Trainable
 from birdie.train.settings import TrainSettings
 
@@ -28,10 +29,13 @@ SHARE = 0.9  # of the free memory
 
 
 def candidates(settings: TrainSettings, ranks: int, *, whole: bool = False) -> list[int]:
-    """Sizes in tokens, ascending, that cut a span, or a rank's spans of a step, into equal parts; `whole`: no span."""
+    """Sizes in tokens, ascending, that cut a span, or a rank's spans of a step, into equal parts; `whole`: no span.
+
+    Spans of unlike length are not put side by side.
+    """
     length = settings.train_seq_len
     rows = settings.train_batch_tokens // settings.accumulation // length
-    spans = settings.accumulation // ranks
+    spans = 1 if differ_in_a_rank(settings, ranks) else settings.accumulation // ranks
     parts = [each for each in range(1, rows) if rows % each == 0]
     groups = [rows * each for each in range(1, spans + 1) if spans % each == 0]
     return [length * each for each in (*([] if whole else parts), *groups)]
@@ -78,7 +82,7 @@ def settled(
         notify: gets the line that says what "auto" came to.
 
     Raises:
-        ConfigError: the size cuts what is whole.
+        ConfigError: the size cuts what is whole, or joins what is of unlike length.
     """
     sizes = candidates(settings, world.size, whole=whole)
     if not isinstance(settings.micro_batch_tokens, str):
@@ -86,6 +90,12 @@ def settled(
             raise ConfigError(
                 f"micro_batch_tokens {settings.micro_batch_tokens} would cut a packed span of {min(sizes)} tokens; "
                 "choose a multiple of it, or a larger accumulation"
+            )
+        span = settings.train_batch_tokens // settings.accumulation
+        if settings.micro_batch_tokens > span and differ_in_a_rank(settings, world.size):
+            raise ConfigError(
+                f"micro_batch_tokens {settings.micro_batch_tokens} would join spans of {span} tokens that are cut to "
+                f"unlike mixed_seq_lens; choose at most {span}, or an order of lengths that gives each rank one"
             )
         return settings.micro_batch_tokens
     if isinstance(before, int) and before in sizes:
@@ -152,18 +162,28 @@ class Feed:
     ) -> None:
         self._batches, self._settings, self._ranks, self._device = batches, settings, world.size, device
         self._documents, self._packed = documents, documents is not None and documents.packed
+        self._cuts = self._packed or bool(settings.seq_len_start or settings.mixed_seq_lens)
+        self._lengths = Lengths(settings, world.rank, world.size)
         self.tokens = settled(model, settings, world, device, before=before, whole=self._packed, notify=notify)
+        if (line := self._lengths.told(world)) is not None:
+            notify(line)
 
     @property
     def micro_steps(self) -> int:
         """Of a whole step."""
         return micro_steps(self._settings, self._ranks, self.tokens)
 
-    def step(self, stage: Stage) -> Iterator["Micro"]:
-        """The micro-batches of a step."""
-        length = stage.length if self._packed or self._settings.seq_len_start else 0
-        spans = stage.spans // self._ranks
-        return micro_batches(self._batches, spans, self.tokens, length, self._device, self._documents)
+    def step(self, stage: Stage, *, counts: bool = True) -> Iterator["Micro"]:
+        """The micro-batches of a step; `counts`: whether it is one of the run."""
+        lengths = self._lengths.of(stage)
+        if counts:
+            self._lengths.took(lengths)
+        cut = lengths if self._cuts else [0] * len(lengths)
+        return micro_batches(self._batches, cut, self.tokens, self._device, self._documents)
+
+    def evidence(self) -> str | None:
+        """What the lengths of sequences were, if there were several."""
+        return self._lengths.evidence()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,25 +203,26 @@ class Micro:
 
 
 def micro_batches(
-    batches: Batches, spans: int, tokens: int, length: int, device: torch.device, documents: Documents | None = None
+    batches: Batches, lengths: Sequence[int], tokens: int, device: torch.device, documents: Documents | None = None
 ) -> Iterator[Micro]:
     """A step of one rank, all of its tokens once.
 
     Args:
         batches: gives the spans.
-        spans: of this rank in the step.
-        tokens: at once; 0: a span.
-        length: of a sequence, into which rows are cut; 0: leave them.
+        lengths: of the sequences into which rows are cut, for each span of this rank in the step; 0: leave them.
+        tokens: at once, of spans of one length; 0: a span.
         device: where to.
         documents: finds the bounds that the loss is to keep to; with packed rows these cut at `length`.
     """
-    left = spans
-    while left:
+    spans, done = len(lengths), 0
+    while done < spans:
+        length = lengths[done]
+        alike = next((n for n, each in enumerate(lengths[done:]) if each != length), spans - done)
         with span("data"):
             pairs = [batches.next()]
             group = max(1, tokens // pairs[0][0].numel()) if tokens else 1
-            pairs += [batches.next() for _ in range(min(group, left) - 1)]
-        left -= len(pairs)
+            pairs += [batches.next() for _ in range(min(group, alike) - 1)]
+        done += len(pairs)
         rows = max(1, tokens // pairs[0][0].shape[1]) if tokens else sum(len(ids) for ids, _ in pairs)
         found = [] if documents is None else _bounds([ids for ids, _ in pairs], rows, length, documents)
         with span("transfer"):

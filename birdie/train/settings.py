@@ -2,13 +2,23 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from birdie.device import DtypeName
 from birdie.errors import ConfigError
 from birdie.train.precision import MULTIPLE, Fp8
+
+
+def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
+    """How lists are written in the challenge's environment: "9,10"."""
+    return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
+
+
+def nearest_divisor(value: int, whole: int) -> int:
+    """The divisor of `whole` that is nearest to `value`, the larger of two."""
+    return min((each for each in range(whole, 0, -1) if whole % each == 0), key=lambda each: abs(each - value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,15 @@ class TrainSettings:
     seq_schedule_fraction: Annotated[
         float, Parameter(env_var="SEQ_SCHEDULE_FRACTION", help="Share of the run after which sequences are full.")
     ] = 0.33
+    mixed_seq_lens: Annotated[
+        tuple[int, ...],
+        Parameter(
+            env_var="MIXED_SEQ_LENS",
+            env_var_split=comma_separated,
+            negative=(),
+            help="Lengths of sequences that the spans of a step, and so the ranks, have in turn; none given: the full.",
+        ),
+    ] = ()
     batch_tokens_start: Annotated[
         int, Parameter(env_var="BATCH_TOKENS_START", help="Tokens of the first steps, doubling in stages; 0: the full.")
     ] = 0
@@ -115,12 +134,16 @@ class TrainSettings:
     def _check_growth(self) -> None:
         span = self.train_batch_tokens // self.accumulation
         if self.seq_len_start and (self.seq_len_start < 1 or self.train_seq_len % self.seq_len_start):
-            raise ConfigError(f"seq_len_start {self.seq_len_start} does not divide train_seq_len {self.train_seq_len}")
+            raise ConfigError(
+                f"seq_len_start {self.seq_len_start} does not divide train_seq_len {self.train_seq_len}; choose "
+                f"{nearest_divisor(self.seq_len_start, self.train_seq_len)}, or 0 for the full length throughout"
+            )
         if not 0 <= self.batch_tokens_start <= self.train_batch_tokens or self.batch_tokens_start % span:
             raise ConfigError(
                 f"batch_tokens_start {self.batch_tokens_start} is not a number of spans; choose a multiple of "
                 f"{span} up to {self.train_batch_tokens}, or a larger accumulation"
             )
+        self._check_mixed(span)
         for name in ("seq_schedule_fraction", "batch_schedule_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
@@ -132,6 +155,25 @@ class TrainSettings:
             raise ConfigError(
                 f"micro_batch_tokens {size} does not cut spans of {span} tokens; choose whole sequences of "
                 f"{self.train_seq_len} that divide a span, or whole spans"
+            )
+
+    def _check_mixed(self, span: int) -> None:
+        lengths = self.mixed_seq_lens
+        for length in lengths:
+            if length < 1 or self.train_seq_len % length:
+                raise ConfigError(
+                    f"mixed_seq_lens has {length}, which does not divide train_seq_len {self.train_seq_len}; choose "
+                    f"{nearest_divisor(length, self.train_seq_len)}, or make train_seq_len the longest of them"
+                )
+        if lengths and self.accumulation % len(lengths):
+            raise ConfigError(
+                f"mixed_seq_lens has {len(lengths)} lengths for {self.accumulation} spans of a step, which cannot "
+                "have them equally often; choose an accumulation that is a multiple of their number"
+            )
+        if lengths and self.spans_start % len(lengths):
+            raise ConfigError(
+                f"batch_tokens_start {self.batch_tokens_start} is {self.spans_start} spans, too few for each of the "
+                f"{len(lengths)} mixed_seq_lens as often; choose a multiple of {len(lengths) * span}"
             )
 
     @property
