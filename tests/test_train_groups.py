@@ -101,6 +101,8 @@ def test_state_comes_back_as_it_was_saved() -> None:
     [
         ("blocks.9.attn.c_q.weight/momentum_buffer", torch.zeros(32, 32), "has no parameter here"),
         ("tok_emb.weight/exp_avg", torch.zeros(2, 2), r"has shape \(2, 2\)"),
+        ("tok_emb.weight/step", torch.zeros(1), r"has shape \(1,\), but its parameter of .* wants \(\)"),
+        ("blocks.0.attn.c_q.weight/row_square", torch.zeros(5, 1), r"has shape \(5, 1\), but .* wants \(\d+, 1\)"),
     ],
 )
 def test_state_of_another_model_is_refused(key: str, value: torch.Tensor, message: str) -> None:

@@ -117,7 +117,12 @@ RULES: Mapping[str, Callable[[str, nn.Parameter], bool]] = {
     "scalars": lambda name, p: _is_control(name) or (name.startswith("blocks.") and p.ndim < 2),
 }
 
-WHOLE = ("/momentum_buffer", "/exp_avg", "/exp_avg_sq")  # state of a parameter's own shape
+SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
+    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), lambda own: own),
+    "row_square": lambda own: torch.Size((*own[:-1], 1)),
+    "step": lambda _: torch.Size(()),
+}
+"""The shape of a parameter's state by the shape of the parameter."""
 
 Groups = dict[str, dict[str, nn.Parameter]]
 
@@ -287,15 +292,17 @@ class Optimizers:
         """
         parameters = {name: p for members in self.groups.values() for name, p in members.items()}
         for key, value in state.items():
-            p = parameters.get(key.rpartition("/")[0])
+            name, _, entry = key.rpartition("/")
+            p = parameters.get(name)
             if p is None:
                 raise WeightsError(
                     f"optimizer tensor {key!r} has no parameter here; resume with the model that was saved"
                 )
-            if key.endswith(WHOLE) and value.shape != p.shape:
+            fits = SHAPES[entry](p.shape) if entry in SHAPES else value.shape
+            if value.shape != fits:
                 raise WeightsError(
-                    f"optimizer tensor {key!r} has shape {tuple(value.shape)} but its parameter {tuple(p.shape)}; "
-                    "resume with the model that was saved"
+                    f"optimizer tensor {key!r} has shape {tuple(value.shape)}, but its parameter of "
+                    f"{tuple(p.shape)} wants {tuple(fits)}; resume with the model that was saved"
                 )
         if self._muon is not None:
             self._muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
