@@ -2,10 +2,12 @@
 
 A file is written under a temporary name beside its target, flushed to the disk, and renamed over the target, so a
 reader sees the old bytes or the new bytes and a crash, a full disk or Ctrl-C leaves nothing behind under the real name.
+What is run as it is read, such as compiled code, is read by `read_trusted` alone.
 """
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,3 +127,29 @@ def require_writable(folder: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {_reason(error)}; choose another folder") from error
     return folder
+
+
+def read_trusted(path: Path) -> bytes:
+    """The content of `path` if nobody but this user, or root, could have put it there.
+
+    Raises:
+        PermissionError: somebody else could: the file, or a folder on the way to it, is another's or open to others.
+        OSError: it cannot be read.
+    """
+    if not hasattr(os, "getuid"):
+        raise PermissionError(1, "who wrote it cannot be known on this system")
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise PermissionError(1, "it is not a file that only you can write")
+        for folder in path.resolve().parents:
+            if not _closed(folder.stat()):
+                raise PermissionError(1, f"others can write to {folder}")
+        return file.read()
+
+
+def _closed(status: os.stat_result) -> bool:
+    """Whether only this user and root can change what a folder holds; in a sticky one others touch only their own."""
+    owned = status.st_uid in (0, os.getuid())
+    return owned and (not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_run import LENGTH, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
+from birdie.files import read_trusted
 from birdie.startup import Startup, process_seconds
 from birdie.train import compilation
 from birdie.train.compilation import (
@@ -20,7 +21,6 @@ from birdie.train.compilation import (
     cache_of,
     compiled,
     first_pass,
-    read_trusted,
 )
 from birdie.train.loop import fit
 

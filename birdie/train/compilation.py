@@ -3,7 +3,7 @@
     load ─► first pass, eager ─► priming compiles every graph ─► save ─► the clock ─► none compiled since?
 
 Compiled graphs are code and pickles: whoever can write them can run anything as their reader. They are therefore read
-from a folder of the user's own alone (`trusted`), never from a run folder, an artifact or anything else one is given.
+from a folder of the user's own (`read_trusted`), never from a run folder, an artifact or anything else one is given.
 What torch keeps is inductor's and autograd's graphs and, on CUDA, Triton's binaries; kernels that the C++ compiler made
 for a CPU it leaves to inductor's own folder (`TORCHINDUCTOR_CACHE_DIR`), which is warm on the same machine anyway.
 """
@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import stat
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import torch
 from cyclopts import Parameter
 
 from birdie.errors import OutputError
-from birdie.files import write_bytes
+from birdie.files import read_trusted, write_bytes
 from birdie.train.protocols import Trainable
 
 KEPT = 16  # files of a cache folder, the newest
@@ -210,32 +209,6 @@ def cache_of(recipe: Mapping[str, Any], rank: int, ranks: int, device: torch.dev
 def kinds_of_rank(recipe: Mapping[str, Any]) -> int:
     """After so many ranks comes one that compiles what the first does."""
     return max(1, len(recipe["train"].get("mixed_seq_lens", ())))
-
-
-def read_trusted(path: Path) -> bytes:
-    """The content of `path` if nobody but this user, or root, could have put it there.
-
-    Raises:
-        PermissionError: somebody else could: the file, or a folder on the way to it, is another's or open to others.
-        OSError: it cannot be read.
-    """
-    if not hasattr(os, "getuid"):
-        raise PermissionError(1, "who wrote it cannot be known on this system")
-    flags = os.O_RDONLY | os.O_NOFOLLOW
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise PermissionError(1, "it is not a file that only you can write")
-        for folder in path.resolve().parents:
-            if not _closed(folder.stat()):
-                raise PermissionError(1, f"others can write to {folder}")
-        return file.read()
-
-
-def _closed(status: os.stat_result) -> bool:
-    """Whether only this user and root can change what a folder holds; in a sticky one others touch only their own."""
-    owned = status.st_uid in (0, os.getuid())
-    return owned and (not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX))
 
 
 CompileCacheName = Annotated[
