@@ -30,7 +30,8 @@ from birdie.model.shape import config_of
 from birdie.recipe import DataSettings, Recipe
 from birdie.repack import load_object
 from birdie.score.clock import EvaluationClock
-from birdie.score.plan import plan
+from birdie.score.package import Packaged, Shape, packaged
+from birdie.score.plan import Plan, plan
 from birdie.score.plan import score as score_by_plan
 from birdie.score.settings import EvaluationSettings
 from birdie.score.tally import Score
@@ -104,6 +105,7 @@ def evaluate(
     dtype: str | None = None,
     settings: EvaluationSettings | Mapping[str, Any] | None = None,
     tilt: bool | None = None,
+    package: Path | None = None,
     world: World | None = None,
     started: float = 0.0,
     notify: Callable[[str], None] = lambda _: None,
@@ -120,15 +122,16 @@ def evaluate(
         device, dtype: of the arithmetic.
         settings: how to score; a mapping changes those of the recipe, None takes these.
         tilt: whether predictions lean on what the text said before, as the recipe's `[tilt]` says; None: it says.
+        package: machine code that windows pass through instead, made if it is not there (`birdie.score.package`).
         world: ranks that share the work; all get the answer.
         started: seconds that importing took, for the budget.
-        notify: gets a line when the budget will not do.
+        notify: gets a line when the budget will not do, and what a package did.
         progress: called with (done, in all).
 
     Raises:
         ArtifactError: the file is corrupt.
         DataError: shards or tokenizer are missing, or not those the model was trained with.
-        ConfigError: a setting is out of range.
+        ConfigError: a setting is out of range, or the package is not for this.
     """
     if max_tokens is not None and max_tokens < 0:
         raise ConfigError(f"max_tokens is {max_tokens}; give a number of tokens, or 0 for all")
@@ -151,6 +154,11 @@ def evaluate(
     counts = byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size)
     made = plan(settings, tokens, recipe.train.train_seq_len, pieces.bos_id, recipe.model.isolate_documents)
     leaning = recipe.tilt if tilt is None else dataclasses.replace(recipe.tilt, enabled=tilt)
+    through: Packaged | None = None
+    if package is not None:
+        with clock.part("compile"):
+            _require_plain_windows(settings, leaning.enabled)
+            through = _through(model, package, made, settings, world, notify)
     watched = clock.watch(progress)
     with clock.part("score"):
         score = score_by_plan(
@@ -162,9 +170,12 @@ def evaluate(
             bos_id=pieces.bos_id,
             device=place,
             tilt=leaning,
+            by=through,
             world=world,
             progress=watched,
         )
+    if through is not None:
+        notify(f"at work: {through.evidence()}")
     if not clock.within:
         warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
     return Evaluation(
@@ -176,6 +187,27 @@ def evaluate(
         clock.seconds,
         tuple(warnings),
     )
+
+
+def _require_plain_windows(settings: EvaluationSettings, tilted: bool) -> None:
+    """Refuse what asks for more than the losses of windows."""
+    asked = {"a stream": settings.stream, "a temperature": settings.temperature != 1.0, "a tilt": tilted}
+    for name, wanted in asked.items():
+        if wanted:
+            raise ConfigError(f"a package gives the losses of windows, and {name} needs more; leave out one of the two")
+
+
+def _through(
+    model: GPT, path: Path, made: Plan, settings: EvaluationSettings, world: World, notify: Callable[[str], None]
+) -> Packaged:
+    """The package for most windows of the plan.
+
+    Raises:
+        ConfigError: it is for something else, or several ranks would make it.
+    """
+    if world.size > 1 and not path.exists():
+        raise ConfigError(f"there is no package {path} yet, and several ranks do not make one; make it with one first")
+    return packaged(model, path, Shape.of(made.length, settings.stride or made.length), notify)
 
 
 def changed(settings: EvaluationSettings, changes: Mapping[str, Any]) -> EvaluationSettings:

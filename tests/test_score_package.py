@@ -10,12 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from birdie import artifact
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+from birdie.distributed import World
 from birdie.errors import ConfigError
+from birdie.evaluation import evaluate
 from birdie.model.gpt import GPT, GPTConfig
+from birdie.recipe import DataSettings, Recipe
 from birdie.score import package
+from birdie.score.bpb import ValidationSettings
 from birdie.score.forward import losses
 from birdie.score.package import Packaged, Shape, about, packaged, read_package, weights_of, write_package
 from birdie.score.windows import sliding
+from birdie.train.settings import TrainSettings
 
 CPU = torch.device("cpu")
 SHAPE = Shape(rows=3, length=16, scored=4)
@@ -151,6 +159,60 @@ def test_what_cannot_be_compiled_is_one_sentence_and_no_file(tmp_path: Path, mon
     assert not (tmp_path / "scoring.pt2").exists()
 
 
+@pytest.fixture
+def artifact_file(tmp_path: Path) -> Path:
+    """A tiny GPT over bytes, and its text beside it."""
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=tmp_path / "data"))
+    recipe = Recipe(
+        data=DataSettings(path=str(next((tmp_path / "data" / "datasets").iterdir())), tokenizer="bytes"),
+        model=GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1),
+        train=TrainSettings(train_batch_tokens=256, train_seq_len=32, accumulation=1, compute_dtype="float32"),
+        validation=ValidationSettings(max_tokens=500),
+    )
+    metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
+    model = tiny(vocab_size=260, num_layers=1)
+    artifact.save(model, tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
+    return tmp_path / "model.birdie"
+
+
+def test_an_evaluation_by_package_is_that_of_the_model(
+    artifact_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the windows; its weights are those that were decoded, though another model's package was made."""
+    asked: list[int] = []
+
+    def load(_file: Any) -> Callable[..., Tensor]:
+        eager = package._Loss(tiny(seed=9, vocab_size=260, num_layers=1))
+
+        def run(weights: dict[str, Tensor], ids: Tensor, targets: Tensor) -> Tensor:
+            asked.append(len(ids))
+            nats: Tensor = torch.func.functional_call(eager, weights, (ids, targets))
+            return nats
+
+        return run
+
+    monkeypatch.setattr(package, "_compile", lambda _model, _shape: b"")
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", load)
+    for number, settings in enumerate(({}, {"stride": 8}, {"documents": True, "stride": 16})):
+        told: list[str] = []
+        file = tmp_path / f"{number}.pt2"
+        plain = evaluate(artifact_file, device="cpu", settings=settings)
+        through = evaluate(artifact_file, device="cpu", settings=settings, package=file, notify=told.append)
+        assert through.score.bpb == pytest.approx(plain.score.bpb, abs=1e-6)
+        assert through.seconds["compile"] > 0
+        assert told[-1].startswith("at work: ahead-of-time package: ")
+    assert set(asked) == {8192 // 32}
+    with pytest.raises(ConfigError, match="is for windows of 256 × 32 tokens, 32 scored, not of 256 × 32 tokens, 8"):
+        evaluate(artifact_file, device="cpu", settings={"stride": 8}, package=tmp_path / "0.pt2")
+    for changes in ({"stream": True, "chunk": 8}, {"temperature": 0.9}):
+        with pytest.raises(ConfigError, match="gives the losses of windows, and a (stream|temperature) needs more"):
+            evaluate(artifact_file, device="cpu", settings=changes, package=tmp_path / "0.pt2")
+    with pytest.raises(ConfigError, match="and a tilt needs more"):
+        evaluate(artifact_file, device="cpu", tilt=True, package=tmp_path / "0.pt2")
+    with pytest.raises(ConfigError, match="several ranks do not make one"):
+        evaluate(artifact_file, device="cpu", package=tmp_path / "none.pt2", world=World(0, 2))
+
+
 class Counted:
     """A package that is the eager model, and knows the shapes it was asked for."""
 
@@ -170,7 +232,7 @@ def test_windows_go_through_in_its_shape_and_all_others_by_the_model(rows: int) 
     through = Packaged(model, counted, Shape(rows, 16, 4))
     tokens = np.random.default_rng(0).integers(0, 40, 72, dtype=np.uint16)
     for batch in sliding(71, 16, 4).sorted().batches(10_000):
-        mine, eager = (losses(each, tokens, batch, CPU) for each in (through, model))
+        mine, eager = (losses(each, tokens, batch, CPU)[0] for each in (through, model))
         np.testing.assert_allclose(mine, eager, atol=1e-5)
     assert set(counted.asked) == {(rows, 16, rows, 4)}
     windows = len(sliding(71, 16, 4))

@@ -43,6 +43,10 @@ def evaluate(
     budget_seconds: Annotated[float | None, Parameter(help="Time it may take, import included; 0: any.")] = None,
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
     dtype: Annotated[str | None, Parameter(help="auto, float32 or bfloat16; default: that of training.")] = None,
+    package: Annotated[
+        Path | None,
+        Parameter(help="Score by code compiled ahead of time, in this file; made if it is missing, for this machine."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Score a .birdie file in bits per byte over the validation split.
@@ -75,6 +79,7 @@ def evaluate(
                 dtype=dtype,
                 tilt=tilt,
                 settings={name: value for name, value in asked.items() if value is not None},
+                package=package,
                 world=world,
                 started=started,
                 notify=remark if world.is_main else _nothing,

@@ -97,7 +97,7 @@ class Packaged:
         return logits
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """As `GPT.loss`: nats of targets (B, S) after the last S of ids (B, T); by the package, if T and S are its own."""
+        """As `GPT.loss`: targets (B, S) after the last S of ids (B, T); by the package, if T and S are its own."""
         shape = self.shape
         if reduction != "none" or (ids.shape[1], targets.shape[1]) != (shape.length, shape.scored):
             self.others += len(ids)

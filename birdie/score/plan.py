@@ -17,7 +17,7 @@ from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.score.bpb import whole_windows
-from birdie.score.forward import Progress, Sink, score_windows
+from birdie.score.forward import LanguageModel, Progress, Sink, score_windows
 from birdie.score.lean import Lean
 from birdie.score.ngram import TiltSettings
 from birdie.score.settings import EvaluationSettings
@@ -107,6 +107,7 @@ def score(
     bos_id: int,
     device: torch.device,
     tilt: TiltSettings | None = None,
+    by: LanguageModel | None = None,
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Score:
@@ -121,6 +122,7 @@ def score(
         bos_id: what documents begin with.
         device: of the model.
         tilt: whether, and how, predictions lean on what the text said before; None: they do not.
+        by: what windows pass through in place of the model, such as its package.
         world: ranks that share the work.
         progress: called with (done, in all) of this rank, in places.
 
@@ -151,7 +153,7 @@ def score(
         )
     else:
         seconds = score_windows(
-            model,
+            model if by is None else by,
             made.tokens,
             made.windows,
             sink,
