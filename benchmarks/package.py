@@ -4,9 +4,9 @@
 
 The model of `benchmarks.train`, windows end to end. Starts: each in a process of its own, from the import's end to the
 first window's nats, once with empty caches (`start_s`) and once with what that left (`again_s`): Inductor's folder for
-torch.compile, the package for the package. Speed: in one process, all in turns of one batch; median and best over the
-turns, and the ratio of medians to eager. `difference`: the largest from eager's nats. Without a C++ compiler all but
-the row of eager says so.
+torch.compile, the package for the package; `cpu` is what processors spent on it. Speed: in one process, all in turns of
+one batch; median and best over the turns, and the ratio of medians to eager. `difference`: the largest from eager's
+nats. Without a C++ compiler all but the row of eager says so.
 """
 
 import argparse
@@ -67,14 +67,18 @@ def tokens(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def start(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds to the first nats."""
-    began = time.perf_counter()
+    """Seconds to the first nats, and of them those of processors, children's included."""
+    began, spent = time.perf_counter(), _processor_seconds()
     device = choose_device(options.device)
     model, shape = model_of(options, device), Shape.of(options.length, options.length)
     ids, targets = tokens(shape, device)
     nats_by(options.way, model, shape, options.folder)(ids, targets)
     synchronize(device)
-    return {"s": time.perf_counter() - began}
+    return {"s": round(time.perf_counter() - began, 2), "cpu_s": round(_processor_seconds() - spent, 2)}
+
+
+def _processor_seconds() -> float:
+    return sum(os.times()[:4])
 
 
 @torch.inference_mode()
@@ -108,7 +112,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each way."""
     ways = WAYS if shutil.which("g++") or shutil.which("clang++") else WAYS[:1]
     with tempfile.TemporaryDirectory() as folder:
-        starts = {way: [_asked(options, folder, "start", way)["s"] for _ in range(2)] for way in ways}
+        starts = {way: [_asked(options, folder, "start", way) for _ in range(2)] for way in ways}
         speeds = _asked(options, folder, "speed", *ways)
     rows: list[dict[str, Any]] = []
     for way in WAYS:
@@ -116,8 +120,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             rows.append({"way": way, "skipped": "no C++ compiler"})
             continue
         ratio = speeds[way]["tokens_per_s"] / speeds["eager"]["tokens_per_s"]
-        cold, warm = (round(each, 2) for each in starts[way])
-        rows.append({"way": way, "start_s": cold, "again_s": warm, **speeds[way], "ratio": round(ratio, 4)})
+        cold, warm = starts[way]
+        times = {"start_s": cold["s"], "start_cpu_s": cold["cpu_s"], "again_s": warm["s"], "again_cpu_s": warm["cpu_s"]}
+        rows.append({"way": way, **times, **speeds[way], "ratio": round(ratio, 4)})
     return rows
 
 
