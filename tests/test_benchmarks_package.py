@@ -1,0 +1,26 @@
+"""The benchmark of scoring packages: eager is always measured, what needs a compiler says so where there is none."""
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import package
+
+
+def test_without_a_compiler_eager_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(options: argparse.Namespace, folder: str, what: str, *ways: str) -> dict[str, Any]:
+        options.folder, options.ways, options.way = Path(folder), ways, ways[0]
+        return package.start(options) if what == "start" else package.speed(options)
+
+    monkeypatch.setattr(package, "_asked", here)
+    monkeypatch.setattr("birdie.score.package.AT_ONCE", 64)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    options = argparse.Namespace(length=32, seconds=0.0, dtype="float32", device="cpu", seed=0)
+    eager, *others = package.measure(options)
+    assert (eager["way"], eager["ratio"], eager["difference"]) == ("eager", 1.0, 0.0)
+    assert eager["turns"] >= 3
+    assert eager["tokens_per_s"] > 0
+    assert others == [{"way": way, "skipped": "no C++ compiler"} for way in ("torch.compile", "package")]
