@@ -205,7 +205,7 @@ def test_an_evaluation_by_package_is_that_of_the_model(
     with pytest.raises(ConfigError, match="is for windows of 256 × 32 tokens, 32 scored, not of 256 × 32 tokens, 8"):
         evaluate(artifact_file, device="cpu", settings={"stride": 8}, package=tmp_path / "0.pt2")
     for changes in ({"stream": True, "chunk": 8}, {"temperature": 0.9}):
-        with pytest.raises(ConfigError, match="gives the losses of windows, and a (stream|temperature) needs more"):
+        with pytest.raises(ConfigError, match=r"gives the losses of windows, and a (stream|temperature) needs more"):
             evaluate(artifact_file, device="cpu", settings=changes, package=tmp_path / "0.pt2")
     with pytest.raises(ConfigError, match="and a tilt needs more"):
         evaluate(artifact_file, device="cpu", tilt=True, package=tmp_path / "0.pt2")
