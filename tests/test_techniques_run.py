@@ -131,6 +131,8 @@ def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe:
 
 
 def test_a_run_of_several_lengths_goes_on_with_them_alone(recipe: Recipe, tmp_path: Path) -> None:
+    model = GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
+    recipe = dataclasses.replace(recipe, model=model)
     mixed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, mixed_seq_lens=(LENGTH, 8)))
     whole, told = finished(mixed, tmp_path / "whole")
     assert "sequences of several lengths: rank 0: 32 and 8" in told
