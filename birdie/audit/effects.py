@@ -1,0 +1,261 @@
+"""What calls of names outside the script do, as far as the flow of validation tokens goes."""
+
+import ast
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from birdie.audit import names
+from birdie.audit.memory import Memory
+from birdie.audit.rules import NORMALISED, ONE_PASS, SELF_CONTAINED, TRAIN_TIME, VALIDATION
+from birdie.audit.values import NOTHING, UNKNOWN, WHOLE, Scope, Value, join, known
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call whose function is not in the script.
+
+    Attributes:
+        node: of it.
+        name: last part of the function's name, as it was called where it was imported from.
+        base: first part of it, "" if it has one part.
+        receiver: what it is a method of.
+        callee: what is called, where that is an object.
+        args, kwargs: of it.
+        scope: it is called in.
+    """
+
+    node: ast.Call
+    name: str
+    base: str
+    receiver: Value
+    callee: Value
+    args: Sequence[Value]
+    kwargs: Mapping[str, Value]
+    scope: Scope
+
+    @property
+    def given(self) -> tuple[Value, ...]:
+        return (*self.args, *self.kwargs.values())
+
+
+class Effects(Memory):
+    """Calls of what the script does not define."""
+
+    def put(self, node: ast.expr, value: Value, scope: Scope) -> None:
+        """`value` is now also part of what `node` names."""
+        raise NotImplementedError
+
+    def place(self, node: ast.expr, scope: Scope) -> Value:
+        """The object that `node` names, made if there is none yet."""
+        raise NotImplementedError
+
+    def external(self, call: Call) -> Value:
+        """The value of a call of what the script does not define, and its effects."""
+        name, node = call.name, call.node
+        given = join(call.given)
+        self._watch(call, given)
+        if name in names.SIZES:
+            return self._size(name, given)
+        if name in names.FRESH:
+            return self.new()
+        if name in names.CLOCKS and (call.base in ("time", "") or name == "elapsed_time"):
+            return Value(kinds=frozenset(("time",)))
+        if name == "backward":
+            self.pending = join((self.pending, call.receiver, given))
+            return NOTHING
+        if name == "grad" and given.val:
+            self.pending = given
+            return replace(given, refs=frozenset(), lessons=frozenset(), kinds=frozenset(("grad",)), items=None)
+        if name == "step":
+            self.step(join((call.receiver, given)), node)
+            return NOTHING
+        if name == "zero_grad":
+            self.pending = NOTHING
+            return NOTHING
+        if name == "load_state_dict":
+            self.restore(call.receiver.refs, given)
+            self.restored = True
+            return NOTHING
+        changed = self._changes(call, given)
+        if changed is not None:
+            return changed
+        return self._result(call, given)
+
+    def _size(self, name: str, given: Value) -> Value:
+        if name == "len" and given.has("gathered"):
+            return Value(kinds=frozenset(("gathered",)), val=given.val)
+        return NOTHING
+
+    def _watch(self, call: Call, given: Value) -> None:
+        """Ends that are known by name: exports, calibration, warm-up, the network, training shards."""
+        name, node = call.name, call.node
+        models = join((call.receiver, given))
+        self.exporting(name, models, node)
+        self.calibrating(name, given, node)
+        if self.hooked and given.val and call.callee.refs:
+            self.tell(VALIDATION, node, "validation tokens pass through the model while hooks gather statistics")
+        if given.val and (call.callee.refs or name.startswith("forward")) and any(self.warming):
+            self.tell(VALIDATION, node, "the warm-up draws from the validation tokens; draw random ones")
+        if name in names.HOOKS:
+            self.hooked += 1
+        elif name == "remove" and self.hooked:
+            self.hooked = 0
+        if name in names.RESTORES or (name == "load" and call.base in ("torch", "pickle") and not given.val):
+            self.restored = True
+        network = name in names.NETWORK or (call.base in names.NETWORK_MODULES and name != "gethostname")
+        if network or self._shell(call):
+            self.tell(SELF_CONTAINED, node, f"{ast.unparse(node.func)} reaches for the network", self.evaluating)
+        if names.READS.match(name) and join((call.receiver, given)).has("train") and self.evaluating:
+            self.tell(SELF_CONTAINED, node, "training data are read while evaluating")
+
+    def exporting(self, name: str, models: Value, node: ast.AST) -> None:
+        """A function that writes the artifact, or makes it smaller, is called on `models`."""
+        if not names.EXPORTS.match(name) or not models.lessons:
+            return
+        lesson = min(models.lessons, key=lambda each: each.line)
+        line = getattr(node, "lineno", 0)
+        why = f"validation tokens are learned from here, and line {line} exports what learned from them"
+        issue = self.broken(VALIDATION, node, why, sure=not lesson.dormant)
+        self.found.add(replace(issue, line=lesson.line))
+
+    def calibrating(self, name: str, given: Value, node: ast.AST) -> None:
+        """A function that calibrates is called."""
+        if not names.CALIBRATES.search(name) or names.SCORES.search(name):
+            return
+        if given.val:
+            self.tell(VALIDATION, node, f"{name} is given validation tokens to calibrate with")
+        elif self.clock and any(each in name.lower() for each in ("hessian", "calib", "fisher")):
+            why = f"{name} calibrates after the train clock was stopped at line {self.clock}"
+            self.tell(TRAIN_TIME, node, why)
+
+    def _shell(self, call: Call) -> bool:
+        if call.base not in ("subprocess", "os") or call.name not in ("run", "call", "check_call", "system", "Popen"):
+            return False
+        said = " ".join(str(each.value) for each in ast.walk(call.node) if isinstance(each, ast.Constant))
+        words = set(said.replace("/", " ").split())
+        return bool(words & {"curl", "wget", "pip", "git", "scp", "aws", "gsutil"})
+
+    def _changes(self, call: Call, given: Value) -> Value | None:
+        """Calls that change what they are called on."""
+        name, node = call.name, call.node
+        target = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name in names.PLACES and (name != "at" or node.args):
+            where: ast.expr | None = node.args[0] if name == "at" else target
+            keys, rest = (call.args[1:2], call.args[2:]) if name == "at" else (call.args[:2], call.args[2:])
+            if where is None:
+                return None
+            if join(rest).has("loss"):
+                self.put(where, join(rest), call.scope)
+            elif join(keys).val or join(rest).val:
+                self.teach(self.place(where, call.scope).refs, join((*keys, *rest)).val, "table", node)
+            return call.receiver
+        if target is None:
+            return None
+        if name in names.GROWS:
+            self.put(target, self.settled(given, node).minus("target", "gathered", "picked"), call.scope)
+            return NOTHING
+        if name == "copy_":
+            if given.val and not given.lessons:
+                self.put(target, given, call.scope)
+            else:
+                self.restore(call.receiver.refs, given)
+            return call.receiver
+        if name.endswith("_") and not name.endswith("__") and name not in names.ALIASES:
+            if given.has("loss"):
+                self.put(target, given, call.scope)
+            elif given.val and not call.receiver.val:
+                how = "step" if given.has("grad") else "table"
+                self.teach(self.place(target, call.scope).refs, given.val, how, node)  # type: ignore[arg-type]
+            return call.receiver
+        if name in names.LEARNS and given.val and not call.receiver.val and not given.has("loss"):
+            self.teach(self.place(target, call.scope).refs | given.refs, given.val, "table", node)
+            return NOTHING
+        return None
+
+    def _result(self, call: Call, given: Value) -> Value:
+        name, node, args = call.name, call.node, call.args
+        inner = join((call.receiver, call.callee, given))
+        if names.LOSS.search(name) and (len(args) + len(call.kwargs) >= 2 or call.callee.refs):
+            target = call.kwargs.get("target", args[1] if len(args) > 1 else given)
+            return self.scored(join((args[0] if args else given, call.receiver, given)), target, node)
+        if name in names.EXPONENTIALS and inner.has("spread"):
+            evidence = "a token's loss is spread over its bytes and mixed there: bytes are not tokens' distribution"
+            issue = self.broken(NORMALISED, node, evidence)
+            inner = replace(inner, issues=inner.issues | {issue}).minus("spread")
+            given = replace(given, issues=given.issues | {issue}).minus("spread")
+        if name in names.LOGARITHMS:
+            if all(known(each) for each in args):
+                return self._number(name, call)
+            said = self.scored(inner, inner, node) if inner.has("picked") else inner
+            return replace(said, kinds=(inner.kinds & {"spread", "normed"}) | {"loss"})
+        if name in names.PICKS:
+            base = call.receiver if call.receiver.val or call.receiver.lessons else join(args[:1])
+            return self.picked(base, given, node)
+        if name in names.STATISTICS and given.val and not given.has("loss"):
+            made = self.new()
+            self.teach(made.refs, given.val, "table", node)
+            return self.read(made)
+        if name in ("min", "max", "sorted") and "key" in call.kwargs and call.kwargs["key"].has("loss"):
+            return self.chosen(call.kwargs["key"], node)
+        if name in ("argmin", "argmax", "nanargmin") and inner.has("loss") and inner.val:
+            return self.chosen(inner, node)
+        if name in ("minimum", "fmin") and len(args) > 1 and all(each.has("loss") and each.val for each in args[:2]):
+            issue = self.broken(ONE_PASS, node, "of two losses of each token the smaller one is kept")
+            return replace(inner, issues=inner.issues | {issue})
+        if name == "where" and len(args) == 3 and args[0].has("gate"):
+            kept, changed = ast.unparse(node.args[2]), ast.unparse(node.args[1])
+            result = join(args)
+            return self.gate(result.minus("gate"), node) if kept in changed and not result.has("normed") else result
+        if name in ("get", "getenv") and call.base in ("os", "environ"):
+            return replace(NOTHING, const=args[1].const if len(args) > 1 else UNKNOWN)
+        if name in ("hash", "crc32", "adler32", "xxh64", "xxh3_64", "murmur", "digest") and given.has("target"):
+            return given.minus("target").plus("keyed")
+        if name in ("int", "float", "bool", "str") and len(args) == 1 and known(args[0]):
+            return self._number(name, call)
+        return self._plain(call, inner)
+
+    def picked(self, base: Value, index: Value, node: ast.AST) -> Value:
+        """Entries of `base` at `index`: of log-probabilities, the losses of the tokens that `index` is."""
+        result = join((base, replace(index, refs=frozenset(), kinds=index.kinds & {"gathered"})))
+        if index.val and base.has("loss"):
+            return self.scored(result, index, node)
+        return result.minus("target").plus("gathered", "picked") if index.has("target") else result
+
+    def settled(self, value: Value, node: ast.AST) -> Value:
+        """`value`, which is added up; if it is a loss, and its token was not seen to be picked, it is now."""
+        return self.scored(value, value, node) if value.has("loss") and value.val and value.lessons else value
+
+    def _plain(self, call: Call, inner: Value) -> Value:
+        name = call.name
+        if names.loads_validation(name):
+            return replace(self.new(), val=frozenset((WHOLE,)))
+        if call.callee.refs or (call.receiver.refs and name.startswith(("forward", "loss", "score"))):
+            data = [each for each in call.given if each.val]
+            if len(data) >= 2:
+                return self.scored(inner, data[1], call.node)
+            if data:
+                return replace(inner, refs=frozenset(), kinds=frozenset(("pred",)))
+        wraps = name[:1].isupper() or name in names.ALIASES or name == "next"
+        kinds = inner.kinds - {"target", "gathered", "hashed", "keyed"}
+        if name in names.CASTS or name in ("iter", "list", "tuple", "enumerate", "zip"):
+            kinds = inner.kinds
+        held = join((*call.args[:1], *(v for k, v in call.kwargs.items() if k in names.HOLDS)))
+        made = self.new(held) if name[:1].isupper() else self.new()
+        refs = (held.refs | call.receiver.refs | made.refs) if wraps else made.refs
+        return replace(inner, refs=refs, kinds=kinds, items=None, const=UNKNOWN)
+
+    def chosen(self, losses: Value, node: ast.AST) -> Value:
+        """What is chosen by the loss of validation tokens."""
+        made = self.new()
+        self.teach(made.refs, losses.val, "choice", node)
+        return self.read(made)
+
+    def _number(self, name: str, call: Call) -> Value:
+        """A constant of a constant."""
+        makers: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "log": math.log}
+        try:
+            return Value(const=makers[name](call.args[0].const)) if known(call.args[0]) else NOTHING
+        except (KeyError, ValueError, TypeError, IndexError, OverflowError):
+            return NOTHING

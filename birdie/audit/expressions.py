@@ -1,0 +1,362 @@
+"""What the scan makes of expressions: joins of what they are made of, and the few shapes that mean more."""
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from birdie.audit import names
+from birdie.audit.effects import Call, Effects
+from birdie.audit.memory import is_module
+from birdie.audit.rules import NORMALISED
+from birdie.audit.values import (
+    NOTHING,
+    UNKNOWN,
+    WHOLE,
+    Object,
+    Scope,
+    Value,
+    join,
+    known,
+    marked,
+)
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+}
+
+
+class Expressions(Effects):
+    """Values of expressions.
+
+    Attributes:
+        imported: what names were called where they were imported from.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.imported: dict[str, str] = {}
+
+    def inline(self, function: Object, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """What a function of the script returns."""
+        raise NotImplementedError
+
+    def instance(self, cls: ast.ClassDef, scope: Scope, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """A new object of a class of the script."""
+        raise NotImplementedError
+
+    def ev(self, node: ast.expr | None, scope: Scope) -> Value:
+        """What is known of the value of `node`."""
+        if node is None:
+            return NOTHING
+        self.spend()
+        method = getattr(self, f"_ev_{type(node).__name__.lower()}", None)
+        value: Value = method(node, scope) if method else self._any(node, scope)
+        return value
+
+    def _any(self, node: ast.AST, scope: Scope) -> Value:
+        return join([self.ev(each, scope) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)])
+
+    def _ev_constant(self, node: ast.Constant, scope: Scope) -> Value:
+        if isinstance(node.value, str) and names.FILE.search(node.value):
+            if names.VALIDATION_FILE.search(node.value):
+                return Value(val=frozenset((WHOLE,)), kinds=frozenset(("text",)), const=node.value)
+            if names.TRAINING_FILE.search(node.value):
+                return Value(kinds=frozenset(("train", "text")), const=node.value)
+        return Value(const=node.value)
+
+    def _ev_joinedstr(self, node: ast.JoinedStr, scope: Scope) -> Value:
+        said = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        parts = [self.ev(part.value, scope) for part in node.values if isinstance(part, ast.FormattedValue)]
+        if names.FINAL.search(said):
+            self.final(join(parts))
+        return join((self._ev_constant(ast.Constant(said), scope), *(each for each in parts if each.has("text"))))
+
+    def _ev_name(self, node: ast.Name, scope: Scope) -> Value:
+        found = scope.find(node.id)
+        if found is None:
+            return self._named(node.id, NOTHING)
+        return self.read(found)
+
+    def _named(self, name: str, value: Value) -> Value:
+        """`value` under `name`, which may tell that it is validation or training data."""
+        if value.val or isinstance(value.const, int | float):
+            return value
+        if names.validation(name):
+            return replace(value, val=frozenset((WHOLE,)))
+        return value.plus("train") if names.TRAINING.match(name) else value
+
+    def _ev_attribute(self, node: ast.Attribute, scope: Scope) -> Value:
+        return self.attribute(node, self.ev(node.value, scope))
+
+    def attribute(self, node: ast.Attribute, base: Value) -> Value:
+        """An attribute of `base`."""
+        if node.attr in names.SHAPES:
+            return NOTHING
+        if node.attr == "grad":
+            return replace(self.pending, refs=frozenset(), lessons=frozenset(), kinds=frozenset(("grad",)))
+        held = [self.heap[ref].attrs[node.attr] for ref in sorted(base.refs) if node.attr in self.heap[ref].attrs]
+        if held:
+            value = join(held) if len(held) > 1 else held[0]
+            return self.read(self._named(node.attr, marked(value, base.marks)))
+        bound = [each for ref in sorted(base.refs) if (each := self._method(ref, node.attr)) is not None]
+        if bound:
+            return Value(refs=frozenset(ref for each in bound for ref in each.refs))
+        if node.attr in ("loss", "nll") and base.has("pred"):
+            return self.scored(base, base, node)
+        plain = replace(base, items=None, const=UNKNOWN)
+        return self._named(node.attr, plain)
+
+    def _method(self, ref: int, name: str) -> Value | None:
+        """A method bound to an object of the script, or a function of a class."""
+        each = self.heap[ref]
+        if each.cls is None:
+            return None
+        found = self._definition(each.cls, name, each.scope)
+        if found is None:
+            return None
+        plain = any(ast.unparse(d).endswith("staticmethod") for d in found.decorator_list)
+        own = Value(refs=frozenset((ref,)))
+        bound = None if plain or not each.made else own
+        self.heap.append(Object(code=found, scope=each.scope, self=bound))
+        made = Value(refs=frozenset((len(self.heap) - 1,)))
+        is_property = any(ast.unparse(d).endswith("property") for d in found.decorator_list)
+        return self.inline(self.heap[-1], [], {}) if is_property and each.made else made
+
+    def _definition(self, cls: ast.ClassDef, name: str, scope: Scope | None) -> ast.FunctionDef | None:
+        for part in cls.body:
+            if isinstance(part, ast.FunctionDef) and part.name == name:
+                return part
+        for base in cls.bases:
+            above = scope.find(base.id) if isinstance(base, ast.Name) and scope else None
+            for ref in above.refs if above else ():
+                inner = self.heap[ref].cls
+                if inner is not None and inner is not cls:
+                    return self._definition(inner, name, self.heap[ref].scope)
+        return None
+
+    def _ev_subscript(self, node: ast.Subscript, scope: Scope) -> Value:
+        base, index = self.ev(node.value, scope), self.ev(node.slice, scope)
+        if base.items and isinstance(index.const, int) and -len(base.items) <= index.const < len(base.items):
+            return base.items[index.const]
+        value = marked(replace(base, items=None, const=UNKNOWN), index.marks)
+        if base.val and not base.has("loss") and _ahead(node.slice):
+            value = value.plus("target")
+        if not index.val and not index.lessons:
+            return replace(value, marks=value.marks | index.marks)
+        result = self.picked(value, index, node)
+        if index.has("hashed"):
+            evidence = (
+                "the table's key is a hash of the context and of the token itself: the probability of that one token "
+                "alone is made, none over the vocabulary"
+            )
+            result = replace(result, issues=result.issues | {self.broken(NORMALISED, node, evidence)})
+        return result
+
+    def _ev_slice(self, node: ast.Slice, scope: Scope) -> Value:
+        parts = [self.ev(each, scope) for each in (node.lower, node.upper)]
+        return replace(join(parts), kinds=frozenset())
+
+    def _ev_binop(self, node: ast.BinOp, scope: Scope) -> Value:
+        left, right = self.ev(node.left, scope), self.ev(node.right, scope)
+        return self.operation(node, left, right)
+
+    def operation(self, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> Value:
+        """An operation of two values."""
+        result, op = join((left, right)), node.op
+        kinds = result.kinds - {"target", "gate", "keyed", "hashed"}
+        both, mixing = (left, right), isinstance(op, ast.BitXor | ast.Mult | ast.Add | ast.LShift | ast.BitOr)
+        if isinstance(op, ast.Mod | ast.BitAnd) and any(each.has("keyed") for each in both):
+            kinds |= {"hashed"}
+        elif mixing and any(each.has("keyed") for each in both):
+            kinds |= {"keyed"}
+        elif mixing and any(each.has("target") for each in both):
+            mixed = all(each.val for each in both)
+            kinds |= {"keyed"} if mixed else {"target"}
+        if isinstance(op, ast.BitAnd | ast.BitOr) and any(each.has("gate") for each in both):
+            kinds |= {"gate"}
+        if isinstance(op, ast.Div | ast.FloorDiv | ast.Pow) and right.has("gathered") and left.val:
+            kinds |= {"spread"}
+        if isinstance(op, ast.Sub | ast.Div) and right.val and not right.has("gathered") and not right.has("gate"):
+            kinds |= {"normed"}
+            result = replace(result, issues=frozenset(each for each in result.issues if not each.gate))
+        result = replace(result, kinds=kinds)
+        if isinstance(op, ast.Mult | ast.Add | ast.Pow):
+            gates = [each.has("gate") for each in both]
+            other = right if gates[0] else left
+            if any(gates) and not all(gates):
+                whole = other.val and not other.has("normed")
+                result = self.gate(result, node) if whole else result.plus("gate")
+        if isinstance(op, ast.Div) and isinstance(node, ast.BinOp) and _is_ln2(node.right):
+            self.final(result)
+        constant = known(left) and known(right) and isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
+        return replace(result, const=_calculated(op, left.const, right.const)) if constant else result
+
+    def _ev_unaryop(self, node: ast.UnaryOp, scope: Scope) -> Value:
+        value = self.ev(node.operand, scope)
+        if isinstance(node.op, ast.Not) and known(value):
+            return Value(const=not value.const)
+        if isinstance(node.op, ast.USub) and isinstance(value.const, int | float):
+            return replace(value, const=-value.const)
+        return replace(value, const=UNKNOWN)
+
+    def _ev_boolop(self, node: ast.BoolOp, scope: Scope) -> Value:
+        values = [self.ev(each, scope) for each in node.values]
+        off = isinstance(node.op, ast.And)
+        if any(known(each) and bool(each.const) is not off for each in values):
+            return replace(join(values), const=not off)
+        return join(values)
+
+    def _ev_compare(self, node: ast.Compare, scope: Scope) -> Value:
+        values = [self.ev(each, scope) for each in (node.left, *node.comparators)]
+        whole = join(values)
+        compare = _COMPARE.get(type(node.ops[0]))
+        if len(values) == 2 and compare and all(known(each) for each in values):
+            try:
+                return Value(const=compare(values[0].const, values[1].const))
+            except TypeError:
+                return NOTHING
+        kinds = whole.kinds - {"target", "gathered"}
+        if isinstance(node.ops[0], ast.Eq) and len(values) == 2:
+            a, b = values
+            if (a.has("target") and (b.val or b.lessons)) or (b.has("target") and (a.val or a.lessons)):
+                kinds = kinds | {"gate"}
+        return replace(whole, kinds=kinds, refs=frozenset())
+
+    def _ev_ifexp(self, node: ast.IfExp, scope: Scope) -> Value:
+        test = self.ev(node.test, scope)
+        if known(test):
+            return self.ev(node.body if test.const else node.orelse, scope)
+        body, orelse = self.ev(node.body, scope), self.ev(node.orelse, scope)
+        result = join((body, orelse))
+        if test.has("gate") and result.val and ast.unparse(node.orelse) in ast.unparse(node.body):
+            return self.gate(result, node)
+        return result
+
+    def _ev_tuple(self, node: ast.Tuple | ast.List, scope: Scope) -> Value:
+        items = tuple(self.ev(each, scope) for each in node.elts)
+        return replace(join(items), items=items, const=UNKNOWN)
+
+    _ev_list = _ev_tuple
+
+    def _ev_dict(self, node: ast.Dict, scope: Scope) -> Value:
+        keys = [self.ev(key, scope) for key in node.keys if key is not None]
+        values = [self.ev(value, scope) for value in node.values]
+        for key, value in zip(node.keys, values, strict=True):
+            if isinstance(key, ast.Constant) and names.FINAL.search(str(key.value)):
+                self.final(value)
+        return join((self.new(), *values, *(each for each in keys if each.val)))
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope) -> Value:
+        inner = Scope(above=scope)
+        for each in node.generators:
+            self.take(each.target, self.element(self.ev(each.iter, inner)), inner)
+            for test in each.ifs:
+                self.ev(test, inner)
+        if not isinstance(node, ast.DictComp):
+            return self.ev(node.elt, inner)
+        key, value = self.ev(node.key, inner), self.ev(node.value, inner)
+        made = self.new(value)
+        if key.val:
+            self.teach(made.refs, key.val | value.val, "table", node)
+        return join((made, value))
+
+    _ev_listcomp = _ev_setcomp = _ev_generatorexp = _ev_dictcomp = _comprehension
+
+    def element(self, iterable: Value) -> Value:
+        """One of what is iterated over."""
+        if iterable.items:
+            return join(iterable.items) if len(iterable.items) > 1 else iterable.items[0]
+        return iterable
+
+    def take(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        """Bind `target` to `value`."""
+        raise NotImplementedError
+
+    def _ev_namedexpr(self, node: ast.NamedExpr, scope: Scope) -> Value:
+        value = self.ev(node.value, scope)
+        self.take(node.target, value, scope)
+        return value
+
+    def _ev_lambda(self, node: ast.Lambda, scope: Scope) -> Value:
+        self.heap.append(Object(code=node, scope=scope))
+        return Value(refs=frozenset((len(self.heap) - 1,)))
+
+    def _ev_starred(self, node: ast.Starred, scope: Scope) -> Value:
+        return self.ev(node.value, scope)
+
+    def _ev_call(self, node: ast.Call, scope: Scope) -> Value:
+        func, receiver = node.func, NOTHING
+        if isinstance(func, ast.Attribute):
+            receiver = self.ev(func.value, scope)
+            callee = self.attribute(func, receiver)
+        else:
+            callee = self.ev(func, scope)
+        args = [self.ev(each, scope) for each in node.args]
+        kwargs = {each.arg or "**": self.ev(each.value, scope) for each in node.keywords}
+        dotted = ast.unparse(node.func).split(".") if isinstance(node.func, ast.Name | ast.Attribute) else [""]
+        name = self.imported.get(dotted[0], dotted[0]) if len(dotted) == 1 else dotted[-1]
+        for said, value in zip(node.args, args, strict=True):
+            if isinstance(said, ast.Constant | ast.BinOp) and names.FINAL.search(ast.unparse(said)):
+                self.final(join((value, *args)))
+        if name in ("min", "max", "sorted") and "key" in kwargs and args:
+            kwargs["key"] = self._called(kwargs["key"], [self.element(args[0])])
+        functions = [self.heap[ref] for ref in sorted(callee.refs) if self.heap[ref].code is not None]
+        classes = [self.heap[ref] for ref in sorted(callee.refs) if self.heap[ref].cls and not self.heap[ref].made]
+        if functions:
+            self.calibrating(name, join((*args, *kwargs.values())), node)
+            self.exporting(name, join((*args, *kwargs.values())), node)
+            return join([self.inline(each, list(args), dict(kwargs)) for each in functions[:3]])
+        if classes and classes[0].cls is not None:
+            return self.instance(classes[0].cls, classes[0].scope or scope, list(args), dict(kwargs))
+        called = [self.heap[ref] for ref in sorted(callee.refs) if (cls := self.heap[ref].cls) and not is_module(cls)]
+        ways = [m for each in called if (m := self._method(self.heap.index(each), "__call__")) is not None]
+        if ways:
+            return join([self._called(way, list(args)) for way in ways])
+        held = not isinstance(func, ast.Attribute) or any(func.attr in self.heap[r].attrs for r in receiver.refs)
+        direct = replace(callee, via=callee.via | callee.refs) if held and callee.refs else NOTHING
+        receiver = replace(receiver, const=UNKNOWN) if known(receiver) else receiver
+        base = self.imported.get(dotted[0], dotted[0]) if len(dotted) > 1 else ""
+        base = dotted[-2] if len(dotted) > 2 and base not in names.NETWORK_MODULES else base
+        return self.external(Call(node, name, base, receiver, direct, args, kwargs, scope))
+
+    def _called(self, function: Value, args: list[Value]) -> Value:
+        found = [self.heap[ref] for ref in sorted(function.refs) if self.heap[ref].code is not None]
+        return join([self.inline(each, list(args), {}) for each in found]) if found else function
+
+
+def _ahead(index: ast.expr) -> bool:
+    """Whether an index is shifted by one: [1:], [i + 1], [a + 1 : b + 1]."""
+    if isinstance(index, ast.Tuple):
+        return any(_ahead(each) for each in index.elts)
+    if isinstance(index, ast.Slice):
+        lower = index.lower
+        return (isinstance(lower, ast.Constant) and lower.value == 1 and index.upper is None) or _plus_one(lower)
+    return _plus_one(index)
+
+
+def _plus_one(node: ast.expr | None) -> bool:
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add)
+        and any(isinstance(each, ast.Constant) and each.value == 1 for each in (node.left, node.right))
+    )
+
+
+def _is_ln2(node: ast.expr) -> bool:
+    said = ast.unparse(node)
+    return "log(2" in said or said.split(".")[-1].upper() in ("LN2", "LOG2", "LN_2") or said.startswith("0.693")
+
+
+def _calculated(op: ast.operator, left: object, right: object) -> object:
+    if not isinstance(left, int | float) or not isinstance(right, int | float) or abs(left) + abs(right) > 1e15:
+        return UNKNOWN
+    if isinstance(op, ast.Div):
+        return left / right if right else UNKNOWN
+    return left + right if isinstance(op, ast.Add) else left - right if isinstance(op, ast.Sub) else left * right

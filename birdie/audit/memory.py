@@ -1,0 +1,197 @@
+"""The memory of an abstract run: objects, what each has learned from validation, and what that means for a score.
+
+loss.backward() ──► pending ──opt.step()──► teach(objects) ──► Lesson
+                                                                │ read by a prediction
+cross_entropy(prediction, target) ──► scored: does a lesson overlap the target? ──► Issue, carried by the loss
+                                                                │ once it reaches a score
+                                                              found
+"""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import replace
+
+from birdie.audit.names import EVALUATES
+from birdie.audit.rules import NORMALISED, ONE_PASS, SCORE_FIRST, VALIDATION, Rule
+from birdie.audit.values import (
+    NOTHING,
+    How,
+    Issue,
+    Lesson,
+    Mark,
+    Object,
+    Region,
+    Value,
+    join,
+    newest,
+    overlap,
+)
+
+STEPS = 150_000
+"""Statements and expressions the scan visits before it gives up."""
+
+
+def is_module(cls: ast.ClassDef) -> bool:
+    """Whether a class is a torch module, as far as its bases tell."""
+    return any(ast.unparse(base).split(".")[-1].endswith("Module") for base in cls.bases)
+
+
+class TooLargeError(Exception):
+    """The script is too large for the scan."""
+
+
+class Memory:
+    """Objects and lessons.
+
+    Attributes:
+        found: rules that are broken.
+        pending: regions and objects of the gradients there are, not yet applied.
+        stack: passes of the loops that are running, outermost first.
+        calls: names of the functions that are running, outermost first.
+        dormant: how many switches that are off by default we are behind.
+        hooked: hooks that are registered; restored: a model was read back from its artifact.
+    """
+
+    def __init__(self) -> None:
+        self.heap: list[Object] = []
+        self.found: set[Issue] = set()
+        self.pending: Value = NOTHING
+        self.stack: list[Mark] = []
+        self.calls: list[str] = []
+        self.warming: list[bool] = []
+        self.dormant = 0
+        self.hooked = 0
+        self.restored = False
+        self.clock: int = 0
+        self.left = STEPS
+        self.taught = False
+
+    def spend(self) -> None:
+        """One more visit.
+
+        Raises:
+            TooLargeError: there were too many.
+        """
+        self.left -= 1
+        if self.left < 0:
+            raise TooLargeError
+
+    def new(self, made_from: Value = NOTHING) -> Value:
+        """A new object."""
+        self.heap.append(Object({"*": made_from} if made_from is not NOTHING else {}))
+        return Value(refs=frozenset((len(self.heap) - 1,)))
+
+    def reach(self, refs: Iterable[int], *, teachable: bool = False) -> set[int]:
+        """Objects that can be got at from these; `teachable`: not through settings that happen to be at hand."""
+        seen: set[int] = set()
+        queue = list(refs)
+        while queue:
+            ref = queue.pop()
+            if ref in seen:
+                continue
+            seen.add(ref)
+            each = self.heap[ref]
+            for name, value in each.attrs.items():
+                queue.extend(r for r in value.refs if name == "*" or not teachable or self._has_weights(r))
+            if each.self is not None:
+                queue.extend(each.self.refs)
+        return seen
+
+    def _has_weights(self, ref: int) -> bool:
+        each = self.heap[ref]
+        return each.code is None and (each.cls is None or is_module(each.cls))
+
+    def read(self, value: Value) -> Value:
+        """`value` with what its objects have learned by now."""
+        if not value.refs or not self.taught:
+            return value
+        reached = self.reach(value.refs)
+        lessons = frozenset(lesson for ref in reached for lesson in self.heap[ref].lessons)
+        return replace(value, lessons=value.lessons | lessons)
+
+    def teach(self, refs: Iterable[int], regions: Iterable[Region], how: How, node: ast.AST) -> None:
+        """These objects learn from validation here."""
+        stack = tuple(self.stack)
+        line = getattr(node, "lineno", 0)
+        made = {Lesson(region, line, how, stack, self.dormant > 0) for region in regions}
+        for ref in refs:
+            self.heap[ref].lessons |= made
+        self.taught = self.taught or bool(made)
+
+    def restore(self, refs: Iterable[int], value: Value) -> None:
+        """These objects are what `value` is; what they had learned before is gone."""
+        for ref in self.reach(refs):
+            self.heap[ref].lessons = set(value.lessons)
+
+    def step(self, receiver: Value, node: ast.AST) -> None:
+        """An optimizer applies the gradients there are."""
+        if not self.pending.val:
+            return
+        reached = self.reach(receiver.refs, teachable=True)
+        models = reached if len(reached) > 1 else reached | self.reach(self.pending.via, teachable=True)
+        self.teach(models, self.pending.val, "step", node)
+
+    def scored(self, prediction: Value, target: Value, node: ast.AST) -> Value:
+        """The loss of `target` (or the logarithm of a probability, target None in it) under `prediction`."""
+        whole = join((prediction, target))
+        line = getattr(node, "lineno", 0)
+        regions = newest(target.val or prediction.val)
+        issues = {
+            issue
+            for lesson in whole.lessons
+            for region in regions
+            if (issue := self._early(lesson, region, line)) is not None
+        }
+        return replace(
+            whole,
+            kinds=(whole.kinds - {"target", "gathered", "picked", "pred", "gate"}) | {"loss"},
+            issues=whole.issues | issues,
+            refs=frozenset(),
+            lessons=frozenset(),
+        )
+
+    def _early(self, lesson: Lesson, region: Region, line: int) -> Issue | None:
+        """The rule broken by scoring `region` at `line` with what has learned `lesson`."""
+        if not overlap(lesson.region, region):
+            return None
+        shared = {loop for loop, _ in lesson.region} & {loop for loop, _ in region}
+        here = dict(self.stack)
+        apart = any(here.get(loop, number) != number for loop, number in lesson.stack)
+        sure = not lesson.dormant and not self.dormant and (bool(shared) or not apart)
+        if lesson.how == "choice":
+            rule: Rule = VALIDATION
+            what = "a setting is chosen here by the loss of validation tokens"
+        elif lesson.how == "step":
+            rule, what = SCORE_FIRST, "a step here learns from validation tokens"
+        else:
+            rule = SCORE_FIRST if shared else ONE_PASS
+            what = "statistics are gathered here from validation tokens"
+        more = "" if sure else "; only behind a switch that is off, or perhaps of other tokens"
+        return Issue(rule, lesson.line, f"{what}, and line {line} then scores the same tokens{more}", sure)
+
+    def broken(self, rule: Rule, node: ast.AST, evidence: str, sure: bool = True) -> Issue:
+        """An issue at `node`."""
+        return Issue(rule, getattr(node, "lineno", 0), evidence, sure and not self.dormant)
+
+    def tell(self, rule: Rule, node: ast.AST, evidence: str, sure: bool = True) -> None:
+        """A rule is broken here, whatever is done with the result."""
+        self.found.add(self.broken(rule, node, evidence, sure))
+
+    def final(self, value: Value) -> None:
+        """`value` is, or goes into, a score."""
+        if value.has("loss"):
+            self.found |= value.issues
+        for item in value.items or ():
+            self.final(item)
+
+    def gate(self, value: Value, node: ast.AST) -> Value:
+        """A probability that is changed where a guess is the target."""
+        evidence = (
+            "the probability of the token is raised where a guess equals it, and nowhere lowered: it does not sum to 1"
+        )
+        return replace(value, issues=value.issues | {replace(self.broken(NORMALISED, node, evidence), gate=True)})
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether a function that evaluates is running, or a model was read back from its artifact."""
+        return self.restored or any(EVALUATES.search(name) for name in self.calls)

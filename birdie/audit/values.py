@@ -1,0 +1,195 @@
+"""What the static scan knows of a value, and of the objects of a script that is never run.
+
+Region    part of the validation tokens: the whole, or what certain passes of certain loops read of it
+Lesson    an object learned from a region: by an optimizer's step, by counting, or because it was chosen by a loss
+Issue     a rule broken if the value that carries it ends up in a score
+Value     all of that for one expression; operations join it
+"""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from birdie.audit.rules import Rule
+
+Mark = tuple[int, int]
+"""A loop, by its place in the file, and which of its passes."""
+Region = frozenset[Mark]
+"""What these passes read of the validation tokens; no marks: all of them."""
+WHOLE: Region = frozenset()
+UNKNOWN = object()
+"""Not a constant."""
+
+How = Literal["step", "table", "choice"]
+_MOST = 64  # regions or lessons one value carries; past that, the latest
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Something was learned from validation tokens.
+
+    Attributes:
+        region: those.
+        line: where.
+        how: by a gradient step, in a table or statistic, or as the choice of what scored best.
+        stack: the passes of loops it happened in, outermost first.
+        dormant: it happens behind a switch that is off by default.
+    """
+
+    region: Region
+    line: int
+    how: How
+    stack: tuple[Mark, ...]
+    dormant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """A rule broken at a line; `sure` is False where it depends on a switch or on what the scan cannot follow."""
+
+    rule: Rule
+    line: int
+    evidence: str
+    sure: bool = True
+    gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of an expression's value.
+
+    Attributes:
+        val: regions of the validation tokens it was computed from.
+        lessons: what the objects it was computed with had learned by then.
+        refs: objects it may be, or hold.
+        via: objects whose state it was computed with.
+        marks: passes of loops it depends on, as an index does.
+        kinds: "loss", "pred", "target", "gathered", "picked", "keyed", "hashed", "gate", "spread", "normed", "grad",
+            "time", "train", "text".
+        issues: rules broken if it ends up in a score.
+        items: of a tuple whose members are known.
+        const: a constant, or UNKNOWN.
+    """
+
+    val: frozenset[Region] = frozenset()
+    lessons: frozenset[Lesson] = frozenset()
+    refs: frozenset[int] = frozenset()
+    via: frozenset[int] = frozenset()
+    marks: frozenset[Mark] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    issues: frozenset[Issue] = frozenset()
+    items: "tuple[Value, ...] | None" = None
+    const: Any = UNKNOWN
+
+    def has(self, kind: str) -> bool:
+        return kind in self.kinds
+
+    def plus(self, *kinds: str) -> "Value":
+        return replace(self, kinds=self.kinds | set(kinds))
+
+    def minus(self, *kinds: str) -> "Value":
+        return replace(self, kinds=self.kinds - set(kinds))
+
+
+NOTHING = Value()
+
+
+def join(values: Iterable[Value]) -> Value:
+    """What is known of a value that depends on all of `values`; constants and members are forgotten."""
+    found = [each for each in values if each is not NOTHING]
+    if not found:
+        return NOTHING
+    if len(found) == 1:
+        return replace(found[0], items=None, const=UNKNOWN) if found[0].items or known(found[0]) else found[0]
+    return Value(
+        val=_few(frozenset().union(*(v.val for v in found))),
+        lessons=_few(frozenset().union(*(v.lessons for v in found))),
+        refs=_few(frozenset().union(*(v.refs for v in found))),
+        via=_few(frozenset().union(*(v.via for v in found))),
+        marks=frozenset().union(*(v.marks for v in found)),
+        kinds=frozenset().union(*(v.kinds for v in found)),
+        issues=frozenset().union(*(v.issues for v in found)),
+    )
+
+
+def known(value: Value) -> bool:
+    """Whether it is a constant."""
+    return value.const is not UNKNOWN
+
+
+def _few(found: frozenset[Any]) -> frozenset[Any]:
+    return found if len(found) <= _MOST else frozenset(sorted(found, key=repr)[-_MOST:])
+
+
+def marked(value: Value, marks: frozenset[Mark]) -> Value:
+    """`value` as seen through an index that depends on `marks`: the regions it stands for shrink to those passes."""
+    if not marks or not value.val:
+        return value
+    inner = dict(marks)
+    return replace(value, val=frozenset(frozenset({**dict(region), **inner}.items()) for region in value.val))
+
+
+def overlap(a: Region, b: Region) -> bool:
+    """Whether two regions may share tokens: not if they are different passes of one loop."""
+    passes = dict(a)
+    return all(passes.get(loop, number) == number for loop, number in b)
+
+
+def newest(regions: Iterable[Region]) -> list[Region]:
+    """Of regions in the same loops, the latest passes: a target comes after the context it is predicted from."""
+    latest: dict[tuple[int, ...], Region] = {}
+    for region in regions:
+        loops = tuple(sorted(loop for loop, _ in region))
+        if loops not in latest or sorted(region) > sorted(latest[loops]):
+            latest[loops] = region
+    return list(latest.values())
+
+
+@dataclass(slots=True)
+class Scope:
+    """Names of a module or a call, and those of the scope around it."""
+
+    names: dict[str, Value] = field(default_factory=dict)
+    above: "Scope | None" = None
+    shared: set[str] = field(default_factory=set)
+    returned: list[Value] = field(default_factory=list)
+    block: list[ast.stmt] = field(default_factory=list)
+
+    def find(self, name: str) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.above
+        return None
+
+    def bind(self, name: str, value: Value) -> None:
+        scope = self
+        while name in scope.shared and scope.above is not None:
+            scope = scope.above
+            if name in scope.names:
+                break
+        scope.names[name] = value
+
+
+@dataclass(slots=True)
+class Object:
+    """An object of the script.
+
+    Attributes:
+        attrs: its attributes; "*" is what it was made from.
+        lessons: what it has learned from validation.
+        code: a function's definition, and the scope it closes over.
+        self: what a bound method is bound to.
+        cls: the class it is, or is an instance of.
+        made: it is an instance.
+    """
+
+    attrs: dict[str, Value] = field(default_factory=dict)
+    lessons: set[Lesson] = field(default_factory=set)
+    code: "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None" = None
+    scope: Scope | None = None
+    self: Value | None = None
+    cls: ast.ClassDef | None = None
+    made: bool = False

@@ -1,0 +1,300 @@
+"""The static scan: finds what is wrong in the corpus where it is, whatever it is called, and accuses nobody else."""
+
+import base64
+import lzma
+from pathlib import Path
+
+import pytest
+
+from birdie.audit.rules import BYTES, NORMALISED, ONE_PASS, SCORE_FIRST, VALIDATION, Finding
+from birdie.audit.scan import JUDGED, scan
+from birdie.submit.code import source_files
+from tests.audit import ILLEGAL, LEGAL, Script
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def failures(source: str | bytes) -> list[Finding]:
+    data = source.encode() if isinstance(source, str) else source
+    return [each for each in scan(data, "x.py") if each.verdict == "fail"]
+
+
+def test_the_corpus_is_what_it_should_be() -> None:
+    assert len(ILLEGAL) >= 12
+    assert len(LEGAL) >= 8
+    assert all(each.scanned or each.probed for each in ILLEGAL)
+    assert not any(each.scanned or each.probed for each in LEGAL)
+    assert {rule for each in ILLEGAL for _, rule in each.scanned} >= {rule.name for rule in JUDGED}
+
+
+@pytest.mark.parametrize("script", [each for each in ILLEGAL if each.scanned], ids=lambda each: each.path.stem)
+def test_what_is_wrong_is_found_where_it_is(script: Script) -> None:
+    found = failures(script.path.read_bytes())
+    for line, rule in script.scanned:
+        where = [each.line for each in found if each.rule.name == rule]
+        assert any(abs(each - line) <= 1 for each in where), f"{rule} is broken at {line}, found at {where}"
+        assert all(each.path == "x.py" and each.by == "scan" for each in found)
+
+
+@pytest.mark.parametrize("script", LEGAL, ids=lambda each: each.path.stem)
+def test_what_is_legal_is_not_accused(script: Script) -> None:
+    assert failures(script.path.read_bytes()) == []
+
+
+@pytest.mark.parametrize("script", LEGAL, ids=lambda each: each.path.stem)
+def test_nothing_found_is_no_proof(script: Script) -> None:
+    found = scan(script.path.read_bytes(), "x.py")
+    assert {each.verdict for each in found} == {"unknown"}
+    assert {each.rule for each in found} >= set(JUDGED)
+
+
+@pytest.mark.slow
+def test_our_own_code_is_not_accused() -> None:
+    parts = ("score", "train", "data", "evaluation.py", "pipeline.py", "train_gpt.py", "calibration.py")
+    ours = [path for path in source_files(ROOT / "train_gpt.py") if any(part in path.parts for part in parts)]
+    assert len(ours) > 25
+    for path in ours:
+        assert failures(path.read_bytes()) == [], path
+
+
+def test_packed_scripts_are_looked_through() -> None:
+    inner = next(each for each in ILLEGAL if each.path.stem == "slot")
+    packed = base64.b85encode(lzma.compress(inner.path.read_bytes())).decode()
+    wrapped = f"import lzma as L,base64 as B\nexec(L.decompress(B.b85decode('{packed}')))\n"
+    (found,) = [each for each in failures(wrapped) if each.rule == SCORE_FIRST]
+    assert found.line == inner.scanned[0][0]
+    assert found.evidence.startswith("in the source it unpacks")
+
+
+@pytest.mark.parametrize("source", [b"def (", b"\x00", b"x = '\xff'", b"(" * 5000, b"-" * 200_000 + b"1"])
+def test_what_is_not_python_is_not_judged(source: bytes) -> None:
+    assert {each.verdict for each in scan(source, "x.py")} == {"unknown"}
+
+
+# Variants: the same sins and virtues under other names and in other shapes.
+
+LOADER = """
+import glob, math
+import numpy as np, torch
+import torch.nn.functional as func
+from torch.nn.functional import cross_entropy as xe
+def shard(where):
+    return torch.from_numpy(np.fromfile(glob.glob(where)[0], dtype=np.uint16).astype(np.int64))
+held = shard("data/fineweb_val_*.bin")
+seen = shard("data/fineweb_train_*.bin")
+"""
+
+RENAMED_TTT = (
+    LOADER
+    + """
+def learn(net, o, piece):
+    o.zero_grad()
+    xe(net(piece[:-1]), piece[1:]).backward()
+    o.step()
+def lose(net, piece):
+    with torch.no_grad():
+        return xe(net(piece[:-1]), piece[1:], reduction="sum").item()
+def run(net, stream):
+    o = torch.optim.SGD(net.parameters(), lr=0.1)
+    total = 0.0
+    for k in range(0, len(stream) - 1, 64):
+        piece = stream[k : k + 65]
+        {order}
+    return total / len(stream) / math.log(2)
+net = torch.nn.Embedding(16, 16)
+print("val_bpb", run(net, {data}))
+"""
+)
+LEARN_THEN_LOSE = "learn(net, o, piece); total += lose(net, piece)"
+LOSE_THEN_LEARN = "total += lose(net, piece); learn(net, o, piece)"
+
+
+@pytest.mark.parametrize(
+    ("order", "data", "wrong"),
+    [
+        (LEARN_THEN_LOSE, "held", {"score-first"}),
+        (LOSE_THEN_LEARN, "held", set()),
+        (LEARN_THEN_LOSE, "seen", set()),
+        (
+            "before = lose(net, piece); learn(net, o, piece); total += min(before, lose(net, piece))",
+            "held",
+            {"score-first"},
+        ),
+    ],
+)
+def test_order_decides_in_helpers(order: str, data: str, wrong: set[str]) -> None:
+    found = failures(RENAMED_TTT.format(order=order, data=data))
+    assert {each.rule.name for each in found} == wrong
+
+
+CLASS_TTT = (
+    LOADER
+    + """
+class Judge:
+    def __init__(self, net, stream):
+        self.net, self.stream, self.sum = net, stream, 0.0
+        self.opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+    def pieces(self):
+        return self.stream.split(64)
+    def fit(self, a, b):
+        self.opt.zero_grad(); func.cross_entropy(self.net(a), b).backward(); self.opt.step()
+    def judge(self, a, b):
+        self.sum += func.cross_entropy(self.net(a), b, reduction="sum").item()
+    def go(self):
+        at = 0
+        while at + 65 < self.stream.numel():
+            a, b = self.stream[at : at + 64], self.stream[at + 1 : at + 65]
+            {order}
+            at += 64
+        val_bpb = self.sum / math.log(2)
+        return val_bpb
+Judge(torch.nn.Embedding(16, 16), held).go()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("order", "wrong"),
+    [("self.fit(a, b); self.judge(a, b)", {"score-first"}), ("self.judge(a, b); self.fit(a, b)", set())],
+)
+def test_order_decides_in_methods(order: str, wrong: set[str]) -> None:
+    assert {each.rule.name for each in failures(CLASS_TTT.format(order=order))} == wrong
+
+
+MANUAL_SGD = """
+import torch
+import torch.nn.functional as F
+def score(tokens):
+    w = torch.zeros(16, 16, requires_grad=True)
+    out = []
+    for i in range(0, len(tokens) - 1, 8):
+        x, y = tokens[i : i + 8], tokens[i + 1 : i + 9]
+        {first}
+        {second}
+    return out
+"""
+STEP = (
+    "g = torch.autograd.grad(F.cross_entropy(w[x], y), [w])[0]\n        with torch.no_grad():\n            w -= 0.1 * g"
+)
+NOTE = "out.append(F.cross_entropy(w[x], y, reduction='none').detach())"
+
+
+@pytest.mark.parametrize(("first", "second", "wrong"), [(STEP, NOTE, True), (NOTE, STEP, False)])
+def test_a_step_written_out_is_a_step(first: str, second: str, wrong: bool) -> None:
+    found = failures(MANUAL_SGD.format(first=first, second=second))
+    assert bool(found) is wrong
+    assert all(each.rule == SCORE_FIRST for each in found)
+
+
+SWITCH = (
+    LOADER
+    + """
+import os
+class Settings:
+    adapt = bool(int(os.environ.get("ADAPT", "{default}")))
+def adapt(net, stream):
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for i in range(9):
+        func.cross_entropy(net(stream[i * 8 : i * 8 + 8]), stream[i * 8 + 1 : i * 8 + 9]).backward()
+        opt.step()
+def main():
+    s, net = Settings(), torch.nn.Embedding(16, 16)
+    if s.adapt:
+        adapt(net, held)
+    val_loss = func.cross_entropy(net(held[:-1]), held[1:])
+    print(f"val_bpb {{val_loss}}")
+main()
+"""
+)
+
+
+@pytest.mark.parametrize(("default", "verdict"), [("1", "fail"), ("0", "unknown")])
+def test_a_switch_that_is_off_is_doubt_not_proof(default: str, verdict: str) -> None:
+    found = [each for each in scan(SWITCH.format(default=default).encode(), "x.py") if each.line]
+    assert {(each.rule, each.verdict) for each in found} == {(SCORE_FIRST, verdict)}
+
+
+def test_weights_that_are_put_back_have_learned_nothing() -> None:
+    saved = SWITCH.format(default="1").replace(
+        "    if s.adapt:\n        adapt(net, held)\n",
+        "    kept = {k: v.clone() for k, v in net.state_dict().items()}\n"
+        "    adapt(net, held)\n    net.load_state_dict(kept)\n",
+    )
+    assert failures(saved) == []
+
+
+def test_a_temperature_may_be_chosen_by_key() -> None:
+    source = LOADER + (
+        "net = torch.nn.Embedding(16, 16)\n"
+        "def loss(data, t):\n    return func.cross_entropy(net(data[:-1]) / t, data[1:])\n"
+        "best = min((0.9, 1.0, 1.1), key=lambda t: loss({data}, t))\n"
+        "print('val_bpb', loss(held, best) / math.log(2))\n"
+    )
+    assert {each.rule for each in failures(source.replace("{data}", "held"))} == {VALIDATION}
+    assert failures(source.replace("{data}", "seen")) == []
+
+
+def test_gates_in_arrays() -> None:
+    source = """
+import numpy as np
+def score(tokens):
+    p = np.full(len(tokens) - 1, 0.1)
+    guess = np.roll(tokens, 1)[:-1]
+    y = tokens[1:]
+    hit = guess == y
+    {change}
+    return -np.log(p)
+"""
+    for change in ("p = np.where(hit, p + 0.5 * (1 - p), p)", "p[hit] = 0.9"):
+        assert bool(failures(source.replace("{change}", change))), change
+
+
+def test_hash_keys_in_methods() -> None:
+    source = """
+import math
+class Cache:
+    def __init__(self):
+        self.t, self.c = {}, {}
+    def key(self, ctx, tok):
+        return (hash(ctx) * 31 + tok * 7919) % 1024
+    def p(self, ctx, tok):
+        return self.t.get(self.key(ctx, tok), 0) / max(1, self.c.get(ctx, 0))
+def score(tokens):
+    cache, out = Cache(), []
+    for i in range(len(tokens) - 1):
+        target = tokens[i + 1]
+        slot = ((tokens[i] * 31) ^ (target * 7919)) % 1024
+        mixed = 0.9 / 16 + 0.1 * cache.t[slot]
+        out.append(-math.log(mixed))
+    return out
+"""
+    assert {each.rule for each in failures(source)} == {NORMALISED}
+
+
+def test_a_cache_filled_in_a_pass_of_its_own() -> None:
+    source = LOADER + (
+        "from collections import defaultdict\n"
+        "table = defaultdict(lambda: [0.1] * 16)\n"
+        "ids = held.tolist()\n"
+        "for i in range(1, len(ids)):\n    table[ids[i - 1]][ids[i]] += 1\n"
+        "nats = 0.0\n"
+        "for i in range(1, len(ids)):\n"
+        "    row = table[ids[i - 1]]\n    nats += -math.log(row[ids[i]] / sum(row))\n"
+        "val_bpb = nats / math.log(2)\n"
+    )
+    assert {each.rule for each in failures(source)} == {ONE_PASS}
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        ("1 if sp.is_byte(i) else len(sp.id_to_piece(i).replace('▁', ' ').encode())", False),
+        ("3 if sp.is_byte(i) else len(sp.id_to_piece(i).replace('▁', ' ').encode())", True),
+        ("1 if sp.is_byte(i) else len(sp.id_to_piece(i).encode())", True),
+        ("len(sp.id_to_piece(i).replace('▁', ' ').encode())", True),
+    ],
+)
+def test_byte_counts_in_one_line(body: str, wrong: bool) -> None:
+    found = failures(f"def sizes(sp):\n    return [{body} for i in range(sp.vocab_size())]\n")
+    assert bool(found) is wrong
+    assert all(each.rule == BYTES for each in found)
