@@ -326,6 +326,20 @@ class Expressions(Effects):
         base = dotted[-2] if len(dotted) > 2 and base not in names.NETWORK_MODULES else base
         return self.external(Call(node, name, base, receiver, direct, args, kwargs, scope))
 
+    def normalised(self, name: ast.expr, scope: Scope, inside: ast.AST) -> bool:
+        """Whether, outside of `inside`, something that is not constant is taken off `name`, or divides it."""
+        said, within = ast.unparse(name), {id(each) for each in ast.walk(inside)}
+        for statement in scope.block:
+            for each in ast.walk(statement):
+                if id(each) in within or not isinstance(each, ast.BinOp | ast.AugAssign):
+                    continue
+                left, right = (each.left, each.right) if isinstance(each, ast.BinOp) else (each.target, each.value)
+                taken = isinstance(each.op, ast.Sub | ast.Div) and not isinstance(right, ast.Constant)
+                parts = [part for part in ast.walk(left) if isinstance(part, ast.expr)] if taken else []
+                if any(ast.unparse(part) == said for part in parts):
+                    return True
+        return False
+
     def _called(self, function: Value, args: list[Value]) -> Value:
         found = [self.heap[ref] for ref in sorted(function.refs) if self.heap[ref].code is not None]
         return join([self.inline(each, list(args), {}) for each in found]) if found else function

@@ -286,7 +286,7 @@ class Flow(Expressions):
         self.take(node.target, self.operation(node, old, value), scope)
 
     def _gated(self, name: ast.expr, value: Value, scope: Scope, node: ast.stmt | ast.expr) -> Value:
-        return value if self._normalised(name, scope, node) else self.gate(value, node)
+        return value if self.normalised(name, scope, node) else self.gate(value, node)
 
     def _do_if(self, node: ast.If, scope: Scope) -> bool:
         test = self.ev(node.test, scope)
@@ -340,22 +340,8 @@ class Flow(Expressions):
             for target in targets:
                 if not isinstance(target, ast.Name) or target.id not in before or target.id in other:
                     continue
-                if before[target.id].val and not self._normalised(target, scope, node):
+                if before[target.id].val and not self.normalised(target, scope, node):
                     after[target.id] = self.gate(after[target.id], node)
-
-    def _normalised(self, name: ast.expr, scope: Scope, inside: ast.AST) -> bool:
-        """Whether, outside of `inside`, something that is not constant is taken off `name`, or divides it."""
-        said, within = ast.unparse(name), {id(each) for each in ast.walk(inside)}
-        for statement in scope.block or self.tree.body:
-            for each in ast.walk(statement):
-                if id(each) in within or not isinstance(each, ast.BinOp | ast.AugAssign):
-                    continue
-                left, right = (each.left, each.right) if isinstance(each, ast.BinOp) else (each.target, each.value)
-                taken = isinstance(each.op, ast.Sub | ast.Div) and not isinstance(right, ast.Constant)
-                parts = [part for part in ast.walk(left) if isinstance(part, ast.expr)] if taken else []
-                if any(ast.unparse(part) == said for part in parts):
-                    return True
-        return False
 
     def _do_for(self, node: ast.For, scope: Scope) -> bool:
         iterable = self.ev(node.iter, scope)

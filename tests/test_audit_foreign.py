@@ -1,0 +1,208 @@
+"""Foreign code runs shut in: what it may not do it cannot, and what it did is told."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from birdie.audit import sandbox
+from birdie.audit.foreign import run_script
+from birdie.audit.rules import Finding, worst
+from birdie.audit.sandbox import OvertimeError, RefusedError, Sandbox, SandboxError
+from tests.audit import ILLEGAL, LEGAL, Script
+
+HONEST = "import math\nVOCABULARY = 4\ndef score(tokens):\n    return [math.log(4.0)] * (len(tokens) - 1)\n"
+
+
+@pytest.fixture
+def _boxed() -> None:
+    why = sandbox.available()
+    if why is not None:
+        pytest.skip(f"no sandbox: {why}")
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "train_gpt.py"
+    path.write_text(text)
+    return path
+
+
+def verdicts(findings: tuple[Finding, ...]) -> dict[str, str]:
+    names = {each.rule.name for each in findings}
+    return {name: worst(each.verdict for each in findings if each.rule.name == name) for name in names}
+
+
+def loads(path: Path, **limits: float) -> str:
+    """What the script's own `told` is after it was loaded, through a score of it."""
+    with Sandbox(path, **limits) as box:  # type: ignore[arg-type]
+        box.ask("load")
+        return "".join(chr(int(each)) for each in box.ask("score", [0]))
+
+
+def telling(code: str) -> str:
+    """A script that runs `code`, and gives what it left in `told`, or the error, as numbers."""
+    body = "\n".join("    " + line for line in code.splitlines())
+    caught = "except BaseException as e:\n    told = type(e).__name__\n"
+    return f"try:\n{body}\n{caught}def score(_):\n    return [ord(c) for c in told]\n"
+
+
+@pytest.mark.usefixtures("_boxed")
+class TestFences:
+    def test_no_network_not_even_this_machine(self, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)\ntold = 'connected'"
+            with Sandbox(script(tmp_path, telling(code))) as box:
+                box.ask("load")
+                assert "connected" not in "".join(chr(int(c)) for c in box.ask("score", [0]))
+                assert any(each.startswith("socket.connect") for each in box.log().tried)
+
+    def test_nothing_is_written_outside(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").write_text("mine")
+        assert loads(script(tmp_path, telling(f"open({str(tmp_path / 'mine')!r}, 'w')\ntold = 'wrote'"))) == "OSError"
+        code = f"import os\nos.unlink({str(tmp_path / 'mine')!r})\ntold = 'gone'"
+        assert loads(script(tmp_path, telling(code))) == "OSError"
+        assert (tmp_path / "mine").read_text() == "mine"
+
+    def test_there_is_a_scratch_folder_and_it_goes(self, tmp_path: Path) -> None:
+        code = "import os\nopen('note', 'w').write('x' * 9)\ntold = os.getcwd()"
+        folder = Path(loads(script(tmp_path, telling(code))))
+        assert folder.name.startswith("birdie-sandbox-")
+        assert not folder.exists()
+
+    def test_files_are_small(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sandbox, "FILE_BYTES", 1000)
+        code = (
+            "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "assert open('a', 'wb', 0).write(b'x' * 2000) == 1000\nopen('a', 'ab', 0).write(b'x')"
+        )
+        assert loads(script(tmp_path, telling(code))) == "OSError"
+
+    def test_memory_is_limited(self, tmp_path: Path) -> None:
+        assert loads(script(tmp_path, telling("bytearray(2 * 10**9)\ntold = 'had'")), memory=10**9) == "MemoryError"
+
+    def test_the_environment_is_empty(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("A_SECRET", "x")
+        assert loads(script(tmp_path, telling("import os\ntold = str('A_SECRET' in os.environ)"))) == "False"
+
+    def test_time_is_limited_and_nobody_stays(self, tmp_path: Path) -> None:
+        name = f"stays{os.getpid()}"
+        code = (
+            "import subprocess, sys\n"
+            f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', '{name}'], start_new_session=True)\n"
+            "while True: pass"
+        )
+        with Sandbox(script(tmp_path, code), seconds=1) as box, pytest.raises(OvertimeError, match="1 s"):
+            box.ask("load")
+        for _ in range(100):
+            running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if name in _text(p)]
+            if not running:
+                return
+            time.sleep(0.05)
+        pytest.fail("a process outlived the sandbox")
+
+    def test_answers_are_limited(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sandbox, "ANSWER_BYTES", 10_000)
+        with Sandbox(script(tmp_path, "def score(_):\n    return [0.5] * 10**6\n")) as box:
+            box.ask("load")
+            with pytest.raises(SandboxError, match="larger than 10,000 bytes"):
+                box.ask("score", [0])
+
+    @pytest.mark.parametrize("said", ["[1]\\n", "{\\n", "\\xff\\n", "[" * 5000 + "\\n"])
+    def test_answers_that_are_none(self, tmp_path: Path, said: str) -> None:
+        code = (
+            "import os\nfor fd in range(3, 20):\n    try:\n"
+            f"        os.write(fd, b'{said}')\n    except OSError:\n        pass\n"
+        )
+        with Sandbox(script(tmp_path, code)) as box, pytest.raises(SandboxError, match="spoke out of turn"):
+            box.ask("load")
+
+    def test_a_process_that_ends(self, tmp_path: Path) -> None:
+        with Sandbox(script(tmp_path, "import os\nos._exit(3)")) as box, pytest.raises(SandboxError, match="code 3"):
+            box.ask("load")
+
+    def test_errors_come_back_as_sentences(self, tmp_path: Path) -> None:
+        with Sandbox(script(tmp_path, "raise KeyError('spoon')")) as box, pytest.raises(SandboxError) as caught:
+            box.ask("load")
+        assert caught.value.kind == "KeyError"
+        assert "spoon" in str(caught.value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.mark.usefixtures("_boxed")
+class TestScripts:
+    def test_an_honest_one(self, tmp_path: Path) -> None:
+        found = run_script(script(tmp_path, HONEST))
+        assert verdicts(found) == dict.fromkeys(
+            ("runs", "one-pass", "causal", "normalised", "self-contained", "size"), "pass"
+        )
+        assert {each.path for each in found} == {str(tmp_path / "train_gpt.py")}
+
+    def test_what_it_reads_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "model.bin").write_bytes(b"x" * 5000)
+        reading = f"open({str(tmp_path / 'model.bin')!r}, 'rb').read()\n" + HONEST
+        (size,) = [each for each in run_script(script(tmp_path, reading)) if each.rule.name == "size"]
+        assert f"5,000 of files it opened make {5000 + len(reading):,}" in size.evidence
+        assert size.verdict == "pass"
+        monkeypatch.setattr("birdie.audit.foreign.CAP_BYTES", 5000)
+        assert verdicts(run_script(script(tmp_path, reading)))["size"] == "fail"
+
+    def test_training_data_opened(self, tmp_path: Path) -> None:
+        shard = tmp_path / "fineweb_train_000000.bin"
+        shard.write_bytes(b"x" * 10)
+        reading = f"def score(tokens):\n    open({str(shard)!r}, 'rb').read()\n    return [1.0] * (len(tokens) - 1)\n"
+        assert verdicts(run_script(script(tmp_path, reading + "VOCABULARY = 4\n")))["self-contained"] == "fail"
+
+    def test_time_is_doubt(self, tmp_path: Path) -> None:
+        slow = "import time\n" + HONEST.replace("    return", "    time.sleep(9)\n    return")
+        found = run_script(script(tmp_path, slow), seconds=1)
+        assert not [each for each in found if each.verdict == "fail"]
+        assert "1 s" in found[-1].evidence
+
+    @pytest.mark.parametrize(
+        ("text", "verdict"),
+        [("import a_module_nobody_has\n", "unknown"), ("1 / 0\n", "fail"), ("x = 1\n", "unknown"), ("(", "fail")],
+    )
+    def test_scripts_that_do_not_run(self, tmp_path: Path, text: str, verdict: str) -> None:
+        assert verdicts(run_script(script(tmp_path, text)))["runs"] == verdict
+
+    def test_numbers_that_are_none(self, tmp_path: Path) -> None:
+        liar = HONEST.replace("[math.log(4.0)]", "[math.nan]")
+        assert verdicts(run_script(script(tmp_path, liar)))["one-pass"] == "fail"
+
+    @pytest.mark.slow
+    def test_a_model_is_built_small(self) -> None:
+        windows = next(each for each in LEGAL if each.path.stem == "windows")
+        found = run_script(windows.path)
+        assert verdicts(found)["runs"] == "pass"
+        assert any("(1, 64, 16), finite" in each.evidence for each in found)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("one", [s for s in ILLEGAL if s.callable and s.probed], ids=lambda each: each.path.stem)
+    def test_illegal_ones_are_caught(self, one: Script) -> None:
+        found = verdicts(run_script(one.path))
+        assert {rule for rule, verdict in found.items() if verdict == "fail"} >= set(one.probed)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("one", [s for s in LEGAL if s.callable], ids=lambda each: each.path.stem)
+    def test_legal_ones_pass(self, one: Script) -> None:
+        assert set(verdicts(run_script(one.path)).values()) == {"pass"}
+
+
+def test_without_a_sandbox_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: Sandbox) -> Sandbox:
+        raise RefusedError("no namespace can be made here")
+
+    monkeypatch.setattr(Sandbox, "__enter__", refuse)
+    marker = tmp_path / "ran"
+    found = run_script(script(tmp_path, f"open({str(marker)!r}, 'w')\n"))
+    assert [(each.rule.name, each.verdict) for each in found] == [("runs", "unknown")]
+    assert not marker.exists()
