@@ -91,7 +91,8 @@ class TestFences:
         name = f"stays{os.getpid()}"
         code = (
             "import subprocess, sys\n"
-            f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', '{name}'], start_new_session=True)\n"
+            "sleep = 'import time; time.sleep(60)'\n"
+            f"subprocess.Popen([sys.executable, '-c', sleep, '{name}'], start_new_session=True)\n"
             "while True: pass"
         )
         with Sandbox(script(tmp_path, code), seconds=1) as box, pytest.raises(OvertimeError, match="1 s"):

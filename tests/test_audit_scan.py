@@ -292,9 +292,104 @@ def test_a_cache_filled_in_a_pass_of_its_own() -> None:
         ("3 if sp.is_byte(i) else len(sp.id_to_piece(i).replace('▁', ' ').encode())", True),
         ("1 if sp.is_byte(i) else len(sp.id_to_piece(i).encode())", True),
         ("len(sp.id_to_piece(i).replace('▁', ' ').encode())", True),
+        ("len(sp.decode([i]).encode())", True),
+        ("1 if sp.is_byte(i) else len(sp.decode([i]).encode())", False),
     ],
 )
 def test_byte_counts_in_one_line(body: str, wrong: bool) -> None:
     found = failures(f"def sizes(sp):\n    return [{body} for i in range(sp.vocab_size())]\n")
     assert bool(found) is wrong
     assert all(each.rule == BYTES for each in found)
+
+
+DOCUMENTS = (
+    LOADER
+    + """
+def documents(ids):
+    at = (ids == 1).nonzero().flatten().tolist()
+    return list(zip(at, at[1:], strict=False))
+def span(k, long, size):
+    stop = long if k == long // size else (k + 1) * size
+    return k * size, stop
+def note(losses, y, begin, total, count, sizes, size_sum):
+    total += losses[begin:].double().sum()
+    count += len(losses) - begin
+    size_sum += sizes[y].sum()
+def evaluate(net, lora, sizes):
+    total, count, size_sum = torch.zeros(()), torch.zeros(()), torch.zeros(())
+    opt = torch.optim.Adam(lora.parameters(), lr=0.01)
+    for first, last in documents(held):
+        for k in range((last - first) // 32):
+            begin, stop = span(k, last - first, 32)
+            x, y = torch.zeros(stop, dtype=torch.int64), torch.zeros(stop, dtype=torch.int64)
+            piece = held[first + begin : first + stop + 1]
+            x[: len(piece) - 1] = piece[:-1]
+            y[: len(piece) - 1] = piece[1:]
+            {order}
+    return total.item() / math.log(2.0) / size_sum.item()
+print("val_bpb", evaluate(torch.nn.Embedding(16, 16), torch.nn.Linear(16, 16), torch.zeros(16)))
+"""
+)
+LOSE = "losses = xe(lora(net(x)), y, reduction='none'); note(losses, y, 0, total, count, sizes, size_sum)"
+FIT = "opt.zero_grad(); xe(lora(net(x)), y).backward(); opt.step()"
+
+
+@pytest.mark.parametrize(("order", "wrong"), [(f"{LOSE}; {FIT}", set()), (f"{FIT}; {LOSE}", {"score-first"})])
+def test_losses_that_a_helper_adds_up(order: str, wrong: set[str]) -> None:
+    """Sums that are tensors are added to in place, and where documents begin is not what they say."""
+    assert {each.rule.name for each in failures(DOCUMENTS.format(order=order))} == wrong
+
+
+MIXER = (
+    LOADER
+    + """
+class Table:
+    def __init__(self):
+        self.mask = 255
+        self.of_context, self.of_all = torch.zeros(256), torch.zeros(256)
+    def keys(self, x, y):
+        h = torch.zeros_like(x)
+        h.bitwise_xor_(x * 36313)
+        return h & self.mask, (h ^ (y * 27191)) & self.mask
+    def update(self, ids):
+        context, whole = self.keys(ids[:-1], ids[1:])
+        self.of_context.scatter_add_(0, context, torch.ones(len(context)))
+        self.of_all.scatter_add_(0, whole, torch.ones(len(whole)))
+    def p(self, x, y):
+        context, whole = self.keys(x, y)
+        return self.of_all[whole] / self.of_context[context].clamp(min=1.0)
+def evaluate(net, table):
+    total = 0.0
+    for k in range(0, len(held) - 1, 64):
+        x, y = held[k : k + 64], held[k + 1 : k + 65]
+        p = torch.softmax(net(x), -1).gather(-1, y[:, None])[:, 0]
+        total += {loss}
+        {after}
+    return total / math.log(2.0)
+net, table = torch.nn.Embedding(16, 16), Table()
+{before}
+print("val_bpb", evaluate(net, table))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "before", "after", "wrong"),
+    [
+        ("-torch.log(0.9 * p + 0.1 * table.p(x, y)).sum()", "pass", "table.update(held[k : k + 65])", {"normalised"}),
+        ("-torch.log(p).sum()", "pass", "table.update(held[k : k + 65])", set()),
+    ],
+)
+def test_hashed_tables_of_tensors(loss: str, before: str, after: str, wrong: set[str]) -> None:
+    found = failures(MIXER.format(loss=loss, before=before, after=after))
+    assert {each.rule.name for each in found} == wrong
+
+
+def test_training_data_may_be_read_again_after_a_warm_up() -> None:
+    source = LOADER + (
+        "net = torch.nn.Embedding(16, 16)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "kept = {k: v.clone() for k, v in net.state_dict().items()}\n"
+        "xe(net(seen[:64]), seen[1:65]).backward(); opt.step()\nnet.load_state_dict(kept)\n"
+        "more = shard('data/fineweb_train_*.bin')\n"
+    )
+    assert failures(source) == []

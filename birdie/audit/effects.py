@@ -76,7 +76,6 @@ class Effects(Memory):
             return NOTHING
         if name == "load_state_dict":
             self.restore(call.receiver.refs, given)
-            self.restored = True
             return NOTHING
         changed = self._changes(call, given)
         if changed is not None:
@@ -102,7 +101,7 @@ class Effects(Memory):
             self.hooked += 1
         elif name == "remove" and self.hooked:
             self.hooked = 0
-        if name in names.RESTORES or (name == "load" and call.base in ("torch", "pickle") and not given.val):
+        if name in names.RESTORES:
             self.restored = True
         network = name in names.NETWORK or (call.base in names.NETWORK_MODULES and name != "gethostname")
         if network or self._shell(call):
@@ -128,14 +127,17 @@ class Effects(Memory):
             self.tell(VALIDATION, node, f"{name} is given validation tokens to calibrate with")
         elif self.clock and any(each in name.lower() for each in ("hessian", "calib", "fisher")):
             why = f"{name} calibrates after the train clock was stopped at line {self.clock}"
-            self.tell(TRAIN_TIME, node, why)
+            self.tell(
+                TRAIN_TIME, node, why + ("; time is kept back for it" if self.reserves else ""), not self.reserves
+            )
 
     def _shell(self, call: Call) -> bool:
         if call.base not in ("subprocess", "os") or call.name not in ("run", "call", "check_call", "system", "Popen"):
             return False
         said = " ".join(str(each.value) for each in ast.walk(call.node) if isinstance(each, ast.Constant))
         words = set(said.replace("/", " ").split())
-        return bool(words & {"curl", "wget", "pip", "git", "scp", "aws", "gsutil"})
+        fetches = words & {"install", "download", "clone", "fetch", "pull"}
+        return bool(words & {"curl", "wget", "scp", "aws", "gsutil"} or (words & {"pip", "git", "apt-get"} and fetches))
 
     def _changes(self, call: Call, given: Value) -> Value | None:
         """Calls that change what they are called on."""
@@ -165,6 +167,8 @@ class Effects(Memory):
         if name.endswith("_") and not name.endswith("__") and name not in names.ALIASES:
             if given.has("loss"):
                 self.put(target, given, call.scope)
+            elif name not in names.ADDS:
+                self.put(target, given.minus("target", "gathered", "picked"), call.scope)
             elif given.val and not call.receiver.val:
                 how = "step" if given.has("grad") else "table"
                 self.teach(self.place(target, call.scope).refs, given.val, how, node)  # type: ignore[arg-type]
@@ -186,8 +190,8 @@ class Effects(Memory):
             inner = replace(inner, issues=inner.issues | {issue}).minus("spread")
             given = replace(given, issues=given.issues | {issue}).minus("spread")
         if name in names.LOGARITHMS:
-            if all(known(each) for each in args):
-                return self._number(name, call)
+            if not (inner.val or inner.lessons or inner.refs):
+                return self._number(name, call) if args else NOTHING
             said = self.scored(inner, inner, node) if inner.has("picked") else inner
             return replace(said, kinds=(inner.kinds & {"spread", "normed"}) | {"loss"})
         if name in names.PICKS:
@@ -238,7 +242,7 @@ class Effects(Memory):
             if data:
                 return replace(inner, refs=frozenset(), kinds=frozenset(("pred",)))
         wraps = name[:1].isupper() or name in names.ALIASES or name == "next"
-        kinds = inner.kinds - {"target", "gathered", "hashed", "keyed"}
+        kinds = inner.kinds - {"target", "gathered", "hashed", "keyed"} - (set() if name in names.PATHS else {"text"})
         if name in names.CASTS or name in ("iter", "list", "tuple", "enumerate", "zip"):
             kinds = inner.kinds
         held = join((*call.args[:1], *(v for k, v in call.kwargs.items() if k in names.HOLDS)))

@@ -148,7 +148,8 @@ class Expressions(Effects):
         value = marked(replace(base, items=None, const=UNKNOWN), index.marks)
         if base.val and not base.has("loss") and _ahead(node.slice):
             value = value.plus("target")
-        if not index.val and not index.lessons:
+        data = base.val and not base.lessons and not base.has("loss")
+        if (not index.val and not index.lessons) or (data and not index.has("target")):  # where a document begins, say
             return replace(value, marks=value.marks | index.marks)
         result = self.picked(value, index, node)
         if index.has("hashed"):
@@ -170,6 +171,8 @@ class Expressions(Effects):
     def operation(self, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> Value:
         """An operation of two values."""
         result, op = join((left, right)), node.op
+        if not isinstance(op, ast.Add) or result.val or result.has("loss"):  # a number, not two lists
+            result = replace(result, refs=left.refs if isinstance(node, ast.AugAssign) else frozenset())
         kinds = result.kinds - {"target", "gate", "keyed", "hashed"}
         both, mixing = (left, right), isinstance(op, ast.BitXor | ast.Mult | ast.Add | ast.LShift | ast.BitOr)
         if isinstance(op, ast.Mod | ast.BitAnd) and any(each.has("keyed") for each in both):

@@ -36,6 +36,7 @@ class Flow(Expressions):
             elif isinstance(node, ast.Import):
                 self.imported |= {each.asname: each.name.split(".")[-1] for each in node.names if each.asname}
         self.tree = tree
+        self.reserves = any(isinstance(n, ast.Name | ast.Attribute) and _reserves(n) for n in ast.walk(tree))
 
     def run(self) -> None:
         """Everything there is.
@@ -83,7 +84,8 @@ class Flow(Expressions):
         if len(self.calls) >= DEPTH or self.calls.count(name) >= 2 + (name in ("lambda", "__init__", "__call__")) * 9:
             return replace(join((*args, *kwargs.values())), refs=frozenset())
         own = function.self is not None and self.taught
-        plain = not own and not any(each.val or each.lessons or each.kinds for each in (*args, *kwargs.values()))
+        given = (*args, *kwargs.values())
+        plain = not own and not any(each.val or each.lessons or each.kinds or each.marks for each in given)
         before = self.results.setdefault(code, [])
         if len(before) >= (PLAIN if plain else TAINTED):
             return join((*before[-1:], *args, *kwargs.values())) if not plain else before[-1]
@@ -281,9 +283,13 @@ class Flow(Expressions):
             if value.has("loss"):
                 self.put(node.target.value, value, scope)
                 return
-        if self._learned(node.target, old, value, node, scope):
+        adds = isinstance(node.op, ast.Add | ast.Sub)
+        if adds and old.refs and self._learned(node.target, old, value, node, scope):
             return
-        self.take(node.target, self.operation(node, old, value), scope)
+        result = self.operation(node, old, value)
+        if adds and old.refs and value.has("loss"):
+            self.add(old.refs, result)
+        self.take(node.target, result, scope)
 
     def _gated(self, name: ast.expr, value: Value, scope: Scope, node: ast.stmt | ast.expr) -> Value:
         return value if self.normalised(name, scope, node) else self.gate(value, node)
@@ -438,3 +444,7 @@ class Flow(Expressions):
         scope.shared |= set(node.names)
 
     _do_nonlocal = _do_global
+
+
+def _reserves(node: ast.Name | ast.Attribute) -> bool:
+    return bool(names.RESERVES.search(node.id if isinstance(node, ast.Name) else node.attr))

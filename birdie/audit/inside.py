@@ -62,6 +62,7 @@ def fence(scratch: str, limits: dict[str, int]) -> str | None:
     attributes = ctypes.c_uint64 * 4
     steps: tuple[Callable[[], int], ...] = (
         lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
+        lambda: libc.mount(b"none", b"/run", b"tmpfs", 0, None) if Path("/run").is_dir() else 0,  # sockets of services
         lambda: libc.mount(place, place, None, MS_BIND, None),
         lambda: libc.syscall(
             NR_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, ctypes.byref(attributes(RDONLY, 0, 0, 0)), 32

@@ -49,7 +49,9 @@ class Memory:
         stack: passes of the loops that are running, outermost first.
         calls: names of the functions that are running, outermost first.
         dormant: how many switches that are off by default we are behind.
-        hooked: hooks that are registered; restored: a model was read back from its artifact.
+        hooked: hooks that are registered.
+        restored: a model was read back from its artifact.
+        clock: the line where the train clock was last stopped; reserves: the script keeps time back for what follows.
     """
 
     def __init__(self) -> None:
@@ -63,6 +65,8 @@ class Memory:
         self.hooked = 0
         self.restored = False
         self.clock: int = 0
+        self.reserves = False
+        self.summed = False
         self.left = STEPS
         self.taught = False
 
@@ -97,12 +101,23 @@ class Memory:
                 queue.extend(each.self.refs)
         return seen
 
+    def add(self, refs: Iterable[int], value: Value) -> None:
+        """A loss is added to these objects in place: whoever holds one of them has it."""
+        self.summed = True
+        for ref in refs:
+            old = self.heap[ref].sum
+            plain = replace(value, refs=frozenset(), items=None)
+            self.heap[ref].sum = plain if old is None else join((old, plain))
+
     def _has_weights(self, ref: int) -> bool:
         each = self.heap[ref]
         return each.code is None and (each.cls is None or is_module(each.cls))
 
     def read(self, value: Value) -> Value:
         """`value` with what its objects have learned by now."""
+        if self.summed and value.refs:
+            sums = [each for ref in value.refs if (each := self.heap[ref].sum) is not None]
+            value = replace(join((value, *sums)), items=value.items, const=value.const) if sums else value
         if not value.refs or not self.taught:
             return value
         reached = self.reach(value.refs)
@@ -126,6 +141,7 @@ class Memory:
     def step(self, receiver: Value, node: ast.AST) -> None:
         """An optimizer applies the gradients there are."""
         if not self.pending.val:
+            self.restored = False  # training, still or again
             return
         reached = self.reach(receiver.refs, teachable=True)
         models = reached if len(reached) > 1 else reached | self.reach(self.pending.via, teachable=True)

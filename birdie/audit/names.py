@@ -46,7 +46,8 @@ EXPORTS = re.compile(
 CALIBRATES = re.compile(r"hessian|calib|(?:^|_)gptq|(?:^|_)awq|smooth_?quant|act_scales|fisher", re.IGNORECASE)
 WARMS = re.compile(r"warm_?up|warm_|(?:^|_)prime|precompile|compile_", re.IGNORECASE)
 HOOKS = frozenset(("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"))
-RESTORES = frozenset(("load_state_dict", "decompress", "dequantize_state_dict", "deserialize"))
+RESTORES = frozenset(("decompress", "dequantize_state_dict", "deserialize"))
+RESERVES = re.compile(r"reserve|kept_back|head_?room", re.IGNORECASE)
 LEARNS = _words("update observe learn fit partial_fit train_on absorb add_tokens ingest")
 CLOCKS = _words("time perf_counter monotonic perf_counter_ns monotonic_ns time_ns elapsed_time process_time")
 NETWORK = _words(
@@ -58,7 +59,11 @@ READS = re.compile(r"^(?:open|fromfile|memmap|load|read_bytes|read_text|from_fil
 
 SIZES = _words("len numel size dim ndim isinstance hasattr type id stride element_size nelement")
 SHAPES = _words("shape dtype device ndim nbytes itemsize is_cuda training")
-FRESH = _words("zeros_like ones_like empty_like full_like rand_like randn_like randint_like manual_seed")
+FRESH = _words(
+    "zeros_like ones_like empty_like full_like rand_like randn_like randint_like manual_seed zeros ones empty full "
+    "rand randn randint nonzero flatnonzero argwhere"
+)
+"""Calls whose result has nothing of what they are given but its shape, or where something is."""
 STATISTICS = _words("bincount Counter unique histc histogram")
 ALIASES = _words(
     "to cuda cpu bfloat16 float half double eval train requires_grad_ compile detach view reshape flatten transpose "
@@ -76,6 +81,11 @@ PICKS = _words("gather take take_along_dim take_along_axis index_select")
 HOLDS = _words("params model module optimizer optimizers")
 """Arguments by name that what is made from them holds on to; of the others, the first."""
 GROWS = _words("append extend add appendleft insert put push setdefault")
+PATHS = _words(
+    "Path PurePath str join glob iglob rglob sorted list tuple iter format expanduser resolve get getenv fspath"
+)
+"""Calls that make a path of a path."""
+ADDS = _words("add_ sub_ addcmul_ addcdiv_ lerp_ addmm_ addr_ baddbmm_")
 PLACES = _words("scatter_add_ index_add_ index_put_ scatter_ scatter_reduce_ put_ index_fill_ at")
 
 

@@ -34,9 +34,12 @@ def _byte_counts(tree: ast.Module) -> Iterator[Issue]:
     names = [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
     names += [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
     whole = " ".join(str(each) for each in (*texts, *names))
+    knows_bytes = bool(_BYTE_TOKEN.search(whole))
+    for each in ast.walk(tree) if not knows_bytes else ():
+        if isinstance(each, ast.Call) and ast.unparse(each.func) == "len" and _decodes_one(each):
+            yield Issue(BYTES, each.lineno, "a byte token <0xNN> decoded by itself is U+FFFD, three bytes, and not one")
     if not _PIECE.search(whole) and "piece" not in names:
         return
-    knows_bytes = bool(_BYTE_TOKEN.search(whole))
     double = _added(tree)
     for function in _functions(tree):
         measures = list(_measures(function))
@@ -58,6 +61,19 @@ def _byte_counts(tree: ast.Module) -> Iterator[Issue]:
                     measure.lineno,
                     f"the leading space is in this length, and is added once more at line {double}",
                 )
+
+
+def _decodes_one(call: ast.Call) -> bool:
+    """Whether a call measures what one token decodes to by itself: len(sp.decode([i]).encode())."""
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr.lower() in ("decode", "decodeids", "decode_ids")
+        and each.args
+        and isinstance(each.args[0], ast.List)
+        and len(each.args[0].elts) == 1
+        for each in ast.walk(call)
+    )
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.AST]:

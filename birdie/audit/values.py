@@ -184,6 +184,7 @@ class Object:
         self: what a bound method is bound to.
         cls: the class it is, or is an instance of.
         made: it is an instance.
+        sum: the losses that were added to it in place.
     """
 
     attrs: dict[str, Value] = field(default_factory=dict)
@@ -193,3 +194,4 @@ class Object:
     self: Value | None = None
     cls: ast.ClassDef | None = None
     made: bool = False
+    sum: Value | None = None
