@@ -2,6 +2,7 @@
 
     ledger.score(first, stop)     before these targets' losses count
     ledger.learn(first, stop)     before a step that learns from these targets, or from any cache filled with them
+    ledger.agree(first, stop)     after scoring that ranks share: what one of them scored is scored for all
     ledger.close()                at the end: nothing was left out
 
 Places are those of targets: place i is the token after input i; N + 1 tokens have places 0 … N − 1. Whoever
@@ -9,8 +10,10 @@ breaks a rule gets a RuleError instead of a score: conditions C3 and C4 of opena
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from birdie.distributed import World
 from birdie.errors import RuleError
 
 Places = tuple[int, int]
@@ -21,13 +24,14 @@ class Ledger:
     """What was scored, of `targets` targets.
 
     Attributes:
-        scored: how many were scored.
+        scored: how many were scored on this rank.
         learned: how many places steps learned from, each as often as it was.
         steps: declarations of `learn`.
     """
 
     def __init__(self, targets: int) -> None:
         self._seen = np.zeros(targets, dtype=bool)
+        self._elsewhere = np.zeros(targets, dtype=bool)  # scored by other ranks
         self.scored = self.learned = self.steps = 0
 
     def __len__(self) -> int:
@@ -36,9 +40,12 @@ class Ledger:
     @property
     def seen(self) -> NDArray[np.bool_]:
         """Whether each place was scored, (targets,); read only."""
-        view = self._seen.view()
-        view.flags.writeable = False
-        return view
+        return _read_only(self._seen)
+
+    @property
+    def elsewhere(self) -> NDArray[np.bool_]:
+        """Whether another rank scored it, (targets,); read only."""
+        return _read_only(self._elsewhere)
 
     def score(self, first: int, stop: int) -> None:
         """The losses of places first … stop − 1 are final.
@@ -71,6 +78,32 @@ class Ledger:
             self.learned += stop - first
         self.steps += 1
 
+    def agree(self, first: int, stop: int, world: World, device: torch.device) -> None:
+        """Of places first … stop − 1, those that any rank scored are scored for all. Every rank must call it.
+
+        The ranks' marks are added up, so nobody takes another's word for more than it has entered itself.
+
+        Raises:
+            RuleError: two ranks scored the same one.
+            IndexError: there are no such places.
+        """
+        self._check(first, stop)
+        if world.size == 1:
+            return
+        own = self._seen[first:stop] & ~self._elsewhere[first:stop]
+        times = world.sum_(torch.from_numpy(own.astype(np.int32)).to(device)).cpu().numpy()
+        again = np.flatnonzero(times > 1)
+        if len(again):
+            raise RuleError(f"target {first + int(again[0]):,} is scored on two ranks; a target is scored once (C4)")
+        self._elsewhere[first:stop] |= (times > 0) & ~own
+        self._seen[first:stop] |= times > 0
+
+    def load(self, seen: NDArray[np.bool_], *, elsewhere: bool) -> None:
+        """Begin with the places that an earlier part of this scoring has scored: here, or on other ranks."""
+        self._seen[:] = seen
+        self._elsewhere[:] = seen & elsewhere
+        self.scored = 0 if elsewhere else int(seen.sum())
+
     def close(self) -> None:
         """All targets were scored.
 
@@ -86,3 +119,9 @@ class Ledger:
     def _check(self, first: int, stop: int) -> None:
         if not 0 <= first <= stop <= len(self._seen):
             raise IndexError(f"places {first} to {stop} are not among {len(self._seen)} targets")
+
+
+def _read_only(marks: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    view = marks.view()
+    view.flags.writeable = False
+    return view

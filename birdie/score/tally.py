@@ -10,12 +10,14 @@ long documents weigh as much as they do in the score itself.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from birdie.distributed import World
 from birdie.errors import DataError, RuleError
@@ -121,6 +123,32 @@ class Tally:
         if self.nats is not None:
             self.nats[places] = flat
 
+    def state(self, world: World, device: torch.device) -> dict[str, Tensor]:
+        """What all ranks have entered so far, on the CPU. Every rank must call it."""
+        own = self.ledger.seen & ~self.ledger.elsewhere
+        held = {"sums": torch.from_numpy(self._sums.copy()), "seen": torch.from_numpy(own.astype(np.uint8))}
+        if self.nats is not None:
+            held["nats"] = torch.from_numpy(np.where(own, self.nats, 0.0))
+        if world.size > 1:
+            held = {name: world.sum_(each.to(_home(device))).cpu() for name, each in held.items()}
+        held["seen"] = torch.from_numpy(np.packbits(held["seen"].numpy()))
+        return held
+
+    def load_state(self, state: Mapping[str, Tensor], world: World) -> None:
+        """Go on from what `state` gave for the same stream; this tally must be new.
+
+        Raises:
+            ValueError: it is of another stream.
+        """
+        seen = np.unpackbits(state["seen"].numpy(), count=len(self.ledger)).astype(bool)
+        if state["sums"].shape != self._sums.shape:
+            raise ValueError("the sums are of other documents")
+        self.ledger.load(seen, elsewhere=not world.is_main)
+        if world.is_main:
+            self._sums[:] = state["sums"].numpy()
+        if self.nats is not None:
+            self.nats[:] = np.where(seen, state["nats"].numpy(), np.nan) if world.is_main else np.nan
+
     def score(
         self, expected: int, seconds: float, world: World | None = None, device: torch.device | None = None
     ) -> Score:
@@ -137,8 +165,7 @@ class Tally:
         """
         sums = self._sums
         if world is not None and world.size > 1:
-            home = device if device is not None and device.type == "cuda" else torch.device("cpu")
-            sums = world.sum_(torch.from_numpy(sums.copy()).to(home)).cpu().numpy()
+            sums = world.sum_(torch.from_numpy(sums.copy()).to(_home(device))).cpu().numpy()
         nats, bytes_, targets = sums
         scored = round(float(targets.sum()))
         if scored != expected:
@@ -161,3 +188,8 @@ class Tally:
             variance = float(residual @ residual) * documents / (documents - 1)
             ci95 = 1.96 * math.sqrt(variance) / total_bytes
         return Score(bpb, total_nats / scored, scored, round(total_bytes), documents, ci95, seconds)
+
+
+def _home(device: torch.device | None) -> torch.device:
+    """Where sums travel from."""
+    return device if device is not None and device.type == "cuda" else torch.device("cpu")
