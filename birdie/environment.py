@@ -77,17 +77,21 @@ class Later:
         return is_on(value) and value.strip().lower() not in self.off
 
 
+ADAPTERS = (
+    *("TTT_LORA_RANK", "TTT_LORA_LR", "TTT_LORA_ALPHA", "TTT_CHUNK_SIZE", "TTT_BATCH_SIZE"),
+    *("TTT_BETA1", "TTT_BETA2", "TTT_WEIGHT_DECAY", "TTT_EVAL_SEQ_LEN"),
+)
+"""Variables of the test-time training that learns adapters: beside them TTT_ENABLED means that, and not SGD."""
+
 LATER = (
     Later("fitting a temperature is", ("TEMP_SCALING",)),
     Later(
-        "test-time training is",
-        ("TTT_ENABLED", "PHASED_TTT_ENABLED"),
+        "adapters that learn at test time are",
+        ("PHASED_TTT_ENABLED",),
         (
-            *("TTT_LR", "TTT_EPOCHS", "TTT_CHUNK_TOKENS", "TTT_FREEZE_BLOCKS", "TTT_MOMENTUM", "TTT_BATCH_SEQS"),
-            *("TTT_GRAD_CLIP", "TTT_LORA_RANK", "TTT_LORA_LR", "TTT_LORA_ALPHA", "TTT_CHUNK_SIZE", "TTT_BATCH_SIZE"),
-            *("TTT_BETA1", "TTT_BETA2", "TTT_WEIGHT_DECAY", "TTT_EVAL_SEQ_LEN", "PHASED_TTT_PREFIX_DOCS"),
-            *("PHASED_TTT_NUM_PHASES", "GLOBAL_TTT_LR", "GLOBAL_TTT_MOMENTUM", "GLOBAL_TTT_EPOCHS"),
-            *("GLOBAL_TTT_CHUNK_TOKENS", "GLOBAL_TTT_BATCH_SEQS", "GLOBAL_TTT_GRAD_CLIP"),
+            *ADAPTERS,
+            *("PHASED_TTT_PREFIX_DOCS", "PHASED_TTT_NUM_PHASES", "GLOBAL_TTT_LR", "GLOBAL_TTT_MOMENTUM"),
+            *("GLOBAL_TTT_EPOCHS", "GLOBAL_TTT_CHUNK_TOKENS", "GLOBAL_TTT_BATCH_SEQS", "GLOBAL_TTT_GRAD_CLIP"),
         ),
     ),
     Later("fp8 storage is", ("FP_STORAGE",)),
@@ -248,6 +252,13 @@ def _sliding(environ: Environment, _: Mapping[str, Any]) -> Tables:
     return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else STRIDE}}
 
 
+def _learning(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    """SGD over the whole model (#549), unless the variables beside are of adapters; 0 takes back its own word."""
+    if _switch(environ, "TTT_ENABLED"):
+        return {} if any(name in environ for name in ADAPTERS) else {"evaluation": {"adapt": "sgd"}}
+    return {"evaluation": {"adapt": "none"}} if content.get("evaluation", {}).get("adapt") == "sgd" else {}
+
+
 def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
     """The spec of so many bits over so many standard deviations."""
 
@@ -279,5 +290,6 @@ RULES = (
         _gptq("scheme", "MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
     ),
     Rule(("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"), ("evaluation.stride",), _sliding),
+    Rule(("TTT_ENABLED",), ("evaluation.adapt",), _learning),
     Rule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
 )

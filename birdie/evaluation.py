@@ -29,9 +29,11 @@ from birdie.model.gpt import GPT
 from birdie.model.shape import config_of
 from birdie.recipe import DataSettings, Recipe
 from birdie.repack import load_object
+from birdie.score.adapt import SGDSettings, parse_sgd
+from birdie.score.chunks import Keeping
 from birdie.score.clock import EvaluationClock
 from birdie.score.package import Packaged, Shape, packaged
-from birdie.score.plan import Plan, plan
+from birdie.score.plan import Plan, plan, score_learning
 from birdie.score.plan import score as score_by_plan
 from birdie.score.settings import EvaluationSettings
 from birdie.score.tally import Score
@@ -46,6 +48,8 @@ class Evaluation:
     Attributes:
         way: how, in a few words.
         settings: how, in full.
+        sgd: how it learned; None: it did not.
+        evidence: what learning did, in a line; empty without.
         bytes: of the artifact.
         sidecar: whether a byte sidecar counted the text, not the tokenizer's table.
         seconds: import, decode, compile, score, adapt.
@@ -55,6 +59,8 @@ class Evaluation:
     score: Score
     way: str
     settings: EvaluationSettings
+    sgd: SGDSettings | None
+    evidence: str
     bytes: int
     sidecar: bool
     seconds: dict[str, float]
@@ -106,6 +112,9 @@ def evaluate(
     settings: EvaluationSettings | Mapping[str, Any] | None = None,
     tilt: bool | None = None,
     package: Path | None = None,
+    sgd: str = "",
+    keeping: Keeping | None = None,
+    stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
     started: float = 0.0,
     notify: Callable[[str], None] = lambda _: None,
@@ -123,6 +132,9 @@ def evaluate(
         settings: how to score; a mapping changes those of the recipe, None takes these.
         tilt: whether predictions lean on what the text said before, as the recipe's `[tilt]` says; None: it says.
         package: machine code that windows pass through instead, made if it is not there (`birdie.score.package`).
+        sgd: changes of the recipe's `[sgd]`, for evaluation.adapt = "sgd", as "lr=0.01,epochs=1".
+        keeping: a file for the state of an adaptation.
+        stop: asked between the chunks of one.
         world: ranks that share the work; all get the answer.
         started: seconds that importing took, for the budget.
         notify: gets a line when the budget will not do, and what a package did.
@@ -132,6 +144,8 @@ def evaluate(
         ArtifactError: the file is corrupt.
         DataError: shards or tokenizer are missing, or not those the model was trained with.
         ConfigError: a setting is out of range, or the package is not for this.
+        KeyboardInterrupt: an adaptation was stopped.
+        WeightsError: its state cannot be gone on from.
     """
     if max_tokens is not None and max_tokens < 0:
         raise ConfigError(f"max_tokens is {max_tokens}; give a number of tokens, or 0 for all")
@@ -159,29 +173,36 @@ def evaluate(
         with clock.part("compile"):
             _require_plain_windows(settings, leaning.enabled)
             through = _through(model, package, made, settings, world, notify)
-    watched = clock.watch(progress)
-    with clock.part("score"):
-        score = score_by_plan(
-            made,
-            settings,
-            model,
-            counts,
-            batch_tokens=batch_tokens or recipe.validation.batch_tokens,
-            bos_id=pieces.bos_id,
-            device=place,
-            tilt=leaning,
-            by=through,
-            world=world,
-            progress=watched,
-        )
+    watched, evidence = clock.watch(progress), ""
+    learning = parse_sgd(sgd, recipe.sgd) if sgd else recipe.sgd
+    shared: dict[str, Any] = {
+        "batch_tokens": batch_tokens or recipe.validation.batch_tokens,
+        "bos_id": pieces.bos_id,
+        "device": place,
+        "tilt": leaning,
+        "world": world,
+        "progress": watched,
+    }
+    if settings.adapt == "sgd":
+        score, adapted = score_learning(made, settings, learning, model, counts, keeping=keeping, stop=stop, **shared)
+        clock.seconds["score"] += adapted.score_seconds
+        clock.seconds["adapt"] += adapted.adapt_seconds
+        evidence = adapted.evidence
+    else:
+        with clock.part("score"):
+            score = score_by_plan(made, settings, model, counts, by=through, **shared)
     if through is not None:
         notify(f"at work: {through.evidence()}")
     if not clock.within:
         warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
     return Evaluation(
         score,
-        made.says + (", tilted by n-grams" if leaning.enabled else ""),
+        made.says
+        + (f", learning from {learning.chunk_tokens:,} tokens at a time" if evidence else "")
+        + (", tilted by n-grams" if leaning.enabled else ""),
         settings,
+        learning if evidence else None,
+        evidence,
         Path(path).stat().st_size,
         isinstance(counts, np.ndarray),
         clock.seconds,
@@ -191,7 +212,12 @@ def evaluate(
 
 def _require_plain_windows(settings: EvaluationSettings, tilted: bool) -> None:
     """Refuse what asks for more than the losses of windows."""
-    asked = {"a stream": settings.stream, "a temperature": settings.temperature != 1.0, "a tilt": tilted}
+    asked = {
+        "a stream": settings.stream,
+        "a temperature": settings.temperature != 1.0,
+        "a tilt": tilted,
+        "an adaptation": settings.adapt != "none",
+    }
     for name, wanted in asked.items():
         if wanted:
             raise ConfigError(f"a package gives the losses of windows, and {name} needs more; leave out one of the two")
@@ -218,8 +244,8 @@ def changed(settings: EvaluationSettings, changes: Mapping[str, Any]) -> Evaluat
     """
     dropped: dict[str, Any] = {}
     if changes.get("stream"):
-        dropped = {"stride": 0}
-    elif changes.get("stride") is not None or changes.get("stream") is False:
+        dropped = {"stride": 0, "adapt": "none"}
+    elif any(changes.get(name) is not None for name in ("stride", "adapt")) or changes.get("stream") is False:
         dropped = {"stream": False, "sinks": 0, "segments": 1, "exact": False}
     return dataclasses.replace(settings, **(dropped | dict(changes)))
 

@@ -28,6 +28,7 @@ from birdie.entropy.stream import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
 from birdie.recipe_file import configuration, explain
+from birdie.score.adapt import SGDSettings
 from birdie.score.bpb import ValidationSettings
 from birdie.score.ngram import TiltSettings
 from birdie.score.plan import check_lengths
@@ -211,6 +212,7 @@ class Recipe:
     export: ExportSettings = field(default_factory=ExportSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     tilt: TiltSettings = field(default_factory=TiltSettings)
+    sgd: SGDSettings = field(default_factory=SGDSettings)
     run: RunSettings = field(default_factory=RunSettings)
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
 

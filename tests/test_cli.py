@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +197,46 @@ def test_a_recipe_says_how_its_artifact_is_scored(trained: Path, tmp_path: Path,
     assert ask("evaluate", artifact, "--stream")[1]["settings"]["stride"] == 0
 
 
+LEARNING = ["--adapt", "sgd", "--sgd", "lr=0.3,epochs=2,chunk-tokens=512,batch_seqs=2"]
+
+
+def test_evaluate_learns_from_what_it_has_scored(
+    ways: dict[str, dict[str, Any]], trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = evaluated(trained, *LEARNING)
+    assert found["bpb"] < ways["plain"]["bpb"] - 0.1
+    assert (found["tokens"], found["text_bytes"]) == (ways["plain"]["tokens"], ways["plain"]["text_bytes"])
+    assert found["way"] == "windows of 64 end to end, learning from 512 tokens at a time"
+    assert found["seconds"]["adapt"] > 0
+    assert found["sgd"]["epochs"] == 2
+    assert "tokens learned from after they were scored" in found["evidence"]
+    assert (ways["plain"]["sgd"], ways["plain"]["evidence"], ways["plain"]["seconds"]["adapt"]) == (None, "", 0)
+
+    @contextlib.contextmanager
+    def asked(**_: object) -> Iterator[Callable[[], bool]]:
+        answers = iter([False, True])
+        yield lambda: next(answers)
+
+    keeping = [trained / "model.birdie", *LEARNING, "--state", tmp_path / "state"]
+    with monkeypatch.context() as patch:
+        patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
+        assert ask("evaluate", *keeping)[0] == 130
+    code, answer, _ = ask("evaluate", *keeping, "--resume")
+    assert (code, answer["bpb"], answer["evidence"]) == (0, found["bpb"], found["evidence"])
+    code, answer, _ = ask("evaluate", *keeping, "--resume", "--stride", "8")
+    assert (code, answer["error"]["type"]) == (1, "WeightsError")
+    assert "is of another scoring: windows" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
+        (["--adapt", "sgd", "--stream"], "adapt with windows"),
+        (["--adapt", "adam"], "choose none or sgd"),
+        (["--adapt", "sgd", "--sgd", "rate=1"], "adaptation has no setting 'rate'"),
+        (["--adapt", "sgd", "--sgd", "lr=much"], "adaptation lr is 'much'"),
+        (["--adapt", "sgd", "--sgd", "freeze_blocks=3"], "no parameter of block 2"),
+        (["--adapt", "sgd", "--resume"], "say which with --state"),
         (["--stride", "65"], "stride 65 is longer than windows of 64"),
         (["--sinks", "2"], "set stream as well"),
         (["--stream", "--stride", "8"], "give stride or stream"),

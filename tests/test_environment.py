@@ -57,9 +57,11 @@ EXPECTED = {
     "#549": {
         "model.bigram_vocab_size": 1536, "model.value_embed_layers": (9, 10), "qat.bits": 6, "qat.below": 0.15,
         "qat.tensors": ("blocks.*",), "train.warmdown_iters": 3500, "optimizer.muon_momentum": 0.99,
-        "average.kind": "ema", "average.ema_decay": 0.997, "average.swa_every": 50, "evaluation.stride": 64,
+        "average.kind": "ema", "average.ema_decay": 0.997, "average.swa_every": 50, "evaluation.adapt": "sgd",
+        "sgd.lr": 0.002, "sgd.epochs": 3, "sgd.chunk_tokens": 32768, "sgd.batch_seqs": 32, "sgd.grad_clip": 1.0,
+        "evaluation.stride": 64,
     },
-    "#1493": {"model.qk_gain_init": 5.25, "train.seed": 42},
+    "#1493": {"model.qk_gain_init": 5.25, "train.seed": 42, "evaluation.adapt": "sgd", "sgd.lr": 0.005},
     "#1855": {
         "model.attn_gate": "sparse", "model.sparse_gate_scale": 0.5, "model.smear": "gated",
         "train.warmdown_fraction": 0.85, "train.min_lr": 0.1, "export.embedding": "gptq:bits=7,k=14",
@@ -73,9 +75,9 @@ EXPECTED = {
 }  # fmt: skip
 MISSING = {
     "tenth layer": [],
-    "#549": ["test-time"],
-    "#1493": ["test-time"],
-    "#1855": ["test-time", "of their own for attention", "low-rank correction"],
+    "#549": [],
+    "#1493": [],
+    "#1855": ["adapters that learn", "of their own for attention", "low-rank correction"],
     "ternary": ["fitting a temperature", "fp8 storage", "YaRN"],
 }
 
@@ -133,8 +135,8 @@ def test_a_variable_has_one_meaning() -> None:
 
 def test_what_is_switched_off_is_not_missed() -> None:
     assert list(remarks({"TTT_ENABLED": "0", "TTT_LR": "0.002", "TEMP_SCALING": "0.0", "ROPE_TYPE": "rope"})) == []
-    assert list(remarks({"TTT_LR": "0.002"})) == [
-        "TTT_LR is set, but test-time training is not available in this version; going on without"
+    assert list(remarks({"TTT_ENABLED": "1", "TTT_LORA_RANK": "80"})) == [
+        "TTT_LORA_RANK is set, but adapters that learn at test time are not available in this version; going on without"
     ]
     assert list(remarks({"COMPRESSOR": "brotli"})) == [
         "COMPRESSOR sets nothing here: the file is coded by birdie's own coder"
@@ -155,6 +157,25 @@ def test_a_switch_takes_back_its_own_average_of_the_file(tmp_path: Path, monkeyp
     assert (kept.kind, kept.swa_every) == ("swa", 7)
     assert resolved(monkeypatch, "SWA_ENABLED=0", file).average.kind == "none"
     assert resolved(monkeypatch, "SWA_ENABLED=0", file, "--average.kind", "lawa").average.kind == "lawa"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("TTT_ENABLED=1", "sgd"),
+        ("TTT_ENABLED=0", "none"),
+        ("TTT_LR=0.1", "sgd"),
+        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "sgd"),
+    ],
+)
+def test_learning_at_test_time_is_switched(
+    command: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('[evaluation]\nadapt = "sgd"\n')
+    assert resolved(monkeypatch, command, file).evaluation.adapt == expected
+    without = "sgd" if command == "TTT_ENABLED=1" else "none"
+    assert resolved(monkeypatch, command).evaluation.adapt == without
 
 
 def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

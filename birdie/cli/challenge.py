@@ -18,8 +18,7 @@ from pathlib import Path
 
 import torch
 
-from birdie.cli.console import guarded
-from birdie.cli.train import ctrl_c_asks
+from birdie.cli.console import ctrl_c_asks, guarded
 from birdie.compress import baseline
 from birdie.device import choose_device
 from birdie.distributed import World, process_group, world_from_environment
@@ -271,8 +270,12 @@ def _evaluate(log: Log, run: Run) -> None:
     for warning in found.warnings:
         log(f"birdie:{warning}")
     log(f"birdie:evaluation: {found.way}; " + " ".join(f"{part}:{s:.1f}s" for part, s in found.seconds.items()))
+    if found.evidence:
+        log(f"birdie:{found.evidence}")
     sliding = settings.stride and not settings.documents
     name, of = ("final_sliding_window_eval", f" stride:{settings.stride}") if sliding else ("final_eval", "")
+    if settings.adapt == "sgd":
+        name, of = "legal_ttt", ""
     log(
         f"{name}{of} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"

@@ -6,11 +6,13 @@ With `--json` stdout carries exactly one JSON object, an error included, and eve
 import json
 import math
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from types import FrameType
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -170,3 +172,23 @@ def plain(name: str) -> Text:
 def size(value: int) -> str:
     """Bytes with thousands separators and unit."""
     return f"{value:,} B"
+
+
+@contextmanager
+def ctrl_c_asks(*, shown: bool = True, after: str = "this step") -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a question that long work asks between its steps; the second one stops at once."""
+    asked = False
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        if shown:
+            remark(f"Stopping after {after} (Ctrl-C again stops at once and saves nothing)")
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,5 +1,6 @@
 """`birdie evaluate`: bits per byte of what an artifact decodes to."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,11 +8,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, show, size
+from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, show, size
 from birdie.device import choose_device
 from birdie.distributed import process_group, world_from_environment
+from birdie.errors import ConfigError
 from birdie.evaluation import Evaluation
 from birdie.evaluation import evaluate as evaluate_artifact
+from birdie.score.chunks import Keeping
 from birdie.score.clock import process_seconds
 
 
@@ -39,6 +42,12 @@ def evaluate(
     segments: Annotated[int | None, Parameter(help="Parts of a stream side by side.")] = None,
     exact: Annotated[bool | None, Parameter(help="A stream begun anew where its context is full.")] = None,
     tilt: Annotated[bool | None, Parameter(help="Lean towards what followed the same tokens before.")] = None,
+    adapt: Annotated[str | None, Parameter(help="sgd: learn from each chunk once it is scored; none.")] = None,
+    sgd: Annotated[str, Parameter(help="How: NAME=VALUE,… such as lr=0.01,epochs=1; rest: as the recipe.")] = "",
+    state: Annotated[
+        Path | None, Parameter(help="File for the state between chunks, also when Ctrl-C stops it.")
+    ] = None,
+    resume: Annotated[bool, Parameter(help="Go on from --state.", negative=())] = False,
     max_tokens: Annotated[int | None, Parameter(help="Score only this many tokens; 0: all.")] = None,
     budget_seconds: Annotated[float | None, Parameter(help="Time it may take, import included; 0: any.")] = None,
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
@@ -64,12 +73,17 @@ def evaluate(
         "sinks": sinks,
         "segments": segments,
         "exact": exact,
+        "adapt": adapt,
         "budget_seconds": budget_seconds,
     }
+    if resume and state is None:
+        raise ConfigError("--resume goes on from a state; say which with --state FILE")
+    keeping = None if state is None else Keeping(state, resume=resume)
     started = process_seconds()
     place = choose_device(device, world_from_environment().local_rank)
     with process_group(place) as world:
-        with progress_bar(f"scoring {file.name}", "tokens") as update:
+        asking = ctrl_c_asks(shown=world.is_main, after="this chunk") if keeping else nullcontext(_never)
+        with progress_bar(f"scoring {file.name}", "tokens") as update, asking as stop:
             result = evaluate_artifact(
                 file,
                 data=data,
@@ -78,6 +92,9 @@ def evaluate(
                 device=device,
                 dtype=dtype,
                 tilt=tilt,
+                sgd=sgd,
+                keeping=keeping,
+                stop=stop,
                 settings={name: value for name, value in asked.items() if value is not None},
                 package=package,
                 world=world,
@@ -93,6 +110,11 @@ def evaluate(
         emit(evaluation_json(result))
     else:
         show(_table(file, result))
+
+
+def _never() -> bool:
+    """Whether to stop, of work that Ctrl-C stops at once."""
+    return False
 
 
 def _nothing(_: str) -> None:
@@ -115,6 +137,8 @@ def evaluation_json(result: Evaluation) -> dict[str, object]:
         "budget_seconds": result.settings.budget_seconds,
         "way": result.way,
         "settings": asdict(result.settings),
+        "sgd": None if result.sgd is None else asdict(result.sgd),
+        "evidence": result.evidence,
     }
 
 
@@ -130,6 +154,8 @@ def _table(file: Path, result: Evaluation) -> Table:
     table.add_row("bytes of text", f"{score.bytes:,} ({score.bytes / score.tokens:.3f} per token{by})")
     table.add_row("documents", f"{score.documents:,}")
     table.add_row("scored by", result.way)
+    if result.evidence:
+        table.caption = plain(result.evidence)
     for name, seconds in result.seconds.items():
         if seconds:
             table.add_row(f"time to {name}", f"{seconds:.1f} s")

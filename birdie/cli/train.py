@@ -1,12 +1,9 @@
 """`birdie train`: a recipe into a run folder with checkpoints, an artifact and its score."""
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -14,7 +11,7 @@ from cyclopts.config import Dict
 from rich.table import Table
 
 from birdie.artifact import Summary
-from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, remark, say, show
+from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, say, show
 from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of
 from birdie.cookbook import find
@@ -147,26 +144,6 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
                     minutes = (cost.priming_s + cost.seconds) / 60
                     remark(f"about {cost.mean_s:.2g} s a step on this CPU, {minutes:.1f} min in all")
     return last, interrupted
-
-
-@contextmanager
-def ctrl_c_asks(*, shown: bool = True) -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a question the run asks between steps; the second one stops at once."""
-    asked = False
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        if shown:
-            remark("Stopping after this step (Ctrl-C again stops at once and saves nothing)")
-
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _show(event: Event, work: Run, update: Callable[[float, float | None], None]) -> None:

@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 
 from birdie.device import synchronize
 from birdie.distributed import World
+from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.score.adapt import Learner, SGDSettings, cosine
 from birdie.score.forward import Progress, score_windows
-from birdie.score.ledger import Places
+from birdie.score.lean import Lean
+from birdie.score.ledger import Ledger, Places
 from birdie.score.resume import Midway, identity, load_midway, save_midway
 from birdie.score.tally import Tally
 from birdie.score.windows import Windows
@@ -84,7 +86,7 @@ def score_adapting(
     model: GPT,
     tokens: NDArray[np.uint16],
     windows: Windows,
-    tally: Tally,
+    sink: Tally | Lean,
     settings: SGDSettings,
     *,
     length: int,
@@ -97,13 +99,13 @@ def score_adapting(
     stop: Callable[[], bool] = lambda: False,
     restore: bool = True,
 ) -> Adapted:
-    """Enter `windows` in `tally`, learning from each chunk when it is scored.
+    """Enter `windows` in `sink`, learning from each chunk when it is scored.
 
     Args:
         model: in evaluation mode; all ranks hold the same weights.
         tokens: (N + 1,) of the stream.
         windows: over its N places, without gaps up to the last that is scored.
-        tally: of the stream; new, and of the same kind if `keeping` resumes.
+        sink: of the stream, and new.
         settings: of chunks and steps.
         length: tokens of the sequences that are learned from.
         batch_tokens, device, temperature: as `forward.score_windows` has them.
@@ -116,45 +118,45 @@ def score_adapting(
     Raises:
         KeyboardInterrupt: it was stopped; the state is in the file, if there is one.
         RuleError: a target would be scored a second time, or learned from before it is scored.
-        ConfigError: a setting does not fit the model, or the gradient is not finite.
+        ConfigError: a setting does not fit the model, the gradient is not finite, or the sink is none that can be kept.
         WeightsError: there is nothing to go on from, or it is the state of another scoring.
     """
     world = world or World()
     learner = Learner(model, settings, world)
     plan = list(chunked(windows, settings.chunk_tokens))
     last = max((number for number, (_, part) in enumerate(plan) if len(part)), default=0)
-    midway = Midway(tally, learner)
+    midway, tally = Midway(learner), sink if isinstance(sink, Tally) else None
     known: dict[str, str] = {}
     if keeping is not None:
+        if tally is None:
+            raise ConfigError("the state of a tilted scoring cannot be kept; leave out the state, or the tilt")
         known = identity(model, tokens, windows, settings, length=length, temperature=temperature, world=world)
-        if keeping.resume:
-            load_midway(keeping.path, known, midway, world)
-    mine = sum(part.share(world.rank, world.size).scored for _, part in plan)
-    done = sum(part.share(world.rank, world.size).scored for _, part in plan[: midway.chunk])
+    mine = [part.share(world.rank, world.size).scored for _, part in plan]
     try:
+        if keeping is not None and keeping.resume and tally is not None:
+            load_midway(keeping.path, known, midway, tally, world)
         while midway.chunk < len(plan):
             own, part = plan[midway.chunk]
             midway.score_seconds += score_windows(
                 model,
                 tokens,
                 part,
-                tally,
+                sink,
                 batch_tokens=batch_tokens,
                 device=device,
                 temperature=temperature,
                 world=world,
-                progress=_from(done, mine, progress),
+                progress=_from(sum(mine[: midway.chunk]), sum(mine), progress),
             )
-            done += part.share(world.rank, world.size).scored
             began = time.perf_counter()
-            _agree(tally, part, world, device)
+            _agree(sink.ledger, part, world, device)
             if midway.chunk < last:
-                learner.learn(tokens, [own], tally.ledger, length=length, factor=cosine(midway.chunk, len(plan)))
+                learner.learn(tokens, [own], sink.ledger, length=length, factor=cosine(midway.chunk, len(plan)))
                 synchronize(device)
             midway.adapt_seconds += time.perf_counter() - began
             midway.chunk += 1
             if midway.chunk < len(plan):
-                _between(midway, keeping, known, world, world.any(stop(), device))
+                _between(midway, tally, keeping, known, world, world.any(stop(), device))
         return Adapted(
             midway.score_seconds, midway.adapt_seconds, len(plan), learner.steps, learner.tokens, learner.evidence()
         )
@@ -163,17 +165,19 @@ def score_adapting(
             learner.restore()
 
 
-def _agree(tally: Tally, part: Windows, world: World, device: torch.device) -> None:
+def _agree(ledger: Ledger, part: Windows, world: World, device: torch.device) -> None:
     """Let every rank know what the others scored of this chunk."""
     if len(part):
-        tally.ledger.agree(int(part.firsts.min()), int(part.stops.max()), world, device)
+        ledger.agree(int(part.firsts.min()), int(part.stops.max()), world, device)
 
 
-def _between(midway: Midway, keeping: Keeping | None, known: dict[str, str], world: World, stopping: bool) -> None:
+def _between(
+    midway: Midway, tally: Tally | None, keeping: Keeping | None, known: dict[str, str], world: World, stopping: bool
+) -> None:
     """Keep the state if it is time to; stop if that was asked for."""
-    due = keeping is not None and (stopping or (keeping.every and midway.chunk % keeping.every == 0))
-    if keeping is not None and due:
-        save_midway(keeping.path, known, midway, world)
+    due = keeping is not None and (stopping or (keeping.every > 0 and midway.chunk % keeping.every == 0))
+    if keeping is not None and tally is not None and due:
+        save_midway(keeping.path, known, midway, tally, world)
     if stopping:
         raise KeyboardInterrupt
 

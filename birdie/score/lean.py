@@ -53,7 +53,7 @@ class Lean:
         Raises:
             RuleError: one was scored never, or on two ranks.
         """
-        seen = self.ledger.seen.astype(np.int32)
+        seen = (self.ledger.seen & ~self.ledger.elsewhere).astype(np.int32)
         if world.size > 1:
             home = device if device.type == "cuda" else torch.device("cpu")
             self._kept = world.sum_(torch.from_numpy(self._kept).to(home)).cpu().numpy()

@@ -7,7 +7,8 @@ different covers compare; a stream too short for one such window is scored whole
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.score.adapt import SGDSettings
 from birdie.score.bpb import whole_windows
+from birdie.score.chunks import Adapted, Keeping, score_adapting
 from birdie.score.forward import LanguageModel, Progress, Sink, score_windows
 from birdie.score.lean import Lean
 from birdie.score.ngram import TiltSettings
@@ -130,10 +133,8 @@ def score(
         RuleError: a target was scored twice, or never.
         DataError: the loss is not finite.
     """
-    if isinstance(table, np.ndarray):
-        table = table[: len(made.tokens)]
     world = world or World()
-    tally = Tally(made.tokens, table, bos_id)
+    tally = _tally(made, table, bos_id)
     lean = Lean(made.tokens, tilt) if tilt is not None and tilt.enabled else None
     sink: Sink = lean or tally
     batch = settings.batch_seqs * made.length or batch_tokens
@@ -168,3 +169,62 @@ def score(
         lean.close(tally, world, device)
         seconds += time.perf_counter() - began
     return tally.score(made.windows.scored, seconds, world, device)
+
+
+def score_learning(
+    made: Plan,
+    settings: EvaluationSettings,
+    sgd: SGDSettings,
+    model: GPT,
+    table: BytesPerToken | NDArray[np.uint16],
+    *,
+    batch_tokens: int,
+    bos_id: int,
+    device: torch.device,
+    tilt: TiltSettings | None = None,
+    world: World | None = None,
+    progress: Progress | None = None,
+    keeping: Keeping | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Score, Adapted]:
+    """As `score`, by windows, learning from each chunk after it is scored; the model gets its weights back.
+
+    Args:
+        made, settings, model, table, batch_tokens, bos_id, device, tilt, world, progress: as `score` has them.
+        sgd: how it learns.
+        keeping, stop: as `chunks.score_adapting` has them.
+
+    Raises:
+        KeyboardInterrupt: it was stopped; the state is in the file, if there is one.
+        RuleError: a target was scored twice or never, or would be learned from before.
+        DataError: the loss is not finite.
+        ConfigError: a setting does not fit the model, or the gradient is not finite.
+        WeightsError: there is nothing to go on from, or it is the state of another scoring.
+    """
+    world = world or World()
+    tally = _tally(made, table, bos_id)
+    lean = Lean(made.tokens, tilt) if tilt is not None and tilt.enabled else None
+    adapted = score_adapting(
+        model,
+        made.tokens,
+        made.windows,
+        lean or tally,
+        sgd,
+        length=made.length,
+        batch_tokens=settings.batch_seqs * made.length or batch_tokens,
+        device=device,
+        temperature=settings.temperature,
+        world=world,
+        progress=progress,
+        keeping=keeping,
+        stop=stop,
+    )
+    if lean is not None:
+        began = time.perf_counter()
+        lean.close(tally, world, device)
+        adapted = replace(adapted, score_seconds=adapted.score_seconds + time.perf_counter() - began)
+    return tally.score(made.windows.scored, adapted.score_seconds + adapted.adapt_seconds, world, device), adapted
+
+
+def _tally(made: Plan, table: BytesPerToken | NDArray[np.uint16], bos_id: int) -> Tally:
+    return Tally(made.tokens, table[: len(made.tokens)] if isinstance(table, np.ndarray) else table, bos_id)

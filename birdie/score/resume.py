@@ -38,13 +38,11 @@ class Midway:
     """Where a scoring by turns stands.
 
     Attributes:
-        tally: of the stream.
         learner: of the model.
         chunk: chunks that are done.
         score_seconds, adapt_seconds: they took.
     """
 
-    tally: Tally
     learner: Learner
     chunk: int = 0
     score_seconds: float = 0.0
@@ -81,16 +79,18 @@ def identity(
     }
 
 
-def save_midway(path: str | os.PathLike[str], known: Mapping[str, str], midway: Midway, world: World) -> None:
+def save_midway(
+    path: str | os.PathLike[str], known: Mapping[str, str], midway: Midway, tally: Tally, world: World
+) -> None:
     """Write the state; rank 0 does, every rank must call it.
 
     Raises:
         OutputError: it could not be written; what was there before is untouched.
     """
-    tensors = {**midway.learner.state(), **_prefixed(midway.tally.state(world, midway.learner.device))}
+    tensors = {**midway.learner.state(), **_prefixed(tally.state(world, midway.learner.device))}
     if not world.is_main:
         return
-    ledger = midway.tally.ledger
+    ledger = tally.ledger
     progress = {
         "chunk": midway.chunk,
         "score_seconds": midway.score_seconds,
@@ -107,8 +107,10 @@ def save_midway(path: str | os.PathLike[str], known: Mapping[str, str], midway: 
             raise OutputError(f"cannot write {path}: {error}; nothing was changed there") from error
 
 
-def load_midway(path: str | os.PathLike[str], known: Mapping[str, str], midway: Midway, world: World) -> None:
-    """Put what `path` holds into a `midway` that is new. Every rank must call it, and be able to read the file.
+def load_midway(
+    path: str | os.PathLike[str], known: Mapping[str, str], midway: Midway, tally: Tally, world: World
+) -> None:
+    """Put what `path` holds into a `midway` and a `tally` that are new. Every rank must call it and can read the file.
 
     Raises:
         WeightsError: there is no such file, it cannot be read, or it is of another scoring than `known`.
@@ -122,13 +124,13 @@ def load_midway(path: str | os.PathLike[str], known: Mapping[str, str], midway: 
             progress = json.loads(metadata["progress"])
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         midway.learner.load_state(tensors)
-        midway.tally.load_state(
+        tally.load_state(
             {name.removeprefix(_TALLY): each for name, each in tensors.items() if name.startswith(_TALLY)}, world
         )
         midway.chunk = int(progress["chunk"])
         midway.score_seconds, midway.adapt_seconds = progress["score_seconds"], progress["adapt_seconds"]
         midway.learner.steps, midway.learner.tokens = progress["steps"], progress["tokens"]
-        midway.tally.ledger.learned, midway.tally.ledger.steps = progress["ledger"]
+        tally.ledger.learned, tally.ledger.steps = progress["ledger"]
     except WeightsError:
         raise
     except FileNotFoundError as error:

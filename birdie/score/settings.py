@@ -4,15 +4,18 @@ stride 0                  windows end to end, the challenge's own score
 stride 64                 sliding windows: each target has at least length − 64 + 1 inputs
 documents                 the same in each document by itself
 stream                    each token passes the model once, by kept keys and values (`stream`)
+adapt sgd                 windows in chunks; the model learns from each chunk once it is scored (`chunks`)
 """
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
+
+Adapt = Literal["none", "sgd"]
 
 _COUNTS = ("stride", "seq_len", "batch_seqs", "sinks", "budget_seconds")
 _POSITIVE = ("chunk", "segments")
@@ -54,6 +57,9 @@ class EvaluationSettings:
     exact: Annotated[
         bool, Parameter(help="Begin the stream anew where its context is full, so that it equals windows end to end.")
     ] = False
+    adapt: Annotated[
+        Adapt, Parameter(help="Learn from what is scored: sgd: the whole model, chunk by chunk, as [sgd] says.")
+    ] = "none"
     budget_seconds: Annotated[
         float, Parameter(help="Time an evaluation may take in all, import and decoding included; 0: any.")
     ] = 600.0
@@ -70,6 +76,10 @@ class EvaluationSettings:
             raise ConfigError(
                 f"stride {self.stride} is longer than windows of {self.seq_len}; give 1 to {self.seq_len}"
             )
+        if self.adapt not in ("none", "sgd"):
+            raise ConfigError(f"evaluation adapt is {self.adapt!r}; choose none or sgd")
+        if self.stream and self.adapt != "none":
+            raise ConfigError("a stream keeps keys and values of weights that adaptation changes; adapt with windows")
         if self.stream and self.stride:
             raise ConfigError("a stream has no stride: its context moves on by chunk; give stride or stream")
         if not self.stream:
