@@ -157,6 +157,8 @@ def evaluate(
     model.compute_dtype = choose_dtype(dtype or recipe.train.compute_dtype, place)
     if not isinstance(settings, EvaluationSettings):
         settings = changed(recipe.evaluation, settings or {})
+    if settings.adapt == "none" and (sgd or keeping is not None):
+        raise ConfigError("settings and state of adaptation are given without adaptation; ask for it (--adapt sgd)")
     clock.budget = settings.budget_seconds
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
     check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)

@@ -237,6 +237,8 @@ def test_evaluate_learns_from_what_it_has_scored(
         (["--adapt", "sgd", "--sgd", "lr=much"], "adaptation lr is 'much'"),
         (["--adapt", "sgd", "--sgd", "freeze_blocks=3"], "no parameter of block 2"),
         (["--adapt", "sgd", "--resume"], "say which with --state"),
+        (["--sgd", "lr=1"], "given without adaptation"),
+        (["--adapt", "sgd", "--tilt", "--state", "no"], "state of a tilted scoring cannot be kept"),
         (["--stride", "65"], "stride 65 is longer than windows of 64"),
         (["--sinks", "2"], "set stream as well"),
         (["--stream", "--stride", "8"], "give stride or stream"),

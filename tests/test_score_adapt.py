@@ -19,11 +19,14 @@ from birdie.distributed import World
 from birdie.errors import ConfigError, RuleError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.score import adapt
-from birdie.score.adapt import Learner, SGDSettings, cosine, cut, learn, runs
+from birdie.score.adapt import Learner, SGDSettings, cosine, cut, learn, parse_sgd, runs
 from birdie.score.chunks import Adapted, Keeping, chunked, score_adapting
+from birdie.score.lean import Lean
 from birdie.score.ledger import Ledger
+from birdie.score.ngram import TiltSettings
 from birdie.score.scorer import Scorer, referee
 from birdie.score.tally import Tally
+from birdie.score.tilt import Tilted
 from birdie.score.windows import Windows, blocks, documents, sliding
 from birdie.train.banks import banked
 
@@ -162,6 +165,18 @@ def test_equals_a_scorer_that_adapts_token_by_token(cover: str, chunk_tokens: in
     plain, nothing, _ = adapted(model(), tokens, windows, dataclasses.replace(SETTINGS, chunk_tokens=1000))
     assert nothing.steps == 0
     assert np.nanmax(np.abs(plain - nats)) > 0.1, "the test must be able to tell adaptation from none"
+
+
+def test_tilts_what_it_adapts() -> None:
+    tokens, windows = text(), sliding(72, LENGTH, 3)
+    tilt = TiltSettings(enabled=True, table_bits=8, orders=(3, 2, 1))
+    lean, tally, ledger = Lean(tokens, tilt), Tally(tokens, Bytes(), BOS, keep=True), Ledger(72)
+    score_adapting(model(), tokens, windows, lean, SETTINGS, length=LENGTH, batch_tokens=64, device=CPU)
+    lean.close(tally, World(), CPU)
+    expected = referee(Tilted(Adapting(tokens, windows, SETTINGS, ledger), tilt), tokens, ledger=ledger)
+    assert tally.nats is not None
+    np.testing.assert_allclose(tally.nats, expected, rtol=0, atol=1e-3)
+    assert np.abs(expected - adapted(model(), tokens, windows)[0]).max() > 0.1
 
 
 def test_what_comes_before_helps() -> None:
@@ -403,6 +418,13 @@ def test_the_rate_falls_from_one_to_nothing() -> None:
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"adaptation {next(iter(wrong))} is "):
         SGDSettings(**wrong)
+
+
+def test_settings_are_read_from_words() -> None:
+    assert parse_sgd("lr=0.5,chunk-tokens=64", SETTINGS) == dataclasses.replace(SETTINGS, lr=0.5, chunk_tokens=64)
+    for words, why in (("lr", "lr is ''"), ("epochs=1.5", "epochs is '1.5'"), ("steps=1", "choose from lr, epochs")):
+        with pytest.raises(ConfigError, match=why):
+            parse_sgd(words, SETTINGS)
 
 
 def test_a_gradient_that_is_not_finite_stops_it() -> None:
