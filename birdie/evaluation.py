@@ -248,7 +248,7 @@ def changed(settings: EvaluationSettings, changes: Mapping[str, Any]) -> Evaluat
     if changes.get("stream"):
         dropped = {"stride": 0, "adapt": "none"}
     elif any(changes.get(name) is not None for name in ("stride", "adapt")) or changes.get("stream") is False:
-        dropped = {"stream": False, "sinks": 0, "segments": 1, "exact": False}
+        dropped = {"stream": False, "sinks": 0, "kv_bits": 0, "segments": 1, "exact": False}
     return dataclasses.replace(settings, **(dropped | dict(changes)))
 
 

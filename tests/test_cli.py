@@ -155,6 +155,7 @@ WAYS = {
     "longer": (["--seq-len", "128", "--batch-seqs", "3"], "windows of 128 end to end"),
     "stream": (["--stream", "--chunk", "8"], "stream, context 64, moving on by 8 tokens"),
     "segments": (["--stream", "--segments", "3", "--chunk", "8", "--sinks", "2"], "stream in 3 segments"),
+    "kept": (["--stream", "--chunk", "8", "--kv-bits", "4"], "stream, context 64, moving on by 8 tokens, keys and"),
     "exact": (["--stream", "--exact", "--chunk", "8"], "exact stream, context 64"),
     "tilt": (["--tilt"], "windows of 64 end to end, tilted by n-grams"),
 }
@@ -241,6 +242,8 @@ def test_evaluate_learns_from_what_it_has_scored(
         (["--adapt", "sgd", "--tilt", "--state", "no"], "state of a tilted scoring cannot be kept"),
         (["--stride", "65"], "stride 65 is longer than windows of 64"),
         (["--sinks", "2"], "set stream as well"),
+        (["--kv-bits", "4"], "set stream as well"),
+        (["--stream", "--kv-bits", "5"], "choose 2, 3, 4 or 8"),
         (["--stream", "--stride", "8"], "give stride or stream"),
         (["--stream", "--chunk", "64", "--sinks", "1"], "1 sinks do not fit a context of 64"),
         (["--temperature", "0"], "above 0"),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.model.cache import Cache
+from birdie.model.cache import RECENT, Cache
+from birdie.model.cache_quantizer import Quantizer
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.score.windows import documents, sliding
 
@@ -110,6 +111,63 @@ def test_a_stream_far_on_is_turned_exactly() -> None:
     far.position = 50_000_000
     for part in ids.split(8, 1):
         torch.testing.assert_close(near(part), far(part), rtol=1e-4, atol=1e-4)
+
+
+def quantized(made: GPT, ids: Tensor, bits: int, most: int = RECENT, **more: Any) -> Tensor:
+    """Logits of a stream, by calls of up to `most` places."""
+    cache, parts = Cache(made, len(ids), 40, chunk=12, kv_bits=bits, **more), []
+    while cache.position < ids.shape[1]:
+        parts.append(cache(ids[:, cache.position : cache.position + min(most, cache.ahead)]))
+    return torch.cat(parts, 1)
+
+
+KEPT = [{}, {"attn_window": 9}, {"rope_dims": 4, "sinks": 5}, {"isolate_documents": True}]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=str)
+def test_few_bits_change_what_is_behind_the_newest_block_and_the_fewer_the_more(kept: dict[str, Any]) -> None:
+    more = {name: kept[name] for name in kept if name == "sinks"}
+    made, ids = model(**{name: kept[name] for name in kept if name not in more}), text(140)
+    ids[0, [0, 50, 90, 120]] = BOS
+    exact = quantized(made, ids, 0, **more)
+    apart = [(quantized(made, ids, bits, **more) - exact).abs() for bits in (8, 4, 2)]
+    assert all(each[:, :RECENT].max() < 1e-4 for each in apart)
+    means = [float(each[:, RECENT:].mean()) for each in apart]
+    assert means[0] < 0.05 * means[-1]
+    assert means == sorted(means)
+    assert means[-1] > 0.01
+
+
+@pytest.mark.parametrize("most", [1, 7])
+@pytest.mark.parametrize("kept", KEPT[1:3], ids=str)
+def test_few_bits_do_not_make_calls_matter(most: int, kept: dict[str, Any]) -> None:
+    more = {name: kept[name] for name in kept if name == "sinks"}
+    made, ids = model(**{name: kept[name] for name in kept if name not in more}), text(110)
+    one, other = quantized(made, ids, 3, **more), quantized(made, ids, 3, most, **more)
+    # a rounding may now and then choose another level
+    assert float((one - other).abs().mean()) < 1e-3
+    assert float(((one - other).abs() > 1e-3).float().mean()) < 0.05
+
+
+def test_few_bits_take_as_many() -> None:
+    made = model()
+    for bits in (2, 3, 4, 8):
+        cache = Cache(made, 2, 64, kv_bits=bits)
+        assert cache.token_bytes == 3 * 2 * 2 * Quantizer(8, bits).vector_bytes
+        assert sum(part.nbytes for part in cache._stored) == 2 * 64 * cache.token_bytes
+    assert Cache(made, 2, 64).token_bytes == 3 * 2 * 2 * 8 * made.compute_dtype.itemsize
+    with pytest.raises(ConfigError, match="kept in 5 bits"):
+        Cache(made, 1, 64, kv_bits=5)
+
+
+@pytest.mark.parametrize("place", [70, 100, 150])
+def test_few_bits_see_nothing_that_comes_later(place: int) -> None:
+    made, ids = model(), text(160)
+    other = ids.clone()
+    other[:, place:] = text(160 - place, seed=1)
+    one, two = quantized(made, ids, 3), quantized(made, other, 3)
+    torch.testing.assert_close(one[:, :place], two[:, :place], rtol=0, atol=0)
+    assert (one - two)[:, place:].abs().max() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,10 @@ first `context` places, in documents that are kept apart and are no longer, and 
 
 Attention sinks (Xiao et al. 2023, arXiv 2309.17453): the first places of the stream stay, at positions right before
 those seen.
+
+With `kv_bits` keys and values are kept in few bits (`cache_quantizer`), but for sinks and for what is newest, which is
+looked at most: a place sees those of its own block of RECENT places as they were. Blocks lie at fixed positions and no
+call crosses into the next, so what is predicted does not depend on how a stream is cut into calls.
 """
 
 import torch
@@ -19,8 +23,12 @@ from torch import Tensor
 
 from birdie.errors import ConfigError
 from birdie.model.attention import Attending, Attention, rotate
+from birdie.model.cache_quantizer import Packed, Quantizer
 from birdie.model.embedding import BEFORE
 from birdie.model.gpt import GPT
+
+RECENT = 64
+"""Places of a block that is not quantized while it is the newest."""
 
 
 class Cache:
@@ -31,7 +39,9 @@ class Cache:
         context, chunk, sinks: as given.
     """
 
-    def __init__(self, model: GPT, rows: int, context: int, *, chunk: int = 1, sinks: int = 0) -> None:
+    def __init__(
+        self, model: GPT, rows: int, context: int, *, chunk: int = 1, sinks: int = 0, kv_bits: int = 0
+    ) -> None:
         """Make room.
 
         Args:
@@ -40,10 +50,11 @@ class Cache:
             context: places that are seen at most, a place itself included, sinks not.
             chunk: places after which the context moves on, by as many.
             sinks: first places of the stream that are always seen.
+            kv_bits: of each coordinate that is kept, one of `cache_quantizer.BITS`; 0: as the model computes.
 
         Raises:
-            ConfigError: sizes do not fit, or the model attends in a way of its own, which is not known to go on from
-                keys and values.
+            ConfigError: sizes do not fit, nothing quantizes to so many bits, or the model attends in a way of its own,
+                which is not known to go on from keys and values.
         """
         config = model.config
         if config.attention != "softmax":
@@ -62,9 +73,16 @@ class Cache:
         # a looped layer has keys and values of each time
         self._windowed = [windowed[layer] for part in config.layers(model.looping) for layer in part]
         device = model.tok_emb.weight.device
+        self._dtype = model.compute_dtype
         shape = (len(self._windowed), 2, rows, config.num_kv_heads, context, config.head_dim)
-        self._stored = torch.zeros(shape, dtype=model.compute_dtype, device=device)
-        self._sunk = torch.zeros((*shape[:-2], sinks, shape[-1]), dtype=model.compute_dtype, device=device)
+        self._sunk = torch.zeros((*shape[:-2], sinks, shape[-1]), dtype=self._dtype, device=device)
+        # keys and values of each layer, row, head and place: as one tensor, or as codes and scales
+        self._quantizer = Quantizer(config.head_dim, kv_bits, device=device) if kv_bits else None
+        if self._quantizer is None:
+            self._stored: tuple[Tensor, ...] = (torch.zeros(shape, dtype=self._dtype, device=device),)
+        else:
+            self._stored = self._quantizer.zeros(shape[:-1])
+            self._newest = torch.zeros((*shape[:-2], RECENT, shape[-1]), dtype=self._dtype, device=device)
         self._ids = torch.zeros((rows, context), dtype=torch.int64, device=device)
         self._end = 0  # of what is stored
         self._begin = 0  # of what is seen
@@ -72,9 +90,21 @@ class Cache:
 
     @property
     def ahead(self) -> int:
-        """Places until the context moves on: the most a call may have."""
+        """Places until the context moves on, or a block ends: the most a call may have."""
         over = self.position - self.context
-        return -over if over < 0 else self.chunk - over % self.chunk
+        ahead = -over if over < 0 else self.chunk - over % self.chunk
+        return ahead if self._quantizer is None else min(ahead, RECENT - self.position % RECENT)
+
+    @property
+    def token_bytes(self) -> int:
+        """What keys and values of one more token of one row take."""
+        return sum(part[:, :, :1, :, :1].nbytes for part in self._stored)
+
+    @property
+    def nbytes(self) -> int:
+        """What keys and values take now: the stored ones, sinks, and the newest block where others are in few bits."""
+        newest = 0 if self._quantizer is None else self._newest.nbytes
+        return sum(part.nbytes for part in self._stored) + self._sunk.nbytes + newest
 
     @property
     def _reach(self) -> int:
@@ -119,17 +149,16 @@ class Cache:
         """Attention of the next n places to what is stored from `begin` on, and to sinks."""
         sinks = self._sinks_away(begin) if not window else 0
         mask = self._mask(n, begin, window, sinks)
-        turn = None if not sinks else self._tables_of(torch.tensor([self._shift(begin)]), self._stored.dtype)
+        turn = None if not sinks else self._tables_of(torch.tensor([self._shift(begin)]), self._dtype)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            stored, sunk = self._stored[self._layer], self._sunk[self._layer]
+            keys, values = self._kept(k, v, begin)
+            sunk = self._sunk[self._layer]
             self._layer += 1
-            stored[0, :, :, self._end : self._end + n], stored[1, :, :, self._end : self._end + n] = k, v
             fresh = max(0, min(self.sinks - self.position, n))
             if fresh:
                 place = slice(self.position, self.position + fresh)
                 sunk[0, :, :, place], sunk[1, :, :, place] = k[:, :, :fresh], v[:, :, :fresh]
-            keys, values = stored[:, :, :, begin : self._end + n]
             if turn is not None:
                 moved = rotate(sunk[0, :, :, :sinks].transpose(1, 2), *turn).transpose(1, 2)
                 keys, values = torch.cat((moved, keys), dim=2), torch.cat((sunk[1, :, :, :sinks], values), dim=2)
@@ -142,6 +171,23 @@ class Cache:
             return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen).reshape(q.shape)
 
         return Attending(attend)
+
+    def _kept(self, k: Tensor, v: Tensor, begin: int) -> Tensor:
+        """Keep the next places' k and v of this layer; returns keys and values from `begin` on, those included."""
+        stored, end = [part[self._layer] for part in self._stored], self._end + k.shape[2]
+        if self._quantizer is None:
+            stored[0][0, :, :, self._end : end], stored[0][1, :, :, self._end : end] = k, v
+            return stored[0][..., begin:end, :]
+        place = self.position % RECENT
+        newest, new = self._newest[self._layer, ..., : place + k.shape[2], :], torch.stack((k, v))
+        newest[..., place:, :] = new
+        for part, packed in zip(stored, self._quantizer.quantize(new), strict=True):
+            part[..., self._end : end, :] = packed
+        block = self._end - place
+        if begin >= block:
+            return newest[..., begin - block :, :]
+        older = Packed(*(part[..., begin:block, :] for part in stored))
+        return torch.cat((self._quantizer.dequantize(older, self._dtype), newest), dim=-2)
 
     def _mask(self, n: int, begin: int, window: int, sinks: int) -> Tensor | None:
         """What the next n places see from `begin` on, (rows or 1, 1, n, sinks + places); None: all not later."""
@@ -174,12 +220,15 @@ class Cache:
         room = self.context + max(self.chunk, self.context // 2, BEFORE)
         if self._ids.shape[1] < room:  # a stream longer than the context: from now on one move serves many calls
             stored, ids = self._stored, self._ids
-            self._stored = stored.new_zeros((*stored.shape[:-2], room, stored.shape[-1]))
+            self._stored = tuple(part.new_zeros((*part.shape[:-2], room, part.shape[-1])) for part in stored)
             self._ids = ids.new_zeros((len(ids), room))
-            self._stored[..., :kept, :], self._ids[:, :kept] = stored[..., seen, :], ids[:, seen]
+            for part, old in zip(self._stored, stored, strict=True):
+                part[..., :kept, :] = old[..., seen, :]
+            self._ids[:, :kept] = ids[:, seen]
         else:
-            for layer in self._stored:  # one after the other: no second copy of all
-                layer[..., :kept, :] = layer[..., seen, :].clone()
+            for part in self._stored:
+                for layer in part:  # one after the other: no second copy of all
+                    layer[..., :kept, :] = layer[..., seen, :].clone()
             self._ids[:, :kept] = self._ids[:, seen].clone()
         self._end = kept
 

@@ -76,8 +76,12 @@ def plan(settings: EvaluationSettings, tokens: NDArray[np.uint16], train_len: in
         parts = segments(targets, settings.segments, length)
         side = f" in {len(parts)} segments" if len(parts) > 1 else ""
         sinks = f" and {settings.sinks} sinks" if settings.sinks else ""
+        kept = f", keys and values in {settings.kv_bits} bits" if settings.kv_bits else ""
         return Plan(
-            tokens, parts, length, f"stream{side}, context {length:,}{sinks}, moving on by {settings.chunk:,} tokens"
+            tokens,
+            parts,
+            length,
+            f"stream{side}, context {length:,}{sinks}, moving on by {settings.chunk:,} tokens{kept}",
         )
     stride = settings.stride or length
     if settings.documents:
@@ -147,6 +151,7 @@ def score(
             context=made.length,
             chunk=settings.chunk,
             sinks=settings.sinks,
+            kv_bits=settings.kv_bits,
             device=device,
             temperature=settings.temperature,
             world=world,

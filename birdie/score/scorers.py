@@ -59,12 +59,14 @@ class StreamScorer:
 
     Args:
         model: in evaluation mode.
-        context, chunk, sinks: as `birdie.model.cache.Cache` has them.
+        context, chunk, sinks, kv_bits: as `birdie.model.cache.Cache` has them.
         temperature: divides the logits.
     """
 
-    def __init__(self, model: GPT, context: int, chunk: int, *, sinks: int = 0, temperature: float = 1.0) -> None:
-        self._cache = Cache(model, 1, context, chunk=chunk, sinks=sinks)
+    def __init__(
+        self, model: GPT, context: int, chunk: int, *, sinks: int = 0, kv_bits: int = 0, temperature: float = 1.0
+    ) -> None:
+        self._cache = Cache(model, 1, context, chunk=chunk, sinks=sinks, kv_bits=kv_bits)
         self._device, self._temperature = model.tok_emb.weight.device, temperature
         self._said: Tensor | None = None
 

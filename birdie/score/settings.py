@@ -51,6 +51,9 @@ class EvaluationSettings:
     stream: Annotated[bool, Parameter(help="Keep keys and values, so that each token passes the model once.")] = False
     chunk: Annotated[int, Parameter(help="Tokens of a stream at a time; its context moves on by as many.")] = 256
     sinks: Annotated[int, Parameter(help="First tokens of a stream that are always seen.")] = 0
+    kv_bits: Annotated[
+        int, Parameter(help="Bits of a coordinate of kept keys and values: 2, 3, 4 or 8; 0: as the model computes.")
+    ] = 0
     segments: Annotated[
         int, Parameter(help="Parts of a stream that pass side by side, each after a context that is not scored.")
     ] = 1
@@ -80,11 +83,16 @@ class EvaluationSettings:
             raise ConfigError(f"evaluation adapt is {self.adapt!r}; choose none or sgd")
         if self.stream and self.adapt != "none":
             raise ConfigError("a stream keeps keys and values of weights that adaptation changes; adapt with windows")
+        if self.kv_bits not in (0, 2, 3, 4, 8):
+            raise ConfigError(f"evaluation kv_bits is {self.kv_bits}; choose 2, 3, 4 or 8, or 0 for all there are")
         if self.stream and self.stride:
             raise ConfigError("a stream has no stride: its context moves on by chunk; give stride or stream")
         if not self.stream:
-            for name, value in (("sinks", self.sinks), ("exact", self.exact), ("segments", self.segments - 1)):
+            off = {"sinks": self.sinks, "kv_bits": self.kv_bits, "exact": self.exact, "segments": self.segments - 1}
+            for name, value in off.items():
                 if value:
                     raise ConfigError(f"{name} is of streams; set stream as well")
-        if self.exact and (self.sinks or self.segments > 1):
-            raise ConfigError("an exact stream equals windows, which know no sinks and no segments; leave these out")
+        if self.exact and (self.sinks or self.segments > 1 or self.kv_bits):
+            raise ConfigError(
+                "an exact stream equals windows, which know no sinks, segments or kept bits; leave these out"
+            )

@@ -54,6 +54,7 @@ def score_stream(
     context: int,
     chunk: int,
     sinks: int = 0,
+    kv_bits: int = 0,
     device: torch.device,
     batch_tokens: int = 65_536,
     temperature: float = 1.0,
@@ -67,7 +68,7 @@ def score_stream(
         tokens: (N + 1,).
         parts: segments or restarts over its N places; those of one shape pass side by side.
         sink: of the stream.
-        context, chunk, sinks: as `birdie.model.cache.Cache` has them; no more of them than the part is long.
+        context, chunk, sinks, kv_bits: as `birdie.model.cache.Cache` has them; no more of them than the part is long.
         device: of the model.
         batch_tokens: most places a call has in all its rows.
         temperature: divides the logits.
@@ -88,7 +89,7 @@ def score_stream(
         length = int(batch.stops[0] - batch.begins[0])
         unscored = int(batch.firsts[0] - batch.begins[0])
         reach = min(context, length)
-        cache = Cache(model, len(batch), reach, chunk=min(chunk, reach), sinks=sinks)
+        cache = Cache(model, len(batch), reach, chunk=min(chunk, reach), sinks=sinks, kv_bits=kv_bits)
         place = 0
         while place < length:
             n = min(chunk, cache.ahead, length - place)
