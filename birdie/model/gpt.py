@@ -27,7 +27,7 @@ Techniques of the records, each off by default (`config`); those of the embeddin
 Source: the baseline script of OpenAI's Parameter Golf, itself a child of modded-nanogpt; numbers are its pull requests.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Literal
 
@@ -110,6 +110,7 @@ class GPT(nn.Module):
         looping: whether layers loop, if the config has loops; training turns it on when it is time.
         kernels: what attends; whoever trains sets what is installed (`birdie.model.kernels`).
         way: how the loss is computed in training; `fuse` sets it.
+        beside_head: (normed output of the last layer, logits before the cap) → logits; None: as they are (`adapters`).
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -120,6 +121,7 @@ class GPT(nn.Module):
         self.attend = attend_named(config.attention)
         self.looping = config.num_loops > 0
         self.way: Way = "eager"
+        self.beside_head: Callable[[Tensor, Tensor], Tensor] | None = None
         dim, bos_id = config.model_dim, config.bos_id
         self.tok_emb = nn.Embedding(config.vocab_size, config.token_dim)
         if config.tie_embeddings:
@@ -327,10 +329,11 @@ class GPT(nn.Module):
 
     def _project(self, x: Tensor) -> Tensor:
         if self.lm_head is not None:
-            return F.linear(x, self.lm_head.weight.to(x.dtype))
-        if self.embed_proj is not None:
-            x = x @ self.embed_proj.weight.to(x.dtype)
-        return F.linear(x, self.tok_emb.weight.to(x.dtype))
+            logits = F.linear(x, self.lm_head.weight.to(x.dtype))
+        else:
+            y = x if self.embed_proj is None else x @ self.embed_proj.weight.to(x.dtype)
+            logits = F.linear(y, self.tok_emb.weight.to(x.dtype))
+        return logits if self.beside_head is None else self.beside_head(x, logits)
 
     def _cap(self, logits: Tensor) -> Tensor:
         cap = self.config.logit_softcap
