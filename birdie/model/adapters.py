@@ -91,6 +91,10 @@ class Adapters:
             if not warm:
                 self.down[key].copy_(self._drawn[key])
 
+    def tensors(self) -> list[Tensor]:
+        """As and Bs of all rows, in the order `take` has them."""
+        return [tensor for key, b in self.up.items() for tensor in (self.down[key], b)]
+
     def take(self, first: int, stop: int) -> list[Tensor]:
         """Have the next passes use rows first … stop − 1; returns their As and Bs, leaves to differentiate by.
 
