@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -144,6 +145,26 @@ class World:
         """Wait for every rank."""
         if self.size > 1:
             dist.barrier()
+
+
+class Claims:
+    """Numbers 0, 1, 2, … each of which goes to one rank: whoever asks first. Every rank must make one.
+
+    The count is kept by the store the ranks met at, so that nobody waits for anybody.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._store: PrefixStore | None = None
+        self._next = 0
+        if world.size > 1:
+            self._store = PrefixStore(world.share(uuid4().hex), dist.distributed_c10d._get_default_store())
+
+    def next(self) -> int:
+        """A number that no other rank has."""
+        if self._store is not None:
+            return int(self._store.add("claimed", 1)) - 1
+        self._next += 1
+        return self._next - 1
 
 
 def launched_by_torchrun() -> bool:

@@ -11,9 +11,11 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +27,12 @@ from birdie.distributed import World
 from birdie.errors import OutputError, WeightsError
 from birdie.files import atomic_path
 from birdie.model.gpt import GPT
-from birdie.score.adapt import Learner, SGDSettings
+from birdie.score.adapt import Learner
 from birdie.score.tally import Tally
 from birdie.score.windows import Windows
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FORMAT = "1"
 _TALLY = "tally/"
@@ -53,7 +58,7 @@ def identity(
     model: GPT,
     tokens: NDArray[np.uint16],
     windows: Windows,
-    settings: SGDSettings,
+    settings: "DataclassInstance",
     *,
     length: int,
     temperature: float,
@@ -75,7 +80,7 @@ def identity(
         "temperature": f"{temperature:g}",
         "dtype": str(model.compute_dtype).removeprefix("torch."),
         "ranks": str(world.size),
-        **{name: f"{value:g}" for name, value in dataclasses.asdict(settings).items()},
+        **{name: _plain(value) for name, value in dataclasses.asdict(settings).items()},
     }
 
 
@@ -99,12 +104,7 @@ def save_midway(
         "tokens": midway.learner.tokens,
         "ledger": [ledger.learned, ledger.steps],
     }
-    metadata = {"format": FORMAT, "identity": json.dumps(dict(known)), "progress": json.dumps(progress)}
-    with atomic_path(path) as temporary:
-        try:
-            save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, temporary, metadata)
-        except SafetensorError as error:
-            raise OutputError(f"cannot write {path}: {error}; nothing was changed there") from error
+    write_state(path, known, tensors, progress)
 
 
 def load_midway(
@@ -115,14 +115,8 @@ def load_midway(
     Raises:
         WeightsError: there is no such file, it cannot be read, or it is of another scoring than `known`.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise WeightsError(f"{path} is no state of a scoring that this version can read; start anew")
-            _check_same(path, json.loads(metadata["identity"]), known)
-            progress = json.loads(metadata["progress"])
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with reading(path):
+        tensors, progress = read_state(path, known)
         midway.learner.load_state(tensors)
         tally.load_state(
             {name.removeprefix(_TALLY): each for name, each in tensors.items() if name.startswith(_TALLY)}, world
@@ -131,6 +125,49 @@ def load_midway(
         midway.score_seconds, midway.adapt_seconds = progress["score_seconds"], progress["adapt_seconds"]
         midway.learner.steps, midway.learner.tokens = progress["steps"], progress["tokens"]
         tally.ledger.learned, tally.ledger.steps = progress["ledger"]
+
+
+def write_state(
+    path: str | os.PathLike[str], known: Mapping[str, str], tensors: Mapping[str, Tensor], progress: Mapping[str, Any]
+) -> None:
+    """Write a state, whole or not at all.
+
+    Args:
+        path: of the file.
+        known: what it is of.
+        tensors: on any device.
+        progress: what JSON can say.
+
+    Raises:
+        OutputError: it could not be written; what was there before is untouched.
+    """
+    metadata = {"format": FORMAT, "identity": json.dumps(dict(known)), "progress": json.dumps(dict(progress))}
+    with atomic_path(path) as temporary:
+        try:
+            save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, temporary, metadata)
+        except SafetensorError as error:
+            raise OutputError(f"cannot write {path}: {error}; nothing was changed there") from error
+
+
+def read_state(path: str | os.PathLike[str], known: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and progress of a state; within `reading`.
+
+    Raises:
+        WeightsError: it is of another scoring than `known`, or of another version.
+    """
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise WeightsError(f"{path} is no state of a scoring that this version can read; start anew")
+        _check_same(path, json.loads(metadata["identity"]), known)
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata["progress"])  # noqa: SIM118
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what goes wrong with a state's file into a WeightsError that says so."""
+    try:
+        yield
     except WeightsError:
         raise
     except FileNotFoundError as error:
@@ -145,6 +182,10 @@ def _check_same(path: str | os.PathLike[str], held: Mapping[str, str], known: Ma
     if differing:
         told = ", ".join(f"{name} {held.get(name)} and not {known.get(name)}" for name in differing)
         raise WeightsError(f"{path} is of another scoring: {told}; give what it was begun with, or start anew")
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
