@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,16 @@ from birdie.score.tally import Tally
 
 BOS, CHUNK, CONTEXT = 1, 4, 10
 SETTINGS = LoraSettings(rank=3, lr=0.02, chunk=CHUNK, batch_docs=3, weight_decay=0.1)
-DOCUMENTS = [15, 1, 7, 8, 4, 23, 2, 1, 8, 12]  # tokens of each, BOS included; the first has none
+DOCUMENTS = [8, 1, 7, 9, 4, 14, 2, 1, 5]  # tokens of each, BOS included; the first has none
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Matrices this small gain nothing from two, which wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Table:
@@ -208,17 +217,17 @@ def test_a_step_before_the_score_is_caught_by_the_ledger() -> None:
 
 
 def test_and_one_that_is_not_declared_by_what_it_knows() -> None:
-    model, tokens = randomized(SMALL).eval(), stream(documents=[23])
-    places = range(1, len(tokens) - 2)
+    model, tokens = randomized(SMALL).eval(), stream(documents=[14])
+    places = (1, 3, 4, 6, 7, 10, 12)
     assert not any(leaks(lambda each: scored(model, each), tokens, place) for place in places)
     assert any(leaks(lambda each: scored(model, each, kind=StepFirstInSilence), tokens, place) for place in places)
     assert scored(model, tokens, kind=StepFirstInSilence).mean() < scored(model, tokens).mean()
 
 
 def test_where_a_document_ends_is_not_known_before_it_does() -> None:
-    model, tokens = randomized(changed({"rope_dims": 4, "rope_train_seq_len": 5})).eval(), stream(documents=[23])
+    model, tokens = randomized(changed({"rope_dims": 4, "rope_train_seq_len": 5})).eval(), stream(documents=[14])
     whole = scored(model, tokens)
-    for place in range(1, len(tokens) - 1):
+    for place in (1, 4, 8, 9, 11, 12):
         cut = tokens.copy()
         cut[place + 1] = BOS
         np.testing.assert_allclose(scored(model, cut)[:place], whole[:place], rtol=2e-4, atol=2e-4)

@@ -157,10 +157,11 @@ class DocumentLearner:
         rows: documents of a batch, at most.
 
     Attributes:
+        model, tokens, tally, settings, context: as given.
+        device: of the model.
         adapters: as the last batch has left them.
-        steps: taken, one for each chunk that documents of a batch go on after.
-        learned: targets learned from.
-        documents: scored.
+        counts: (5,) float64: documents scored; steps, one for each chunk that documents of a batch go on after;
+            targets learned from; squares of B at the end of documents, and how many.
         score_seconds, adapt_seconds: of passes, and of gradients and steps.
 
     Raises:
@@ -175,11 +176,9 @@ class DocumentLearner:
         self.model, self.tally, self.settings, self.context = model, tally, settings, context
         self.adapters = settings.adapters(model, max(1, rows))
         self._optimizer = RowAdamW(self.adapters.tensors(), settings)
-        self.steps = self.learned = self.documents = 0
+        self.counts = torch.zeros(5, dtype=torch.float64)
         self.score_seconds = self.adapt_seconds = 0.0
-        self._tokens = np.asarray(tokens)
-        self._device = model.tok_emb.weight.device
-        self._squares = self._weights = 0.0
+        self.tokens, self.device = np.asarray(tokens), model.tok_emb.weight.device
 
     def score(self, begins: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Enter the losses of the documents with these places, longest first, learning as they come.
@@ -198,18 +197,29 @@ class DocumentLearner:
                     self._learning(begins[rows] + first, first, rows)
                 for rows in self._parts(further, active, first):
                     self._ending(begins[rows], lengths[rows], first, rows)
-                self.steps += further > 0
-        self.documents += len(begins)
+                self.counts[1] += further > 0
+        self.counts[0] += len(begins)
         for b in self.adapters.up.values():
-            self._squares += float(b[: len(begins)].double().square().sum())
-            self._weights += b[: len(begins)].numel()
+            self.counts[3] += float(b[: len(begins)].square().sum(dtype=torch.float64))
+            self.counts[4] += b[: len(begins)].numel()
+
+    @property
+    def steps(self) -> int:
+        """Taken so far."""
+        return int(self.counts[1])
+
+    @property
+    def learned(self) -> int:
+        """Targets learned from."""
+        return int(self.counts[2])
 
     def evidence(self) -> str:
         """What was done, as a line for the log."""
-        size = math.sqrt(self._squares / self._weights) if self._weights else 0.0
+        documents, _, _, squares, count = self.counts.tolist()
+        size = math.sqrt(squares / count) if count else 0.0
         s = self.settings
         return (
-            f"adapted by LoRA of rank {s.rank} on {', '.join(s.parts)}: {self.documents:,} documents, "
+            f"adapted by LoRA of rank {s.rank} on {', '.join(s.parts)}: {documents:,.0f} documents, "
             f"{self.steps:,} steps, {self.learned:,} tokens learned from after they were scored; "
             f"B at the end of documents: rms {size:.3g}"
         )
@@ -217,7 +227,7 @@ class DocumentLearner:
     def _parts(self, low: int, high: int, first: int) -> Iterator[slice]:
         """Rows low … high − 1 in as few parts as memory allows."""
         length = min(first + self.settings.chunk, self.context)
-        most = max(1, _AT_ONCE.get(self._device.type, _AT_ONCE_ELSEWHERE) // length)
+        most = max(1, _AT_ONCE.get(self.device.type, _AT_ONCE_ELSEWHERE) // length)
         for begin in range(low, high, most):
             yield slice(begin, min(begin + most, high))
 
@@ -235,8 +245,8 @@ class DocumentLearner:
         self.tally.ledger.learn(*((int(place), int(place) + chunk) for place in places))
         gradients = torch.autograd.grad(nats.mean(1).sum(), leaves)
         self._optimizer.step(first // chunk + 1, rows, leaves, gradients)
-        synchronize(self._device)
-        self.learned += nats.numel()
+        synchronize(self.device)
+        self.counts[2] += nats.numel()
         self.adapt_seconds += time.perf_counter() - scored
 
     def _ending(self, begins: NDArray[np.int64], lengths: NDArray[np.int64], first: int, rows: slice) -> None:
@@ -257,7 +267,7 @@ class DocumentLearner:
     def _nats(self, inputs: NDArray[np.int64], last: int) -> Tensor:
         """Losses at the last places of `inputs` (rows, length): (rows, last)."""
         ids, targets = (
-            torch.from_numpy(self._tokens[places].astype(np.int64)).to(self._device)
+            torch.from_numpy(self.tokens[places].astype(np.int64)).to(self.device)
             for places in (inputs, inputs[:, -last:] + 1)
         )
         nats: Tensor = self.model.loss(ids, targets, reduction="none")

@@ -39,6 +39,11 @@ class Queue:
         part = slice(number * self.size, (number + 1) * self.size)
         return self.begins[part], self.stops[part]
 
+    def places(self, number: int) -> int:
+        """Places of the documents of a batch."""
+        begins, stops = self.batch(number)
+        return int((stops - begins).sum())
+
     def cost(self, number: int, chunk: int, context: int) -> int:
         """Inputs that pass the model when a batch is scored in windows of up to `context` that end with its chunks."""
         begins, stops = self.batch(number)
