@@ -1,5 +1,6 @@
 """Adapters: nothing while new, each row its own, each run of a layer its own, and only they learn."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,16 @@ from birdie.errors import ConfigError
 from birdie.model.adapters import PARTS, Adapters
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Matrices this small gain nothing from two, which wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
 
 LOOPS = {"num_loops": 2, "loop_start": 1, "loop_end": 2}
 

@@ -21,6 +21,7 @@ from birdie.score.scorer import referee
 from birdie.score.tally import Tally
 
 BOS, CHUNK, CONTEXT = 1, 4, 10
+TINY = dataclasses.replace(SMALL, num_layers=2)
 SETTINGS = LoraSettings(rank=3, lr=0.02, chunk=CHUNK, batch_docs=3, weight_decay=0.1)
 DOCUMENTS = [8, 1, 7, 9, 4, 14, 2, 1, 5]  # tokens of each, BOS included; the first has none
 
@@ -92,7 +93,8 @@ def plain(model: GPT, tokens: NDArray[np.uint16], settings: LoraSettings = SETTI
     return scored(model, tokens, dataclasses.replace(settings, lr=0.0))
 
 
-MODELS: dict[str, dict[str, Any]] = {"nothing": {}, "everything": {**EVERYTHING, "logit_softcap": 5.0}}
+MODELS: dict[str, dict[str, Any]] = {"nothing": {"num_layers": 2}, "everything": {**EVERYTHING, "logit_softcap": 5.0}}
+NTK: dict[str, Any] = {"num_layers": 2, "rope_dims": 4, "rope_train_seq_len": 5}
 WAYS: dict[str, LoraSettings] = {
     "all parts": SETTINGS,
     "no q and v, α": dataclasses.replace(SETTINGS, parts=("k", "o", "mlp", "head"), alpha=4.5),
@@ -109,7 +111,7 @@ def test_batches_are_one_document_at_a_time(change: dict[str, Any], way: LoraSet
     assert np.abs(found - plain(model, tokens, way)).max() > 0.01  # and something was learned
 
 
-@pytest.mark.parametrize("change", [*MODELS.values(), {"rope_dims": 4, "rope_train_seq_len": 5}], ids=[*MODELS, "NTK"])
+@pytest.mark.parametrize("change", [*MODELS.values(), NTK], ids=[*MODELS, "NTK"])
 def test_the_contract_gives_the_same(change: dict[str, Any]) -> None:
     """Token by token, in the order of the stream, whole distributions before tokens: C1 to C4 by construction."""
     model, tokens = randomized(changed(change)).eval(), stream()
@@ -119,20 +121,20 @@ def test_the_contract_gives_the_same(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
 def test_the_batch_changes_nothing(size: int) -> None:
-    model, tokens = randomized(SMALL).eval(), stream()
+    model, tokens = randomized(TINY).eval(), stream()
     found = scored(model, tokens, dataclasses.replace(SETTINGS, batch_docs=size))
     np.testing.assert_allclose(found, scored(model, tokens), rtol=2e-4, atol=2e-4)
 
 
 def test_what_one_pass_can_hold_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokens = randomized(SMALL).eval(), stream()
+    model, tokens = randomized(TINY).eval(), stream()
     whole = scored(model, tokens)
     monkeypatch.setattr("birdie.score.lora._AT_ONCE", {"cpu": 1})
     np.testing.assert_allclose(scored(model, tokens), whole, rtol=2e-4, atol=2e-4)
 
 
 def test_at_rate_zero_chunks_of_the_plain_model_are_left() -> None:
-    model, tokens = randomized(SMALL).eval(), stream()
+    model, tokens = randomized(TINY).eval(), stream()
     begins = queue(tokens, BOS, 1)
     expected = np.empty(len(tokens) - 1)
     ids = torch.from_numpy(tokens.astype(np.int64))
@@ -147,7 +149,7 @@ def test_at_rate_zero_chunks_of_the_plain_model_are_left() -> None:
 
 def test_a_warm_a_carries_on_from_the_row_before() -> None:
     """The same for the first batch, and for none after; with B cold and A warm the second is another."""
-    model, tokens = randomized(SMALL).eval(), stream()
+    model, tokens = randomized(TINY).eval(), stream()
     warm = scored(model, tokens, dataclasses.replace(SETTINGS, warm_a=True))
     cold, found = scored(model, tokens), queue(tokens, BOS, SETTINGS.batch_docs)
     same = np.isclose(warm, cold, rtol=1e-6, atol=1e-6)
@@ -159,7 +161,7 @@ def test_a_warm_a_carries_on_from_the_row_before() -> None:
 
 
 def test_the_model_stays_as_it_is() -> None:
-    model, tokens = randomized(SMALL).eval(), stream()
+    model, tokens = randomized(TINY).eval(), stream()
     before = {name: p.clone() for name, p in model.state_dict().items()}
     scored(model, tokens)
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
@@ -167,7 +169,7 @@ def test_the_model_stays_as_it_is() -> None:
 
 
 def test_everything_of_the_ledger_is_entered() -> None:
-    model, tokens = randomized(SMALL).eval(), stream()
+    model, tokens = randomized(TINY).eval(), stream()
     tally, found = Tally(tokens, Table(), BOS), queue(tokens, BOS, 3)
     learner = DocumentLearner(model, tokens, tally, SETTINGS, CONTEXT, 3)
     for number in range(len(found)):
@@ -213,11 +215,11 @@ def leaks(score: Callable[[NDArray[np.uint16]], NDArray[np.float64]], tokens: ND
 
 def test_a_step_before_the_score_is_caught_by_the_ledger() -> None:
     with pytest.raises(RuleError, match=r"would learn from target .* before it is scored"):
-        scored(randomized(SMALL).eval(), stream(), kind=StepFirst)
+        scored(randomized(TINY).eval(), stream(), kind=StepFirst)
 
 
 def test_and_one_that_is_not_declared_by_what_it_knows() -> None:
-    model, tokens = randomized(SMALL).eval(), stream(documents=[14])
+    model, tokens = randomized(TINY).eval(), stream(documents=[14])
     places = (1, 3, 4, 6, 7, 10, 12)
     assert not any(leaks(lambda each: scored(model, each), tokens, place) for place in places)
     assert any(leaks(lambda each: scored(model, each, kind=StepFirstInSilence), tokens, place) for place in places)
@@ -225,7 +227,7 @@ def test_and_one_that_is_not_declared_by_what_it_knows() -> None:
 
 
 def test_where_a_document_ends_is_not_known_before_it_does() -> None:
-    model, tokens = randomized(changed({"rope_dims": 4, "rope_train_seq_len": 5})).eval(), stream(documents=[14])
+    model, tokens = randomized(changed(NTK)).eval(), stream(documents=[14])
     whole = scored(model, tokens)
     for place in (1, 4, 8, 9, 11, 12):
         cut = tokens.copy()
@@ -276,4 +278,4 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], message: str) -> None
 
 def test_chunks_must_fit_the_context() -> None:
     with pytest.raises(ConfigError, match="chunks of 4 tokens do not fit windows of 3"):
-        scored(randomized(SMALL), stream(), context=3)
+        scored(randomized(TINY), stream(), context=3)

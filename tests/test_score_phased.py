@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from test_model_techniques import SMALL, randomized
-from test_score_lora import BOS, CONTEXT, DOCUMENTS, SETTINGS, Table, scored, stream
+from test_model_techniques import randomized
+from test_score_lora import BOS, CONTEXT, DOCUMENTS, SETTINGS, TINY, Table, scored, stream
 from torch import multiprocessing
 
 from birdie.distributed import Claims, World
@@ -43,7 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def model() -> GPT:
-    return randomized(dataclasses.replace(SMALL, num_layers=2)).eval()
+    return randomized(TINY).eval()
 
 
 def by_documents(
