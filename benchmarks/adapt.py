@@ -23,9 +23,10 @@ from benchmarks.report import report
 from benchmarks.tilt import exported, stream
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.adapt import SGDSettings, parse_sgd
+from birdie.score.adapt import SGDSettings
 from birdie.score.chunks import score_adapting
 from birdie.score.forward import score_windows
+from birdie.score.settings import parse_changes
 from birdie.score.tally import Tally
 from birdie.score.windows import blocks, sliding
 
@@ -108,7 +109,7 @@ def rows_of(
             tokens,
             windows,
             tally,
-            parse_sgd(way, SGDSettings()),
+            parse_changes(way, SGDSettings(), "sgd"),
             length=context,
             batch_tokens=_AT_ONCE,
             device=cpu,

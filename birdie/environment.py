@@ -79,21 +79,15 @@ class Later:
 
 ADAPTERS = (
     *("TTT_LORA_RANK", "TTT_LORA_LR", "TTT_LORA_ALPHA", "TTT_CHUNK_SIZE", "TTT_BATCH_SIZE"),
-    *("TTT_BETA1", "TTT_BETA2", "TTT_WEIGHT_DECAY", "TTT_EVAL_SEQ_LEN"),
+    *("TTT_BETA1", "TTT_BETA2", "TTT_WEIGHT_DECAY", "TTT_EVAL_SEQ_LEN", "TTT_WARM_START_A"),
 )
 """Variables of the test-time training that learns adapters: beside them TTT_ENABLED means that, and not SGD."""
 
+PARTS = {"TTT_Q_LORA": "q", "TTT_K_LORA": "k", "TTT_V_LORA": "v", "TTT_O_LORA": "o", "TTT_MLP_LORA": "mlp"}
+"""Switch → what it adapts; the head always is."""
+
 LATER = (
     Later("fitting a temperature is", ("TEMP_SCALING",)),
-    Later(
-        "adapters that learn at test time are",
-        ("PHASED_TTT_ENABLED",),
-        (
-            *ADAPTERS,
-            *("PHASED_TTT_PREFIX_DOCS", "PHASED_TTT_NUM_PHASES", "GLOBAL_TTT_LR", "GLOBAL_TTT_MOMENTUM"),
-            *("GLOBAL_TTT_EPOCHS", "GLOBAL_TTT_CHUNK_TOKENS", "GLOBAL_TTT_BATCH_SEQS", "GLOBAL_TTT_GRAD_CLIP"),
-        ),
-    ),
     Later("fp8 storage is", ("FP_STORAGE",)),
     Later("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
     Later("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
@@ -253,10 +247,23 @@ def _sliding(environ: Environment, _: Mapping[str, Any]) -> Tables:
 
 
 def _learning(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """SGD over the whole model (#549), unless the variables beside are of adapters; 0 takes back its own word."""
-    if _switch(environ, "TTT_ENABLED"):
-        return {} if any(name in environ for name in ADAPTERS) else {"evaluation": {"adapt": "sgd"}}
-    return {"evaluation": {"adapt": "none"}} if content.get("evaluation", {}).get("adapt") == "sgd" else {}
+    """Which way to learn: adapters (#1530) if their variables are here, else the file's, or else SGD (#549)."""
+    held = content.get("evaluation", {}).get("adapt", "none")
+    given = "TTT_ENABLED" in environ
+    if given and not _switch(environ, "TTT_ENABLED"):
+        return {"evaluation": {"adapt": "none"}}
+    if _switch(environ, "PHASED_TTT_ENABLED"):
+        return {"evaluation": {"adapt": "phased"}}
+    way = "lora" if "PHASED_TTT_ENABLED" in environ and held == "phased" else held
+    if given and way in ("none", "sgd"):
+        way = "lora" if any(name in environ for name in (*ADAPTERS, *PARTS)) else "sgd"
+    return {"evaluation": {"adapt": way}} if way != held else {}
+
+
+def _adapted(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    held = content.get("lora", {}).get("parts", [*PARTS.values(), "head"])
+    on = {part: _switch(environ, name) for name, part in PARTS.items() if name in environ}
+    return {"lora": {"parts": [part for part in [*PARTS.values(), "head"] if on.get(part, part in held)]}}
 
 
 def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
@@ -290,6 +297,7 @@ RULES = (
         _gptq("scheme", "MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
     ),
     Rule(("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"), ("evaluation.stride",), _sliding),
-    Rule(("TTT_ENABLED",), ("evaluation.adapt",), _learning),
+    Rule(("TTT_ENABLED", "PHASED_TTT_ENABLED"), ("evaluation.adapt",), _learning),
+    Rule(tuple(PARTS), ("lora.parts",), _adapted),
     Rule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
 )

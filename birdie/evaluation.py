@@ -10,6 +10,7 @@ its tensors, the rest of its settings the challenge's defaults.
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,15 @@ from birdie.model.gpt import GPT
 from birdie.model.shape import config_of
 from birdie.recipe import DataSettings, Recipe
 from birdie.repack import load_object
-from birdie.score.adapt import SGDSettings, parse_sgd
+from birdie.score.adapt import SGDSettings
 from birdie.score.chunks import Keeping
 from birdie.score.clock import EvaluationClock
+from birdie.score.lora import LoraSettings
 from birdie.score.package import Packaged, Shape, packaged
-from birdie.score.plan import Plan, plan, score_learning
+from birdie.score.phased import PhasedSettings
+from birdie.score.plan import Plan, plan, score_by_documents, score_learning
 from birdie.score.plan import score as score_by_plan
-from birdie.score.settings import EvaluationSettings
+from birdie.score.settings import DOCUMENTWISE, EvaluationSettings, parse_changes
 from birdie.score.tally import Score
 
 Progress = Callable[[float, float | None], None]
@@ -48,7 +51,7 @@ class Evaluation:
     Attributes:
         way: how, in a few words.
         settings: how, in full.
-        sgd: how it learned; None: it did not.
+        sgd, lora, phased: how it learned; None: not so.
         evidence: what learning did, in a line; empty without.
         bytes: of the artifact.
         sidecar: whether a byte sidecar counted the text, not the tokenizer's table.
@@ -60,6 +63,8 @@ class Evaluation:
     way: str
     settings: EvaluationSettings
     sgd: SGDSettings | None
+    lora: LoraSettings | None
+    phased: PhasedSettings | None
     evidence: str
     bytes: int
     sidecar: bool
@@ -113,6 +118,8 @@ def evaluate(
     tilt: bool | None = None,
     package: Path | None = None,
     sgd: str = "",
+    lora: str = "",
+    phased: str = "",
     keeping: Keeping | None = None,
     stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
@@ -132,7 +139,7 @@ def evaluate(
         settings: how to score; a mapping changes those of the recipe, None takes these.
         tilt: whether predictions lean on what the text said before, as the recipe's `[tilt]` says; None: it says.
         package: machine code that windows pass through instead, made if it is not there (`birdie.score.package`).
-        sgd: changes of the recipe's `[sgd]`, for evaluation.adapt = "sgd", as "lr=0.01,epochs=1".
+        sgd, lora, phased: changes of these tables of the recipe, for the adaptation that needs them, as "lr=0.01,…".
         keeping: a file for the state of an adaptation.
         stop: asked between the chunks of one.
         world: ranks that share the work; all get the answer.
@@ -157,8 +164,7 @@ def evaluate(
     model.compute_dtype = choose_dtype(dtype or recipe.train.compute_dtype, place)
     if not isinstance(settings, EvaluationSettings):
         settings = changed(recipe.evaluation, settings or {})
-    if settings.adapt == "none" and (sgd or keeping is not None):
-        raise ConfigError("settings and state of adaptation are given without adaptation; ask for it (--adapt sgd)")
+    _require_use(settings, {"sgd": sgd, "lora": lora, "phased": phased}, keeping)
     clock.budget = settings.budget_seconds
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
     check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)
@@ -176,7 +182,9 @@ def evaluate(
             _require_plain_windows(settings, leaning.enabled)
             through = _through(model, package, made, settings, world, notify)
     watched, evidence = clock.watch(progress), ""
-    learning = parse_sgd(sgd, recipe.sgd) if sgd else recipe.sgd
+    by_sgd = parse_changes(sgd, recipe.sgd, "sgd") if sgd else recipe.sgd
+    by_lora = parse_changes(lora, recipe.lora, "lora") if lora else recipe.lora
+    by_phases = parse_changes(phased, recipe.phased, "phased") if phased else recipe.phased
     shared: dict[str, Any] = {
         "batch_tokens": batch_tokens or recipe.validation.batch_tokens,
         "bos_id": pieces.bos_id,
@@ -185,8 +193,13 @@ def evaluate(
         "world": world,
         "progress": watched,
     }
-    if settings.adapt == "sgd":
-        score, adapted = score_learning(made, settings, learning, model, counts, keeping=keeping, stop=stop, **shared)
+    adapt = settings.adapt
+    if adapt != "none":
+        if adapt == "sgd":
+            learn = partial(score_learning, made, settings, by_sgd)
+        else:
+            learn = partial(score_by_documents, made, by_lora, by_phases if adapt == "phased" else None)
+        score, adapted = learn(model, counts, keeping=keeping, stop=stop, **shared)
         clock.seconds["score"] += adapted.score_seconds
         clock.seconds["adapt"] += adapted.adapt_seconds
         evidence = adapted.evidence
@@ -199,17 +212,37 @@ def evaluate(
         warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
     return Evaluation(
         score,
-        made.says
-        + (f", learning from {learning.chunk_tokens:,} tokens at a time" if evidence else "")
-        + (", tilted by n-grams" if leaning.enabled else ""),
+        _way(made, settings, by_sgd, by_lora) + (", tilted by n-grams" if leaning.enabled else ""),
         settings,
-        learning if evidence else None,
+        by_sgd if adapt == "sgd" else None,
+        by_lora if adapt in DOCUMENTWISE else None,
+        by_phases if adapt == "phased" else None,
         evidence,
         Path(path).stat().st_size,
         isinstance(counts, np.ndarray),
         clock.seconds,
         tuple(warnings),
     )
+
+
+def _require_use(settings: EvaluationSettings, given: Mapping[str, str], keeping: Keeping | None) -> None:
+    """Refuse settings of an adaptation that was not asked for."""
+    used = {"phased": ("lora", "phased")}.get(settings.adapt, (settings.adapt,))
+    idle = [f"settings of {name}" for name, text in given.items() if text and name not in used]
+    idle += ["a state"] if keeping is not None and settings.adapt == "none" else []
+    if idle:
+        raise ConfigError(f"{' and '.join(idle)} given, but adaptation is {settings.adapt}; ask for it with --adapt")
+
+
+def _way(made: Plan, settings: EvaluationSettings, sgd: SGDSettings, lora: LoraSettings) -> str:
+    """How it is scored, in a few words."""
+    if settings.adapt == "sgd":
+        return f"{made.says}, learning from {sgd.chunk_tokens:,} tokens at a time"
+    if settings.adapt in DOCUMENTWISE:
+        phases = ", the model learning in phases" if settings.adapt == "phased" else ""
+        context = lora.context or made.length
+        return f"each document in chunks of {lora.chunk}, windows of {context:,}, adapters learning it{phases}"
+    return made.says
 
 
 def _require_plain_windows(settings: EvaluationSettings, tilted: bool) -> None:

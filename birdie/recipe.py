@@ -30,9 +30,11 @@ from birdie.model.config import GPTConfig
 from birdie.recipe_file import configuration, explain
 from birdie.score.adapt import SGDSettings
 from birdie.score.bpb import ValidationSettings
+from birdie.score.lora import LoraSettings
 from birdie.score.ngram import TiltSettings
+from birdie.score.phased import PhasedSettings
 from birdie.score.plan import check_lengths
-from birdie.score.settings import EvaluationSettings
+from birdie.score.settings import DOCUMENTWISE, EvaluationSettings
 from birdie.train.average import AverageSettings
 from birdie.train.bandit import BanditSettings
 from birdie.train.compilation import CompileCacheName
@@ -213,6 +215,8 @@ class Recipe:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     tilt: TiltSettings = field(default_factory=TiltSettings)
     sgd: SGDSettings = field(default_factory=SGDSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    phased: PhasedSettings = field(default_factory=PhasedSettings)
     run: RunSettings = field(default_factory=RunSettings)
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
 
@@ -223,6 +227,11 @@ class Recipe:
                 f"int4_layers names layer {unknown[0]}, but the model has layers 0 to {self.model.num_layers - 1}"
             )
         check_lengths(self.evaluation, self.evaluation.seq_len or self.train.train_seq_len)
+        context = self.lora.context or self.evaluation.seq_len or self.train.train_seq_len
+        if self.evaluation.adapt in DOCUMENTWISE and self.lora.chunk > context:
+            raise ConfigError(
+                f"lora chunk {self.lora.chunk} does not fit windows of {context}; give a smaller one, or lora.context"
+            )
         kind, floor = self.average.kind, self.train.min_lr
         if kind != "none" and self.qat.levels is not None:
             raise ConfigError(

@@ -15,7 +15,7 @@ from birdie.errors import BirdieError, ConfigError
 
 TABLES = (
     *("data", "model", "train", "optimizer", "average", "bandit"),
-    *("qat", "validation", "calibration", "export", "evaluation", "tilt", "sgd", "run"),
+    *("qat", "validation", "calibration", "export", "evaluation", "tilt", "sgd", "lora", "phased", "run"),
 )
 SETTINGS = (*TABLES, "device")
 ABOUT = "about"  # a table that sets nothing: what a recipe is, and what is known of it

@@ -63,6 +63,8 @@ EXPECTED = {
     },
     "#1493": {"model.qk_gain_init": 5.25, "train.seed": 42, "evaluation.adapt": "sgd", "sgd.lr": 0.005},
     "#1855": {
+        "evaluation.adapt": "phased", "phased.prefix_docs": 2500, "phased.phases": 3, "phased.momentum": 0.9,
+        "lora.rank": 80, "lora.beta2": 0.99, "lora.weight_decay": 0.5, "lora.chunk": 48,
         "model.attn_gate": "sparse", "model.sparse_gate_scale": 0.5, "model.smear": "gated",
         "train.warmdown_fraction": 0.85, "train.min_lr": 0.1, "export.embedding": "gptq:bits=7,k=14",
         "calibration.data": "train", "calibration.reserve_seconds": 0.5,
@@ -77,7 +79,7 @@ MISSING = {
     "tenth layer": [],
     "#549": [],
     "#1493": [],
-    "#1855": ["adapters that learn", "of their own for attention", "low-rank correction"],
+    "#1855": ["of their own for attention", "low-rank correction"],
     "ternary": ["fitting a temperature", "fp8 storage", "YaRN"],
 }
 
@@ -135,8 +137,8 @@ def test_a_variable_has_one_meaning() -> None:
 
 def test_what_is_switched_off_is_not_missed() -> None:
     assert list(remarks({"TTT_ENABLED": "0", "TTT_LR": "0.002", "TEMP_SCALING": "0.0", "ROPE_TYPE": "rope"})) == []
-    assert list(remarks({"TTT_ENABLED": "1", "TTT_LORA_RANK": "80"})) == [
-        "TTT_LORA_RANK is set, but adapters that learn at test time are not available in this version; going on without"
+    assert list(remarks({"FP_STORAGE": "1"})) == [
+        "FP_STORAGE is set, but fp8 storage is not available in this version; going on without"
     ]
     assert list(remarks({"COMPRESSOR": "brotli"})) == [
         "COMPRESSOR sets nothing here: the file is coded by birdie's own coder"
@@ -160,22 +162,40 @@ def test_a_switch_takes_back_its_own_average_of_the_file(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("command", "alone", "on_sgd", "on_phased"),
     [
-        ("TTT_ENABLED=1", "sgd"),
-        ("TTT_ENABLED=0", "none"),
-        ("TTT_LR=0.1", "sgd"),
-        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "sgd"),
+        ("TTT_ENABLED=1", "sgd", "sgd", "phased"),
+        ("TTT_ENABLED=0", "none", "none", "none"),
+        ("TTT_LR=0.1 TTT_LORA_RANK=8", "none", "sgd", "phased"),
+        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "lora", "lora", "phased"),
+        ("TTT_ENABLED=1 TTT_K_LORA=0", "lora", "lora", "phased"),
+        ("PHASED_TTT_ENABLED=1", "phased", "phased", "phased"),
+        ("PHASED_TTT_ENABLED=0", "none", "sgd", "lora"),
+        ("TTT_ENABLED=1 PHASED_TTT_ENABLED=0 TTT_CHUNK_SIZE=48", "lora", "lora", "lora"),
+        ("TTT_ENABLED=0 PHASED_TTT_ENABLED=1", "none", "none", "none"),
     ],
 )
 def test_learning_at_test_time_is_switched(
-    command: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, alone: str, on_sgd: str, on_phased: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "recipe.toml"
-    file.write_text('[evaluation]\nadapt = "sgd"\n')
-    assert resolved(monkeypatch, command, file).evaluation.adapt == expected
-    without = "sgd" if command == "TTT_ENABLED=1" else "none"
-    assert resolved(monkeypatch, command).evaluation.adapt == without
+    for held, expected in (("none", alone), ("sgd", on_sgd), ("phased", on_phased)):
+        file.write_text(f'[evaluation]\nadapt = "{held}"\n')
+        with monkeypatch.context() as fresh:
+            assert resolved(fresh, command, file).evaluation.adapt == expected, held
+
+
+def test_adapters_are_switched_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('[lora]\nparts = ["q", "head"]\n')
+    for command, path, expected in (
+        ("TTT_Q_LORA=0 TTT_V_LORA=0", None, ("k", "o", "mlp", "head")),
+        ("TTT_K_LORA=1 TTT_Q_LORA=0", file, ("k", "head")),
+        ("TTT_WARM_START_A=1", file, ("q", "head")),
+    ):
+        with monkeypatch.context() as fresh:
+            assert resolved(fresh, command, path).lora.parts == expected
+    assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").lora.warm_a
 
 
 def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

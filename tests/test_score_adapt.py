@@ -19,12 +19,13 @@ from birdie.distributed import World
 from birdie.errors import ConfigError, RuleError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.score import adapt
-from birdie.score.adapt import Learner, SGDSettings, cosine, cut, learn, parse_sgd, runs
+from birdie.score.adapt import Learner, SGDSettings, cosine, cut, learn, runs
 from birdie.score.chunks import Adapted, Keeping, chunked, score_adapting
 from birdie.score.lean import Lean
 from birdie.score.ledger import Ledger
 from birdie.score.ngram import TiltSettings
 from birdie.score.scorer import Scorer, referee
+from birdie.score.settings import parse_changes
 from birdie.score.tally import Tally
 from birdie.score.tilt import Tilted
 from birdie.score.windows import Windows, blocks, documents, sliding
@@ -421,10 +422,12 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_settings_are_read_from_words() -> None:
-    assert parse_sgd("lr=0.5,chunk-tokens=64", SETTINGS) == dataclasses.replace(SETTINGS, lr=0.5, chunk_tokens=64)
+    assert parse_changes("lr=0.5,chunk-tokens=64", SETTINGS, "sgd") == dataclasses.replace(
+        SETTINGS, lr=0.5, chunk_tokens=64
+    )
     for words, why in (("lr", "lr is ''"), ("epochs=1.5", "epochs is '1.5'"), ("steps=1", "choose from lr, epochs")):
         with pytest.raises(ConfigError, match=why):
-            parse_sgd(words, SETTINGS)
+            parse_changes(words, SETTINGS, "sgd")
 
 
 def test_a_gradient_that_is_not_finite_stops_it() -> None:

@@ -274,8 +274,8 @@ def _evaluate(log: Log, run: Run) -> None:
         log(f"birdie:{found.evidence}")
     sliding = settings.stride and not settings.documents
     name, of = ("final_sliding_window_eval", f" stride:{settings.stride}") if sliding else ("final_eval", "")
-    if settings.adapt == "sgd":
-        name, of = "legal_ttt", ""
+    if settings.adapt != "none":
+        name, of = {"sgd": "legal_ttt", "lora": "ttt_lora", "phased": "ttt_phased"}[settings.adapt], ""
     log(
         f"{name}{of} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"

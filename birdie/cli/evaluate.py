@@ -43,8 +43,10 @@ def evaluate(
     segments: Annotated[int | None, Parameter(help="Parts of a stream side by side.")] = None,
     exact: Annotated[bool | None, Parameter(help="A stream begun anew where its context is full.")] = None,
     tilt: Annotated[bool | None, Parameter(help="Lean towards what followed the same tokens before.")] = None,
-    adapt: Annotated[str | None, Parameter(help="sgd: learn from each chunk once it is scored; none.")] = None,
+    adapt: Annotated[str | None, Parameter(help="Learn from what is scored: sgd, lora, phased; none.")] = None,
     sgd: Annotated[str, Parameter(help="How: NAME=VALUE,… such as lr=0.01,epochs=1; rest: as the recipe.")] = "",
+    lora: Annotated[str, Parameter(help="The same of adapters, such as rank=32,lr=0.001,parts=k+o+mlp+head.")] = "",
+    phased: Annotated[str, Parameter(help="The same of phases, such as prefix_docs=500,phases=2.")] = "",
     state: Annotated[
         Path | None, Parameter(help="File for the state between chunks, also when Ctrl-C stops it.")
     ] = None,
@@ -95,6 +97,8 @@ def evaluate(
                 dtype=dtype,
                 tilt=tilt,
                 sgd=sgd,
+                lora=lora,
+                phased=phased,
                 keeping=keeping,
                 stop=stop,
                 settings={name: value for name, value in asked.items() if value is not None},
@@ -139,9 +143,13 @@ def evaluation_json(result: Evaluation) -> dict[str, object]:
         "budget_seconds": result.settings.budget_seconds,
         "way": result.way,
         "settings": asdict(result.settings),
-        "sgd": None if result.sgd is None else asdict(result.sgd),
+        **{name: _plain(getattr(result, name)) for name in ("sgd", "lora", "phased")},
         "evidence": result.evidence,
     }
+
+
+def _plain(settings: Any) -> dict[str, object] | None:
+    return None if settings is None else asdict(settings)
 
 
 def _table(file: Path, result: Evaluation) -> Table:

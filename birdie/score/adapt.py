@@ -14,7 +14,6 @@ Sources: openai/parameter-golf #461 and #549; freezing by the names of parameter
 were slices of banks, which is why the evidence counts what moved.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,28 +72,6 @@ class SGDSettings:
         for name, least in _COUNTS.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"adaptation {name} is {getattr(self, name)}; it must be at least {least}")
-
-
-def parse_sgd(text: str, base: SGDSettings) -> SGDSettings:
-    """`base` changed by NAME=VALUE,… such as "lr=0.01,epochs=1".
-
-    Raises:
-        ConfigError: there is no such setting, or a value is none for it.
-    """
-    kinds = {name: type(value) for name, value in dataclasses.asdict(base).items()}
-    changes: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        name = name.strip().replace("-", "_")
-        if name not in kinds:
-            raise ConfigError(f"adaptation has no setting {name!r}; choose from {', '.join(kinds)}")
-        try:
-            changes[name] = kinds[name](value)
-        except ValueError:
-            raise ConfigError(
-                f"adaptation {name} is {value!r}; give a number, as {name}={getattr(base, name)}"
-            ) from None
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
 def cosine(number: int, count: int) -> float:

@@ -22,8 +22,10 @@ from birdie.score.bpb import whole_windows
 from birdie.score.chunks import Adapted, Keeping, score_adapting
 from birdie.score.forward import LanguageModel, Progress, Sink, score_windows
 from birdie.score.lean import Lean
+from birdie.score.lora import LoraSettings
 from birdie.score.ngram import TiltSettings
-from birdie.score.settings import EvaluationSettings
+from birdie.score.phased import PhasedSettings, score_documents
+from birdie.score.settings import DOCUMENTWISE, EvaluationSettings
 from birdie.score.stream import restarts, score_stream, segments
 from birdie.score.tally import BytesPerToken, Score, Tally
 from birdie.score.windows import Windows, blocks, documents, sliding
@@ -63,7 +65,7 @@ def plan(settings: EvaluationSettings, tokens: NDArray[np.uint16], train_len: in
     length = settings.seq_len or train_len
     check_lengths(settings, length)
     longest = max(length, train_len)
-    if settings.stride or settings.stream or settings.documents:
+    if settings.stride or settings.stream or settings.documents or settings.adapt in DOCUMENTWISE:
         whole = blocks(len(tokens) - 1, longest).scored
         tokens = tokens[: (whole or max(1, len(tokens) - 1)) + 1]
     else:
@@ -229,6 +231,63 @@ def score_learning(
         lean.close(tally, world, device)
         adapted = replace(adapted, score_seconds=adapted.score_seconds + time.perf_counter() - began)
     return tally.score(made.windows.scored, adapted.score_seconds + adapted.adapt_seconds, world, device), adapted
+
+
+def score_by_documents(
+    made: Plan,
+    lora: LoraSettings,
+    phased: PhasedSettings | None,
+    model: GPT,
+    table: BytesPerToken | NDArray[np.uint16],
+    *,
+    batch_tokens: int = 0,  # documents are counted instead  # noqa: ARG001
+    bos_id: int,
+    device: torch.device,
+    tilt: TiltSettings | None = None,
+    world: World | None = None,
+    progress: Progress | None = None,
+    keeping: Keeping | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Score, Adapted]:
+    """As `score`, by documents, adapters learning each as it is scored; the model gets its weights back.
+
+    Args:
+        made: the plan, whose windows are left aside.
+        lora: of the adapters.
+        phased: how the model itself learns between documents; None: it does not.
+        model, table, bos_id, device, world, progress: as `score` has them.
+        batch_tokens: not used.
+        tilt: must not be on.
+        keeping, stop: as `phased.score_documents` has them.
+
+    Raises:
+        KeyboardInterrupt: it was stopped; the state is in the file, if there is one.
+        RuleError: a target was scored twice or never, or would be learned from before.
+        DataError: the loss is not finite.
+        ConfigError: a setting does not fit the model or the ranks, or a tilt was asked for.
+        WeightsError: there is nothing to go on from, or it is the state of another scoring.
+    """
+    if tilt is not None and tilt.enabled:
+        raise ConfigError(
+            "hints come in the order of the text, documents by length; leave out the tilt or the adapters"
+        )
+    tally = _tally(made, table, bos_id)
+    adapted = score_documents(
+        model,
+        made.tokens,
+        tally,
+        lora,
+        context=lora.context or made.length,
+        bos_id=bos_id,
+        device=device,
+        phased=phased,
+        world=world,
+        progress=progress,
+        keeping=keeping,
+        stop=stop,
+    )
+    seconds = adapted.score_seconds + adapted.adapt_seconds
+    return tally.score(len(made.tokens) - 1, seconds, world, device), adapted
 
 
 def _tally(made: Plan, table: BytesPerToken | NDArray[np.uint16], bos_id: int) -> Tally:

@@ -5,17 +5,28 @@ stride 64                 sliding windows: each target has at least length − 6
 documents                 the same in each document by itself
 stream                    each token passes the model once, by kept keys and values (`stream`)
 adapt sgd                 windows in chunks; the model learns from each chunk once it is scored (`chunks`)
+adapt lora                documents side by side, each with adapters that learn it as it is scored (`lora`)
+adapt phased              the same, and now and then the model learns from the documents so far (`phased`)
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
 
-Adapt = Literal["none", "sgd"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    S = TypeVar("S", bound=DataclassInstance)
+else:
+    S = TypeVar("S")
+
+Adapt = Literal["none", "sgd", "lora", "phased"]
+DOCUMENTWISE = ("lora", "phased")
 
 _COUNTS = ("stride", "seq_len", "batch_seqs", "sinks", "budget_seconds")
 _POSITIVE = ("chunk", "segments")
@@ -61,7 +72,11 @@ class EvaluationSettings:
         bool, Parameter(help="Begin the stream anew where its context is full, so that it equals windows end to end.")
     ] = False
     adapt: Annotated[
-        Adapt, Parameter(help="Learn from what is scored: sgd: the whole model, chunk by chunk, as [sgd] says.")
+        Adapt,
+        Parameter(
+            help="Learn from what is scored: sgd: the whole model, chunk by chunk, as [sgd] says; lora: adapters of "
+            "each document, as [lora] says; phased: the whole model between documents, too, as [phased] says."
+        ),
     ] = "none"
     budget_seconds: Annotated[
         float, Parameter(help="Time an evaluation may take in all, import and decoding included; 0: any.")
@@ -79,8 +94,10 @@ class EvaluationSettings:
             raise ConfigError(
                 f"stride {self.stride} is longer than windows of {self.seq_len}; give 1 to {self.seq_len}"
             )
-        if self.adapt not in ("none", "sgd"):
-            raise ConfigError(f"evaluation adapt is {self.adapt!r}; choose none or sgd")
+        if self.adapt not in get_args(Adapt):
+            raise ConfigError(f"evaluation adapt is {self.adapt!r}; choose {', '.join(get_args(Adapt))}")
+        if self.adapt in DOCUMENTWISE and self.temperature != 1.0:
+            raise ConfigError(f"adapt {self.adapt} learns what it scores, at temperature 1; leave the temperature out")
         if self.stream and self.adapt != "none":
             raise ConfigError("a stream keeps keys and values of weights that adaptation changes; adapt with windows")
         if self.kv_bits not in (0, 2, 3, 4, 8):
@@ -96,3 +113,37 @@ class EvaluationSettings:
             raise ConfigError(
                 "an exact stream equals windows, which know no sinks, segments or kept bits; leave these out"
             )
+
+
+def parse_changes(text: str, base: S, table: str) -> S:
+    """`base` changed by NAME=VALUE,… such as "lr=0.01,epochs=1"; a list is written A+B+C.
+
+    Raises:
+        ConfigError: there is no such setting of this table, or a value is none for it.
+    """
+    changes: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        name = name.strip().replace("-", "_")
+        held = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
+        if name not in held:
+            raise ConfigError(f"[{table}] has no setting {name!r}; choose from {', '.join(held)}")
+        try:
+            changes[name] = _parsed(value.strip(), held[name])
+        except (ValueError, KeyError):
+            raise ConfigError(f"{table} {name} is {value!r}; give such as {name}={_written(held[name])}") from None
+    return dataclasses.replace(base, **changes)
+
+
+def _parsed(text: str, like: object) -> object:
+    if isinstance(like, bool):
+        return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
+    if isinstance(like, tuple):
+        return tuple(part.strip() for part in text.split("+") if part.strip())
+    return text if isinstance(like, str) else type(like)(text)  # type: ignore[call-arg]
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value)
