@@ -1,0 +1,286 @@
+"""What a submission folder claims, and whether its pieces bear it out: submission.json, README.md, logs.
+
+No schema is enforced on submission.json; the names that records use are all looked for. A claim is the mean over seeds.
+Contradictions are failures of the rule the contradicted figure is evidence for: scores of "seeds", bytes of "size".
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from birdie.audit import rules
+from birdie.audit.logged import against_cap_bytes
+from birdie.audit.logs import TrainingLog
+from birdie.audit.rules import Finding, Rule, Verdict
+from birdie.errors import DataError
+
+USUAL_SEEDS = 3
+
+_BPB = ("val_bpb", "mean_val_bpb", "val_bpb_mean", "bpb", "mean_bpb")
+_TOTAL = ("bytes_total", "total_bytes", "artifact_bytes", "max_artifact_bytes", "artifact_bytes_max", "total_size_bytes")
+_CODE = ("bytes_code", "code_bytes", "code_size_bytes")
+_MODEL = ("bytes_model", "model_bytes", "model_size_bytes")
+_SEEDS = ("seed_results", "seeds", "per_seed", "per_seed_results", "results_by_seed")
+_README_BPB = re.compile(r"(?<![\d.])([0-4]\.\d{3,8})(?!\d)")
+_CHOSEN = re.compile(r"\bbest\s+(?:of\s+)?\d+\s+(?:of|out of|from)\s+\d+\b|\bbest\s+of\s+\d+\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class SeedClaim:
+    """What is claimed of one seed; None: nothing."""
+
+    bpb: float | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What submission.json says; None and empty: nothing.
+
+    Attributes:
+        path: of the file, as the user would find it.
+        bpb: bits per byte.
+        total, code, model: bytes.
+        seeds: what is claimed of each seed.
+        track: its name.
+    """
+
+    path: str
+    bpb: float | None = None
+    total: int | None = None
+    code: int | None = None
+    model: int | None = None
+    seeds: Mapping[int, SeedClaim] = field(default_factory=dict)
+    track: str = ""
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether the track has no time cap and asks for no significance."""
+        return is_unlimited(self.track)
+
+
+def is_unlimited(track: str) -> bool:
+    """Whether the track of that name, or a path through its folder, is one without a time cap."""
+    name = track.lower().replace("-", "_").replace(" ", "_")
+    return "non_record" in name or "nonrecord" in name or "unlimited" in name
+
+
+def read_claim(path: Path, shown: str) -> Claim:
+    """The claim in a submission.json.
+
+    Raises:
+        DataError: it is not a JSON object.
+        OSError: it cannot be read.
+    """
+    try:
+        said = json.loads(path.read_bytes())
+        if not isinstance(said, dict):
+            raise ValueError("not an object")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no JSON object ({error}); mend it") from error
+    levels = list(_levels(said))
+    return Claim(
+        shown,
+        _first(levels, _BPB, _real),
+        _first(levels, _TOTAL, _whole),
+        _first(levels, _CODE, _whole),
+        _first(levels, _MODEL, _whole) or _model_by_codec(said),
+        _seeds(levels),
+        str(said.get("track", "")),
+    )
+
+
+def _levels(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The object, then those in it by name, but not the ones of single seeds."""
+    yield said
+    for name, value in said.items():
+        if isinstance(value, dict) and name not in _SEEDS and not name.isdigit() and "pre_fix" not in name:
+            yield value
+
+
+def _first[T](levels: Sequence[Mapping[str, Any]], names: Sequence[str], read: Any) -> T | None:
+    for level in levels:
+        for name in names:
+            if (value := read(level.get(name))) is not None:
+                return value  # type: ignore[no-any-return]
+    return None
+
+
+def _real(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) else None
+
+
+def _model_by_codec(said: Mapping[str, Any]) -> int | None:
+    """`bytes_model_int6_zstd` and the like."""
+    return next((_whole(value) for name, value in said.items() if name.startswith("bytes_model")), None)
+
+
+def _seeds(levels: Sequence[Mapping[str, Any]]) -> dict[int, SeedClaim]:
+    for level in levels:
+        for name in _SEEDS:
+            if found := _seeds_in(level.get(name)):
+                return found
+    seed = levels[0].get("seed")
+    return {seed: SeedClaim()} if isinstance(seed, int) and not isinstance(seed, bool) else {}
+
+
+def _seeds_in(value: Any) -> dict[int, SeedClaim]:
+    if isinstance(value, dict):
+        named = {re.sub(r"^seed[_ ]?", "", str(name)): each for name, each in value.items()}
+        return {int(name): _seed(each) for name, each in named.items() if name.isdecimal()}
+    if isinstance(value, list):
+        plain = {each: SeedClaim() for each in value if isinstance(each, int) and not isinstance(each, bool)}
+        objects = {each["seed"]: _seed(each) for each in value if isinstance(each, dict) and _whole(each.get("seed"))}
+        return plain | objects
+    return {}
+
+
+def _seed(said: Any) -> SeedClaim:
+    if not isinstance(said, dict):
+        return SeedClaim(_real(said))
+    return SeedClaim(_first([said], _BPB, _real), _first([said], _TOTAL, _whole))
+
+
+def findings(
+    claim: Claim | None, readme: tuple[str, str] | None, logs: Sequence[TrainingLog], *, unlimited: bool = False
+) -> tuple[Finding, ...]:
+    """Whether claim, README (its path and text) and logs say the same, and how many seeds stand behind it."""
+    found = [*_seed_findings(claim, logs, unlimited)]
+    if claim is not None:
+        found += [*_score_findings(claim, logs), *_byte_findings(claim, logs)]
+    if readme is not None:
+        found += _readme_findings(claim, *readme)
+    return tuple(found)
+
+
+def _by_seed(logs: Sequence[TrainingLog]) -> dict[int, TrainingLog]:
+    return {round(log.seed.value): log for log in logs if log.seed is not None and log.claimed is not None}
+
+
+def _seed_findings(claim: Claim | None, logs: Sequence[TrainingLog], unlimited: bool) -> Iterator[Finding]:
+    logged, claimed = _by_seed(logs), claim.seeds if claim is not None else {}
+    where = claim.path if claim is not None else None
+    for seed in sorted(set(claimed) - set(logged)):
+        if logs:
+            yield Finding(rules.SEEDS, "fail", f"seed {seed} is claimed, and no log is of it", "claim", where)
+    for seed in sorted(set(logged) - set(claimed)):
+        if claimed:
+            said = f"seed {seed} was run and scored {_scored(logged[seed]):.8g}, and the claim leaves it out"
+            yield Finding(rules.SEEDS, "fail", said, "claim", logged[seed].path)
+    seeds = sorted(set(claimed) | set(logged))
+    if not seeds and logs:
+        yield Finding(rules.SEEDS, "unknown", f"{len(logs)} logs, none of which says its seed", "claim", logs[0].path)
+    if not seeds:
+        return
+    listed = ", ".join(map(str, seeds))
+    if unlimited:
+        yield Finding(rules.SEEDS, "unknown", f"seeds {listed}; the track asks for no significance", "claim", where)
+    elif len(seeds) == 1:
+        said = f"one seed stands behind the claim ({listed}); {USUAL_SEEDS} are usual"
+        yield Finding(rules.SEEDS, "fail", said, "claim", where)
+    elif len(seeds) < USUAL_SEEDS:
+        said = f"{len(seeds)} seeds stand behind the claim ({listed}); {USUAL_SEEDS} are usual"
+        yield Finding(rules.SEEDS, "unknown", said, "claim", where)
+    else:
+        yield Finding(rules.SEEDS, "pass", f"{len(seeds)} seeds stand behind the claim: {listed}", "claim", where)
+
+
+def _scored(log: TrainingLog) -> float:
+    return log.claimed.bpb if log.claimed is not None else float("nan")
+
+
+def _score_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
+    logged = _by_seed(logs)
+    for seed, said in sorted(claim.seeds.items()):
+        log = logged.get(seed)
+        if log is not None and said.bpb is not None and not _same(said.bpb, [each.bpb for each in log.scores]):
+            evidence = f"seed {seed}: {said.bpb:.8g} bits per byte is claimed, its log ends at {_scored(log):.8g}"
+            yield Finding(rules.SEEDS, "fail", evidence, "claim", claim.path)
+    ends = [log.claimed.bpb for log in logs if log.claimed is not None]
+    if claim.bpb is None or not ends:
+        return
+    mean, every = statistics.fmean(ends), [each.bpb for log in logs for each in log.scores]
+    if _same(claim.bpb, [mean]):
+        said_ = f"{claim.bpb:.8g} bits per byte is the mean of {len(ends)} log{'s' if len(ends) > 1 else ''}"
+        yield Finding(rules.SEEDS, "pass" if len(ends) > 1 else "unknown", said_, "claim", claim.path)
+    elif len(ends) > 1 and _same(claim.bpb, [min(ends)]):
+        said_ = f"{claim.bpb:.8g} bits per byte is the best seed's; the mean of {len(ends)} logs is {mean:.8g}"
+        yield Finding(rules.SEEDS, "fail", said_, "claim", claim.path)
+    elif not _same(claim.bpb, every):
+        said_ = f"{claim.bpb:.8g} bits per byte is claimed; the logs end at {', '.join(f'{each:.8g}' for each in ends)}"
+        yield Finding(rules.SEEDS, "fail", said_, "claim", claim.path)
+    else:
+        said_ = f"{claim.bpb:.8g} bits per byte is one score of the logs, whose mean at the end is {mean:.8g}"
+        yield Finding(rules.SEEDS, "unknown", said_, "claim", claim.path)
+
+
+def _same(said: float, among: Sequence[float]) -> bool:
+    """Whether `said` is one of the numbers, rounded as it is."""
+    digits = len(f"{said:.10g}".partition(".")[2])
+    return any(abs(said - each) <= 1.01 * 10.0 ** -max(3, min(digits, 8)) for each in among)
+
+
+def _byte_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
+    totals = {log.path: round(log.total.value) for log in logs if log.total is not None}
+    largest = max([claim.total or 0, *(each.bytes or 0 for each in claim.seeds.values())])
+    if largest:
+        verdict, said = against_cap_bytes(largest, "code and model by submission.json")
+        yield Finding(rules.SIZE, verdict, said, "claim", claim.path)
+    if claim.total is not None and totals and claim.total not in totals.values():
+        known = ", ".join(f"{size:,}" for size in totals.values())
+        below = claim.total < max(totals.values())
+        said = f"{claim.total:,} bytes are claimed; the logs say {known}"
+        yield Finding(rules.SIZE, "fail" if below else "unknown", said, "claim", claim.path)
+    parts = (claim.code, claim.model, claim.total)
+    if all(parts) and (claim.code or 0) + (claim.model or 0) != claim.total:
+        said = f"submission.json's {claim.code:,} bytes of code and {claim.model:,} of model are not its {claim.total:,}"
+        yield Finding(rules.SIZE, "unknown", said, "claim", claim.path)
+
+
+def _readme_findings(claim: Claim | None, path: str, text: str) -> Iterator[Finding]:
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if match := _CHOSEN.search(line):
+            said = f"the README speaks of {match[0]!r}: seeds may have been chosen by their scores"
+            yield Finding(rules.SEEDS, "unknown", said, "README", path, number)
+    if claim is None or claim.bpb is None:
+        return
+    told = [value for line in lines if "bpb" in line.lower() or "|" in line for value in _README_BPB.findall(line)]
+    if told and not any(_rounds_to(claim.bpb, value) for value in told):
+        said = f"submission.json claims {claim.bpb:.8g} bits per byte, and the README has {', '.join(told[:5])}"
+        yield Finding(rules.SEEDS, "fail", said, "README", path)
+
+
+def _rounds_to(value: float, told: str) -> bool:
+    """Whether `told` is `value` at the digits either has."""
+    digits = min(len(told.partition(".")[2]), len(f"{value:.10g}".partition(".")[2]))
+    return abs(round(value, digits) - round(float(told), digits)) <= 1.01 * 10.0**-digits
+
+
+def belongs(script: Path, shown: str, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
+    """Whether the logs are of the script that ships: by the copy they begin with, else by the bytes they count."""
+    text = script.read_text(encoding="utf-8", errors="replace")
+    size = script.stat().st_size
+    rule: Rule = rules.SEEDS
+    for log in logs:
+        counted = [round(figure.value) for figure in log.code_bytes.values()]
+        if log.source is not None:
+            same = _squeezed(text) in _squeezed(log.source)
+            verdict: Verdict = "pass" if same else "fail"
+            said = "the log begins with the script that ships" if same else "the log is of another script than ships"
+            yield Finding(rule, verdict, f"{said} ({shown})", "log", log.path, 1)
+        elif counted and size not in counted:
+            said = f"the log counts {' or '.join(f'{each:,}' for each in counted)} bytes of code; {shown} has {size:,}"
+            yield Finding(rule, "unknown", said, "log", log.path, next(iter(log.code_bytes.values())).line)
+
+
+def _squeezed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())

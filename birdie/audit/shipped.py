@@ -1,0 +1,181 @@
+"""What a submission really ships: code that evaluation reads, and the model; minified sizes beside it, which do not count.
+
+    train_gpt.py ──imports, file names in strings──► helper files of the folder ─┐
+    model.birdie, final_model.int8.ptz, … or what the log weighs ────────────────┴──► bytes, held against 16,000,000
+
+The challenge counts bytes of code and of the compressed model as they lie in the folder. Tokenizers, logs and data
+preparation were never counted.
+"""
+
+import ast
+import io
+import lzma
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from birdie.audit.logged import against_cap_bytes
+from birdie.audit.logs import TrainingLog
+from birdie.audit.rules import SIZE, Finding
+from birdie.submit.code import PACKAGE, code_bytes
+
+SCRIPT = "train_gpt.py"
+MODELS = (".birdie", ".ptz", ".pt", ".pth", ".safetensors", ".xz", ".lzma", ".br", ".zst", ".bz2", ".npz", ".pkl")
+"""Ends of files that may be the model."""
+
+CODE = (".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".ptx", ".sh", ".js", ".rs")
+"""Ends of files that count as code where evaluation reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """What is in the folder.
+
+    Attributes:
+        script: the entry point.
+        code: it and the helper files it reads, sorted.
+        ours: bytes of birdie's own sources that it loads besides; 0: it does not.
+        model: the model's file; None: there is none.
+        models: all files that may be one.
+    """
+
+    script: Path | None
+    code: tuple[Path, ...]
+    ours: int
+    model: Path | None
+    models: tuple[Path, ...]
+
+    @property
+    def code_bytes(self) -> int:
+        """Of all code."""
+        return self.ours + sum(path.stat().st_size for path in self.code)
+
+
+def look(folder: Path) -> Shipped:
+    """What `folder` ships."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    script = _script(files)
+    models = tuple(path for path in files if path.suffix in MODELS)
+    code, ours = (), 0
+    if script is not None:
+        code = tuple(sorted(_reached(script, files)))
+        ours = code_bytes(script) - script.stat().st_size if _imports_ours(script) else 0
+    return Shipped(script, code, ours, _model(models), models)
+
+
+def _script(files: Sequence[Path]) -> Path | None:
+    scripts = [path for path in files if path.suffix == ".py"]
+    named = [path for path in scripts if path.name == SCRIPT]
+    trains = [path for path in scripts if "train" in path.name]
+    return next(iter(named or trains or (scripts if len(scripts) == 1 else [])), None)
+
+
+def _model(models: Sequence[Path]) -> Path | None:
+    """The .birdie file, else the smallest: beside an export may lie the float model it was made of."""
+    ours = [path for path in models if path.suffix == ".birdie"]
+    return min(ours or models, key=lambda path: path.stat().st_size, default=None)
+
+
+def _reached(script: Path, files: Sequence[Path]) -> set[Path]:
+    """The script and the files of its folder that it imports or names, and those that they do."""
+    by_name = {path.name: path for path in files if path.suffix in CODE}
+    found, queue = {script}, [script]
+    while queue:
+        for name in _mentioned(queue.pop()):
+            path = by_name.get(name)
+            if path is not None and path not in found:
+                found.add(path)
+                queue.append(path)
+    return found
+
+
+def _mentioned(path: Path) -> Iterator[str]:
+    """File names that a source imports or has in a string."""
+    tree = _parsed(path)
+    if tree is None:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (f"{alias.name.split('.')[0]}.py" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield f"{(node.module or '').split('.')[0]}.py"
+            yield from (f"{alias.name}.py" for alias in node.names if node.level and not node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 4096:
+            yield Path(node.value).name if "\0" not in node.value else ""
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_bytes()) if path.suffix == ".py" else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _imports_ours(script: Path) -> bool:
+    tree = _parsed(script)
+    named = [
+        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(tree or ast.Module([], []))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    return any(name.split(".")[0] == PACKAGE.name for name in named)
+
+
+def minified(source: bytes) -> int | None:
+    """Bytes of `source` without comments, docstrings and blank lines; None: it is not Python."""
+    try:
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[0] if node.body else None
+                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(node.body) > 1:
+                    node.body = node.body[1:]
+        return len(ast.unparse(tree).encode())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def packed(source: bytes) -> int:
+    """Bytes of `source` by LZMA, as one-file submissions carry it."""
+    return len(lzma.compress(source, format=lzma.FORMAT_ALONE, preset=9))
+
+
+def is_packed(source: bytes) -> bool:
+    """Whether a script is a wrapper around compressed code: nearly all of it is one string or one run of bytes."""
+    try:
+        longest = max((len(token.string) for token in tokenize.tokenize(io.BytesIO(source).readline)), default=0)
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return False
+    return longest > len(source) // 2
+
+
+def findings(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tuple[Finding, ...]:
+    """SIZE of what lies in the folder; the model's bytes are the logs' where its file is not there."""
+    if shipped.script is None:
+        return ()
+    source = shipped.script.read_bytes()
+    code = shipped.code_bytes
+    helpers = len(shipped.code) - 1
+    files = f"{shipped.script.name}{f' and {helpers} helper file' + 's' * (helpers > 1) if helpers else ''}"
+    files += f", {shipped.ours:,} of birdie's sources with it" if shipped.ours else ""
+    without = minified(source)
+    apart = ""
+    if without is not None and not is_packed(source):
+        apart = f"; the script would be {without:,} without comments and {packed(source):,} packed, which counts for nothing"
+    model, of_model = _model_bytes(shipped, logs)
+    if model is None:
+        verdict, said = against_cap_bytes(code, f"code as shipped ({files})")
+        said = f"{said}{apart}; how large the model is cannot be told"
+        return (Finding(SIZE, "fail" if verdict == "fail" else "unknown", said, "files", shown),)
+    what = f"code as shipped ({files}) {code:,} and {of_model} {model:,}"
+    verdict, said = against_cap_bytes(code + model, what)
+    return (Finding(SIZE, verdict, said + apart, "files", shown),)
+
+
+def _model_bytes(shipped: Shipped, logs: Sequence[TrainingLog]) -> tuple[int | None, str]:
+    if shipped.model is not None:
+        return shipped.model.stat().st_size, f"model ({shipped.model.name})"
+    weighed = [round(log.model.value) for log in logs if log.model is not None]
+    return (max(weighed), "the largest model logged") if weighed else (None, "")
