@@ -7,21 +7,30 @@ Contradictions are failures of the rule the contradicted figure is evidence for:
 import json
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from birdie.audit import rules
 from birdie.audit.logged import against_cap_bytes
 from birdie.audit.logs import TrainingLog
-from birdie.audit.rules import Finding, Rule, Verdict
+from birdie.audit.rules import Finding
 from birdie.errors import DataError
 
 USUAL_SEEDS = 3
 
+_T = TypeVar("_T")
+
 _BPB = ("val_bpb", "mean_val_bpb", "val_bpb_mean", "bpb", "mean_bpb")
-_TOTAL = ("bytes_total", "total_bytes", "artifact_bytes", "max_artifact_bytes", "artifact_bytes_max", "total_size_bytes")
+_TOTAL = (
+    "bytes_total",
+    "total_bytes",
+    "artifact_bytes",
+    "max_artifact_bytes",
+    "artifact_bytes_max",
+    "total_size_bytes",
+)
 _CODE = ("bytes_code", "code_bytes", "code_size_bytes")
 _MODEL = ("bytes_model", "model_bytes", "model_size_bytes")
 _SEEDS = ("seed_results", "seeds", "per_seed", "per_seed_results", "results_by_seed")
@@ -102,11 +111,11 @@ def _levels(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _first[T](levels: Sequence[Mapping[str, Any]], names: Sequence[str], read: Any) -> T | None:
+def _first(levels: Sequence[Mapping[str, Any]], names: Sequence[str], read: Callable[[Any], _T | None]) -> _T | None:
     for level in levels:
         for name in names:
             if (value := read(level.get(name))) is not None:
-                return value  # type: ignore[no-any-return]
+                return value
     return None
 
 
@@ -115,7 +124,9 @@ def _real(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) else None
+    return (
+        int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) else None
+    )
 
 
 def _model_by_codec(said: Mapping[str, Any]) -> int | None:
@@ -241,7 +252,9 @@ def _byte_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Findin
         yield Finding(rules.SIZE, "fail" if below else "unknown", said, "claim", claim.path)
     parts = (claim.code, claim.model, claim.total)
     if all(parts) and (claim.code or 0) + (claim.model or 0) != claim.total:
-        said = f"submission.json's {claim.code:,} bytes of code and {claim.model:,} of model are not its {claim.total:,}"
+        said = (
+            f"submission.json's {claim.code:,} bytes of code and {claim.model:,} of model are not its {claim.total:,}"
+        )
         yield Finding(rules.SIZE, "unknown", said, "claim", claim.path)
 
 
@@ -269,17 +282,15 @@ def belongs(script: Path, shown: str, logs: Sequence[TrainingLog]) -> Iterator[F
     """Whether the logs are of the script that ships: by the copy they begin with, else by the bytes they count."""
     text = script.read_text(encoding="utf-8", errors="replace")
     size = script.stat().st_size
-    rule: Rule = rules.SEEDS
     for log in logs:
         counted = [round(figure.value) for figure in log.code_bytes.values()]
         if log.source is not None:
-            same = _squeezed(text) in _squeezed(log.source)
-            verdict: Verdict = "pass" if same else "fail"
-            said = "the log begins with the script that ships" if same else "the log is of another script than ships"
-            yield Finding(rule, verdict, f"{said} ({shown})", "log", log.path, 1)
+            if _squeezed(text) not in _squeezed(log.source):
+                said = f"the log begins with another script than {shown}, which ships"
+                yield Finding(rules.SEEDS, "fail", said, "log", log.path, 1)
         elif counted and size not in counted:
             said = f"the log counts {' or '.join(f'{each:,}' for each in counted)} bytes of code; {shown} has {size:,}"
-            yield Finding(rule, "unknown", said, "log", log.path, next(iter(log.code_bytes.values())).line)
+            yield Finding(rules.SEEDS, "unknown", said, "log", log.path, next(iter(log.code_bytes.values())).line)
 
 
 def _squeezed(text: str) -> str:

@@ -1,7 +1,7 @@
 """What one training log proves about the rules: clocks, bytes, shards, coverage, and scores too good to believe.
 
-A log is its author's word. What it admits fails a rule; what it says in order passes one; what it leaves out stays open.
-A doubtful score (openai/parameter-golf's readers review such by hand) is a finding that could not tell, never a failure.
+A log is its author's word. What it admits fails a rule, what it says in order passes one, what it leaves out stays
+open. A doubtful score, which openai/parameter-golf's readers review by hand, is never more than "could not tell".
 """
 
 import math
@@ -11,7 +11,6 @@ from birdie.audit.logs import Figure, Scored, TrainingLog
 from birdie.audit.rules import Finding, Rule, Verdict
 from birdie.audit.splits import (
     SHARDS_OF_SMALL_SPLIT,
-    TABLE_BYTES,
     TEXT_BYTES,
     TRAIN_SHARDS,
     bytes_of,
@@ -71,7 +70,9 @@ def _train_time(log: TrainingLog, unlimited: bool) -> list[Finding]:
         )
         found.append(_finding(log, rules.TRAIN_TIME, "fail", said, after))
     if log.forced is not None and took.value > CAP_MS:
-        said = f"the run was set to end at step {log.forced.value:,.0f} whatever the clock said, at {took.value:,.0f} ms"
+        said = (
+            f"the run was set to end at step {log.forced.value:,.0f} whatever the clock said, at {took.value:,.0f} ms"
+        )
         found.append(_finding(log, rules.TRAIN_TIME, "fail", said, log.forced))
     return found
 
@@ -198,7 +199,7 @@ def _shards(log: TrainingLog) -> list[Finding]:
         return []
     if shards.value == SHARDS_OF_SMALL_SPLIT:
         said = (
-            f"{SHARDS_OF_SMALL_SPLIT:,} training shards are the mark of data prepared with 10,000 validation documents: "
+            f"{SHARDS_OF_SMALL_SPLIT:,} training shards mark data prepared with 10,000 validation documents: "
             f"the other 40,000 are trained on (#2127; published data have {TRAIN_SHARDS})"
         )
         return [_finding(log, rules.OVERLAP, "fail", said, shards)]

@@ -166,7 +166,9 @@ def read_log(path: Path, shown: str | None = None) -> TrainingLog | None:
         OSError: it cannot be read.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise DataError(f"{path} has {path.stat().st_size:,} bytes, no log of a training run; take it out of the folder")
+        raise DataError(
+            f"{path} has {path.stat().st_size:,} bytes, no log of a training run; take it out of the folder"
+        )
     log = parse_log(path.read_text(encoding="utf-8", errors="replace"), shown or str(path))
     return None if log.empty else log
 

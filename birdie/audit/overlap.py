@@ -80,8 +80,12 @@ def copies(
     return Copies(len(held_out), count, sum(held_out.values()), first, unmarked[0])
 
 
+def _untold(_: int) -> None:
+    return None
+
+
 def _told(progress: Progress | None, total: int) -> Callable[[int], None]:
-    return (lambda done: None) if progress is None else (lambda done: progress(done, total))
+    return _untold if progress is None else (lambda done: progress(done, total))
 
 
 def _digest(document: Tokens) -> bytes:
@@ -92,7 +96,7 @@ def _documents(
     shards: Iterator[tuple[str, Tokens]] | Sequence[tuple[str, Tokens]],
     bos_id: int,
     unmarked: list[int],
-    told: Callable[[int], None] = lambda done: None,
+    told: Callable[[int], None] = _untold,
 ) -> Iterator[tuple[str, Tokens]]:
     """(name of the shard it ends in, tokens without BOS) of each document of a stream."""
     open_: list[Tokens] = []  # of the document under way

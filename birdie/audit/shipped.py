@@ -1,4 +1,4 @@
-"""What a submission really ships: code that evaluation reads, and the model; minified sizes beside it, which do not count.
+"""What a submission really ships, code and model; what minifying would save stands apart, as it does not count.
 
     train_gpt.py ──imports, file names in strings──► helper files of the folder ─┐
     model.birdie, final_model.int8.ptz, … or what the log weighs ────────────────┴──► bytes, held against 16,000,000
@@ -20,7 +20,7 @@ from birdie.audit.logs import TrainingLog
 from birdie.audit.rules import SIZE, Finding
 from birdie.submit.code import PACKAGE, code_bytes
 
-SCRIPT = "train_gpt.py"
+SCRIPT, CLAIM = "train_gpt.py", "submission.json"
 MODELS = (".birdie", ".ptz", ".pt", ".pth", ".safetensors", ".xz", ".lzma", ".br", ".zst", ".bz2", ".npz", ".pkl")
 """Ends of files that may be the model."""
 
@@ -38,6 +38,7 @@ class Shipped:
         ours: bytes of birdie's own sources that it loads besides; 0: it does not.
         model: the model's file; None: there is none.
         models: all files that may be one.
+        alone: whether a script was given, not its folder: no model is looked for.
     """
 
     script: Path | None
@@ -45,6 +46,7 @@ class Shipped:
     ours: int
     model: Path | None
     models: tuple[Path, ...]
+    alone: bool = False
 
     @property
     def code_bytes(self) -> int:
@@ -57,18 +59,27 @@ def look(folder: Path) -> Shipped:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     script = _script(files)
     models = tuple(path for path in files if path.suffix in MODELS)
-    code, ours = (), 0
+    code: tuple[Path, ...] = ()
+    ours = 0
     if script is not None:
         code = tuple(sorted(_reached(script, files)))
         ours = code_bytes(script) - script.stat().st_size if _imports_ours(script) else 0
     return Shipped(script, code, ours, _model(models), models)
 
 
+def of_script(script: Path) -> Shipped:
+    """What `script` is by itself: it and the helper files beside it that it reads."""
+    files = sorted(path for path in script.parent.iterdir() if path.is_file())
+    ours = code_bytes(script) - script.stat().st_size if _imports_ours(script) else 0
+    return Shipped(script, tuple(sorted(_reached(script, files))), ours, None, (), alone=True)
+
+
 def _script(files: Sequence[Path]) -> Path | None:
     scripts = [path for path in files if path.suffix == ".py"]
     named = [path for path in scripts if path.name == SCRIPT]
     trains = [path for path in scripts if "train" in path.name]
-    return next(iter(named or trains or (scripts if len(scripts) == 1 else [])), None)
+    claimed = any(path.name == CLAIM for path in files)
+    return next(iter(named or trains or (scripts if len(scripts) == 1 and claimed else [])), None)
 
 
 def _model(models: Sequence[Path]) -> Path | None:
@@ -163,7 +174,7 @@ def findings(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tuple
     without = minified(source)
     apart = ""
     if without is not None and not is_packed(source):
-        apart = f"; the script would be {without:,} without comments and {packed(source):,} packed, which counts for nothing"
+        apart = f"; without comments the script has {without:,} and packed {packed(source):,}, which counts for nothing"
     model, of_model = _model_bytes(shipped, logs)
     if model is None:
         verdict, said = against_cap_bytes(code, f"code as shipped ({files})")

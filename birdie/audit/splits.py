@@ -1,7 +1,7 @@
 """The challenge's validation split in numbers: what a whole scoring counts, whatever the tokenizer.
 
-The text is that of the first 50,000 documents; every tokenizer cuts it into its own number of tokens. Totals are those of
-published logs (openai/parameter-golf); windows cut up to one context off them.
+The text is that of the first 50,000 documents, which every tokenizer cuts into its own number of tokens. Totals are
+those of published logs (openai/parameter-golf); windows cut up to one context off them.
 """
 
 import math
@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 TEXT_BYTES = 151_073_604
 """UTF-8 bytes of the decoded validation text."""
-
-TABLE_BYTES = (151_074_000, 151_084_000)
-"""What the byte tables of the known exports add up to, in round thousands."""
 
 DOCUMENTS = 50_000
 TRAIN_SHARDS = 80
@@ -61,4 +58,3 @@ def of_vocabulary(vocabulary: str) -> tuple[Split, ...]:
 def bytes_of(targets: float, loss: float, bpb: float) -> float:
     """The bytes that a score was divided by: it is nats · targets / ln 2 / bytes."""
     return targets * loss / (math.log(2) * bpb)
-

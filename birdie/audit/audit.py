@@ -1,0 +1,163 @@
+"""One audit of whatever somebody calls a result: a .birdie file, a submission folder, or a script.
+
+PATH ─┬─ .birdie ─► own: model, probes, text
+      ├─ folder ──► script, logs, claims, shipped bytes, and the artifact if there is one
+      └─ .py ─────► scan, bytes of code; run, if asked, in a sandbox
+                                                      └──► Report: pass, fail or could not tell, rule by rule
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from birdie import history
+from birdie.audit import claims, foreign, logged, rules, shipped
+from birdie.audit.logged import against_cap_bytes
+from birdie.audit.logs import TrainingLog, read_log
+from birdie.audit.own import Given, Told, audit_artifact
+from birdie.audit.rules import Finding, Report
+from birdie.audit.scan import scan
+from birdie.audit.shipped import CLAIM, Shipped
+from birdie.container import MAGIC
+from birdie.errors import ConfigError, DataError
+
+README = "README.md"
+MAX_LOGS = 200
+"""Files of a folder that are read as logs."""
+
+_LOGS = (".log", ".txt")
+_LOG_FOLDERS = ("logs", "log")
+
+
+def audit(
+    path: str | Path,
+    *,
+    run: bool = False,
+    data: str | None = None,
+    tokenizer: str | None = None,
+    train: Sequence[str] = (),
+    logs: Sequence[str | Path] = (),
+    tokens: int = 4096,
+    progress: Told | None = None,
+) -> Report:
+    """Judge `path` by every rule that it gives evidence for.
+
+    Args:
+        path: a .birdie file, a submission folder, or a script.
+        run: run foreign code, in a sandbox, and measure the time that an artifact of ours takes.
+        data: validation shards (a folder, a file or a glob) for an artifact; None: those its recipe names.
+        tokenizer: a .model file or "bytes"; None: the one its recipe names.
+        train: training shards in which validation documents are looked for.
+        logs: training logs beside those in the folder.
+        tokens: of the validation text that the probes run over.
+        progress: called with (part, done, total) as work goes on.
+
+    Raises:
+        ConfigError: there is nothing to audit at `path`, or a number is out of range.
+        DataError: data, a tokenizer or a log that was asked for by name cannot be read, or submission.json is no JSON.
+    """
+    path = Path(path)
+    if tokens < 2:
+        raise ConfigError(f"tokens is {tokens}; probes need at least 2")
+    if not path.exists():
+        raise ConfigError(f"there is nothing at {path}; give a .birdie file, a submission folder or a script")
+    given = Given(data, tokenizer, tuple(train), tokens, run, progress)
+    more = [_log(Path(each), str(each)) for each in logs]
+    if path.is_dir():
+        return Report(str(path), "folder", _folder(path, more, given))
+    if path.suffix == ".py":
+        return Report(str(path), "script", (*_script(shipped.of_script(path), given), *_of_logs(more)))
+    if _is_artifact(path):
+        return Report(str(path), "artifact", (*audit_artifact(path, str(path), given), *_of_logs(more)))
+    raise ConfigError(f"{path} is no .birdie file, no Python script and no folder; give one of these")
+
+
+def _is_artifact(path: Path) -> bool:
+    """By its name or its first bytes; a damaged one is one, too."""
+    with path.open("rb") as file:
+        return path.suffix == ".birdie" or file.read(len(MAGIC)) == MAGIC
+
+
+def _log(path: Path, shown: str) -> TrainingLog:
+    try:
+        log = read_log(path, shown)
+    except OSError as error:
+        raise DataError(f"cannot read log {path}: {(error.strerror or str(error)).lower()}") from error
+    if log is None:
+        raise DataError(f"{path} has no line of a training run; give a log as train_gpt.py writes it")
+    return log
+
+
+def _of_logs(found: Sequence[TrainingLog], *, unlimited: bool = False) -> list[Finding]:
+    return [finding for log in found for finding in logged.findings(log, unlimited=unlimited)]
+
+
+def _folder(folder: Path, more: Sequence[TrainingLog], given: Given) -> tuple[Finding, ...]:
+    ships = shipped.look(folder)
+    claim_path, readme_path = folder / CLAIM, folder / README
+    claim = claims.read_claim(claim_path, str(claim_path)) if claim_path.is_file() else None
+    found_logs = [*_logs_in(folder), *more]
+    if ships.script is None and ships.model is None and claim is None and not found_logs:
+        raise ConfigError(f"{folder} holds no script, artifact, log or {CLAIM}: there is nothing to audit")
+    unlimited = claims.is_unlimited(str(folder.resolve())) or (claim is not None and claim.unlimited)
+    readme = None
+    if readme_path.is_file():
+        readme = (str(readme_path), readme_path.read_text(encoding="utf-8", errors="replace"))
+    findings = [
+        *_script(ships, given),
+        *shipped.findings(ships, found_logs, str(ships.script or folder)),
+        *_of_logs(found_logs, unlimited=unlimited),
+        *claims.findings(claim, readme, found_logs, unlimited=unlimited),
+    ]
+    if ships.script is not None:
+        findings += claims.belongs(ships.script, str(ships.script), found_logs)
+    findings += _history(folder)
+    if ships.model is not None and _is_artifact(ships.model):
+        findings += audit_artifact(ships.model, str(ships.model), given)
+    return tuple(findings)
+
+
+def _history(folder: Path) -> list[Finding]:
+    """The training time of a run folder of ours, which keeps it beside the model."""
+    entries = history.read(folder)
+    if not entries:
+        return []
+    took, path = entries[-1].train_ms, str(folder / history.NAME)
+    if took <= logged.CAP_MS:
+        said = f"training took {took:,.0f} ms of {logged.CAP_MS:,}"
+        return [Finding(rules.TRAIN_TIME, "pass", said, "history", path)]
+    said = f"training took {took:,.0f} ms, on whatever it ran; the cap of {logged.CAP_MS:,} is for eight H100"
+    return [Finding(rules.TRAIN_TIME, "unknown", said, "history", path)]
+
+
+def _logs_in(folder: Path) -> list[TrainingLog]:
+    """The training logs of a folder and of its folders of logs; other text is passed over."""
+    places = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
+    paths = sorted(path for place in places for path in place.iterdir() if path.suffix in _LOGS and path.is_file())
+    logs = []
+    for path in paths[:MAX_LOGS]:
+        try:
+            log = read_log(path)
+        except DataError:  # too large for a log
+            continue
+        if log is not None:
+            logs.append(log)
+    return logs
+
+
+def _script(ships: Shipped, given: Given) -> list[Finding]:
+    """What the code shows without running and, if that is asked, in a sandbox."""
+    if ships.script is None:
+        return []
+    found: list[Finding] = []
+    for path in ships.code:
+        if path.suffix == ".py":
+            found += scan(path.read_bytes(), str(path))
+    if given.run:
+        found += foreign.run_script(ships.script)
+    else:
+        said = "the script was not run (--run runs it, without network and with limits)"
+        found.append(Finding(rules.RUNS, "unknown", said, "sandbox", str(ships.script)))
+    if ships.alone:
+        verdict, said = against_cap_bytes(ships.code_bytes, "the code alone, without a model")
+        found.append(Finding(rules.SIZE, "fail" if verdict == "fail" else "unknown", said, "files", str(ships.script)))
+    return found

@@ -1,0 +1,90 @@
+"""Training logs as the challenge's scripts write them, in the baseline's style and in that of later records."""
+
+BASELINE = """\
+logs/run.txt
+import os
+print("final_int6_sliding_window_exact val_loss:0.10000000 val_bpb:0.10000000")
+# Total submission size int8+zlib: 1 bytes
+====================================================================================================
+Running Python 3.11.10 (main) [GCC 11.4.0]
+Running PyTorch 2.8.0+cu128
+====================================================================================================
+val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path=./data/tokenizers/fineweb_1024_bpe.model
+train_loader:dataset:fineweb10B_sp1024 train_shards:80
+val_loader:shards pattern=./data/datasets/fineweb10B_sp1024/fineweb_val_*.bin tokens:62021632
+model_params:17059912
+world_size:8 grad_accum_steps:1
+train_batch_tokens:524288 train_seq_len:1024 iterations:20000 warmup_steps:20 max_wallclock_seconds:600.000
+seed:{seed}
+warmup_step:20/20
+step:0/20000 val_loss:6.9357 val_bpb:4.1077 train_time:0ms step_avg:0.02ms
+step:13600/20000 train_loss:2.0510 train_time:592121ms step_avg:43.54ms
+step:13780/20000 val_loss:2.0606 val_bpb:1.2172 train_time:{train_ms}ms step_avg:43.54ms
+stopping_early: wallclock_cap train_time:{train_ms}ms step:13780/20000
+peak memory allocated: 10184 MiB reserved: 10200 MiB
+Serialized model: 67224983 bytes
+Code size: {code} bytes
+Total submission size: 67272625 bytes
+Serialized model int8+zlib: {model} bytes (payload:17178912 raw_torch:17224025 payload_ratio:3.91x)
+Total submission size int8+zlib: {total} bytes
+final_int8_zlib_roundtrip val_loss:2.0727 val_bpb:1.2276 eval_time:1401ms
+final_int8_zlib_roundtrip_exact val_loss:{loss:.8f} val_bpb:{bpb:.8f}
+"""
+
+LATER = """\
+Hyperparameters:
+  caseops_enabled: True
+  datasets_dir: ./data/datasets/fineweb10B_sp8192_lossless_caps_caseops_v1_reserved
+  max_wallclock_seconds: 600.0
+  seed: {seed}
+  tokenizer_path: ./data/tokenizers/fineweb_8192_bpe_lossless_caps_caseops_v1_reserved.model
+  vocab_size: 8192
+train_shards: {shards}
+val_tokens: 47851520
+model_params:35945673
+gptq:reserving 0s, effective=599500ms
+0/20000 val_loss: 9.0094 val_bpb: 4.1166
+1/20000 train_loss: 9.0105 train_time: 0.0m tok/s: 12456100
+5000/20000 train_loss: 2.2804 train_time: 9.9m tok/s: 6620551
+5041/20000 val_loss: 2.3492 val_bpb: 1.0734
+stopping_early: wallclock_cap train_time: {train_ms}ms step: 5041/20000
+peak memory allocated: 41697 MiB reserved: 41720 MiB
+ema:applying EMA weights
+diagnostic pre-quantization post-ema val_loss:2.32227068 val_bpb:1.06109460 eval_time:10977ms
+Serialized model: 135418111 bytes
+Code size (uncompressed): 191274 bytes
+Code size (compressed): 37155 bytes
+GPTQ:collected 67 Hessians in {hessians}s
+Serialized model quantized+pergroup: 15907387 bytes
+Total submission size quantized+pergroup: 15944542 bytes
+diagnostic quantized val_loss:2.34083976 val_bpb:1.06957920 eval_time:11962ms
+ttt_lora:compile warmup done ({compile_s}s)
+quantized_ttt_phased val_loss:2.31287992 val_bpb:1.05689587 eval_time:519703ms
+total_eval_time:{eval_s}s
+"""
+
+BYTES_PER_TOKEN = 151_078_000 / 62_021_632
+LN2 = 0.6931471805599453
+
+
+def baseline(**changes: object) -> str:
+    """The baseline's log; bits per byte follow from the loss unless they are given."""
+    said: dict[str, object] = {
+        "seed": 1337,
+        "train_ms": 600038,
+        "code": 47642,
+        "model": 15815847,
+        "loss": 2.07269931,
+        **changes,
+    }
+    said.setdefault("total", int(str(said["code"])) + int(str(said["model"])))
+    said.setdefault("bpb", float(str(said["loss"])) / LN2 / BYTES_PER_TOKEN)
+    return BASELINE.format(**said)
+
+
+def later(**changes: object) -> str:
+    """A later record's log."""
+    said = {
+        "seed": 0, "shards": 80, "train_ms": 595637, "hessians": 3.6, "compile_s": 24.7, "eval_s": 519.7, **changes,
+    }  # fmt: skip
+    return LATER.format(**said)
