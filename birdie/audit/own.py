@@ -36,7 +36,7 @@ from birdie.score.scorer import referee
 
 Told = Callable[[str, float, float | None], None]
 
-COMPARED = 64
+COMPARED = 32
 """Targets whose losses are computed both ways, one at a time and in a batch."""
 
 TIMED = 65_536

@@ -156,7 +156,8 @@ def packed(source: bytes) -> int:
 def is_packed(source: bytes) -> bool:
     """Whether a script is a wrapper around compressed code: nearly all of it is one string or one run of bytes."""
     try:
-        longest = max((len(token.string) for token in tokenize.tokenize(io.BytesIO(source).readline)), default=0)
+        tokens = tokenize.tokenize(io.BytesIO(source).readline)
+        longest = max((len(token.string) for token in tokens if token.type == tokenize.STRING), default=0)
     except (tokenize.TokenError, SyntaxError, ValueError):
         return False
     return longest > len(source) // 2

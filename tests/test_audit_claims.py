@@ -1,0 +1,217 @@
+"""What a folder claims, against its own logs, README and files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from audited_logs import baseline, later
+
+from birdie.audit import claims, rules, shipped
+from birdie.audit.claims import Claim, read_claim
+from birdie.audit.logs import TrainingLog, parse_log
+from birdie.audit.rules import Finding, Rule, Verdict, worst
+from birdie.errors import DataError
+
+SEEDS = (1337, 42, 7)
+
+
+def logs(*losses: float) -> list[TrainingLog]:
+    """A log a seed, ending at these losses."""
+    return [
+        parse_log(baseline(seed=seed, loss=loss), f"train_seed{seed}.log")
+        for seed, loss in zip(SEEDS, losses, strict=False)
+    ]
+
+
+THREE = logs(2.0727, 2.0731, 2.0725)
+ENDS = [log.claimed.bpb for log in THREE if log.claimed is not None]
+MEAN = sum(ENDS) / 3
+
+
+def claim(folder: Path, **said: object) -> Claim:
+    (folder / "submission.json").write_text(json.dumps(said))
+    return read_claim(folder / "submission.json", "submission.json")
+
+
+def judged(
+    said: Claim | None, found: list[TrainingLog], rule: Rule = rules.SEEDS, readme: str | None = None
+) -> tuple[Verdict, list[str]]:
+    told = claims.findings(said, ("README.md", readme) if readme is not None else None, found)
+    of_rule: list[Finding] = [each for each in told if each.rule == rule]
+    return worst(each.verdict for each in of_rule), [each.evidence for each in of_rule]
+
+
+def test_the_names_that_records_use(tmp_path: Path) -> None:
+    old = claim(tmp_path, val_bpb=1.2, bytes_total=15_863_068, bytes_code=48_140, bytes_model_int6_zstd=15_814_928)
+    assert (old.bpb, old.total, old.code, old.model, old.seeds) == (1.2, 15_863_068, 48_140, 15_814_928, {})
+    middle = claim(
+        tmp_path,
+        mean_val_bpb=1.209,
+        artifact_bytes=14_888_882,
+        code_bytes=50_268,
+        seed_results={"1337": {"val_bpb": 1.21, "artifact_bytes": 14_888_882}, "42": {"val_bpb": 1.2}},
+    )
+    assert (middle.bpb, middle.total, middle.code) == (1.209, 14_888_882, 50_268)
+    assert (middle.seeds[1337].bpb, middle.seeds[1337].bytes, middle.seeds[42].bpb) == (1.21, 14_888_882, 1.2)
+    nested = claim(
+        tmp_path,
+        track="track_10min_16mb",
+        results={"mean_val_bpb": 1.0567, "max_artifact_bytes": 15_948_872, "seeds": {"314": {"val_bpb": 1.05664}}},
+    )
+    assert (nested.bpb, nested.total, list(nested.seeds), nested.unlimited) == (1.0567, 15_948_872, [314], False)
+    assert list(claim(tmp_path, seeds=[1, 2, 3]).seeds) == [1, 2, 3]
+    assert list(claim(tmp_path, seeds=[{"seed": 5, "val_bpb": 1.1}]).seeds) == [5]
+    assert claim(tmp_path, track="non-record-16mb").unlimited
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '"a"'])
+def test_a_claim_that_is_no_object(tmp_path: Path, text: str) -> None:
+    (tmp_path / "submission.json").write_text(text)
+    with pytest.raises(DataError, match="is no JSON object"):
+        read_claim(tmp_path / "submission.json", "submission.json")
+
+
+def test_three_seeds_and_their_mean_pass(tmp_path: Path) -> None:
+    seeds = {str(seed): {"val_bpb": bpb} for seed, bpb in zip(SEEDS, ENDS, strict=True)}
+    said = claim(tmp_path, val_bpb=MEAN, seed_results=seeds, bytes_total=15_863_489)
+    for readme in (None, f"| mean | **{MEAN:.5f}** |", "nothing of it"):
+        verdict, evidence = judged(said, THREE, readme=readme)
+        assert verdict == "pass", evidence
+    assert judged(said, THREE, rules.SIZE)[0] == "pass"
+    assert judged(None, THREE)[0] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "verdict", "evidence"),
+    [
+        ({"val_bpb": ENDS[0]}, THREE[:1], "fail", "one seed stands behind the claim (1337)"),
+        ({"val_bpb": sum(ENDS[:2]) / 2}, THREE[:2], "pass", "is the mean of 2 logs"),
+        ({"val_bpb": MEAN, "seeds": [1337, 42, 7, 8]}, THREE, "fail", "seed 8 is claimed, and no log is of it"),
+        ({"val_bpb": MEAN, "seeds": [1337, 42]}, THREE, "fail", "seed 7 was run and scored"),
+        ({"val_bpb": min(ENDS)}, THREE, "fail", "is the best seed's; the mean of 3 logs is"),
+        ({"val_bpb": 1.1}, THREE, "fail", "1.1 bits per byte is claimed; the logs end at"),
+        ({"val_bpb": MEAN, "seed_results": {"1337": 1.0, "42": ENDS[1], "7": ENDS[2]}}, THREE, "fail",
+         "seed 1337: 1 bits per byte is claimed, its log ends at"),
+    ],
+)  # fmt: skip
+def test_scores_and_seeds(
+    tmp_path: Path, change: dict[str, object], found: list[TrainingLog], verdict: Verdict, evidence: str
+) -> None:
+    said, told = judged(claim(tmp_path, **change), found)
+    assert said == verdict, told
+    assert any(evidence in each for each in told), told
+
+
+def test_a_track_without_records_asks_for_no_significance(tmp_path: Path) -> None:
+    said = claim(tmp_path, val_bpb=ENDS[0], track="track_non_record_16mb")
+    found = claims.findings(said, None, THREE[:1], unlimited=said.unlimited)
+    assert not [each for each in found if each.verdict == "fail"]
+
+
+@pytest.mark.parametrize(
+    ("readme", "verdict"),
+    [
+        ("val_bpb: 1.1793 on seed 1337", "fail"),
+        (f"| 1337 | {MEAN:.4f} |\n| 42 | 1.9999 |", "pass"),
+        (f"val_bpb {MEAN:.4f}, best 5 of 7 seeds", "pass"),
+    ],
+)
+def test_a_readme_against_the_claim(tmp_path: Path, readme: str, verdict: Verdict) -> None:
+    assert judged(claim(tmp_path, val_bpb=MEAN), THREE, readme=readme)[0] == verdict
+
+
+def test_chosen_seeds_are_remarked_upon_with_their_line(tmp_path: Path) -> None:
+    found = claims.findings(claim(tmp_path, val_bpb=MEAN), ("README.md", f"# A\n{MEAN:.4f} bpb\nbest 5 of 7"), THREE)
+    (remark,) = [each for each in found if each.by == "README"]
+    assert (remark.verdict, remark.path, remark.line) == ("unknown", "README.md", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "evidence"),
+    [
+        ({"bytes_total": 15_863_489}, "pass", "15,863,489 of 16,000,000"),
+        ({"bytes_total": 15_000_000}, "fail", "15,000,000 bytes are claimed; the logs say 15,863,489"),
+        ({"bytes_total": 16_024_793}, "fail", "24,793 more than the 16,000,000 allowed"),
+        ({"seed_results": {"42": {"artifact_bytes": 16_000_001}}}, "fail", "1 more than the 16,000,000"),
+        ({"bytes_total": 15_863_489, "bytes_code": 1, "bytes_model": 2}, "pass", "1 bytes of code and 2 of model"),
+    ],
+)
+def test_bytes(tmp_path: Path, change: dict[str, object], verdict: Verdict, evidence: str) -> None:
+    said, told = judged(claim(tmp_path, **change), THREE, rules.SIZE)
+    assert said == verdict, told
+    assert any(evidence in each for each in told), told
+
+
+SCRIPT = 'import os\nprint("final_int6_sliding_window_exact val_loss:0.10000000 val_bpb:0.10000000")\n'
+SCRIPT += "# Total submission size int8+zlib: 1 bytes\n"
+
+
+def test_a_log_of_another_script(tmp_path: Path) -> None:
+    script = tmp_path / "train_gpt.py"
+    script.write_text(SCRIPT)
+    assert not list(claims.belongs(script, "train_gpt.py", THREE))
+    script.write_text(SCRIPT.replace("os", "io"))
+    assert {each.verdict for each in claims.belongs(script, "train_gpt.py", THREE)} == {"fail"}
+    script.write_text("x" * 37_155)
+    assert not list(claims.belongs(script, "train_gpt.py", [parse_log(later(), "log")]))
+    script.write_text("x" * 37_156)
+    (doubt,) = claims.belongs(script, "train_gpt.py", [parse_log(later(), "log")])
+    assert doubt.verdict == "unknown"
+    assert "191,274 or 37,155 bytes of code; train_gpt.py has 37,156" in doubt.evidence
+
+
+def folder(root: Path, **files: str | bytes) -> Path:
+    for name, content in files.items():
+        path = root / name.replace("__", ".")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
+def test_what_ships_is_what_the_script_reads(tmp_path: Path) -> None:
+    script = 'import caps\nfrom tilt import hint\nsource = open("kernel.cpp").read()\n'
+    folder(
+        tmp_path,
+        train_gpt__py=script,
+        caps__py="import deeper\n",
+        deeper__py="x = 1\n",
+        tilt__py="def hint(): ...\n",
+        kernel__cpp="int main() {}\n",
+        prepare_data__py="y" * 1000,
+        tokenizer__model="z" * 1000,
+        **{"final_model.int8.ptz": b"w" * 500},
+    )
+    ships = shipped.look(tmp_path)
+    assert [path.name for path in ships.code] == ["caps.py", "deeper.py", "kernel.cpp", "tilt.py", "train_gpt.py"]
+    assert ships.code_bytes == sum(len((tmp_path / path.name).read_bytes()) for path in ships.code)
+    (finding,) = shipped.findings(ships, [], "train_gpt.py")
+    assert finding.verdict == "pass"
+    assert f"{ships.code_bytes + 500:,} of 16,000,000 bytes" in finding.evidence
+    assert "4 helper files" in finding.evidence
+
+
+def test_the_size_is_that_of_what_lies_there(tmp_path: Path) -> None:
+    folder(tmp_path, train_gpt__py="# a comment\nx = 1\n", model__birdie=b"m" * 16_000_000)
+    (finding,) = shipped.findings(shipped.look(tmp_path), THREE, "train_gpt.py")
+    assert finding.verdict == "fail"
+    assert "18 more than" in finding.evidence
+    assert "without comments the script has 5 and packed" in finding.evidence
+    (tmp_path / "model.birdie").unlink()
+    (logged,) = shipped.findings(shipped.look(tmp_path), THREE, "train_gpt.py")
+    assert "the largest model logged 15,815,847" in logged.evidence
+    (unknown,) = shipped.findings(shipped.look(tmp_path), [], "train_gpt.py")
+    assert unknown.verdict == "unknown"
+
+
+def test_minifying_leaves_the_program() -> None:
+    source = b'"""What it is."""\n\n\ndef f(x):\n    """Twice."""\n    return 2 * x  # two\n'
+    assert shipped.minified(source) == len(b"def f(x):\n    return 2 * x")
+    assert shipped.minified(b"def f(:") is None
+    assert not shipped.is_packed(source)
+    assert shipped.is_packed(b"import lzma;exec(lzma.decompress(b'" + b"\\x00" * 300 + b"'))")
+
+
+def test_our_own_sources_count_where_the_script_loads_them(tmp_path: Path) -> None:
+    folder(tmp_path, train_gpt__py="from birdie.cli.challenge import main\n\nmain()\n")
+    ships = shipped.look(tmp_path)
+    assert ships.ours > 500_000
+    assert ships.code_bytes == ships.ours + (tmp_path / "train_gpt.py").stat().st_size

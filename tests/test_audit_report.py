@@ -1,0 +1,258 @@
+"""`birdie audit` as a user meets it: what is found in an artifact, a folder and a script, JSON, exit codes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from audited_logs import baseline, later
+
+import birdie.artifact
+from birdie.audit.audit import audit
+from birdie.audit.rules import BYTES, CAUSAL, OVERLAP, RULES, RUNS, SEEDS, SIZE, TRAIN_TIME, VALIDATION
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.data.shards import ShardWriter, read_shard, write_shard
+from birdie.data.tokenizer import ByteTokenizer, train_sentencepiece
+from birdie.errors import ConfigError, DataError
+from birdie.history import Entry, record
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.recipe import DataSettings, Recipe
+from birdie.train.settings import TrainSettings
+
+Ask = Callable[..., tuple[int, dict, str]]
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`ask("audit", path)` → (exit code, the JSON object, stderr)."""
+
+    def call(*tokens: object) -> tuple[int, dict, str]:
+        code = run(build_app, [*map(str, tokens), "--json"])
+        out, err = capsys.readouterr()
+        (line,) = out.splitlines()
+        return code, json.loads(line), err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of this project's words, by bytes: 40 documents to train on, 4 to validate on."""
+    folder = tmp_path_factory.mktemp("shards")
+    texts = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[:44]
+    tokenizer = ByteTokenizer()
+    for split, part in (("train", texts[:40]), ("val", texts[40:])):
+        with ShardWriter(folder, split) as shards:
+            for text in part:
+                shards.write(np.insert(tokenizer.encode(text), 0, tokenizer.bos_id))
+    return folder
+
+
+def artifact_of(path: Path, text: DataSettings) -> Path:
+    """A .birdie file as `birdie train` leaves it, of a model that was never trained."""
+    torch.manual_seed(0)
+    recipe = Recipe(
+        data=text,
+        model=GPTConfig(vocab_size=260, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1),
+        train=TrainSettings(train_seq_len=24, train_batch_tokens=24, accumulation=1),
+    )
+    tokenizer = {"kind": "bytes", "vocab_size": 260, "sha256": ByteTokenizer.digest}
+    about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": tokenizer, "steps": 1}
+    birdie.artifact.save(GPT(recipe.model), path, coder="fast", metadata=about)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """A run folder with an artifact."""
+    folder = tmp_path_factory.mktemp("run")
+    artifact_of(folder / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
+    record(folder, Entry(10, 1234.5, 3.0))
+    return folder
+
+
+def submission(folder: Path, **changes: object) -> Path:
+    """A folder of three seeds without fault."""
+    folder.mkdir(exist_ok=True)
+    bpbs = []
+    for seed, loss in ((1337, 2.0727), (42, 2.0731), (7, 2.0725)):
+        text = baseline(seed=seed, loss=loss, code=137)
+        (folder / f"train_seed{seed}.log").write_text(text)
+        bpbs.append(float(text.rsplit("val_bpb:", 1)[1]))
+    mean = sum(bpbs) / 3
+    said = {"val_bpb": mean, "bytes_total": 15_815_984, "seeds": [1337, 42, 7], **changes}
+    (folder / "submission.json").write_text(json.dumps(said))
+    (folder / "README.md").write_text(f"# A model\n\nmean val_bpb {mean:.4f}\n")
+    script = baseline().split("====", 1)[0].split("\n", 1)[1]
+    (folder / "train_gpt.py").write_text(script)
+    return folder
+
+
+def test_an_artifact_of_ours_passes(ask: Ask, trained: Path) -> None:
+    code, answer, _ = ask("audit", trained / "model.birdie")
+    assert code == 0, answer
+    assert answer.keys() == {"path", "kind", "verdicts", "findings"}
+    assert answer["kind"] == "artifact"
+    assert list(answer["verdicts"]) == [rule.name for rule in RULES]
+    assert "fail" not in answer["verdicts"].values()
+    passed = {name for name, verdict in answer["verdicts"].items() if verdict == "pass"}
+    assert {"causal", "score-first", "one-pass", "no-overlap", "byte-count", "size", "runs"} <= passed
+    for finding in answer["findings"]:
+        assert finding.keys() == {"rule", "verdict", "evidence", "by", "path", "line"}
+    for verdict in answer["verdicts"].values():
+        assert verdict in ("pass", "fail", "unknown")
+
+
+def test_time_is_measured_when_asked(trained: Path) -> None:
+    found = [each for each in audit(trained / "model.birdie", run=True).findings if each.by == "clock"]
+    assert len(found) == 1
+    assert "targets took" in found[0].evidence
+
+
+def test_a_run_folder_is_audited_with_its_artifact(trained: Path) -> None:
+    report = audit(trained)
+    assert report.kind == "folder"
+    assert report.verdict(TRAIN_TIME) == "pass"
+    assert report.verdict(CAUSAL) == "pass"
+    assert not report.failed
+
+
+def test_copied_documents_and_wrong_sidecars_are_found(trained: Path, data: Path, tmp_path: Path) -> None:
+    val, train = next(data.glob("*_val_*.bin")), next(data.glob("*_train_*.bin"))
+    report = audit(trained / "model.birdie", train=[str(train), str(val)])
+    assert report.verdict(OVERLAP) == "fail"
+    (finding,) = [each for each in report.of(OVERLAP) if each.verdict == "fail"]
+    assert "validation documents are among" in finding.evidence
+    other = tmp_path / "x_val_000000.bin"
+    write_shard(other, np.array(read_shard(val)))
+    alone = audit(trained / "model.birdie", data=str(other))
+    assert alone.verdict(OVERLAP) == "unknown"
+    assert alone.verdict(BYTES) == "pass"
+    with pytest.raises(DataError, match="matches no shard"):
+        audit(trained / "model.birdie", data=str(tmp_path / "none.bin"))
+
+
+def test_an_artifact_without_its_text_is_probed_all_the_same(trained: Path, data: Path) -> None:
+    hidden = data.with_name("elsewhere")
+    data.rename(hidden)
+    try:
+        report = audit(trained / "model.birdie")
+    finally:
+        hidden.rename(data)
+    assert report.verdict(BYTES) == "unknown"
+    assert report.verdict(CAUSAL) == "pass"
+    assert any("--data" in each.evidence for each in report.of(BYTES))
+
+
+def test_a_damaged_artifact_fails(trained: Path, tmp_path: Path) -> None:
+    blob = bytearray((trained / "model.birdie").read_bytes())
+    blob[len(blob) // 2] ^= 0xFF
+    (tmp_path / "model.birdie").write_bytes(blob)
+    report = audit(tmp_path / "model.birdie")
+    assert report.verdict(RUNS) == "fail"
+
+
+def test_a_faultless_folder_breaks_nothing(ask: Ask, tmp_path: Path) -> None:
+    code, answer, _ = ask("audit", submission(tmp_path / "record"))
+    broken = [each for each in answer["findings"] if each["verdict"] == "fail"]
+    assert (code, broken) == (0, [])
+    for name in ("seeds", "size", "train-time", "eval-time", "whole-split", "byte-count"):
+        assert answer["verdicts"][name] == "pass", name
+    assert answer["verdicts"]["causal"] == "unknown"
+
+
+def test_each_fault_of_a_folder_is_found_and_said(ask: Ask, tmp_path: Path) -> None:
+    folder = submission(tmp_path / "record", bytes_total=15_000_000)
+    (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=700_000, code=137))
+    (folder / "logs").mkdir()
+    (folder / "logs" / "more.txt").write_text(later(shards=1499, seed=8))
+    (folder / "README.md").write_text("val_bpb 1.01\nval_bpb 1.0123\n")
+    code, answer, err = ask("audit", folder)
+    assert code == 1
+    assert err == ""
+    for name in ("seeds", "size", "train-time", "no-overlap"):
+        assert answer["verdicts"][name] == "fail", name
+    lines = {(each["rule"], Path(each["path"]).name, each["line"]) for each in answer["findings"] if each["path"]}
+    assert ("train-time", "train_seed7.log", 19) in lines
+    assert ("no-overlap", "more.txt", 8) in lines
+
+
+def test_the_table_names_what_is_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = submission(tmp_path / "record")
+    (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=700_000, code=137))
+    assert run(build_app, ["audit", str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert "✗ fail" in out
+    assert "train_seed7.log:19" in out
+    assert "broken: train-time" in out
+    assert all(rule.name in out for rule in RULES)
+
+
+def test_logs_may_lie_elsewhere(tmp_path: Path) -> None:
+    folder = submission(tmp_path / "record")
+    shutil.move(folder / "train_seed7.log", tmp_path / "seed7.log")
+    assert audit(folder).verdict(SEEDS) == "fail"
+    assert audit(folder, logs=[tmp_path / "seed7.log"]).verdict(SEEDS) == "pass"
+    with pytest.raises(DataError, match="no line of a training run"):
+        audit(folder, logs=[folder / "README.md"])
+    with pytest.raises(DataError, match="cannot read log"):
+        audit(folder, logs=[folder / "none.log"])
+
+
+def test_a_track_without_a_cap(tmp_path: Path) -> None:
+    folder = submission(tmp_path / "track_non_record_16mb")
+    (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=7_000_000, code=137))
+    assert audit(folder).verdict(TRAIN_TIME) == "unknown"
+
+
+def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "train_gpt.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    report = audit(script)
+    assert report.kind == "script"
+    assert not (tmp_path / "ran").exists()
+    assert report.verdict(RUNS) == "unknown"
+    assert report.verdict(SIZE) == "unknown"
+
+
+def test_our_own_script_breaks_nothing() -> None:
+    assert not audit(ROOT / "train_gpt.py").failed
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("none", "there is nothing at"), ("empty", "holds no script"), ("README.md", "no .birdie file, no Python script")],
+)
+def test_what_cannot_be_audited(ask: Ask, tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "README.md").write_text("# nothing\n")
+    code, answer, _ = ask("audit", tmp_path / name)
+    assert code == 1
+    assert answer["error"]["type"] == "ConfigError"
+    assert why in answer["error"]["message"]
+
+
+def test_numbers_out_of_range(trained: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 2"):
+        audit(trained / "model.birdie", tokens=1)
+
+
+def test_a_recipe_that_trains_on_validation_fails(trained: Path, data: Path, tmp_path: Path) -> None:
+    val = (str(next(data.glob("*_val_*.bin"))),)
+    text = DataSettings(train=val, val=val, tokenizer="bytes")
+    assert audit(artifact_of(tmp_path / "model.birdie", text)).verdict(VALIDATION) == "fail"
+    assert audit(trained / "model.birdie").verdict(VALIDATION) == "unknown"
+
+
+def test_another_tokenizer_than_that_of_training_fails(data: Path, tmp_path: Path) -> None:
+    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
+    vocabulary = train_sentencepiece(["some words to learn from, and more of them"] * 30, 300)
+    (tmp_path / "other.model").write_bytes(vocabulary.model_bytes)
+    report = audit(path, tokenizer=str(tmp_path / "other.model"))
+    assert report.verdict(BYTES) == "fail"
+    assert any("was trained with tokenizer" in each.evidence for each in report.of(BYTES))
