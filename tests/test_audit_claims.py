@@ -215,3 +215,22 @@ def test_our_own_sources_count_where_the_script_loads_them(tmp_path: Path) -> No
     ships = shipped.look(tmp_path)
     assert ships.ours > 500_000
     assert ships.code_bytes == ships.ours + (tmp_path / "train_gpt.py").stat().st_size
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"val_bpb": NaN, "bytes_total": Infinity, "seeds": {"1": NaN}}',
+        '{"val_bpb": 1e400, "bytes_total": 1e300, "seeds": [0, 1, true, "x", null, {"seed": 0}]}',
+        '{"seeds": {"' + "9" * 5000 + '": 1}, "val_bpb": "1.2", "results": [], "seed": true}',
+    ],
+)
+def test_whatever_a_claim_says_is_survived(tmp_path: Path, said: str) -> None:
+    (tmp_path / "submission.json").write_text(said)
+    read = read_claim(tmp_path / "submission.json", "submission.json")
+    assert isinstance(claims.findings(read, ("README.md", "bpb 1.234"), THREE), tuple)
+    assert (read.bpb, read.total) == (None, None)
+
+
+def test_seeds_without_any_log_cannot_be_told(tmp_path: Path) -> None:
+    assert judged(claim(tmp_path, val_bpb=1.2, seeds=[1, 2, 3]), [])[0] == "unknown"

@@ -274,3 +274,21 @@ def test_published_scores_were_divided_by_the_splits_bytes(targets: int, loss: f
     assert bytes_of(targets, loss, bpb) == pytest.approx(TEXT_BYTES, rel=1e-4)
     log = f"val_tokens: {targets}\nquantized_ttt_phased val_loss:{loss} val_bpb:{bpb} eval_time:591446ms\n"
     assert judged(log, rules.BYTES)[0] == "pass"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Total submission size: , bytes",
+        "Code size: _ bytes",
+        f"val_tokens: {'9' * 400}",
+        "seed: 1e999 train_time:1e99ms step:0/1",
+        "stopping_early: wallclock_cap train_time:5ms step:0/1",
+        "collected Hessians in ...s",
+        "final val_loss:0.0 val_bpb:0.0",
+        "final val_loss:-1 val_bpb:-1",
+    ],
+)
+def test_whatever_a_line_says_is_survived(line: str) -> None:
+    log = parse_log(f"seed:1\nval_tokens: 62021632\n{line}\n", "log")
+    assert isinstance(logged.findings(log), tuple)

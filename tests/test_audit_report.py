@@ -256,3 +256,11 @@ def test_another_tokenizer_than_that_of_training_fails(data: Path, tmp_path: Pat
     report = audit(path, tokenizer=str(tmp_path / "other.model"))
     assert report.verdict(BYTES) == "fail"
     assert any("was trained with tokenizer" in each.evidence for each in report.of(BYTES))
+
+
+def test_a_claim_that_is_no_json_is_a_finding(tmp_path: Path) -> None:
+    folder = submission(tmp_path / "record")
+    (folder / "submission.json").write_text("{")
+    report = audit(folder)
+    assert report.verdict(SEEDS) == "fail"
+    assert any("is no JSON object" in each.evidence for each in report.of(SEEDS))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from birdie import history
 from birdie.audit import claims, foreign, logged, rules, shipped
+from birdie.audit.claims import Claim, read_claim
 from birdie.audit.logged import against_cap_bytes
 from birdie.audit.logs import TrainingLog, read_log
 from birdie.audit.own import Given, Told, audit_artifact
@@ -53,7 +54,7 @@ def audit(
 
     Raises:
         ConfigError: there is nothing to audit at `path`, or a number is out of range.
-        DataError: data, a tokenizer or a log that was asked for by name cannot be read, or submission.json is no JSON.
+        DataError: data, a tokenizer or a log that was asked for by name cannot be read.
     """
     path = Path(path)
     if tokens < 2:
@@ -94,15 +95,16 @@ def _of_logs(found: Sequence[TrainingLog], *, unlimited: bool = False) -> list[F
 def _folder(folder: Path, more: Sequence[TrainingLog], given: Given) -> tuple[Finding, ...]:
     ships = shipped.look(folder)
     claim_path, readme_path = folder / CLAIM, folder / README
-    claim = claims.read_claim(claim_path, str(claim_path)) if claim_path.is_file() else None
+    claim, broken = _claim(claim_path)
     found_logs = [*_logs_in(folder), *more]
-    if ships.script is None and ships.model is None and claim is None and not found_logs:
+    if not (ships.script or ships.model or claim or broken or found_logs):
         raise ConfigError(f"{folder} holds no script, artifact, log or {CLAIM}: there is nothing to audit")
     unlimited = claims.is_unlimited(str(folder.resolve())) or (claim is not None and claim.unlimited)
     readme = None
     if readme_path.is_file():
         readme = (str(readme_path), readme_path.read_text(encoding="utf-8", errors="replace"))
     findings = [
+        *broken,
         *_script(ships, given),
         *shipped.findings(ships, found_logs, str(ships.script or folder)),
         *_of_logs(found_logs, unlimited=unlimited),
@@ -114,6 +116,16 @@ def _folder(folder: Path, more: Sequence[TrainingLog], given: Given) -> tuple[Fi
     if ships.model is not None and _is_artifact(ships.model):
         findings += audit_artifact(ships.model, str(ships.model), given)
     return tuple(findings)
+
+
+def _claim(path: Path) -> tuple[Claim | None, list[Finding]]:
+    """The claim in a submission.json, if there is one; what is wrong with it otherwise."""
+    if not path.is_file():
+        return None, []
+    try:
+        return read_claim(path, str(path)), []
+    except DataError as error:
+        return None, [Finding(rules.SEEDS, "fail", str(error), "claim", str(path))]
 
 
 def _history(folder: Path) -> list[Finding]:

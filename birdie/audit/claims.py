@@ -20,6 +20,8 @@ from birdie.errors import DataError
 
 USUAL_SEEDS = 3
 
+_LARGE = 1e15  # no figure of a claim is
+
 _T = TypeVar("_T")
 
 _BPB = ("val_bpb", "mean_val_bpb", "val_bpb_mean", "bpb", "mean_bpb")
@@ -120,13 +122,14 @@ def _first(levels: Sequence[Mapping[str, Any]], names: Sequence[str], read: Call
 
 
 def _real(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGE:  # as NaN is not
+        return None
+    return float(value)
 
 
 def _whole(value: Any) -> int | None:
-    return (
-        int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) else None
-    )
+    real = _real(value)
+    return int(real) if real is not None and real == int(real) else None
 
 
 def _model_by_codec(said: Mapping[str, Any]) -> int | None:
@@ -146,10 +149,14 @@ def _seeds(levels: Sequence[Mapping[str, Any]]) -> dict[int, SeedClaim]:
 def _seeds_in(value: Any) -> dict[int, SeedClaim]:
     if isinstance(value, dict):
         named = {re.sub(r"^seed[_ ]?", "", str(name)): each for name, each in value.items()}
-        return {int(name): _seed(each) for name, each in named.items() if name.isdecimal()}
+        return {int(name): _seed(each) for name, each in named.items() if name.isdecimal() and len(name) < 20}
     if isinstance(value, list):
         plain = {each: SeedClaim() for each in value if isinstance(each, int) and not isinstance(each, bool)}
-        objects = {each["seed"]: _seed(each) for each in value if isinstance(each, dict) and _whole(each.get("seed"))}
+        objects = {
+            int(each["seed"]): _seed(each)
+            for each in value
+            if isinstance(each, dict) and _whole(each.get("seed")) is not None
+        }
         return plain | objects
     return {}
 
@@ -180,8 +187,8 @@ def _seed_findings(claim: Claim | None, logs: Sequence[TrainingLog], unlimited: 
     logged, claimed = _by_seed(logs), claim.seeds if claim is not None else {}
     where = claim.path if claim is not None else None
     for seed in sorted(set(claimed) - set(logged)):
-        if logs:
-            yield Finding(rules.SEEDS, "fail", f"seed {seed} is claimed, and no log is of it", "claim", where)
+        said = f"seed {seed} is claimed, and no log is of it"
+        yield Finding(rules.SEEDS, "fail" if logs else "unknown", said, "claim", where)
     for seed in sorted(set(logged) - set(claimed)):
         if claimed:
             said = f"seed {seed} was run and scored {_scored(logged[seed]):.8g}, and the claim leaves it out"
@@ -200,7 +207,7 @@ def _seed_findings(claim: Claim | None, logs: Sequence[TrainingLog], unlimited: 
     elif len(seeds) < USUAL_SEEDS:
         said = f"{len(seeds)} seeds stand behind the claim ({listed}); {USUAL_SEEDS} are usual"
         yield Finding(rules.SEEDS, "unknown", said, "claim", where)
-    else:
+    elif logs:
         yield Finding(rules.SEEDS, "pass", f"{len(seeds)} seeds stand behind the claim: {listed}", "claim", where)
 
 
@@ -236,7 +243,7 @@ def _score_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Findi
 def _same(said: float, among: Sequence[float]) -> bool:
     """Whether `said` is one of the numbers, rounded as it is."""
     digits = len(f"{said:.10g}".partition(".")[2])
-    return any(abs(said - each) <= 1.01 * 10.0 ** -max(3, min(digits, 8)) for each in among)
+    return any(abs(said - each) <= 1.01 * 10.0 ** -max(2, min(digits, 8)) for each in among)
 
 
 def _byte_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:

@@ -18,14 +18,14 @@ MAX_BYTES = 64_000_000
 """A log of a record has 100 kB; above this nothing is read."""
 
 _PAIR = re.compile(
-    r"(?<![\w.])([A-Za-z_][\w.]*)\s*[:=]\s*([-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?)\s*(ms|s|m)?(?!\w|\.\d)"
+    r"(?<![\w.])([A-Za-z_][\w.]*)\s*[:=]\s*([-+]?\d[\d,_]{0,30}(?:\.\d{1,30})?(?:e[-+]?\d{1,2})?)\s*(ms|s|m)?(?!\w|\.\d)"
 )
 _VALIDATION = re.compile(r"^(?:step\s*[:=]?\s*)?(\d+)/\d+\b")
-_SIZE = re.compile(r"^Total submission size\s*(.*?):\s*([\d,_]+)\s*(?:bytes|B)\b")
-_MODEL = re.compile(r"^Serialized model\s*(.*?):\s*([\d,_]+)\s*(?:bytes|B)\b")
-_CODE = re.compile(r"^Code size\s*(?:\((.*?)\))?\s*:\s*([\d,_]+)\s*(?:bytes|B)\b")
-_HESSIANS = re.compile(r"\bcollected\b.*?\bHessians?\b.*?\bin\s+([\d.]+)\s*s\b", re.IGNORECASE)
-_COMPILED = re.compile(r"\bcompile warm-?up (?:done|took)\D*([\d.]+)\s*s\b", re.IGNORECASE)
+_SIZE = re.compile(r"^Total submission size\s*(.*?):\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
+_MODEL = re.compile(r"^Serialized model\s*(.*?):\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
+_CODE = re.compile(r"^Code size\s*(?:\((.*?)\))?\s*:\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
+_HESSIANS = re.compile(r"\bcollected\b.*?\bHessians?\b.*?\bin\s+(\d+(?:\.\d+)?)\s*s\b", re.IGNORECASE)
+_COMPILED = re.compile(r"\bcompile warm-?up (?:done|took)\D*(\d+(?:\.\d+)?)\s*s\b", re.IGNORECASE)
 _TUNED = re.compile(r"^\s*pre_?quant_?ttt\s*:\s*epoch\b", re.IGNORECASE)
 _VOCABULARY = re.compile(r"(?:(?<![a-z])sp|fineweb_)(\d{3,5})(?=_|\b)")
 _UNITS = {"ms": 1.0, "s": 1e3, "m": 6e4}

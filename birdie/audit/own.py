@@ -6,6 +6,7 @@
 The probed scorer says a token at a time what `birdie evaluate` scores in batches; that the two agree is a finding too.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from birdie.evaluation import check_same_tokenizer, evaluate, load_gpt
 from birdie.model.gpt import GPT
 from birdie.recipe import Recipe
 from birdie.score.scorer import referee
+
+_VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as names of shards may spell it
 
 Told = Callable[[str, float, float | None], None]
 
@@ -272,8 +275,9 @@ def _training(dataset: Dataset, given: Given) -> Sequence[Path]:
     """Training shards as given, or those in the folder of the validation shards."""
     if given.train:
         return open_dataset(train=given.train).train
-    folder = dataset.val[0].parent
-    return sorted(folder.glob("*_train_*.bin"))
+    val = dataset.val[0]
+    named = _VOCABULARY.findall(val.name)
+    return [path for path in sorted(val.parent.glob("*_train_*.bin")) if _VOCABULARY.findall(path.name) == named]
 
 
 def _timed(path: Path, shown: str, given: Given) -> list[Finding]:

@@ -229,15 +229,19 @@ def check_bytes(
     true = _true_table(pieces, tokenizer)
     charged = true if counts is None else counts
     said = text = wrong = documents = 0
+    off = np.zeros((2, len(pieces)))  # by token: bytes too many, and how far off whichever way
     first: str | None = None
-    for begin, length in _lengths(tokenizer, tokens, pieces, progress):
-        part = slice(begin.start, begin.stop)
-        by_count = _said(charged, tokens[part], part, tokenizer.bos_id)
+    for part, length in _lengths(tokenizer, tokens, pieces, progress):
+        given = _charged(charged, tokens[part], part, tokenizer.bos_id)
+        by_count = int(given.sum())
         documents += 1
         said, text = said + by_count, text + length
         if by_count != length:
             wrong += 1
             first = first or f"document {documents:,} first: {by_count:,} instead of {length:,}"
+            more = given - true.count_document(tokens[part], tokenizer.bos_id)
+            for row, weights in zip(off, (more, np.abs(more)), strict=True):
+                row += np.bincount(tokens[part], weights=weights, minlength=len(pieces))
     source = "the table" if isinstance(charged, ByteTable) else "the sidecar"
     if not wrong and pieces.has_lone_space:
         same = f"{source} counts {said:,} bytes for {documents:,} documents, which are those of their decoded text"
@@ -247,7 +251,7 @@ def check_bytes(
         f"{source} counts {said:,} bytes and the decoded text has {text:,} ({said - text:+,}, "
         f"{said / max(1, text) - 1:+.2%}); {wrong:,} of {documents:,} documents differ, {first or 'none'}"
     )
-    if blame := _blame(charged, true, tokens, tokenizer.bos_id, pieces):
+    if blame := _blame(off, pieces):
         evidence += f"; {blame}"
     if not pieces.has_lone_space:
         evidence += f"; the vocabulary has no piece for a lone space, so {SPACE} is three byte pieces (#897)"
@@ -262,10 +266,13 @@ def _true_table(pieces: Pieces, tokenizer: Tokenizer) -> ByteTable:
     return ByteTable(pieces.lengths.astype(np.int16), marked, pieces.kinds == CONTROL)
 
 
-def _said(charged: ByteTable | NDArray[np.integer[Any]], tokens: Tokens, part: slice, bos_id: int) -> int:
-    if isinstance(charged, ByteTable):
-        return int(charged.count_document(tokens, bos_id).sum())
-    return int(charged[part].sum(dtype=np.int64))
+def _charged(
+    counts: ByteTable | NDArray[np.integer[Any]], tokens: Tokens, part: slice, bos_id: int
+) -> NDArray[np.int64]:
+    """Bytes that each of `tokens`, the places `part` of the stream, is charged with."""
+    if isinstance(counts, ByteTable):
+        return counts.count_document(tokens, bos_id)
+    return counts[part].astype(np.int64)
 
 
 def _lengths(
@@ -297,20 +304,13 @@ def _whole_end(tokenizer: Tokenizer, tokens: Tokens, begin: int, pieces: Pieces)
     return end
 
 
-def _blame(
-    charged: ByteTable | NDArray[np.integer[Any]], true: ByteTable, tokens: Tokens, bos_id: int, pieces: Pieces
-) -> str:
-    """Which kinds of pieces are charged other bytes than they have, and by how much over the stream."""
-    right = true.count_document(tokens, bos_id)
-    given = charged.count_document(tokens, bos_id) if isinstance(charged, ByteTable) else charged.astype(np.int64)
-    off = given - right
+def _blame(off: NDArray[np.float64], pieces: Pieces) -> str:
+    """Which kinds of pieces are charged other bytes than they have, and by how much."""
     told = []
     for kind, name in enumerate(KINDS):
-        of_kind = pieces.kinds[tokens] == kind
-        amount = int(off[of_kind].sum())
-        if not off[of_kind].any():
-            continue
-        worst = np.bincount(tokens[of_kind], weights=np.abs(off[of_kind]), minlength=len(pieces))
-        order = np.argsort(-worst)[:3]
-        told.append(f"{amount:+,} by {name} pieces ({pieces.some(order[worst[order] > 0])})")
+        of_kind = pieces.kinds == kind
+        if off[1, of_kind].any():
+            far = np.where(of_kind, off[1], 0)
+            worst = np.argsort(-far)[:3]
+            told.append(f"{int(off[0, of_kind].sum()):+,} by {name} pieces ({pieces.some(worst[far[worst] > 0])})")
     return ", ".join(told)
