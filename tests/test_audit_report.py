@@ -11,6 +11,7 @@ import torch
 from audited_logs import baseline, later
 
 import birdie.artifact
+from birdie.audit import own
 from birdie.audit.audit import audit
 from birdie.audit.rules import BYTES, CAUSAL, OVERLAP, RULES, RUNS, SEEDS, SIZE, TRAIN_TIME, VALIDATION
 from birdie.cli import build_app
@@ -21,6 +22,8 @@ from birdie.errors import ConfigError, DataError
 from birdie.history import Entry, record
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import DataSettings, Recipe
+from birdie.score.scorers import WindowScorer
+from birdie.score.settings import EvaluationSettings
 from birdie.train.settings import TrainSettings
 
 Ask = Callable[..., tuple[int, dict, str]]
@@ -53,13 +56,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def artifact_of(path: Path, text: DataSettings) -> Path:
+def artifact_of(path: Path, text: DataSettings, **evaluation: int | bool) -> Path:
     """A .birdie file as `birdie train` leaves it, of a model that was never trained."""
     torch.manual_seed(0)
     recipe = Recipe(
         data=text,
         model=GPTConfig(vocab_size=260, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1),
         train=TrainSettings(train_seq_len=24, train_batch_tokens=24, accumulation=1),
+        evaluation=EvaluationSettings(**evaluation),  # type: ignore[arg-type]
     )
     tokenizer = {"kind": "bytes", "vocab_size": 260, "sha256": ByteTokenizer.digest}
     about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": tokenizer, "steps": 1}
@@ -106,6 +110,41 @@ def test_an_artifact_of_ours_passes(ask: Ask, trained: Path) -> None:
         assert finding.keys() == {"rule", "verdict", "evidence", "by", "path", "line"}
     for verdict in answer["verdicts"].values():
         assert verdict in ("pass", "fail", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ({"stride": 8}, "windows of 24, stride 8"),
+        ({"documents": True, "stride": 5}, "windows of 24 in each document, stride 5"),
+        ({"stream": True, "chunk": 7, "sinks": 2, "segments": 3}, "stream, context 24 and 2 sinks"),
+        ({"stream": True, "exact": True}, "exact stream, context 24"),
+        ({"seq_len": 4096}, "windows of 300 end to end"),
+    ],
+)
+def test_every_way_of_scoring_is_held_against_its_scorer(
+    data: Path, tmp_path: Path, way: dict[str, int | bool], said: str
+) -> None:
+    text = DataSettings(path=str(data), tokenizer="bytes")
+    report = audit(artifact_of(tmp_path / "model.birdie", text, **way), tokens=300)
+    assert not report.failed
+    (finding,) = [each for each in report.of(CAUSAL) if each.by == "batch"]
+    assert said in finding.evidence
+
+
+def test_a_batched_score_that_is_not_the_scorers_fails(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if `birdie evaluate` looked one token ahead."""
+
+    class Ahead(WindowScorer):
+        def reveal(self, token: int) -> None:
+            super().reveal((token + 1) % 260)
+
+    monkeypatch.setattr(own, "WindowScorer", Ahead)
+    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
+    report = audit(path, tokens=300)
+    assert "fail" in {each.verdict for each in report.of(CAUSAL) if each.by == "batch"}
 
 
 def test_time_is_measured_when_asked(trained: Path) -> None:

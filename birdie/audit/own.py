@@ -8,13 +8,14 @@ The probed scorer says a token at a time what `birdie evaluate` scores in batche
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie import artifact
@@ -33,14 +34,19 @@ from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, We
 from birdie.evaluation import check_same_tokenizer, evaluate, load_gpt
 from birdie.model.gpt import GPT
 from birdie.recipe import Recipe
-from birdie.score.scorer import referee
+from birdie.score.forward import score_windows
+from birdie.score.plan import plan
+from birdie.score.scorer import Scorer
+from birdie.score.scorers import StreamScorer, WindowScorer
+from birdie.score.stream import score_stream
+from birdie.score.tally import Tally
 
 _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as names of shards may spell it
 
 Told = Callable[[str, float, float | None], None]
 
 COMPARED = 32
-"""Targets whose losses are computed both ways, one at a time and in a batch."""
+"""Targets whose losses are computed both ways, a token at a time and batched."""
 
 TIMED = 65_536
 """Targets that are scored against the clock."""
@@ -75,27 +81,20 @@ class Given:
         return None if told is None else (lambda done, total: told(name, done, total))
 
 
-class BlockScorer:
-    """Non-overlapping windows, a token at a time: what is seen of a window is all a prediction rests on.
+def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
+    """What makes a new scorer that says, a token at a time, what the recipe's way of scoring charges targets by.
 
-    Args:
-        model: in evaluation mode.
-        seq_len: targets in a window.
+    A stream in several segments is probed as one.
     """
-
-    def __init__(self, model: GPT, seq_len: int) -> None:
-        self._model, self._seq_len = model, seq_len
-        self._seen: list[int] = []
-
-    def predict(self) -> Tensor:
-        """Log-probabilities in nats of the next token, (vocabulary,) float32."""
-        with torch.inference_mode():
-            ids = torch.tensor([self._seen or [0]], device=self._model.tok_emb.weight.device)
-            return torch.log_softmax(self._model(ids)[0, -1].float(), -1).cpu()
-
-    def reveal(self, token: int) -> None:
-        """The next token is this."""
-        self._seen = [token] if len(self._seen) >= self._seq_len else [*self._seen, token]
+    settings, bos_id = recipe.evaluation, recipe.model.bos_id
+    length = settings.seq_len or recipe.train.train_seq_len
+    if settings.stream and not settings.exact:
+        chunk = min(settings.chunk, length)
+        return lambda: StreamScorer(model, length, chunk, sinks=settings.sinks, temperature=settings.temperature)
+    anew = settings.documents or (settings.exact and recipe.model.isolate_documents)
+    return lambda: WindowScorer(
+        model, length, settings.stride or length, bos_id=bos_id if anew else None, temperature=settings.temperature
+    )
 
 
 def audit_artifact(path: Path, shown: str, given: Given) -> tuple[Finding, ...]:
@@ -204,26 +203,73 @@ def _random(model: GPT) -> Tokens:
 
 
 def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: str, given: Given) -> list[Finding]:
-    """What probes find of the scorer, and whether the batched score is its."""
-    seq_len = recipe.train.train_seq_len
-    found = list(probe(lambda: BlockScorer(model, seq_len), model.config.vocab_size, tokens, by="probe"))
+    """What probes find of the scorer, and whether the score that is told is its."""
+    make = scorer_of(model, recipe)
+    found = list(probe(make, model.config.vocab_size, tokens, by="probe"))
     before = _weights(model)
-    head = tokens[: min(COMPARED, seq_len, len(tokens) - 1) + 1].astype(np.int64)
-    alone = referee(BlockScorer(model, seq_len), head, progress=given.part("comparing"))
-    with torch.inference_mode():
-        x, y = torch.from_numpy(head[:-1])[None], torch.from_numpy(head[1:])[None]
-        batched = model.loss(x, y, reduction="none").double().numpy()[0]
-    apart = float(np.abs(alone - batched).max())
-    said = f"{len(alone)} losses in a batch and a token at a time differ by {apart:.1e} nats at most"
-    found.append(Finding(rules.CAUSAL, "pass" if apart <= AGREE else "fail", said, "batch", shown))
-    said = f"{len(alone)} targets entered a ledger, each once"
+    way, tally = _batched(model, recipe, tokens, given)
+    targets = np.flatnonzero(tally.ledger.seen)
+    said = f"{len(targets):,} targets entered a ledger, each once ({way})"
     found.append(Finding(rules.ONE_PASS, "pass", said, "ledger", shown))
+    places = np.unique(np.linspace(0, len(targets) - 1, COMPARED).astype(int))
+    assert tally.nats is not None  # it was told to keep them
+    apart = max(abs(one - float(tally.nats[place])) for place, one in _alone(make(), tokens, targets[places]))
+    said = f"{len(places)} losses, batched and predicted a token at a time, differ by {apart:.1e} nats at most ({way})"
+    found.append(Finding(rules.CAUSAL, "pass" if apart <= AGREE else "fail", said, "batch", shown))
     same = torch.equal(before, _weights(model))
     said = "weights are the same after scoring as before: nothing is learned" if same else "scoring changed the weights"
     found.append(Finding(rules.SCORE_FIRST, "pass" if same else "fail", said, "ledger", shown))
     said = f"decoded in {seconds:.1f} s on a CPU; {model.config.vocab_size:,} log-probabilities for each token"
     found.append(Finding(rules.RUNS, "pass", said, "file", shown))
     return found
+
+
+def _batched(model: GPT, recipe: Recipe, tokens: Tokens, given: Given) -> tuple[str, Tally]:
+    """The way that the recipe scores by, and the losses of `tokens` by it."""
+    settings, length = recipe.evaluation, recipe.train.train_seq_len
+    if not (settings.stride or settings.stream or settings.documents):  # windows end to end must have room for one
+        settings = replace(settings, seq_len=min(settings.seq_len or length, len(tokens) - 1))
+    settings, bos_id = replace(settings, segments=1), recipe.model.bos_id
+    made = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
+    none = np.ones(len(made.tokens), np.uint16)  # bytes do not matter here
+    tally, cpu, told = Tally(made.tokens, none, bos_id, keep=True), torch.device("cpu"), given.part("scoring")
+    if settings.stream:
+        score_stream(
+            model,
+            made.tokens,
+            made.windows,
+            tally,
+            context=made.length,
+            chunk=min(settings.chunk, made.length),
+            sinks=settings.sinks,
+            device=cpu,
+            temperature=settings.temperature,
+            progress=told,
+        )
+    else:
+        score_windows(
+            model,
+            made.tokens,
+            made.windows,
+            tally,
+            batch_tokens=recipe.validation.batch_tokens,
+            device=cpu,
+            temperature=settings.temperature,
+            progress=told,
+        )
+    tally.ledger.close()
+    return made.says, tally
+
+
+def _alone(scorer: Scorer, tokens: Tokens, places: NDArray[np.integer[Any]]) -> Iterator[tuple[int, float]]:
+    """(place, nats) of the targets at `places`, ascending, by what the scorer predicts before it is told."""
+    wanted = set(places.tolist())
+    for place, token in enumerate(tokens[:-1].tolist()):
+        scorer.reveal(token)
+        if place in wanted:
+            yield place, -float(scorer.predict()[int(tokens[place + 1])])
+        if place == int(places[-1]):
+            return
 
 
 def _weights(model: GPT) -> Tensor:
@@ -281,7 +327,7 @@ def _training(dataset: Dataset, given: Given) -> Sequence[Path]:
 
 
 def _timed(path: Path, shown: str, given: Given) -> list[Finding]:
-    """Seconds that an evaluation takes here; more than the cap proves nothing on slower hardware than the challenge's."""
+    """Seconds that an evaluation takes here: more than the cap proves nothing on slower hardware than eight H100."""
     started = time.perf_counter()
     try:
         done = evaluate(
