@@ -303,3 +303,12 @@ def test_a_claim_that_is_no_json_is_a_finding(tmp_path: Path) -> None:
     report = audit(folder)
     assert report.verdict(SEEDS) == "fail"
     assert any("is no JSON object" in each.evidence for each in report.of(SEEDS))
+
+
+def test_shards_of_unknown_use_prove_nothing(data: Path, tmp_path: Path) -> None:
+    path = artifact_of(tmp_path / "model.birdie", DataSettings(path="elsewhere", tokenizer="bytes"))
+    report = audit(path, data=str(data))
+    assert report.verdict(OVERLAP) == "unknown"
+    assert any("whether the model was trained on these is not known" in each.evidence for each in report.of(OVERLAP))
+    train = str(next(data.glob("*_train_*.bin")))
+    assert audit(path, data=str(data), train=[train]).verdict(OVERLAP) == "pass"

@@ -288,14 +288,23 @@ def _data(text: _Text, recipe: Recipe, given: Given, shown: str) -> list[Finding
     else:
         said = f"{targets:,} targets are not the challenge's whole split; a score on them compares with nothing there"
         found.append(Finding(rules.COVERAGE, "unknown", said, "data", shown))
-    train = _training(text.dataset, given)
-    if train:
-        where = text.tokens
-        found += check_overlap(train, where, text.tokenizer.bos_id, progress=given.part("copied documents"))
-    else:
+    return [*found, *_copied(text, recipe, given)]
+
+
+def _copied(text: _Text, recipe: Recipe, given: Given) -> tuple[Finding, ...]:
+    """Whether validation documents are in the training shards there are; a pass needs those of the recipe."""
+    train, whose = _training(text.dataset, recipe, given)
+    if not train:
         said = "there are no training shards beside the validation shards to look for copies in (--train)"
-        found.append(Finding(rules.OVERLAP, "unknown", said, "documents"))
-    return found
+        return (Finding(rules.OVERLAP, "unknown", said, "documents"),)
+    found = check_overlap(train, text.tokens, text.tokenizer.bos_id, progress=given.part("copied documents"))
+    if whose:
+        return found
+    doubt = "; whether the model was trained on these is not known"
+    return tuple(
+        replace(each, verdict="unknown", evidence=each.evidence + doubt) if each.verdict == "pass" else each
+        for each in found
+    )
 
 
 def _counted(text: _Text, recipe: Recipe, given: Given) -> tuple[Finding, ...]:
@@ -317,13 +326,22 @@ def check_table_of(tokenizer: Tokenizer) -> tuple[Finding, ...]:
         return ()
 
 
-def _training(dataset: Dataset, given: Given) -> Sequence[Path]:
-    """Training shards as given, or those in the folder of the validation shards."""
+def _training(dataset: Dataset, recipe: Recipe, given: Given) -> tuple[Sequence[Path], bool]:
+    """Training shards as given, those of the recipe, or those in the folder of the validation shards.
+
+    And whether they are what the model was trained on, by somebody's word.
+    """
     if given.train:
-        return open_dataset(train=given.train).train
+        return open_dataset(train=given.train).train, True
+    if recipe.data.train and given.data is None:
+        try:
+            return open_dataset(train=recipe.data.train).train, True
+        except DataError:  # they are not on this machine
+            return (), False
     val = dataset.val[0]
     named = _VOCABULARY.findall(val.name)
-    return [path for path in sorted(val.parent.glob("*_train_*.bin")) if _VOCABULARY.findall(path.name) == named]
+    beside = [path for path in sorted(val.parent.glob("*_train_*.bin")) if _VOCABULARY.findall(path.name) == named]
+    return beside, val.parent.resolve() == Path(recipe.data.path).resolve()
 
 
 def _timed(path: Path, shown: str, given: Given) -> list[Finding]:
