@@ -234,3 +234,7 @@ def test_whatever_a_claim_says_is_survived(tmp_path: Path, said: str) -> None:
 
 def test_seeds_without_any_log_cannot_be_told(tmp_path: Path) -> None:
     assert judged(claim(tmp_path, val_bpb=1.2, seeds=[1, 2, 3]), [])[0] == "unknown"
+
+
+def test_one_seed_without_a_claim_cannot_be_told() -> None:
+    assert judged(None, THREE[:1])[0] == "unknown"

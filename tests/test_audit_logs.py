@@ -292,3 +292,17 @@ def test_published_scores_were_divided_by_the_splits_bytes(targets: int, loss: f
 def test_whatever_a_line_says_is_survived(line: str) -> None:
     log = parse_log(f"seed:1\nval_tokens: 62021632\n{line}\n", "log")
     assert isinstance(logged.findings(log), tuple)
+
+
+def test_our_own_clock_counts_everything() -> None:
+    """As train_gpt.py writes it where EVAL_STRIDE is set."""
+    text = "birdie:evaluation: windows of 1,024, stride 64; import:9.5s decode:20.0s compile:1.5s score:300.0s adapt:0.0s\n"
+    text += "final_sliding_window_eval stride:64 val_loss:2.0100 val_bpb:1.1900 eval_time:331000ms\n"
+    text += "final_sliding_window_eval_exact stride:64 val_loss:2.01000000 val_bpb:1.19000000\n"
+    log = parse_log(text, "log")
+    assert log.eval_s is not None
+    assert log.eval_s.value == pytest.approx(331.0)
+    assert log.claimed is not None
+    assert log.claimed.name == "final_sliding_window_eval_exact"
+    assert judged(text, rules.EVAL_TIME)[0] == "pass"
+    assert judged(text.replace("score:300.0s", "score:580.0s"), rules.EVAL_TIME)[0] == "fail"

@@ -202,8 +202,8 @@ def _seed_findings(claim: Claim | None, logs: Sequence[TrainingLog], unlimited: 
     if unlimited:
         yield Finding(rules.SEEDS, "unknown", f"seeds {listed}; the track asks for no significance", "claim", where)
     elif len(seeds) == 1:
-        said = f"one seed stands behind the claim ({listed}); {USUAL_SEEDS} are usual"
-        yield Finding(rules.SEEDS, "fail", said, "claim", where)
+        said = f"one seed stands behind {'the claim' if claim else 'it'} ({listed}); {USUAL_SEEDS} are usual"
+        yield Finding(rules.SEEDS, "fail" if claim else "unknown", said, "claim", where)
     elif len(seeds) < USUAL_SEEDS:
         said = f"{len(seeds)} seeds stand behind the claim ({listed}); {USUAL_SEEDS} are usual"
         yield Finding(rules.SEEDS, "unknown", said, "claim", where)

@@ -266,6 +266,9 @@ def _read_times(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple
         log.calibration_s = Figure(float(match[1]), number)
     if match := _COMPILED.search(line):
         log.compile_s = Figure(float(match[1]), number)
+    if stripped.startswith("birdie:evaluation:") and "score" in pairs:  # our clock around all of it
+        parts = [pairs[name] for name in ("import", "decode", "compile", "score", "adapt") if name in pairs]
+        log.eval_s = Figure(sum(_ms(part, "s") for part in parts) / 1e3, number)
     if "total_eval_time" in pairs:
         log.eval_s = Figure(_ms(pairs["total_eval_time"], "s") / 1e3, number)
 
