@@ -11,9 +11,10 @@ import torch
 from audited_logs import baseline, later
 
 import birdie.artifact
-from birdie.audit import own
+from birdie.audit import ways
 from birdie.audit.audit import audit
 from birdie.audit.rules import BYTES, CAUSAL, OVERLAP, RULES, RUNS, SEEDS, SIZE, TRAIN_TIME, VALIDATION, Verdict
+from birdie.audit.ways import SteppedWindows
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.data.shards import ShardWriter, read_shard, write_shard
@@ -22,6 +23,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.history import Entry, record
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import DataSettings, Recipe
+from birdie.score.ngram import TiltSettings
 from birdie.score.scorers import WindowScorer
 from birdie.score.settings import EvaluationSettings
 from birdie.train.settings import TrainSettings
@@ -56,7 +58,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def artifact_of(path: Path, text: DataSettings, made_with: Tokenizer | None = None, **evaluation: int | bool) -> Path:
+def artifact_of(
+    path: Path,
+    text: DataSettings,
+    made_with: Tokenizer | None = None,
+    tilt: TiltSettings | None = None,
+    **evaluation: int | bool,
+) -> Path:
     """A .birdie file as `birdie train` leaves it, of a model that was never trained."""
     torch.manual_seed(0)
     made_with = made_with or ByteTokenizer()
@@ -64,6 +72,7 @@ def artifact_of(path: Path, text: DataSettings, made_with: Tokenizer | None = No
         data=text,
         model=GPTConfig(vocab_size=made_with.vocab_size, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1),
         train=TrainSettings(train_seq_len=24, train_batch_tokens=24, accumulation=1),
+        tilt=tilt or TiltSettings(),
         evaluation=EvaluationSettings(**evaluation),  # type: ignore[arg-type]
     )
     tokenizer = {"kind": made_with.kind, "vocab_size": made_with.vocab_size, "sha256": made_with.digest}
@@ -120,14 +129,16 @@ def test_an_artifact_of_ours_passes(ask: Ask, trained: Path) -> None:
         ({"documents": True, "stride": 5}, "windows of 24 in each document, stride 5"),
         ({"stream": True, "chunk": 7, "sinks": 2, "segments": 3}, "stream, context 24 and 2 sinks"),
         ({"stream": True, "exact": True}, "exact stream, context 24"),
-        ({"seq_len": 4096}, "windows of 300 end to end"),
+        ({"seq_len": 4096}, "windows of 120 end to end"),
     ],
 )
+@pytest.mark.parametrize("tilted", [False, True])
 def test_every_way_of_scoring_is_held_against_its_scorer(
-    data: Path, tmp_path: Path, way: dict[str, int | bool], said: str
+    data: Path, tmp_path: Path, way: dict[str, int | bool], said: str, tilted: bool
 ) -> None:
     text = DataSettings(path=str(data), tokenizer="bytes")
-    report = audit(artifact_of(tmp_path / "model.birdie", text, **way), tokens=300)
+    tilt = TiltSettings(enabled=tilted)
+    report = audit(artifact_of(tmp_path / "model.birdie", text, tilt=tilt, **way), tokens=120)
     assert not report.failed
     (finding,) = [each for each in report.of(CAUSAL) if each.by == "batch"]
     assert said in finding.evidence
@@ -136,15 +147,15 @@ def test_every_way_of_scoring_is_held_against_its_scorer(
 def test_a_batched_score_that_is_not_the_scorers_fails(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if `birdie evaluate` looked one token ahead."""
+    """As if `birdie evaluate` read other tokens than it was shown."""
 
-    class Ahead(WindowScorer):
+    class Other(SteppedWindows):
         def reveal(self, token: int) -> None:
             super().reveal((token + 1) % 260)
 
-    monkeypatch.setattr(own, "WindowScorer", Ahead)
+    monkeypatch.setattr(ways, "SteppedWindows", Other)
     path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
-    report = audit(path, tokens=300)
+    report = audit(path, tokens=120)
     assert "fail" in {each.verdict for each in report.of(CAUSAL) if each.by == "batch"}
 
 
@@ -330,3 +341,18 @@ def test_a_sidecar_is_held_against_the_text(tmp_path: Path, more: int, verdict: 
     report = audit(artifact_of(tmp_path / "model.birdie", text, tokenizer))
     assert report.verdict(BYTES) == verdict, report.of(BYTES)
     assert not [rule for rule in report.failed if rule != BYTES]
+
+
+@pytest.mark.parametrize(("stride", "bos_id"), [(12, None), (5, None), (3, 1)])
+def test_kept_keys_say_what_whole_windows_say(stride: int, bos_id: int | None) -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=30, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1)).eval()
+    stepped = SteppedWindows(model, 12, stride, bos_id=bos_id, temperature=1.5)
+    whole = WindowScorer(model, 12, stride, bos_id=bos_id, temperature=1.5)
+    draw = np.random.default_rng(stride)
+    for token in draw.integers(0, 30, 50).tolist():
+        for scorer in (stepped, whole):
+            scorer.reveal(token)
+        if draw.random() < 0.7:  # not every target is asked for
+            assert torch.allclose(stepped.predict(), whole.predict(), atol=2e-5)
+            assert torch.equal(stepped.predict(), stepped.predict())

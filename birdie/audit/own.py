@@ -8,14 +8,13 @@ The probed scorer says a token at a time what `birdie evaluate` scores in batche
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie import artifact
@@ -26,6 +25,7 @@ from birdie.audit.probes import probe
 from birdie.audit.rules import Finding, Verdict
 from birdie.audit.splits import SPLITS, whole
 from birdie.audit.text import check_bytes, check_table
+from birdie.audit.ways import Progress, batched, length_of, one_by_one, scorer_of
 from birdie.data.byte_accounting import Tokens
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.sidecar import byte_counts
@@ -34,12 +34,7 @@ from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, We
 from birdie.evaluation import check_same_tokenizer, evaluate, load_gpt
 from birdie.model.gpt import GPT
 from birdie.recipe import Recipe
-from birdie.score.forward import score_windows
-from birdie.score.plan import plan
 from birdie.score.scorer import Scorer
-from birdie.score.scorers import StreamScorer, WindowScorer
-from birdie.score.stream import score_stream
-from birdie.score.tally import Tally
 
 _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as names of shards may spell it
 
@@ -47,6 +42,9 @@ Told = Callable[[str, float, float | None], None]
 
 COMPARED = 32
 """Targets whose losses are computed both ways, a token at a time and batched."""
+
+PROBED = 2.5
+"""Predictions that a probe asks for, about, of each token: three runs, one of them not to the end."""
 
 TIMED = 65_536
 """Targets that are scored against the clock."""
@@ -75,26 +73,10 @@ class Given:
     run: bool = False
     told: Told | None = None
 
-    def part(self, name: str) -> Callable[[float, float | None], None] | None:
+    def part(self, name: str) -> Progress | None:
         """What to call with (done, total) in the part `name`."""
         told = self.told
         return None if told is None else (lambda done, total: told(name, done, total))
-
-
-def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
-    """What makes a new scorer that says, a token at a time, what the recipe's way of scoring charges targets by.
-
-    A stream in several segments is probed as one.
-    """
-    settings, bos_id = recipe.evaluation, recipe.model.bos_id
-    length = settings.seq_len or recipe.train.train_seq_len
-    if settings.stream and not settings.exact:
-        chunk = min(settings.chunk, length)
-        return lambda: StreamScorer(model, length, chunk, sinks=settings.sinks, temperature=settings.temperature)
-    anew = settings.documents or (settings.exact and recipe.model.isolate_documents)
-    return lambda: WindowScorer(
-        model, length, settings.stride or length, bos_id=bos_id if anew else None, temperature=settings.temperature
-    )
 
 
 def audit_artifact(path: Path, shown: str, given: Given) -> tuple[Finding, ...]:
@@ -202,18 +184,47 @@ def _random(model: GPT) -> Tokens:
     return np.random.default_rng(0).integers(0, model.config.vocab_size, 257).astype(np.uint16)
 
 
+class _Counted:
+    """A scorer that tells how many predictions it was asked for."""
+
+    def __init__(self, scorer: Scorer, asked: Callable[[], None]) -> None:
+        self._scorer, self._asked = scorer, asked
+
+    def predict(self) -> Tensor:
+        self._asked()
+        return self._scorer.predict()
+
+    def reveal(self, token: int) -> None:
+        self._scorer.reveal(token)
+
+
+def _counting(make: Callable[[], Scorer], told: Progress | None, total: int) -> Callable[[], Scorer]:
+    """`make`, whose scorers tell together how far they have come."""
+    done = 0
+
+    def asked() -> None:
+        nonlocal done
+        done += 1
+        if told is not None:
+            told(min(done, total), total)
+
+    return lambda: _Counted(make(), asked)
+
+
 def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: str, given: Given) -> list[Finding]:
     """What probes find of the scorer, and whether the score that is told is its."""
-    make = scorer_of(model, recipe)
-    found = list(probe(make, model.config.vocab_size, tokens, by="probe"))
-    before = _weights(model)
-    way, tally = _batched(model, recipe, tokens, given)
+    length = length_of(recipe)
+    tokens = tokens[: length + 2 * (recipe.evaluation.stride or length) + 1]  # two windows and more, of whatever stride
+    make, before = scorer_of(model, recipe), _weights(model)
+    counting = _counting(make, given.part("probing"), int(PROBED * len(tokens)))
+    found = [replace(each, path=shown) for each in probe(counting, model.config.vocab_size, tokens)]
+    way, tally = batched(model, recipe, tokens, given.part("scoring"))
     targets = np.flatnonzero(tally.ledger.seen)
     said = f"{len(targets):,} targets entered a ledger, each once ({way})"
     found.append(Finding(rules.ONE_PASS, "pass", said, "ledger", shown))
     places = np.unique(np.linspace(0, len(targets) - 1, COMPARED).astype(int))
     assert tally.nats is not None  # it was told to keep them
-    apart = max(abs(one - float(tally.nats[place])) for place, one in _alone(make(), tokens, targets[places]))
+    apart = max(abs(one - float(tally.nats[place])) for place, one in one_by_one(make(), tokens, targets[places]))
     said = f"{len(places)} losses, batched and predicted a token at a time, differ by {apart:.1e} nats at most ({way})"
     found.append(Finding(rules.CAUSAL, "pass" if apart <= AGREE else "fail", said, "batch", shown))
     same = torch.equal(before, _weights(model))
@@ -222,54 +233,6 @@ def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: s
     said = f"decoded in {seconds:.1f} s on a CPU; {model.config.vocab_size:,} log-probabilities for each token"
     found.append(Finding(rules.RUNS, "pass", said, "file", shown))
     return found
-
-
-def _batched(model: GPT, recipe: Recipe, tokens: Tokens, given: Given) -> tuple[str, Tally]:
-    """The way that the recipe scores by, and the losses of `tokens` by it."""
-    settings, length = recipe.evaluation, recipe.train.train_seq_len
-    if not (settings.stride or settings.stream or settings.documents):  # windows end to end must have room for one
-        settings = replace(settings, seq_len=min(settings.seq_len or length, len(tokens) - 1))
-    settings, bos_id = replace(settings, segments=1), recipe.model.bos_id
-    made = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
-    none = np.ones(len(made.tokens), np.uint16)  # bytes do not matter here
-    tally, cpu, told = Tally(made.tokens, none, bos_id, keep=True), torch.device("cpu"), given.part("scoring")
-    if settings.stream:
-        score_stream(
-            model,
-            made.tokens,
-            made.windows,
-            tally,
-            context=made.length,
-            chunk=min(settings.chunk, made.length),
-            sinks=settings.sinks,
-            device=cpu,
-            temperature=settings.temperature,
-            progress=told,
-        )
-    else:
-        score_windows(
-            model,
-            made.tokens,
-            made.windows,
-            tally,
-            batch_tokens=recipe.validation.batch_tokens,
-            device=cpu,
-            temperature=settings.temperature,
-            progress=told,
-        )
-    tally.ledger.close()
-    return made.says, tally
-
-
-def _alone(scorer: Scorer, tokens: Tokens, places: NDArray[np.integer[Any]]) -> Iterator[tuple[int, float]]:
-    """(place, nats) of the targets at `places`, ascending, by what the scorer predicts before it is told."""
-    wanted = set(places.tolist())
-    for place, token in enumerate(tokens[:-1].tolist()):
-        scorer.reveal(token)
-        if place in wanted:
-            yield place, -float(scorer.predict()[int(tokens[place + 1])])
-        if place == int(places[-1]):
-            return
 
 
 def _weights(model: GPT) -> Tensor:
