@@ -193,7 +193,7 @@ def _seed_findings(claim: Claim | None, logs: Sequence[TrainingLog], unlimited: 
         if claimed:
             said = f"seed {seed} was run and scored {_scored(logged[seed]):.8g}, and the claim leaves it out"
             yield Finding(rules.SEEDS, "fail", said, "claim", logged[seed].path)
-    seeds = sorted(set(claimed) | set(logged))
+    seeds = sorted(claimed or logged)
     if not seeds and logs:
         yield Finding(rules.SEEDS, "unknown", f"{len(logs)} logs, none of which says its seed", "claim", logs[0].path)
     if not seeds:
@@ -222,7 +222,8 @@ def _score_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Findi
         if log is not None and said.bpb is not None and not _same(said.bpb, [each.bpb for each in log.scores]):
             evidence = f"seed {seed}: {said.bpb:.8g} bits per byte is claimed, its log ends at {_scored(log):.8g}"
             yield Finding(rules.SEEDS, "fail", evidence, "claim", claim.path)
-    ends = [log.claimed.bpb for log in logs if log.claimed is not None]
+    counted = [log for seed, log in logged.items() if seed in claim.seeds] if claim.seeds else logs
+    ends = [log.claimed.bpb for log in counted if log.claimed is not None]
     if claim.bpb is None or not ends:
         return
     mean, every = statistics.fmean(ends), [each.bpb for log in logs for each in log.scores]

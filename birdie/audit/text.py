@@ -165,7 +165,7 @@ def bugs(table: ByteTable, tokenizer: Tokenizer) -> tuple[Bug, ...]:
 
 
 def _lost(tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """(text, what came back) where the challenge's normalisation (NFKC, one space a run) does not make them the same."""
+    """(text, what came back) that the challenge's normalisation (NFKC, one space a run) does not make the same."""
     for sample in _SAMPLES:
         kept = " ".join(unicodedata.normalize("NFKC", sample).split())
         back = tokenizer.decode(tokenizer.encode(sample))

@@ -16,10 +16,10 @@ _MARKS: dict[Verdict, tuple[str, str]] = {
     "fail": ("✗ fail", "bold red"),
     "unknown": ("? could not tell", "yellow"),
 }
-_ORDER = ("fail", "unknown", "pass")
+_MOST: dict[Verdict, int] = {"fail": 8, "pass": 2, "unknown": 3}
+"""Findings of a rule that the table shows, what decides first; JSON has all."""
+
 _NOTHING = "nothing that was looked at speaks of it"
-MOST = 6
-"""Findings of a rule and verdict that the table shows; JSON has all."""
 
 
 @compiling_told()
@@ -98,16 +98,17 @@ def _table(report: Report) -> Table:
 
 
 def _evidence(report: Report, rule: Rule) -> Text:
-    """The findings that decide first; those that say what another says once."""
-    found = sorted(dict.fromkeys(report.of(rule)), key=lambda each: _ORDER.index(each.verdict))
+    """What was found, each thing once."""
+    found = list(dict.fromkeys(report.of(rule)))
     if not found:
         return Text(_NOTHING, style="dim")
     lines: list[Text] = []
-    for verdict in _ORDER:
+    for verdict, most in _MOST.items():
         same = [each for each in found if each.verdict == verdict]
-        lines += [_line(each, report.path) for each in same[:MOST]]
-        if len(same) > MOST:
-            lines.append(Text(f"… and {len(same) - MOST} more (--json has all)", style="dim"))
+        lines += [_line(each, report.path) for each in same[:most]]
+        if len(same) > most:
+            mark, style = _MARKS[verdict]
+            lines.append(Text.assemble((mark[:2], style), (f"and {len(same) - most} more of these", "dim")))
     return Text("\n").join(lines)
 
 
