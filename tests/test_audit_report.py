@@ -70,7 +70,7 @@ def artifact_of(
     made_with = made_with or ByteTokenizer()
     recipe = Recipe(
         data=text,
-        model=GPTConfig(vocab_size=made_with.vocab_size, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1),
+        model=GPTConfig(vocab_size=made_with.vocab_size, num_layers=1, model_dim=16, num_heads=1, num_kv_heads=1),
         train=TrainSettings(train_seq_len=24, train_batch_tokens=24, accumulation=1),
         tilt=TiltSettings(enabled=tilted),
         evaluation=EvaluationSettings(**evaluation),  # type: ignore[arg-type]
@@ -154,18 +154,18 @@ def test_a_batched_score_that_is_not_the_scorers_fails(
 
     monkeypatch.setattr(ways, "SteppedWindows", Other)
     path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
-    report = audit(path, tokens=60)
+    report = audit(path, tokens=8)
     assert "fail" in {each.verdict for each in report.of(CAUSAL) if each.by == "batch"}
 
 
 def test_time_is_measured_when_asked(trained: Path) -> None:
-    found = [each for each in audit(trained / "model.birdie", run=True, tokens=60).findings if each.by == "clock"]
+    found = [each for each in audit(trained / "model.birdie", run=True, tokens=8).findings if each.by == "clock"]
     assert len(found) == 1
     assert "targets took" in found[0].evidence
 
 
 def test_a_run_folder_is_audited_with_its_artifact(trained: Path) -> None:
-    report = audit(trained, tokens=60)
+    report = audit(trained, tokens=8)
     assert report.kind == "folder"
     assert report.verdict(TRAIN_TIME) == "pass"
     assert report.verdict(CAUSAL) == "pass"
@@ -174,13 +174,13 @@ def test_a_run_folder_is_audited_with_its_artifact(trained: Path) -> None:
 
 def test_copied_documents_are_found(trained: Path, data: Path, tmp_path: Path) -> None:
     val, train = next(data.glob("*_val_*.bin")), next(data.glob("*_train_*.bin"))
-    report = audit(trained / "model.birdie", train=[str(train), str(val)], tokens=60)
+    report = audit(trained / "model.birdie", train=[str(train), str(val)], tokens=8)
     assert report.verdict(OVERLAP) == "fail"
     (finding,) = [each for each in report.of(OVERLAP) if each.verdict == "fail"]
     assert "validation documents are among" in finding.evidence
     other = tmp_path / "x_val_000000.bin"
     write_shard(other, np.array(read_shard(val)))
-    alone = audit(trained / "model.birdie", data=str(other), tokens=60)
+    alone = audit(trained / "model.birdie", data=str(other), tokens=8)
     assert alone.verdict(OVERLAP) == "unknown"
     assert alone.verdict(BYTES) == "pass"
     with pytest.raises(DataError, match="matches no shard"):
@@ -191,7 +191,7 @@ def test_an_artifact_without_its_text_is_probed_all_the_same(trained: Path, data
     hidden = data.with_name("elsewhere")
     data.rename(hidden)
     try:
-        report = audit(trained / "model.birdie", tokens=60)
+        report = audit(trained / "model.birdie", tokens=8)
     finally:
         hidden.rename(data)
     assert report.verdict(BYTES) == "unknown"
@@ -295,15 +295,15 @@ def test_numbers_out_of_range(trained: Path) -> None:
 def test_a_recipe_that_trains_on_validation_fails(trained: Path, data: Path, tmp_path: Path) -> None:
     val = (str(next(data.glob("*_val_*.bin"))),)
     text = DataSettings(train=val, val=val, tokenizer="bytes")
-    assert audit(artifact_of(tmp_path / "model.birdie", text), tokens=60).verdict(VALIDATION) == "fail"
-    assert audit(trained / "model.birdie", tokens=60).verdict(VALIDATION) == "unknown"
+    assert audit(artifact_of(tmp_path / "model.birdie", text), tokens=8).verdict(VALIDATION) == "fail"
+    assert audit(trained / "model.birdie", tokens=8).verdict(VALIDATION) == "unknown"
 
 
 def test_another_tokenizer_than_that_of_training_fails(data: Path, tmp_path: Path) -> None:
     path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
     vocabulary = train_sentencepiece(["some words to learn from, and more of them"] * 30, 300)
     (tmp_path / "other.model").write_bytes(vocabulary.model_bytes)
-    report = audit(path, tokenizer=str(tmp_path / "other.model"), tokens=60)
+    report = audit(path, tokenizer=str(tmp_path / "other.model"), tokens=8)
     assert report.verdict(BYTES) == "fail"
     assert any("was trained with tokenizer" in each.evidence for each in report.of(BYTES))
 
@@ -318,11 +318,11 @@ def test_a_claim_that_is_no_json_is_a_finding(tmp_path: Path) -> None:
 
 def test_shards_of_unknown_use_prove_nothing(data: Path, tmp_path: Path) -> None:
     path = artifact_of(tmp_path / "model.birdie", DataSettings(path="elsewhere", tokenizer="bytes"))
-    report = audit(path, data=str(data), tokens=60)
+    report = audit(path, data=str(data), tokens=8)
     assert report.verdict(OVERLAP) == "unknown"
     assert any("whether the model was trained on these is not known" in each.evidence for each in report.of(OVERLAP))
     train = str(next(data.glob("*_train_*.bin")))
-    assert audit(path, data=str(data), train=[train], tokens=60).verdict(OVERLAP) == "pass"
+    assert audit(path, data=str(data), train=[train], tokens=8).verdict(OVERLAP) == "pass"
 
 
 @pytest.mark.parametrize(("more", "verdict"), [(0, "pass"), (1, "fail"), (200, "fail")])
@@ -337,7 +337,7 @@ def test_a_sidecar_is_held_against_the_text(tmp_path: Path, more: int, verdict: 
     write_shard(tmp_path / "fineweb_val_000000.bin", stream)
     write_shard(tmp_path / "fineweb_val_bytes_000000.bin", counts)
     text = DataSettings(path=str(tmp_path), tokenizer=str(tmp_path / "caseops.model"))
-    report = audit(artifact_of(tmp_path / "model.birdie", text, tokenizer), tokens=60)
+    report = audit(artifact_of(tmp_path / "model.birdie", text, tokenizer), tokens=8)
     assert report.verdict(BYTES) == verdict, report.of(BYTES)
     assert not [rule for rule in report.failed if rule != BYTES]
 

@@ -131,7 +131,7 @@ def test_each_mistake_is_called_by_its_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(MISTAKES) - {"boundaries"}))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 @given(seed=st.integers(0, 1000))
 def test_a_stream_tells_a_wrong_table_by_exactly_what_it_is_off(kind: str, seed: int) -> None:
     tokenizer = bpe()
@@ -277,7 +277,7 @@ def shards(folder: Path, name: str, documents: list[list[int]], size: int) -> li
 DOCUMENTS = st.lists(st.lists(st.integers(2, 9), min_size=0, max_size=40), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(DOCUMENTS, DOCUMENTS, st.sets(st.integers(0, 11)), st.integers(5, 90))
 def test_copies_are_found_wherever_shards_are_cut(
     tmp_path_factory: pytest.TempPathFactory,
