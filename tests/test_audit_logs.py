@@ -296,7 +296,7 @@ def test_whatever_a_line_says_is_survived(line: str) -> None:
 
 def test_our_own_clock_counts_everything() -> None:
     """As train_gpt.py writes it where EVAL_STRIDE is set."""
-    text = "birdie:evaluation: windows of 1,024, stride 64; import:9.5s decode:20.0s compile:1.5s score:300.0s adapt:0.0s\n"
+    text = "birdie:evaluation: windows of 1,024; import:9.5s decode:20.0s compile:1.5s score:300.0s adapt:0.0s\n"
     text += "final_sliding_window_eval stride:64 val_loss:2.0100 val_bpb:1.1900 eval_time:331000ms\n"
     text += "final_sliding_window_eval_exact stride:64 val_loss:2.01000000 val_bpb:1.19000000\n"
     log = parse_log(text, "log")

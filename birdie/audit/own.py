@@ -46,6 +46,9 @@ COMPARED = 32
 PROBED = 2.5
 """Predictions that a probe asks for, about, of each token: three runs, one of them not to the end."""
 
+BEYOND = 256
+"""Most tokens after the first window that probes run over: what a border can do wrong shows right behind it."""
+
 TIMED = 65_536
 """Targets that are scored against the clock."""
 
@@ -214,7 +217,8 @@ def _counting(make: Callable[[], Scorer], told: Progress | None, total: int) -> 
 def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: str, given: Given) -> list[Finding]:
     """What probes find of the scorer, and whether the score that is told is its."""
     length = length_of(recipe)
-    tokens = tokens[: length + 2 * (recipe.evaluation.stride or length) + 1]  # two windows and more, of whatever stride
+    further = min(2 * (recipe.evaluation.stride or length), BEYOND)
+    tokens = tokens[: length + further + 1]
     make, before = scorer_of(model, recipe), _weights(model)
     counting = _counting(make, given.part("probing"), int(PROBED * len(tokens)))
     found = [replace(each, path=shown) for each in probe(counting, model.config.vocab_size, tokens)]
