@@ -15,6 +15,8 @@ from test_train_parallel import run
 from tiny_run import EVERYTHING
 from torch import Tensor
 
+from birdie.audit import probes
+from birdie.audit.rules import CAUSAL
 from birdie.distributed import World
 from birdie.errors import ConfigError, RuleError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
@@ -234,6 +236,33 @@ def test_who_does_not_tell_the_ledger_is_betrayed_by_the_future(place: int) -> N
 
     assert reacts_to_the_future(make(True), tokens, place)
     assert not reacts_to_the_future(make(False), tokens, place)
+
+
+QUICK = dataclasses.replace(SETTINGS, epochs=1, chunk_tokens=8)
+
+
+def learning_first(stream: np.ndarray) -> np.ndarray:
+    """A cheat whose ledger hears a lie: the text counts as scored, is learned from, and only then scored."""
+    made, tokens = model(), stream.astype(np.uint16)
+    lie = Ledger(len(tokens) - 1)
+    lie.score(0, len(lie))
+    learn(made, tokens, [(0, len(lie))], QUICK, lie, length=LENGTH)
+    return adapted(made, tokens, blocks(len(lie), LENGTH), dataclasses.replace(QUICK, chunk_tokens=1000))[0]
+
+
+def learning_after(stream: np.ndarray) -> np.ndarray:
+    return adapted(model(), stream.astype(np.uint16), blocks(len(stream) - 1, LENGTH), QUICK)[0]
+
+
+@pytest.mark.parametrize(("score", "legal"), [(learning_after, True), (learning_first, False)])
+def test_our_own_audit_passes_it_and_catches_who_learns_first(
+    score: Callable[[np.ndarray], np.ndarray], legal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "BORDERS", ())
+    found = probes.probe_losses(score, VOCABULARY, text(25), positions=2)
+    verdicts = {(each.rule, each.verdict) for each in found}
+    assert ({verdict for _, verdict in verdicts} == {"pass"}) == legal, found
+    assert ((CAUSAL, "fail") in verdicts) != legal
 
 
 def test_the_fast_way_does_not_see_the_future() -> None:
