@@ -229,16 +229,52 @@ def test_evaluate_learns_from_what_it_has_scored(
     assert "is of another scoring: windows" in answer["error"]["message"]
 
 
+def test_evaluate_learns_documents(
+    ways: dict[str, dict[str, Any]], trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = ["--lora", "rank=4,lr=0.02,chunk=16,batch_docs=2,parts=k+o+mlp+head"]
+    found = evaluated(trained, "--adapt", "lora", *lora)
+    assert (found["tokens"], found["text_bytes"]) == (ways["plain"]["tokens"], ways["plain"]["text_bytes"])
+    assert found["bpb"] < ways["plain"]["bpb"] - 0.05
+    assert found["way"] == "each document in chunks of 16, windows of 64, adapters learning it"
+    assert (found["sgd"], found["phased"], found["lora"]["parts"]) == (None, None, ["k", "o", "mlp", "head"])
+    assert found["seconds"]["adapt"] > 0
+    phases = ["--adapt", "phased", *lora, "--phased", "prefix_docs=4,phases=1,lr=0.1,chunk_tokens=512,batch_seqs=2"]
+    phased = evaluated(trained, *phases)
+    assert phased["bpb"] < found["bpb"]
+    assert phased["evidence"].startswith(found["evidence"].split(";")[0])
+    assert "1 phases, the last adapted by SGD" in phased["evidence"]
+
+    @contextlib.contextmanager
+    def asked(**_: object) -> Iterator[Callable[[], bool]]:
+        answers = iter([False, True])
+        yield lambda: next(answers)
+
+    keeping = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
+    with monkeypatch.context() as patch:
+        patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
+        assert ask("evaluate", *keeping)[0] == 130
+    code, answer, _ = ask("evaluate", *keeping, "--resume")
+    assert (code, answer["bpb"], answer["tokens"]) == (0, phased["bpb"], phased["tokens"])
+
+
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
+        (["--adapt", "lora", "--stream"], "adapt with windows"),
+        (["--adapt", "lora", "--tilt"], "leave out the tilt"),
+        (["--adapt", "lora", "--temperature", "0.9"], "leave the temperature out"),
+        (["--adapt", "lora", "--lora", "chunk=65"], "chunks of 65 tokens do not fit windows of 64"),
+        (["--adapt", "lora", "--lora", "parts=q+w"], "lora parts are q, w"),
+        (["--adapt", "lora", "--lora", "warm_a=perhaps"], "give such as warm_a=0"),
+        (["--adapt", "lora", "--phased", "phases=1"], "settings of phased given, but adaptation is lora"),
         (["--adapt", "sgd", "--stream"], "adapt with windows"),
-        (["--adapt", "adam"], "choose none or sgd"),
-        (["--adapt", "sgd", "--sgd", "rate=1"], "adaptation has no setting 'rate'"),
-        (["--adapt", "sgd", "--sgd", "lr=much"], "adaptation lr is 'much'"),
+        (["--adapt", "adam"], "choose none, sgd, lora, phased"),
+        (["--adapt", "sgd", "--sgd", "rate=1"], r"\[sgd\] has no setting 'rate'"),
+        (["--adapt", "sgd", "--sgd", "lr=much"], "sgd lr is 'much'"),
         (["--adapt", "sgd", "--sgd", "freeze_blocks=3"], "no parameter of block 2"),
         (["--adapt", "sgd", "--resume"], "say which with --state"),
-        (["--sgd", "lr=1"], "given without adaptation"),
+        (["--sgd", "lr=1"], "settings of sgd given, but adaptation is none"),
         (["--adapt", "sgd", "--tilt", "--state", "no"], "state of a tilted scoring cannot be kept"),
         (["--stride", "65"], "stride 65 is longer than windows of 64"),
         (["--sinks", "2"], "set stream as well"),

@@ -1,0 +1,121 @@
+"""What adapters that learn each document save, and what they take: `python -m benchmarks.lora`.
+
+    python -m benchmarks.lora [--json] [--weights FILE] [--tokens 16384] [--skip 32768] [--context 512] [--texts a,b]
+                              [--lora rank=96,lr=0.001,chunk=64]… [--phased prefix_docs=16,phases=2]
+
+A challenge export of the shared data (BIRDIE_DATA) scores a part of each text, for each `--lora` once as it is, in the
+windows of these chunks, and once with adapters; with `--phased` the model learns between documents, too. Settings were
+chosen on the first 6,144 tokens of FineWeb's head, which `--skip` leaves out. Cost is the processor's time over that of
+the plain windows in the same run, on one thread.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.adapt import REPORTED
+from benchmarks.report import report
+from benchmarks.tilt import exported, stream
+from birdie.data.tokenizer import Tokenizer, load_tokenizer
+from birdie.model.gpt import GPT
+from birdie.score.forward import score_windows
+from birdie.score.lora import LoraSettings
+from birdie.score.phased import PhasedSettings, score_documents
+from birdie.score.queue import Queue, queue
+from birdie.score.settings import parse_changes
+from birdie.score.tally import Tally
+from birdie.score.windows import Windows
+
+CHOSEN = ("rank=96,lr=0.001,chunk=64,batch_docs=8", "rank=8,lr=0.003,chunk=128,batch_docs=8")
+_AT_ONCE = 4096  # tokens
+_CPU = torch.device("cpu")
+
+
+def main() -> None:
+    """Score without and with adapters, print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--weights", type=Path, help="a challenge export (default: the shared data's)")
+    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--skip", type=int, default=32_768, help="tokens before those that are scored")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--texts", default="fineweb")
+    parser.add_argument("--lora", action="append", help="settings as NAME=VALUE,…")
+    parser.add_argument("--phased", help="settings as NAME=VALUE,…; none: no phases")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    data = Path(os.environ["BIRDIE_DATA"])
+    export = options.weights or data / "weights/parameter_golf/samtruss_7L384_valbpb1.99.int8.ptz"
+    tokenizer = load_tokenizer(data / "tokenizers" / "fineweb_1024_bpe.model")
+    model = exported(export)
+    rows: list[dict[str, Any]] = []
+    phased = parse_changes(options.phased, PhasedSettings(), "phased") if options.phased else None
+    for text in options.texts.split(","):
+        tokens = stream(data / REPORTED[text], tokenizer, options.skip + options.tokens)[options.skip :]
+        rows.extend(rows_of(text, model, tokens, tokenizer, options.context, options.lora or CHOSEN, phased))
+    report(rows, as_json=options.json)
+
+
+def chunk_windows(found: Queue, chunk: int, context: int) -> Windows:
+    """The windows in which documents are scored chunk by chunk."""
+    parts = []
+    for begin, stop in zip(found.begins, found.stops, strict=True):
+        firsts = np.arange(begin, stop, chunk)
+        parts.append((np.maximum(begin, firsts + chunk - context), firsts, np.minimum(firsts + chunk, stop)))
+    return Windows(*(np.concatenate(places) for places in zip(*parts, strict=True)))
+
+
+def rows_of(
+    text: str,
+    model: GPT,
+    tokens: NDArray[np.uint16],
+    tokenizer: Tokenizer,
+    context: int,
+    ways: Sequence[str],
+    phased: PhasedSettings | None = None,
+) -> Iterator[dict[str, Any]]:
+    """For each way the plain model in the same windows, the adapters, and the adapters in phases."""
+    table, targets = tokenizer.byte_table(model.config.vocab_size), len(tokens) - 1
+    plainly = partial(score_windows, model, tokens, batch_tokens=_AT_ONCE, device=_CPU)
+    adapted = partial(score_documents, model, tokens, context=context, bos_id=tokenizer.bos_id, device=_CPU)
+    for way in ways:
+        settings = parse_changes(way, LoraSettings(), "lora")
+        windows = chunk_windows(queue(tokens, tokenizer.bos_id, 1), settings.chunk, context)
+        runs: dict[str, Callable[[Tally], object]] = {
+            "": partial(plainly, windows),
+            "lora": partial(adapted, settings=settings),
+        }
+        if phased is not None:
+            runs["phased"] = partial(adapted, settings=settings, phased=phased)
+        plain: tuple[float, float] | None = None
+        for adapt, run in runs.items():
+            tally = Tally(tokens, table, tokenizer.bos_id)
+            began = time.process_time()
+            run(tally)
+            seconds = time.process_time() - began
+            score = tally.score(targets, seconds)
+            plain = plain or (score.bpb, seconds)
+            yield {
+                "text": text,
+                "lora": way,
+                "adapt": adapt,
+                "tokens": score.tokens,
+                "documents": score.documents,
+                "bpb": score.bpb,
+                "ci95": score.ci95,
+                "saved": plain[0] - score.bpb,
+                "cpu_s": seconds,
+                "cost": seconds / plain[1],
+            }
+
+
+if __name__ == "__main__":
+    main()
