@@ -8,7 +8,8 @@ The probed scorer says a token at a time what `birdie evaluate` scores in batche
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -221,14 +222,16 @@ def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: s
     tokens = tokens[: length + further + 1]
     make, before = scorer_of(model, recipe), _weights(model)
     counting = _counting(make, given.part("probing"), int(PROBED * len(tokens)))
-    found = [replace(each, path=shown) for each in probe(counting, model.config.vocab_size, tokens)]
+    with _one_thread():
+        found = [replace(each, path=shown) for each in probe(counting, model.config.vocab_size, tokens)]
     way, tally = batched(model, recipe, tokens, given.part("scoring"))
     targets = np.flatnonzero(tally.ledger.seen)
     said = f"{len(targets):,} targets entered a ledger, each once ({way})"
     found.append(Finding(rules.ONE_PASS, "pass", said, "ledger", shown))
     places = np.unique(np.linspace(0, len(targets) - 1, COMPARED).astype(int))
     assert tally.nats is not None  # it was told to keep them
-    apart = max(abs(one - float(tally.nats[place])) for place, one in one_by_one(make(), tokens, targets[places]))
+    with _one_thread():
+        apart = max(abs(one - float(tally.nats[place])) for place, one in one_by_one(make(), tokens, targets[places]))
     said = f"{len(places)} losses, batched and predicted a token at a time, differ by {apart:.1e} nats at most ({way})"
     found.append(Finding(rules.CAUSAL, "pass" if apart <= AGREE else "fail", said, "batch", shown))
     same = torch.equal(before, _weights(model))
@@ -237,6 +240,17 @@ def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: s
     said = f"decoded in {seconds:.1f} s on a CPU; {model.config.vocab_size:,} log-probabilities for each token"
     found.append(Finding(rules.RUNS, "pass", said, "file", shown))
     return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Single tokens are too little work to share: threads that wait for each other take ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _weights(model: GPT) -> Tensor:
