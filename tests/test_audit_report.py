@@ -11,9 +11,21 @@ import torch
 from audited_logs import baseline, later
 
 import birdie.artifact
-from birdie.audit import ways
+from birdie.audit import learning, ways
 from birdie.audit.audit import audit
-from birdie.audit.rules import BYTES, CAUSAL, OVERLAP, RULES, RUNS, SEEDS, SIZE, TRAIN_TIME, VALIDATION, Verdict
+from birdie.audit.rules import (
+    BYTES,
+    CAUSAL,
+    OVERLAP,
+    RULES,
+    RUNS,
+    SCORE_FIRST,
+    SEEDS,
+    SIZE,
+    TRAIN_TIME,
+    VALIDATION,
+    Verdict,
+)
 from birdie.audit.ways import SteppedWindows
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -23,6 +35,11 @@ from birdie.errors import ConfigError, DataError
 from birdie.history import Entry, record
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import DataSettings, Recipe
+from birdie.score.adapt import Learner
+from birdie.score.chunks import Adapted
+from birdie.score.forward import score_windows
+from birdie.score.ledger import Ledger
+from birdie.score.lora import LoraSettings
 from birdie.score.ngram import TiltSettings
 from birdie.score.scorers import WindowScorer
 from birdie.score.settings import EvaluationSettings
@@ -63,7 +80,7 @@ def artifact_of(
     text: DataSettings,
     made_with: Tokenizer | None = None,
     tilted: bool = False,
-    **evaluation: int | bool,
+    **evaluation: int | bool | str,
 ) -> Path:
     """A .birdie file as `birdie train` leaves it, of a model that was never trained."""
     torch.manual_seed(0)
@@ -73,6 +90,7 @@ def artifact_of(
         model=GPTConfig(vocab_size=made_with.vocab_size, num_layers=1, model_dim=16, num_heads=1, num_kv_heads=1),
         train=TrainSettings(train_seq_len=24, train_batch_tokens=24, accumulation=1),
         tilt=TiltSettings(enabled=tilted),
+        lora=LoraSettings(chunk=8, rank=4, lr=0.01),
         evaluation=EvaluationSettings(**evaluation),  # type: ignore[arg-type]
     )
     tokenizer = {"kind": made_with.kind, "vocab_size": made_with.vocab_size, "sha256": made_with.digest}
@@ -355,3 +373,48 @@ def test_kept_keys_say_what_whole_windows_say(stride: int, bos_id: int | None) -
         if draw.random() < 0.7:  # not every target is asked for
             assert torch.allclose(stepped.predict(), whole.predict(), atol=2e-5)
             assert torch.equal(stepped.predict(), stepped.predict())
+
+
+@pytest.mark.parametrize("adapt", ["sgd", "lora", "phased"])
+def test_learning_what_was_scored_is_legal(data: Path, tmp_path: Path, adapt: str) -> None:
+    text = DataSettings(path=str(data), tokenizer="bytes")
+    report = audit(artifact_of(tmp_path / "model.birdie", text, adapt=adapt), tokens=120)
+    assert not report.failed, report.findings
+    (learned,) = [each for each in report.of(SCORE_FIRST) if each.by == "ledger"]
+    assert learned.verdict == "pass"
+    assert f"{adapt}: 72 targets were scored once" in learned.evidence
+    (causal,) = [each for each in report.of(CAUSAL) if each.by == "perturbation"]
+    assert causal.verdict == ("unknown" if adapt == "phased" else "pass")
+
+
+def test_learning_first_is_caught(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scorer that learns from each chunk before it scores it, and tells the ledger nothing."""
+
+    def cheat(model, tokens, windows, sink, settings, *, length, batch_tokens, device, temperature):
+        learner = Learner(model, settings)
+        told = Ledger(len(tokens) - 1)
+        told.score(0, len(tokens) - 1)  # a lie
+        learner.learn(tokens, [(0, len(tokens) - 1)], told, length=length, factor=50.0)
+        score_windows(model, tokens, windows, sink, batch_tokens=batch_tokens, device=device, temperature=temperature)
+        steps, learned = learner.steps, learner.tokens
+        learner.restore()
+        return Adapted(0.0, 0.0, 1, steps, learned, "")
+
+    monkeypatch.setattr(learning, "score_adapting", cheat)
+    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), adapt="sgd")
+    report = audit(path, tokens=120)
+    assert report.verdict(CAUSAL) == "fail"
+    (finding,) = [each for each in report.of(CAUSAL) if each.verdict == "fail"]
+    assert "with tokens that come after it" in finding.evidence
+
+
+def test_learning_that_the_ledger_refuses_fails(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def early(*given, **_):
+        sink, tokens = given[3], given[1]
+        sink.ledger.learn((0, len(tokens) - 1))
+
+    monkeypatch.setattr(learning, "score_adapting", early)
+    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), adapt="sgd")
+    report = audit(path, tokens=60)
+    assert report.verdict(SCORE_FIRST) == "fail"
+    assert any("learn from target 0 before it is scored" in each.evidence for each in report.of(SCORE_FIRST))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from birdie import artifact
 from birdie.audit import rules
+from birdie.audit.learning import check_learning
 from birdie.audit.logged import CAP_S, against_cap_bytes
 from birdie.audit.overlap import check_overlap
 from birdie.audit.probes import probe
@@ -234,9 +235,12 @@ def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: s
         apart = max(abs(one - float(tally.nats[place])) for place, one in one_by_one(make(), tokens, targets[places]))
     said = f"{len(places)} losses, batched and predicted a token at a time, differ by {apart:.1e} nats at most ({way})"
     found.append(Finding(rules.CAUSAL, "pass" if apart <= AGREE else "fail", said, "batch", shown))
+    if recipe.evaluation.adapt != "none":
+        found += check_learning(model, recipe, tokens, shown)
     same = torch.equal(before, _weights(model))
-    said = "weights are the same after scoring as before: nothing is learned" if same else "scoring changed the weights"
-    found.append(Finding(rules.SCORE_FIRST, "pass" if same else "fail", said, "ledger", shown))
+    said = "weights are the same after scoring as before" if same else "scoring changed the weights"
+    if not same or recipe.evaluation.adapt == "none":
+        found.append(Finding(rules.SCORE_FIRST, "pass" if same else "fail", said, "ledger", shown))
     said = f"decoded in {seconds:.1f} s on a CPU; {model.config.vocab_size:,} log-probabilities for each token"
     found.append(Finding(rules.RUNS, "pass", said, "file", shown))
     return found

@@ -101,13 +101,15 @@ def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
 def batched(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress | None = None) -> tuple[str, Tally]:
     """The recipe's way in words, and the losses of `tokens` (N + 1,) by it, on the CPU, in a tally that keeps them.
 
+    Without adaptation, which `learning` looks at.
+
     Raises:
         RuleError: a target was scored twice, or never.
     """
     settings, length = recipe.evaluation, recipe.train.train_seq_len
     if not (settings.stride or settings.stream or settings.documents):  # windows end to end must have room for one
         settings = replace(settings, seq_len=min(length_of(recipe), len(tokens) - 1))
-    settings, bos_id, cpu = replace(settings, segments=1), recipe.model.bos_id, torch.device("cpu")
+    settings, bos_id, cpu = replace(settings, segments=1, adapt="none"), recipe.model.bos_id, torch.device("cpu")
     made = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
     tally = Tally(made.tokens, np.ones(len(made.tokens), np.uint16), bos_id, keep=True)  # bytes do not matter here
     lean = Lean(made.tokens, recipe.tilt) if recipe.tilt.enabled else None
