@@ -9,7 +9,7 @@ import pytest
 
 from birdie.audit import sandbox
 from birdie.audit.foreign import run_script
-from birdie.audit.rules import Finding, worst
+from birdie.audit.rules import RUNS, Finding, worst
 from birdie.audit.sandbox import OvertimeError, RefusedError, Sandbox, SandboxError
 from tests.audit import ILLEGAL, LEGAL, Script
 
@@ -207,3 +207,12 @@ def test_without_a_sandbox_nothing_runs(tmp_path: Path, monkeypatch: pytest.Monk
     found = run_script(script(tmp_path, f"open({str(marker)!r}, 'w')\n"))
     assert [(each.rule.name, each.verdict) for each in found] == [("runs", "unknown")]
     assert not marker.exists()
+
+
+@pytest.mark.usefixtures("_boxed")
+def test_a_script_that_ends_when_it_is_loaded_could_not_be_told(tmp_path: Path) -> None:
+    script = tmp_path / "train_gpt.py"
+    script.write_text("import sys\n\nsys.exit(1)\n")
+    found = [each for each in run_script(script) if each.rule == RUNS]
+    assert [each.verdict for each in found] == ["unknown"]
+    assert "when it is loaded" in found[0].evidence

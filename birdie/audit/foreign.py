@@ -26,7 +26,7 @@ from torch import Tensor
 from birdie.audit.names import TRAINING_FILE
 from birdie.audit.probes import CLOSE, probe, probe_losses
 from birdie.audit.rules import CAUSAL, RUNS, SELF_CONTAINED, SIZE, Finding, Verdict
-from birdie.audit.sandbox import GIB, OvertimeError, RefusedError, Sandbox, SandboxError
+from birdie.audit.sandbox import GIB, INSIDE, OvertimeError, RefusedError, Sandbox, SandboxError
 
 BY = "run"
 CAP_BYTES = 16_000_000
@@ -79,6 +79,9 @@ def _loaded(about: dict[str, object], code: int, shown: str) -> list[Finding]:
 def _stopped(error: SandboxError, shown: str) -> Finding:
     if error.kind in ("ModuleNotFoundError", "ImportError"):
         return Finding(RUNS, "unknown", f"what it imports is not installed here: {error}", BY, shown)
+    if error.kind == "SystemExit":
+        why = f"it runs, and ends, when it is loaded ({error}); what it does belongs under if __name__ == '__main__'"
+        return Finding(RUNS, "unknown", why, BY, shown)
     return Finding(RUNS, "fail", f"it does not load on a CPU: {error}", BY, shown)
 
 
@@ -151,7 +154,8 @@ def _numbers(said: object) -> list[float]:
 def _read(box: Sandbox, path: Path, code: int, scored: bool, shown: str) -> list[Finding]:
     """What it opened, and whether it reached for the network."""
     log = box.log()
-    files = {each: size for each, size in log.opened.items() if each != path.resolve() and each.suffix != ".pyc"}
+    own = (path.resolve(), INSIDE.resolve())
+    files = {each: size for each, size in log.opened.items() if each not in own and each.suffix != ".pyc"}
     training = [each for each in files if TRAINING_FILE.search(each.name) and each.suffix != ".py"]
     total = code + sum(files.values())
     named = ", ".join(f"{each.name} ({size:,})" for each, size in sorted(files.items(), key=lambda f: -f[1])[:5])
