@@ -270,7 +270,7 @@ def test_evaluate_learns_documents(trained: Path, tmp_path: Path, ask: Ask, monk
         (["--adapt", "lora", "--phased", "phases=1"], "settings of phased given, but adaptation is lora"),
         (["--adapt", "sgd", "--stream"], "adapt with windows"),
         (["--adapt", "adam"], "choose none, sgd, lora, phased"),
-        (["--adapt", "sgd", "--sgd", "rate=1"], r"\[sgd\] has no setting 'rate'"),
+        (["--adapt", "sgd", "--sgd", "rate=1"], "[sgd] has no setting 'rate'"),
         (["--adapt", "sgd", "--sgd", "lr=much"], "sgd lr is 'much'"),
         (["--adapt", "sgd", "--sgd", "freeze_blocks=3"], "no parameter of block 2"),
         (["--adapt", "sgd", "--resume"], "say which with --state"),

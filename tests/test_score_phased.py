@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from test_model_techniques import randomized
-from test_score_lora import BOS, CONTEXT, DOCUMENTS, SETTINGS, TINY, Table, scored, stream
+from test_score_lora import BOS, CONTEXT, DOCUMENTS, SETTINGS, TINY, StepFirstInSilence, Table, scored, stream
 from torch import multiprocessing
 
+from birdie.audit import probes
+from birdie.audit.rules import CAUSAL
 from birdie.distributed import Claims, World
 from birdie.errors import ConfigError, RuleError, WeightsError
 from birdie.model.gpt import GPT
@@ -178,6 +180,43 @@ def test_only_its_own_scoring_goes_on(tmp_path: Path) -> None:
     warm = dataclasses.replace(SETTINGS, warm_a=True)
     with pytest.raises(ConfigError, match="As of its own"):
         by_documents(warm, keeping=resuming, world=World(0, 2))
+
+
+def losses(kind: type[DocumentLearner], phased: PhasedSettings | None) -> Callable[[NDArray[np.int64]], Any]:
+    """Of a small vocabulary, as an audit asks for them."""
+
+    def score(stream: NDArray[np.int64]) -> NDArray[np.float64]:
+        made, tokens = randomized(dataclasses.replace(TINY, vocab_size=12)).eval(), stream.astype(np.uint16)
+        settings = dataclasses.replace(SETTINGS, batch_docs=1)
+        if phased is None:
+            return scored(made, tokens, settings, kind=kind)
+        tally = Tally(tokens, Table(), BOS, keep=True)
+        ways = {"context": CONTEXT, "bos_id": BOS, "device": CPU, "phased": phased}
+        score_documents(made, tokens, tally, settings, **ways)
+        assert tally.nats is not None
+        return tally.nats
+
+    return score
+
+
+EARLY = PhasedSettings(prefix_docs=1, phases=1, lr=0.3, chunk_tokens=16, batch_seqs=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "phased", "verdict"),
+    [(DocumentLearner, None, "pass"), (StepFirstInSilence, None, "fail"), (DocumentLearner, EARLY, "fail")],
+    ids=["legal", "learns first", "phased"],
+)
+def test_our_own_audit_passes_documents_and_tells_what_phases_do(
+    kind: type[DocumentLearner], phased: PhasedSettings | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short document, then a long one. In phases the long one is learned before the short one is scored: legal by the
+    ledger, but no pass from left to right."""
+    monkeypatch.setattr(probes, "BORDERS", ())
+    tokens = np.array([BOS, 3, 5, 2, 7, BOS, *range(2, 12), *range(2, 8)])
+    found = {each.rule: each.verdict for each in probes.probe_losses(losses(kind, phased), 12, tokens, positions=3)}
+    assert found.pop(CAUSAL) == verdict
+    assert verdict == "fail" or set(found.values()) == {"pass"}
 
 
 def test_claims_are_counted_without_ranks() -> None:
