@@ -269,6 +269,7 @@ def _save(
         seconds = [learner.score_seconds, learner.adapt_seconds]
         progress = asdict(standing) | {"own seconds": seconds, "ledger": [ledger.learned, ledger.steps]}
         write_state(keeping.path, known, tensors, progress)
+    world.barrier()  # as in `resume.save_midway`
 
 
 def _load(

@@ -93,8 +93,6 @@ def save_midway(
         OutputError: it could not be written; what was there before is untouched.
     """
     tensors = {**midway.learner.state(), **_prefixed(tally.state(world, midway.learner.device))}
-    if not world.is_main:
-        return
     ledger = tally.ledger
     progress = {
         "chunk": midway.chunk,
@@ -104,7 +102,9 @@ def save_midway(
         "tokens": midway.learner.tokens,
         "ledger": [ledger.learned, ledger.steps],
     }
-    write_state(path, known, tensors, progress)
+    if world.is_main:
+        write_state(path, known, tensors, progress)
+    world.barrier()  # a rank that ended, or resumed, before the file is there would take it from the others
 
 
 def load_midway(
