@@ -102,11 +102,8 @@ def measure(
                 nats = model.loss(ids[:, :-1], ids[:, 1:], reduction="none")
                 found.add(np.array([first]), nats[:, first - begin :].float().numpy())
 
-    def windows(batch: int) -> Callable[[Tally], None]:
-        def way(found: Tally) -> None:
-            score_windows(model, tokens, cover, found, batch_tokens=batch * length, device=CPU)
-
-        return way
+    def windows(found: Tally) -> None:
+        score_windows(model, tokens, cover, found, batch_tokens=len(tokens), device=CPU)
 
     def stream(chunk: int) -> Callable[[Tally], None]:
         def way(found: Tally) -> None:
@@ -118,9 +115,8 @@ def measure(
     float32, bfloat16 = torch.float32, torch.bfloat16
     ways: dict[str, tuple[torch.dtype, Callable[[Tally], None]]] = {
         f"plain loop, stride {stride}": (float32, naive),
-        "windows, one at a time": (float32, windows(1)),
-        "windows, 8 at a time": (float32, windows(8)),
-        "windows, 8 at a time, bfloat16": (bfloat16, windows(8)),
+        "windows": (float32, windows),
+        "windows, bfloat16": (bfloat16, windows),
         **{f"stream, chunks of {chunk}": (float32, stream(chunk)) for chunk in chunks},
         **{f"stream, chunks of {chunk}, bfloat16": (bfloat16, stream(chunk)) for chunk in chunks},
     }

@@ -24,8 +24,11 @@ from birdie.score.windows import Windows
 Progress = Callable[[float, float | None], None]
 Nats = NDArray[np.float64]
 
-MAX_FORWARD_TOKENS = 65_536
-"""Most inputs in one forward pass of a rank: windows are independent, so this bounds memory and changes no score."""
+MAX_FORWARD_TOKENS = {"cpu": 2048}
+"""Most inputs in one forward pass of a rank, by kind of device: beyond, a CPU loses more to memory than it gains."""
+
+ELSEWHERE = 65_536
+"""The same on other devices. Windows are independent, so this bounds memory and changes no score."""
 
 
 class LanguageModel(Protocol):
@@ -84,7 +87,8 @@ def score_windows(
     started = time.perf_counter()
     mine = windows.share(world.rank, world.size)
     done, total = 0, mine.scored
-    for batch in mine.sorted().batches(min(batch_tokens // world.size, MAX_FORWARD_TOKENS)):
+    most = MAX_FORWARD_TOKENS.get(device.type, ELSEWHERE)
+    for batch in mine.sorted().batches(min(batch_tokens // world.size, most)):
         sink.add(batch.firsts, *losses(model, tokens, batch, device, temperature, sink.asked))
         done += batch.scored
         if progress is not None:
