@@ -70,7 +70,8 @@ def chunk_windows(found: Queue, chunk: int, context: int) -> Windows:
     for begin, stop in zip(found.begins, found.stops, strict=True):
         firsts = np.arange(begin, stop, chunk)
         parts.append((np.maximum(begin, firsts + chunk - context), firsts, np.minimum(firsts + chunk, stop)))
-    return Windows(*(np.concatenate(places) for places in zip(*parts, strict=True)))
+    begins, firsts, stops = (np.concatenate(places) for places in zip(*parts, strict=True))
+    return Windows(begins, firsts, stops, context)
 
 
 def rows_of(

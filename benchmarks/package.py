@@ -1,12 +1,13 @@
 """Scoring by an ahead-of-time package against torch.compile and eager: what the start takes, and the speed after it.
 
-    python -m benchmarks.package --json [--seconds 30] [--length 1024] [--dtype auto] [--device auto] [--seed 0]
+    python -m benchmarks.package --json [--seconds 30] [--tokens 16384] [--length 1024] [--dtype auto] [--device auto]
+        [--seed 0]
 
 The model of `benchmarks.train`, windows end to end. Starts: each in a process of its own, from the import's end to the
 first window's nats, once with empty caches (`start_s`) and once with what that left (`again_s`): Inductor's folder for
 torch.compile, the package for the package; `cpu` is what processors spent on it. Speed: in one process, all in turns of
-one batch; median and best over the turns, and the ratio of medians to eager. `difference`: the largest from eager's
-nats. Without a C++ compiler all but the row of eager says so.
+`--tokens` targets, scored as `birdie evaluate` does it; median and best over the turns, and the ratio of medians to
+eager. `difference`: the largest from eager's nats. Without a C++ compiler all but the row of eager says so.
 """
 
 import argparse
@@ -18,23 +19,38 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.report import report
 from benchmarks.train import CONFIG
-from birdie.device import choose_device, choose_dtype, synchronize
+from birdie.device import choose_device, choose_dtype
 from birdie.model.gpt import GPT
+from birdie.score.forward import LanguageModel, at_once, score_windows
 from birdie.score.package import Shape, packaged
+from birdie.score.tally import Tally
+from birdie.score.windows import blocks
 
 WAYS = ("eager", "torch.compile", "package")
 LEAST = 3  # turns
 
-Nats = Callable[[Tensor, Tensor], Tensor]
+
+class Compiled:
+    """`GPT.loss` by torch.compile."""
+
+    def __init__(self, model: GPT) -> None:
+        self._loss = torch.compile(lambda ids, targets: model.loss(ids, targets, "none"), dynamic=False)
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:
+        """Nats."""
+        assert reduction == "none"
+        found: Tensor = self._loss(ids, targets)
+        return found
 
 
 def model_of(options: argparse.Namespace, device: torch.device) -> GPT:
@@ -48,21 +64,29 @@ def model_of(options: argparse.Namespace, device: torch.device) -> GPT:
     return model
 
 
-def nats_by(way: str, model: GPT, shape: Shape, folder: Path) -> Nats:
-    """How `way` scores; a package is made if it is not there."""
+def scoring_by(way: str, model: GPT, shape: Shape, folder: Path) -> LanguageModel:
+    """What `way` scores with; a package is made if it is not there."""
     if way == "package":
-        through = packaged(model, folder / "scoring.pt2", shape)
-        return lambda ids, targets: through.loss(ids, targets, "none")
-    if way == "torch.compile":
-        compiled = torch.compile(lambda ids, targets: model.loss(ids, targets, "none"), dynamic=False)
-        return lambda ids, targets: compiled(ids, targets)
-    return lambda ids, targets: model.loss(ids, targets, "none")
+        return packaged(model, folder / "scoring.pt2", shape)
+    return Compiled(model) if way == "torch.compile" else model
 
 
-def tokens(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.randint(CONFIG.vocab_size, (shape.rows, shape.length + 1), generator=draw).to(device)
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+def shape_of(length: int, device: torch.device) -> Shape:
+    """Of what passes together."""
+    return Shape(max(1, at_once(device) // length), length, length)
+
+
+def nats_of(model: LanguageModel, tokens: NDArray[np.uint16], length: int, device: torch.device) -> NDArray[np.float64]:
+    """Of all whole windows end to end."""
+    windows = blocks(len(tokens) - 1, length)
+    tally = Tally(tokens, np.ones(len(tokens), np.uint16), 0, keep=True)
+    score_windows(model, tokens, windows, tally, batch_tokens=len(tokens), device=device)
+    assert tally.nats is not None
+    return tally.nats[: windows.scored]
+
+
+def text(targets: int) -> NDArray[np.uint16]:
+    return np.random.default_rng(0).integers(0, CONFIG.vocab_size, targets + 1, dtype=np.uint16)
 
 
 @torch.inference_mode()
@@ -70,10 +94,9 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds to the first nats, and of them those of processors, children's included."""
     began, spent = time.perf_counter(), _processor_seconds()
     device = choose_device(options.device)
-    model, shape = model_of(options, device), Shape.of(options.length, options.length)
-    ids, targets = tokens(shape, device)
-    nats_by(options.way, model, shape, options.folder)(ids, targets)
-    synchronize(device)
+    model, shape = model_of(options, device), shape_of(options.length, device)
+    by = scoring_by(options.way, model, shape, options.folder)
+    nats_of(by, text(shape.rows * shape.length), shape.length, device)
     return {"s": round(time.perf_counter() - began, 2), "cpu_s": round(_processor_seconds() - spent, 2)}
 
 
@@ -85,24 +108,24 @@ def _processor_seconds() -> float:
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second of each way, by turns."""
     device = choose_device(options.device)
-    model, shape = model_of(options, device), Shape.of(options.length, options.length)
-    ids, targets = tokens(shape, device)
-    ways = {way: nats_by(way, model, shape, options.folder) for way in options.ways}
-    first = {way: nats(ids, targets) for way, nats in ways.items()}
+    model, shape = model_of(options, device), shape_of(options.length, device)
+    # whole batches: torch.compile would begin anew for a smaller one
+    tokens = text(max(1, options.tokens // (shape.rows * shape.length)) * shape.rows * shape.length)
+    ways = {way: scoring_by(way, model, shape, options.folder) for way in options.ways}
+    first = {way: nats_of(by, tokens, shape.length, device) for way, by in ways.items()}
     rates: dict[str, list[float]] = {way: [] for way in ways}
     end = time.perf_counter() + options.seconds
     while time.perf_counter() < end or len(rates["eager"]) < LEAST:
-        for way, nats in ways.items():
+        for way, by in ways.items():
             began = time.perf_counter()
-            nats(ids, targets)
-            synchronize(device)
-            rates[way].append(ids.numel() / (time.perf_counter() - began))
+            nats_of(by, tokens, shape.length, device)
+            rates[way].append((len(tokens) - 1) / (time.perf_counter() - began))
     return {
         way: {
             "tokens_per_s": round(statistics.median(each)),
             "best_tokens_per_s": round(max(each)),
             "turns": len(each),
-            "difference": float((first[way] - first["eager"]).abs().max()),
+            "difference": float(np.abs(first[way] - first["eager"]).max()),
         }
         for way, each in rates.items()
     }
@@ -129,7 +152,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _asked(options: argparse.Namespace, folder: str, what: str, *ways: str) -> dict[str, Any]:
     """What a process of its own finds, with its caches below `folder`."""
     command = [sys.executable, "-m", "benchmarks.package", "--worker", what, "--folder", folder, "--ways", *ways]
-    for name in ("length", "seconds", "dtype", "device", "seed"):
+    for name in ("length", "seconds", "tokens", "dtype", "device", "seed"):
         command += [f"--{name}", str(getattr(options, name))]
     caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "XDG_CACHE_HOME": f"{folder}/cache"}
     done = subprocess.run(command, env=os.environ | caches, stdout=subprocess.PIPE, check=True, text=True)
@@ -141,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--seconds", type=float, default=30.0, help="time to take turns in (default: 30)")
+    parser.add_argument("--tokens", type=int, default=16_384, help="targets of a turn (default: 16384)")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a window (default: 1024)")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu (default: auto)")

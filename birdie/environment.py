@@ -237,13 +237,14 @@ def _fp8(environ: Environment, _: Mapping[str, Any]) -> Tables:
     return {"train": {"fp8": "on" if _switch(environ, "USE_FP8") else "off"}}
 
 
-def _sliding(environ: Environment, _: Mapping[str, Any]) -> Tables:
-    """A switch that is on brings the records' stride, one that is off takes every stride back."""
+def _sliding(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    """A switch that is on brings the records' stride where no other is given, one that is off takes every one back."""
     switches = [name for name in ("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL") if name in environ]
     if not all(_switch(environ, name) for name in switches):
         return {"evaluation": {"stride": 0}}
     strides = [name for name in ("EVAL_STRIDE", "SLIDING_EVAL_STRIDE") if name in environ]
-    return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else STRIDE}}
+    held = content.get("evaluation", {}).get("stride") or STRIDE
+    return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else held}}
 
 
 def _learning(environ: Environment, content: Mapping[str, Any]) -> Tables:

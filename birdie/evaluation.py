@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from birdie import artifact
 from birdie.compress import baseline
@@ -23,25 +24,26 @@ from birdie.compress.state import fill
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.sidecar import byte_counts
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
-from birdie.device import choose_device, choose_dtype
+from birdie.device import choose_device, choose_dtype, dtype_name
 from birdie.distributed import World
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.model.gpt import GPT
 from birdie.model.shape import config_of
 from birdie.recipe import DataSettings, Recipe
 from birdie.repack import load_object
-from birdie.score.adapt import SGDSettings
 from birdie.score.chunks import Keeping
 from birdie.score.clock import EvaluationClock
-from birdie.score.lora import LoraSettings
+from birdie.score.forward import at_once
 from birdie.score.package import Packaged, Shape, packaged
-from birdie.score.phased import PhasedSettings
 from birdie.score.plan import Plan, plan, score_by_documents, score_learning
 from birdie.score.plan import score as score_by_plan
-from birdie.score.settings import DOCUMENTWISE, EvaluationSettings, parse_changes
+from birdie.score.settings import CHUNK, DOCUMENTWISE, LEARN_BY, EvaluationSettings, parse_changes
 from birdie.score.tally import Score
 
 Progress = Callable[[float, float | None], None]
+
+OF_WINDOWS = ("stride", "documents", "batch_seqs")
+"""Settings that have no part in adaptation by documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +52,35 @@ class Evaluation:
 
     Attributes:
         way: how, in a few words.
-        settings: how, in full.
-        sgd, lora, phased: how it learned; None: not so.
+        recipe: that of the artifact, with what was given in place of what it says: how, in full.
+        dtype, device: of the arithmetic.
         evidence: what learning did, in a line; empty without.
         bytes: of the artifact.
         sidecar: whether a byte sidecar counted the text, not the tokenizer's table.
-        seconds: import, decode, compile, score, adapt.
+        seconds: import, decode, compile, score, adapt, other.
         warnings: doubts about shards or tokenizer that did not stop the scoring, and a budget that did not do.
     """
 
     score: Score
     way: str
-    settings: EvaluationSettings
-    sgd: SGDSettings | None
-    lora: LoraSettings | None
-    phased: PhasedSettings | None
+    recipe: Recipe
+    dtype: str
+    device: str
     evidence: str
     bytes: int
     sidecar: bool
     seconds: dict[str, float]
     warnings: tuple[str, ...]
+
+    @property
+    def settings(self) -> EvaluationSettings:
+        """Of windows and streams."""
+        return self.recipe.evaluation
+
+    @property
+    def learned_by(self) -> dict[str, Any]:
+        """The tables of the recipe that said how it learned, by name; empty without."""
+        return {table: getattr(self.recipe, table) for table in LEARN_BY[self.settings.adapt]}
 
 
 def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mapping[str, Any]]:
@@ -159,12 +170,14 @@ def evaluate(
     world = world or World()
     place = choose_device(device, world.local_rank)
     clock = EvaluationClock(0.0, notify, started)
+    if keeping is not None:
+        keeping.check()
     with clock.part("decode"):
         model, recipe, metadata = load_gpt(path, place)
+        size = Path(path).stat().st_size
     model.compute_dtype = choose_dtype(dtype or recipe.train.compute_dtype, place)
-    if not isinstance(settings, EvaluationSettings):
-        settings = changed(recipe.evaluation, settings or {})
-    _require_use(settings, {"sgd": sgd, "lora": lora, "phased": phased}, keeping)
+    recipe = _as_asked(recipe, settings, tilt, {"sgd": sgd, "lora": lora, "phased": phased}, keeping)
+    settings = recipe.evaluation
     clock.budget = settings.budget_seconds
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
     check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)
@@ -173,84 +186,104 @@ def evaluate(
     limit = recipe.validation.max_tokens if max_tokens is None else max_tokens
     tokens = dataset.validation_tokens()
     tokens = tokens[: limit + 1] if limit else tokens
+    _require_known(tokens, recipe.model.vocab_size)
     counts = byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size)
     made = plan(settings, tokens, recipe.train.train_seq_len, pieces.bos_id, recipe.model.isolate_documents)
-    leaning = recipe.tilt if tilt is None else dataclasses.replace(recipe.tilt, enabled=tilt)
+    batch_tokens = batch_tokens or recipe.validation.batch_tokens
     through: Packaged | None = None
     if package is not None:
         with clock.part("compile"):
-            _require_plain_windows(settings, leaning.enabled)
-            through = _through(model, package, made, settings, world, notify)
-    watched, evidence = clock.watch(progress), ""
-    by_sgd = parse_changes(sgd, recipe.sgd, "sgd") if sgd else recipe.sgd
-    by_lora = parse_changes(lora, recipe.lora, "lora") if lora else recipe.lora
-    by_phases = parse_changes(phased, recipe.phased, "phased") if phased else recipe.phased
+            _require_plain_windows(recipe)
+            shape = _shape(made, settings, batch_tokens, world, place)
+            through = _through(model, package, shape, world, notify)
     shared: dict[str, Any] = {
-        "batch_tokens": batch_tokens or recipe.validation.batch_tokens,
+        "batch_tokens": batch_tokens,
         "bos_id": pieces.bos_id,
         "device": place,
-        "tilt": leaning,
+        "tilt": recipe.tilt,
         "world": world,
-        "progress": watched,
+        "progress": clock.watch(progress),
     }
-    adapt = settings.adapt
-    if adapt != "none":
-        if adapt == "sgd":
-            learn = partial(score_learning, made, settings, by_sgd)
-        else:
-            learn = partial(score_by_documents, made, by_lora, by_phases if adapt == "phased" else None)
-        score, adapted = learn(model, counts, keeping=keeping, stop=stop, **shared)
-        clock.seconds["score"] += adapted.score_seconds
-        clock.seconds["adapt"] += adapted.adapt_seconds
-        evidence = adapted.evidence
-    else:
+    evidence = ""
+    if settings.adapt == "none":
         with clock.part("score"):
             score = score_by_plan(made, settings, model, counts, by=through, **shared)
+    else:
+        if settings.adapt == "sgd":
+            learn = partial(score_learning, made, settings, recipe.sgd)
+        else:
+            learn = partial(
+                score_by_documents, made, recipe.lora, recipe.phased if settings.adapt == "phased" else None
+            )
+        score, adapted = learn(model, counts, keeping=keeping, stop=stop, **shared)
+        clock.add("score", adapted.score_seconds)
+        clock.add("adapt", adapted.adapt_seconds)
+        clock.earlier = adapted.earlier_seconds
+        evidence = adapted.evidence
     if through is not None:
         notify(f"at work: {through.evidence()}")
     if not clock.within:
         warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
     return Evaluation(
         score,
-        _way(made, settings, by_sgd, by_lora) + (", tilted by n-grams" if leaning.enabled else ""),
-        settings,
-        by_sgd if adapt == "sgd" else None,
-        by_lora if adapt in DOCUMENTWISE else None,
-        by_phases if adapt == "phased" else None,
+        _way(made, recipe),
+        recipe,
+        dtype_name(model.compute_dtype),
+        place.type,
         evidence,
-        Path(path).stat().st_size,
+        size,
         isinstance(counts, np.ndarray),
         clock.seconds,
         tuple(warnings),
     )
 
 
-def _require_use(settings: EvaluationSettings, given: Mapping[str, str], keeping: Keeping | None) -> None:
-    """Refuse settings of an adaptation that was not asked for."""
-    used = {"phased": ("lora", "phased")}.get(settings.adapt, (settings.adapt,))
-    idle = [f"settings of {name}" for name, text in given.items() if text and name not in used]
+def _as_asked(
+    recipe: Recipe,
+    settings: EvaluationSettings | Mapping[str, Any] | None,
+    tilt: bool | None,
+    learning: Mapping[str, str],
+    keeping: Keeping | None,
+) -> Recipe:
+    """The recipe with what was given in place of what it says; `learning`: changes of its tables.
+
+    Raises:
+        ConfigError: a value is out of range, or for an adaptation that was not asked for.
+    """
+    if not isinstance(settings, EvaluationSettings):
+        settings = changed(recipe.evaluation, settings or {})
+    given = {table: text for table, text in learning.items() if text}
+    idle = [f"settings of {table}" for table in given if table not in LEARN_BY[settings.adapt]]
     idle += ["a state"] if keeping is not None and settings.adapt == "none" else []
     if idle:
         raise ConfigError(f"{' and '.join(idle)} given, but adaptation is {settings.adapt}; ask for it with --adapt")
+    tables: dict[str, Any] = {
+        table: parse_changes(text, getattr(recipe, table), table) for table, text in given.items()
+    }
+    if tilt is not None:
+        tables["tilt"] = dataclasses.replace(recipe.tilt, enabled=tilt)
+    return dataclasses.replace(recipe, evaluation=settings, **tables)
 
 
-def _way(made: Plan, settings: EvaluationSettings, sgd: SGDSettings, lora: LoraSettings) -> str:
+def _way(made: Plan, recipe: Recipe) -> str:
     """How it is scored, in a few words."""
-    if settings.adapt == "sgd":
-        return f"{made.says}, learning from {sgd.chunk_tokens:,} tokens at a time"
-    if settings.adapt in DOCUMENTWISE:
-        phases = ", the model learning in phases" if settings.adapt == "phased" else ""
+    adapt, lora, says = recipe.evaluation.adapt, recipe.lora, made.says
+    if adapt == "sgd":
+        says += f", learning from {recipe.sgd.chunk_tokens:,} tokens at a time"
+    elif adapt != "none":
+        phases = f", the model learning in up to {recipe.phased.phases} phases" if adapt == "phased" else ""
         context = lora.context or made.length
-        return f"each document in chunks of {lora.chunk}, windows of {context:,}, adapters learning it{phases}"
-    return made.says
+        says = f"each document in chunks of {lora.chunk}, windows of {context:,}, adapters learning it{phases}"
+    return says + (", tilted by n-grams" if recipe.tilt.enabled else "")
 
 
-def _require_plain_windows(settings: EvaluationSettings, tilted: bool) -> None:
+def _require_plain_windows(recipe: Recipe) -> None:
     """Refuse what asks for more than the losses of windows."""
+    settings = recipe.evaluation
     asked = {
         "a stream": settings.stream,
         "a temperature": settings.temperature != 1.0,
-        "a tilt": tilted,
+        "a tilt": recipe.tilt.enabled,
         "an adaptation": settings.adapt != "none",
     }
     for name, wanted in asked.items():
@@ -258,31 +291,41 @@ def _require_plain_windows(settings: EvaluationSettings, tilted: bool) -> None:
             raise ConfigError(f"a package gives the losses of windows, and {name} needs more; leave out one of the two")
 
 
-def _through(
-    model: GPT, path: Path, made: Plan, settings: EvaluationSettings, world: World, notify: Callable[[str], None]
-) -> Packaged:
-    """The package for most windows of the plan.
+def _shape(made: Plan, settings: EvaluationSettings, batch_tokens: int, world: World, device: torch.device) -> Shape:
+    """Of most of the plan's windows that pass together on a rank."""
+    inputs = min((settings.batch_seqs * made.length or batch_tokens) // world.size, at_once(device))
+    return Shape(max(1, inputs // made.length), made.length, settings.stride or made.length)
+
+
+def _through(model: GPT, path: Path, shape: Shape, world: World, notify: Callable[[str], None]) -> Packaged:
+    """The package for windows of a shape.
 
     Raises:
         ConfigError: it is for something else, or several ranks would make it.
     """
     if world.size > 1 and not path.exists():
         raise ConfigError(f"there is no package {path} yet, and several ranks do not make one; make it with one first")
-    return packaged(model, path, Shape.of(made.length, settings.stride or made.length), notify)
+    return packaged(model, path, shape, notify)
 
 
 def changed(settings: EvaluationSettings, changes: Mapping[str, Any]) -> EvaluationSettings:
     """Settings with some of them changed; whoever asks for a stream, or for a stride, drops the recipe's other way.
 
     Raises:
-        ConfigError: what comes out contradicts itself.
+        ConfigError: what comes out contradicts itself, or a change would have no part in it.
     """
     dropped: dict[str, Any] = {}
     if changes.get("stream"):
         dropped = {"stride": 0, "adapt": "none"}
-    elif any(changes.get(name) is not None for name in ("stride", "adapt")) or changes.get("stream") is False:
-        dropped = {"stream": False, "sinks": 0, "kv_bits": 0, "segments": 1, "exact": False}
-    return dataclasses.replace(settings, **(dropped | dict(changes)))
+    elif changes.get("stride") is not None or changes.get("adapt", "none") != "none" or changes.get("stream") is False:
+        dropped = {"stream": False, "sinks": 0, "kv_bits": 0, "segments": 1, "exact": False, "chunk": CHUNK}
+    made = dataclasses.replace(settings, **(dropped | dict(changes)))
+    idle = [name for name in OF_WINDOWS if changes.get(name) and made.adapt in DOCUMENTWISE]
+    if idle:
+        raise ConfigError(
+            f"adapt {made.adapt} goes by documents and has windows of its own; leave {' and '.join(idle)} out"
+        )
+    return made
 
 
 def _open_validation(given: str | None, data: DataSettings) -> Dataset:
@@ -298,6 +341,16 @@ def _doubts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     if metadata.get("model") == "gpt":
         return ()
     return ("the export does not say how its model computes: it is scored as the challenge's baseline GPT",)
+
+
+def _require_known(tokens: NDArray[np.uint16], vocab_size: int) -> None:
+    """Refuse text with tokens that the model has never heard of."""
+    largest = int(tokens.max()) if len(tokens) else 0
+    if largest >= vocab_size:
+        raise DataError(
+            f"the text has token {largest}, but the model knows only 0 to {vocab_size - 1}; score shards made with its "
+            "own tokenizer"
+        )
 
 
 def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] | None, given: str) -> None:

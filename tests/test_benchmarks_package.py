@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import package
+from birdie.score import forward
 
 
 def test_without_a_compiler_eager_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,9 +17,9 @@ def test_without_a_compiler_eager_alone_is_measured(monkeypatch: pytest.MonkeyPa
         return package.start(options) if what == "start" else package.speed(options)
 
     monkeypatch.setattr(package, "_asked", here)
-    monkeypatch.setattr("birdie.score.package.AT_ONCE", 64)
+    monkeypatch.setitem(forward._AT_ONCE, "cpu", 64)
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    options = argparse.Namespace(length=32, seconds=0.0, dtype="float32", device="cpu", seed=0)
+    options = argparse.Namespace(length=32, tokens=128, seconds=0.0, dtype="float32", device="cpu", seed=0)
     eager, *others = package.measure(options)
     assert (eager["way"], eager["ratio"], eager["difference"]) == ("eager", 1.0, 0.0)
     assert eager["turns"] >= 3

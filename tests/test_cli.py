@@ -146,7 +146,7 @@ def test_evaluate_repeats_the_score(ask: Ask, trained: Path) -> None:
     assert code == 0
     assert answer["bpb"] == pytest.approx(summary["bpb_artifact"], rel=1e-6)
     assert {"bpb", "val_loss", "tokens", "bytes", "documents", "ci95", "seconds"} <= answer.keys()
-    assert set(answer["seconds"]) == {"import", "decode", "compile", "score", "adapt"}
+    assert set(answer["seconds"]) == {"import", "decode", "compile", "score", "adapt", "other"}
 
 
 WAYS = {

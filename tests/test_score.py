@@ -84,7 +84,7 @@ def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = stream(1000)
     whole = score(tokens, batch_tokens=10_000).bpb
     assert score(tokens, batch_tokens=1).bpb == pytest.approx(whole, rel=1e-12)
-    monkeypatch.setitem(forward.MAX_FORWARD_TOKENS, "cpu", 8)
+    monkeypatch.setitem(forward._AT_ONCE, "cpu", 8)
     assert score(tokens, batch_tokens=10_000).bpb == pytest.approx(whole, rel=1e-12)
 
 

@@ -20,7 +20,7 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import DataSettings, Recipe
 from birdie.score import package
 from birdie.score.bpb import ValidationSettings
-from birdie.score.forward import losses
+from birdie.score.forward import at_once, losses
 from birdie.score.package import Packaged, Shape, about, packaged, read_package, weights_of, write_package
 from birdie.score.windows import sliding
 from birdie.train.settings import TrainSettings
@@ -201,8 +201,8 @@ def test_an_evaluation_by_package_is_that_of_the_model(
         assert through.score.bpb == pytest.approx(plain.score.bpb, abs=1e-6)
         assert through.seconds["compile"] > 0
         assert told[-1].startswith("at work: ahead-of-time package: ")
-    assert set(asked) == {8192 // 32}
-    with pytest.raises(ConfigError, match="is for windows of 256 × 32 tokens, 32 scored, not of 256 × 32 tokens, 8"):
+    assert set(asked) == {at_once(CPU) // 32}
+    with pytest.raises(ConfigError, match="is for windows of 64 × 32 tokens, 32 scored, not of 64 × 32 tokens, 8"):
         evaluate(artifact_file, device="cpu", settings={"stride": 8}, package=tmp_path / "0.pt2")
     for changes in ({"stream": True, "chunk": 8}, {"temperature": 0.9}):
         with pytest.raises(ConfigError, match=r"gives the losses of windows, and a (stream|temperature) needs more"):

@@ -15,6 +15,7 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.score.forward import score_windows
 from birdie.score.lean import Lean
 from birdie.score.ngram import TiltSettings
+from birdie.score.plan import plan
 from birdie.score.scorer import referee
 from birdie.score.scorers import StreamScorer, WindowScorer
 from birdie.score.settings import EvaluationSettings
@@ -63,10 +64,18 @@ def close(one: np.ndarray, two: np.ndarray) -> None:
     np.testing.assert_allclose(one, two, rtol=0, atol=2e-5)
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "smeared": {"smear": "gated", "bigram_vocab_size": 17},
+    "longer than trained": {"rope_dims": 4, "rope_train_seq_len": 5},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("length", "stride"), [(12, 12), (12, 5), (12, 1), (80, 3)])
-def test_windows_equal_the_contract(length: int, stride: int, temperature: float) -> None:
-    made, tokens = model(smear="gated"), text(60)
+def test_windows_equal_the_contract(length: int, stride: int, temperature: float, kind: str) -> None:
+    made, tokens = model(**KINDS[kind]), text(60)
     scorer = WindowScorer(made, length, stride, temperature=temperature)
     close(
         by_windows(made, tokens, sliding(59, length, stride), temperature=temperature),
@@ -74,16 +83,44 @@ def test_windows_equal_the_contract(length: int, stride: int, temperature: float
     )
 
 
-def test_windows_in_documents_equal_the_contract() -> None:
-    made, tokens = model(), text(60, (0, 9, 10, 31))
+@kinds
+def test_windows_in_documents_equal_the_contract(kind: str) -> None:
+    made, tokens = model(**KINDS[kind]), text(60, (0, 9, 10, 31))
     windows = documents(np.flatnonzero(tokens == BOS), 59, 12, 4)
     close(by_windows(made, tokens, windows), referee(WindowScorer(made, 12, 4, bos_id=BOS), tokens))
 
 
+@kinds
+def test_a_stream_in_documents_equals_the_contract(kind: str) -> None:
+    made, tokens = model(**KINDS[kind]), text(60, (0, 9, 10, 31))
+    made_plan = plan(EvaluationSettings(stream=True, chunk=5, documents=True), tokens, 12, BOS, isolated=False)
+    scorer = StreamScorer(made, 12, 5, bos_id=BOS)
+    close(by_stream(made, made_plan.tokens, made_plan.windows)[:48], referee(scorer, tokens)[:48])
+
+
+@kinds
+@pytest.mark.parametrize("exact", [False, True])
+def test_where_a_document_ends_is_not_known_before(kind: str, exact: bool) -> None:
+    """Not even by how the rotary base grows with a window that is short because its document is."""
+    made, tokens = model(**KINDS[kind]), text(40, (0,))
+    ended = tokens.copy()
+    ended[20] = BOS
+
+    def losses(text: np.ndarray) -> np.ndarray:
+        begins = np.flatnonzero(text == BOS)
+        if exact:
+            return by_stream(made, text, restarts(text, BOS, 32), context=32)
+        return by_windows(made, text, documents(begins, 39, 32, 32))
+
+    close(losses(tokens)[:19], losses(ended)[:19])
+    assert abs(losses(tokens)[25] - losses(ended)[25]) > 1e-3
+
+
+@kinds
 @pytest.mark.parametrize("sinks", [0, 2])
 @pytest.mark.parametrize("chunk", [1, 5, 12])
-def test_a_stream_equals_the_contract(chunk: int, sinks: int) -> None:
-    made, tokens = model(smear="gated", bigram_vocab_size=17), text(60)
+def test_a_stream_equals_the_contract(chunk: int, sinks: int, kind: str) -> None:
+    made, tokens = model(**KINDS[kind]), text(60)
     sinks = min(sinks, 12 - chunk)
     scorer = StreamScorer(made, 12, chunk, sinks=sinks, temperature=0.8)
     found = by_stream(made, tokens, segments(59, 1, 12), chunk=chunk, sinks=sinks, temperature=0.8)
@@ -106,7 +143,7 @@ def test_an_exact_stream_equals_windows_end_to_end(length: int, chunk: int, seed
     tokens = text(length, seed=seed)
     close(
         by_stream(model(), tokens, restarts(tokens, None, 12), chunk=chunk),
-        by_windows(model(), tokens, blocks(length - 1, 12)),
+        by_windows(model(), tokens, sliding(length - 1, 12, 12)),
     )
     tokens[:: seed + 2] = BOS
     close(

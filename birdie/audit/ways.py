@@ -88,7 +88,15 @@ def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
     def make() -> Scorer:
         if settings.stream and not settings.exact:
             chunk = min(settings.chunk, length)
-            scorer: Scorer = StreamScorer(model, length, chunk, sinks=settings.sinks, temperature=temperature)
+            scorer: Scorer = StreamScorer(
+                model,
+                length,
+                chunk,
+                sinks=settings.sinks,
+                kv_bits=settings.kv_bits,
+                bos_id=bos_id,
+                temperature=temperature,
+            )
         else:
             softmax = model.config.attention == "softmax"
             windows = SteppedWindows if softmax else WindowScorer
@@ -123,6 +131,7 @@ def batched(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress | Non
             context=made.length,
             chunk=min(settings.chunk, made.length),
             sinks=settings.sinks,
+            kv_bits=settings.kv_bits,
             device=cpu,
             temperature=settings.temperature,
             progress=progress,

@@ -71,7 +71,9 @@ def guarded(command: Callable[[], None], *, as_json: bool = False) -> int:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, unimported
+    # torch's, unimported; on a CPU it says so in words alone
+    torch_s = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and torch_s)
 
 
 def _fail(error: Exception, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,10 +84,9 @@ def evaluate(
     if resume and state is None:
         raise ConfigError("--resume goes on from a state; say which with --state FILE")
     keeping = None if state is None else Keeping(state, resume=resume)
-    started = process_seconds()
     place = choose_device(device, world_from_environment().local_rank)
     with process_group(place) as world:
-        asking = ctrl_c_asks(shown=world.is_main, after="this chunk") if keeping else nullcontext(_never)
+        asking = ctrl_c_asks(shown=world.is_main, after="what is under way") if keeping else nullcontext(_never)
         with progress_bar(f"scoring {file.name}", "tokens") as update, asking as stop:
             result = evaluate_artifact(
                 file,
@@ -104,7 +104,7 @@ def evaluate(
                 settings={name: value for name, value in asked.items() if value is not None},
                 package=package,
                 world=world,
-                started=started,
+                started=process_seconds(),
                 notify=remark if world.is_main else _nothing,
                 progress=update if world.is_main else None,
             )
@@ -139,17 +139,18 @@ def evaluation_json(result: Evaluation) -> dict[str, object]:
         "text_bytes": score.bytes,
         "documents": score.documents,
         "ci95": score.ci95,
+        "device": result.device,
+        "dtype": result.dtype,
         "seconds": result.seconds,
         "budget_seconds": result.settings.budget_seconds,
         "way": result.way,
         "settings": asdict(result.settings),
-        **{name: _plain(getattr(result, name)) for name in ("sgd", "lora", "phased")},
+        **dict.fromkeys(("sgd", "lora", "phased")),
+        **{table: asdict(settings) for table, settings in result.learned_by.items()},
+        "tilt": asdict(result.recipe.tilt) if result.recipe.tilt.enabled else None,
         "evidence": result.evidence,
+        "warnings": list(result.warnings),
     }
-
-
-def _plain(settings: Any) -> dict[str, object] | None:
-    return None if settings is None else asdict(settings)
 
 
 def _table(file: Path, result: Evaluation) -> Table:
@@ -157,7 +158,8 @@ def _table(file: Path, result: Evaluation) -> Table:
     table = Table(title=plain(f"{file}: {size(result.bytes)}"), show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("bits per byte", f"{score.bpb:.5f} ± {score.ci95:.5f} (95 %, over documents)")
+    sure = "one document" if isnan(score.ci95) else f"± {score.ci95:.5f}, 95 % over documents"
+    table.add_row("bits per byte", f"{score.bpb:.5f} ({sure})")
     table.add_row("nats per token", f"{score.val_loss:.5f} ({score.bits_per_token:.5f} bits)")
     table.add_row("tokens scored", f"{score.tokens:,}")
     by = ", by the byte sidecar" if result.sidecar else ""

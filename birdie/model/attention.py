@@ -23,7 +23,8 @@ Other ways to attend are functions that `register` gives a name, which a recipe 
     register("windowed", windowed)      # model.attention = "windowed"
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -116,12 +117,15 @@ class Linear(nn.Linear):
 class Rotary(nn.Module):
     """Tables of cosines and sines by position, made when first needed and kept for each device and dtype.
 
-    Sequences longer than `train_seq_len` (0: any) get a base larger by (length / train_seq_len)^(d / (d − 2)).
+    Sequences longer than `train_seq_len` (0: any) get a base larger by (length / train_seq_len)^(d / (d − 2)). In
+    scoring that is the length of whole windows (`windows_of`): by a base of its own, a window that is short because its
+    document is would tell where it ends.
     """
 
     def __init__(self, dims: int, base: float, train_seq_len: int = 0) -> None:
         super().__init__()
         self.dims, self.base, self.train_seq_len = dims, base, train_seq_len
+        self._windows = 0  # the length of whole windows; 0: every sequence is whole
         self._tables: dict[tuple[torch.device, torch.dtype, float], tuple[Tensor, Tensor]] = {}
 
     def forward(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -136,6 +140,17 @@ class Rotary(nn.Module):
             self._tables[device, dtype, base] = tables
         return tables[0][:length], tables[1][:length]
 
+    @contextmanager
+    def windows_of(self, length: int) -> Iterator[None]:
+        """Inside, sequences of any length have the base of those of `length`."""
+        before = self._windows
+        if 0 < self.train_seq_len < length:  # else compiled graphs need not know
+            self._windows = length
+        try:
+            yield
+        finally:
+            self._windows = before
+
     def tables_of(
         self, positions: Tensor, length: int, device: torch.device, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
@@ -147,6 +162,7 @@ class Rotary(nn.Module):
         return torch.cat((cos, cos), dim=1)[:, None], torch.cat((sin, -sin), dim=1)[:, None]
 
     def _base_for(self, length: int) -> float:
+        length = self._windows or length
         if self.train_seq_len and length > self.train_seq_len:
             grown: float = self.base * (length / self.train_seq_len) ** (self.dims / (self.dims - 2))
             return grown

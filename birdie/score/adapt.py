@@ -127,7 +127,7 @@ class Learner:
         """
         places = np.concatenate([np.arange(*each, dtype=np.int64) for each in ranges]) if ranges else np.empty(0, int)
         size = self.settings.batch_seqs * length
-        with self._training():
+        with self._training(), self.model.rotary.windows_of(length):
             for _ in range(self.settings.epochs):
                 for begin in range(0, len(places), size):
                     batch = places[begin : begin + size]
@@ -141,8 +141,8 @@ class Learner:
         for name, p in self._named.items():
             changed = int((p.detach() != self._before[name]).sum())
             moved, stayed = moved + changed, stayed + p.numel() - changed
-            square += float((p.detach() - self._before[name]).double().square().sum())
-            norm += float(self._before[name].double().square().sum())
+            square += float(torch.linalg.vector_norm(p.detach() - self._before[name])) ** 2
+            norm += float(torch.linalg.vector_norm(self._before[name])) ** 2
         frozen = sum(p.numel() for name, p in self._named.items() if name not in self._learning)
         share = math.sqrt(square / norm) if norm else 0.0
         held = f" ({frozen:,} of them frozen in the first {self.settings.freeze_blocks} blocks)" if frozen else ""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from birdie.device import synchronize
 from birdie.distributed import World
 from birdie.errors import ConfigError
+from birdie.files import require_file, require_writable
 from birdie.model.gpt import GPT
 from birdie.score.adapt import Learner, SGDSettings, cosine
 from birdie.score.forward import Progress, score_windows
@@ -49,6 +50,20 @@ class Keeping:
     every: int = 16
     resume: bool = False
 
+    def check(self) -> None:
+        """Prove, before any work, that a state can be written, and that no other file is lost to it.
+
+        Raises:
+            ConfigError: there is a file already that is not to be gone on from.
+            OutputError: it cannot be written.
+        """
+        target = require_file(self.path)
+        require_writable(target.parent)
+        if target.exists() and not self.resume:
+            raise ConfigError(
+                f"{target} is there already; go on from it by resuming, or remove it, or name another file"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
@@ -56,6 +71,7 @@ class Adapted:
 
     Attributes:
         score_seconds, adapt_seconds: of scoring and of learning, from the first chunk on, whenever that was.
+        earlier_seconds: of these, before it went on from a state.
         chunks: of the stream.
         steps: of SGD.
         tokens: learned from, each as often as it was.
@@ -68,15 +84,16 @@ class Adapted:
     steps: int
     tokens: int
     evidence: str
+    earlier_seconds: float = 0.0
 
 
 def chunked(windows: Windows, tokens: int) -> Iterator[tuple[Places, Windows]]:
     """The places of each chunk of so many, up to the last that is scored, and the windows that belong to it."""
     if not len(windows):
         return
-    order = np.argsort(windows.firsts, kind="stable")
-    ordered = Windows(windows.begins[order], windows.firsts[order], windows.stops[order])
+    ordered = windows.by_place()
     end = int(windows.stops.max())
+    tokens = min(tokens, end)
     edges = np.searchsorted(ordered.firsts, np.arange(0, end + tokens, tokens))
     for number, first in enumerate(range(0, end, tokens)):
         yield (first, min(first + tokens, end)), ordered.part(int(edges[number]), int(edges[number + 1]))
@@ -118,7 +135,9 @@ def score_adapting(
     Raises:
         KeyboardInterrupt: it was stopped; the state is in the file, if there is one.
         RuleError: a target would be scored a second time, or learned from before it is scored.
-        ConfigError: a setting does not fit the model, the gradient is not finite, or the sink is none that can be kept.
+        ConfigError: a setting does not fit the model, the gradient is not finite, the sink is none that can be kept, or
+            the state's file is there already.
+        OutputError: the state cannot be written.
         WeightsError: there is nothing to go on from, or it is the state of another scoring.
     """
     world = world or World()
@@ -128,6 +147,7 @@ def score_adapting(
     midway, tally = Midway(learner), sink if isinstance(sink, Tally) else None
     known: dict[str, str] = {}
     if keeping is not None:
+        keeping.check()
         if tally is None:
             raise ConfigError("the state of a tilted scoring cannot be kept; leave out the state, or the tilt")
         known = identity(model, tokens, windows, settings, length=length, temperature=temperature, world=world)
@@ -135,6 +155,7 @@ def score_adapting(
     try:
         if keeping is not None and keeping.resume and tally is not None:
             load_midway(keeping.path, known, midway, tally, world)
+        earlier = midway.score_seconds + midway.adapt_seconds
         while midway.chunk < len(plan):
             own, part = plan[midway.chunk]
             midway.score_seconds += score_windows(
@@ -158,7 +179,13 @@ def score_adapting(
             if midway.chunk < len(plan):
                 _between(midway, tally, keeping, known, world, world.any(stop(), device))
         return Adapted(
-            midway.score_seconds, midway.adapt_seconds, len(plan), learner.steps, learner.tokens, learner.evidence()
+            midway.score_seconds,
+            midway.adapt_seconds,
+            len(plan),
+            learner.steps,
+            learner.tokens,
+            learner.evidence(),
+            earlier,
         )
     finally:
         if restore:

@@ -9,6 +9,7 @@ in. No score depends on batches or ranks beyond the rounding of the model's own 
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol
 
 import numpy as np
@@ -19,16 +20,14 @@ from torch import Tensor
 from birdie.device import synchronize
 from birdie.distributed import World
 from birdie.errors import ConfigError
+from birdie.model.attention import Rotary
 from birdie.score.windows import Windows
 
 Progress = Callable[[float, float | None], None]
 Nats = NDArray[np.float64]
 
-MAX_FORWARD_TOKENS = {"cpu": 2048}
-"""Most inputs in one forward pass of a rank, by kind of device: beyond, a CPU loses more to memory than it gains."""
-
-ELSEWHERE = 65_536
-"""The same on other devices. Windows are independent, so this bounds memory and changes no score."""
+_AT_ONCE = {"cpu": 2048}
+_AT_ONCE_ELSEWHERE = 65_536
 
 
 class LanguageModel(Protocol):
@@ -87,8 +86,7 @@ def score_windows(
     started = time.perf_counter()
     mine = windows.share(world.rank, world.size)
     done, total = 0, mine.scored
-    most = MAX_FORWARD_TOKENS.get(device.type, ELSEWHERE)
-    for batch in mine.sorted().batches(min(batch_tokens // world.size, most)):
+    for batch in mine.sorted().batches(min(batch_tokens // world.size, at_once(device))):
         sink.add(batch.firsts, *losses(model, tokens, batch, device, temperature, sink.asked))
         done += batch.scored
         if progress is not None:
@@ -109,12 +107,26 @@ def losses(
     length, scored = int(batch.stops[0] - batch.begins[0]), int(batch.stops[0] - batch.firsts[0])
     span = np.asarray(tokens)[batch.begins[:, None] + np.arange(length + 1)].astype(np.int64)
     ids, targets = (torch.from_numpy(each).to(device) for each in (span[:, :-1], span[:, length + 1 - scored :]))
-    with torch.inference_mode():
+    with torch.inference_mode(), positions_of(model, batch.length):
         if temperature == 1.0 and asked is None:
             nats = model.loss(ids, targets, reduction="none")
             return nats.float().cpu().numpy().astype(np.float64), None
         logits = model(ids, tail=scored) / temperature  # type: ignore[operator]
         return read_off(logits, targets, asked_at(asked, batch.firsts, scored))
+
+
+def at_once(device: torch.device) -> int:
+    """Most inputs in one forward pass of a rank: beyond, a CPU loses more to memory than it gains, others need memory.
+
+    Windows are independent, so it changes no score.
+    """
+    return _AT_ONCE.get(device.type, _AT_ONCE_ELSEWHERE)
+
+
+def positions_of(model: LanguageModel, length: int) -> AbstractContextManager[None]:
+    """Inside, a GPT counts positions as in windows of `length`, however short one is."""
+    rotary = getattr(model, "rotary", None)
+    return rotary.windows_of(length) if isinstance(rotary, Rotary) else nullcontext()
 
 
 def read_off(logits: Tensor, targets: Tensor, asked: Tensor | None = None) -> tuple[Nats, Nats | None]:

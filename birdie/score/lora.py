@@ -20,6 +20,7 @@ more parts, chunks of 48), #1767 (α, warm A).
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -189,7 +190,7 @@ class DocumentLearner:
         chunk, lengths = self.settings.chunk, stops - begins
         self.adapters.reset(warm=self.settings.warm_a)
         self._optimizer.reset()
-        with self.adapters.attached(self.model):
+        with self.adapters.attached(self.model), self.model.rotary.windows_of(self.context):
             for first in range(0, int(lengths[0]), chunk):
                 # those whose chunk is their last need no gradient
                 further, active = (int((lengths > place).sum()) for place in (first + chunk, first))
@@ -200,7 +201,7 @@ class DocumentLearner:
                 self.counts[1] += further > 0
         self.counts[0] += len(begins)
         for b in self.adapters.up.values():
-            self.counts[3] += float(b[: len(begins)].square().sum(dtype=torch.float64))
+            self.counts[3] += float(torch.linalg.vector_norm(b[: len(begins)])) ** 2
             self.counts[4] += b[: len(begins)].numel()
 
     @property
@@ -254,9 +255,7 @@ class DocumentLearner:
         began = time.perf_counter()
         self.adapters.take(rows.start, rows.stop)
         whole = first + self.settings.chunk
-        # what fills the shorter rows comes after all that is scored; a base of rotation that grows with the length
-        # must not tell where documents end
-        end = whole if self.model.config.rope_train_seq_len else int(lengths[0])
+        end = int(lengths[0])  # what fills the shorter rows comes after all that is scored
         inside = np.arange(max(0, whole - self.context), end)
         with torch.no_grad():
             nats = _array(self._nats(begins[:, None] + np.minimum(inside, lengths[:, None] - 1), end - first))
@@ -298,7 +297,7 @@ class LoraScorer:
         """Log-probabilities of the next token, (V,) float32."""
         place = len(self._seen) - 1
         first = place // self._settings.chunk * self._settings.chunk
-        with self._adapters.attached(self._model), torch.no_grad():
+        with self._attached(), torch.no_grad():
             ids = self._window(first)
             logits: Tensor = self._model(ids, tail=self._settings.chunk)[0, place - first]
         return logits.log_softmax(0).cpu()
@@ -313,12 +312,17 @@ class LoraScorer:
         elif self._seen and len(self._seen) % chunk == 0:
             leaves = self._adapters.take(0, 1)
             targets = torch.tensor([[*self._seen[1 - chunk :], token]] if chunk > 1 else [[token]])
-            with self._adapters.attached(self._model), torch.inference_mode(False), torch.enable_grad():
+            with self._attached(), torch.inference_mode(False), torch.enable_grad():
                 ids = self._window(len(self._seen) - chunk)
                 loss = self._model.loss(ids, targets.to(ids.device))
                 gradients = torch.autograd.grad(loss, leaves)
                 self._optimizer.step(len(self._seen) // chunk, slice(0, 1), leaves, gradients)
         self._seen.append(token)
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        with self._adapters.attached(self._model), self._model.rotary.windows_of(self._context):
+            yield
 
     def _window(self, first: int) -> Tensor:
         """The window of the chunk that begins at `first`, as long as a whole one: (1, length)."""

@@ -36,11 +36,10 @@ from torch.func import functional_call
 import birdie.model
 from birdie.device import dtype_name
 from birdie.errors import ConfigError
-from birdie.files import read_trusted, write_bytes
+from birdie.files import read_trusted, require_file, require_writable, write_bytes
 from birdie.model.gpt import GPT
 from birdie.train.compilation import cache_folder
 
-AT_ONCE = 8192  # inputs that pass a package together
 _MAGIC = b"birdie scoring package 1\n"
 _NAMES = {
     "model": "another model",
@@ -65,11 +64,6 @@ class Shape:
     rows: int
     length: int
     scored: int
-
-    @classmethod
-    def of(cls, length: int, scored: int) -> "Shape":
-        """Windows of one length, as many as a package takes at once."""
-        return cls(max(1, AT_ONCE // length), length, scored)
 
 
 class Packaged:
@@ -129,6 +123,7 @@ def packaged(model: GPT, path: Path, shape: Shape, notify: Callable[[str], None]
         OutputError: it cannot be written.
     """
     if not path.exists():
+        require_writable(require_file(path).parent)
         notify(f"compiling the way of {shape.rows} × {shape.length} tokens into {path}, once")
         write_package(model, path, shape)
     return Packaged(model, read_package(path, about(model, shape)), shape)

@@ -148,6 +148,8 @@ def score_documents(
         WeightsError: there is nothing to go on from, or it is the state of another scoring.
     """
     world = world or World()
+    if keeping is not None:
+        keeping.check()
     if keeping is not None and settings.warm_a and world.size > 1:
         raise ConfigError("with warm_a every rank has As of its own, which one file does not keep; use one rank")
     found = queue(tokens, bos_id, settings.batch_docs)
@@ -157,11 +159,12 @@ def score_documents(
     standing = _Standing()
     known: dict[str, str] = {}
     if keeping is not None:
-        spans = Windows(found.begins, found.begins, found.stops)
+        spans = Windows(found.begins, found.begins, found.stops, context)
         known = identity(model, tokens, spans, settings, length=context, temperature=1.0, world=world)
         known["phases"] = str(phased)
         if keeping.resume:
             _load(keeping, known, learner, standing, world)
+    earlier = learner.score_seconds + learner.adapt_seconds + standing.seconds
     kept, done, rounds = standing.batch, 0, list(_rounds(found, ends, standing.batch, world, keeping is not None))
     mine = _share(found, rounds, settings, context, world)
     try:
@@ -192,13 +195,23 @@ def score_documents(
             len(found),
             learner.steps + standing.steps,
             learner.learned + standing.tokens,
-            learner.evidence() + (f"; {standing.phase} phases, the last {standing.told}" if standing.phase else ""),
+            learner.evidence() + _told(phased, standing),
+            earlier,
         )
     finally:
         if restore and before:
             with torch.no_grad():
                 for p, old in zip(model.parameters(), before, strict=True):
                     p.copy_(old)
+
+
+def _told(phased: PhasedSettings | None, standing: _Standing) -> str:
+    """What phases did, as the rest of a line."""
+    if phased is None:
+        return ""
+    if not standing.phase:
+        return "; no phase, for no document came after the batch that one would have learned from"
+    return f"; {standing.phase} phases, the last {standing.told}"
 
 
 def _rounds(found: Queue, ends: Sequence[int], start: int, world: World, keeps: bool) -> Iterator[range]:

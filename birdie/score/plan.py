@@ -2,8 +2,8 @@
 
     settings, tokens ─► plan: the same targets whatever the settings ─► score: windows, or a stream ─► Score
 
-The targets are those of windows of the training length end to end, as the challenge counts them, so that scores of
-different covers compare; a stream too short for one such window is scored whole.
+The targets are those of windows end to end, as the challenge counts them, of the training length or of longer ones if
+those are asked for, so that scores of different covers compare; a stream too short for one such window is scored whole.
 """
 
 import time
@@ -64,35 +64,31 @@ def plan(settings: EvaluationSettings, tokens: NDArray[np.uint16], train_len: in
     """
     length = settings.seq_len or train_len
     check_lengths(settings, length)
-    longest = max(length, train_len)
-    if settings.stride or settings.stream or settings.documents or settings.adapt in DOCUMENTWISE:
-        whole = blocks(len(tokens) - 1, longest).scored
-        tokens = tokens[: (whole or max(1, len(tokens) - 1)) + 1]
-    else:
-        tokens = tokens[: whole_windows(len(tokens), length).scored + 1]
+    if not (settings.stride or settings.stream or settings.documents or settings.adapt in DOCUMENTWISE):
+        whole_windows(len(tokens), length)  # as the challenge has it, there must be one
+    whole = blocks(len(tokens) - 1, max(length, train_len)).scored
+    tokens = tokens[: (whole or max(1, len(tokens) - 1)) + 1]
     targets = len(tokens) - 1
+    begins = np.flatnonzero(np.asarray(tokens) == bos_id) if settings.documents else np.empty(0, np.int64)
+    says = f" at temperature {settings.temperature:g}" if settings.temperature != 1.0 else ""
+    if settings.stream and settings.exact:
+        parts = restarts(tokens, bos_id if isolated or settings.documents else None, length)
+        return Plan(tokens, parts, length, f"exact stream, context {length:,}{says}")
     if settings.stream:
-        if settings.exact:
-            parts = restarts(tokens, bos_id if isolated else None, length)
-            return Plan(tokens[: parts.scored + 1], parts, length, f"exact stream, context {length:,}")
         parts = segments(targets, settings.segments, length)
         side = f" in {len(parts)} segments" if len(parts) > 1 else ""
+        if settings.documents:
+            parts, side = documents(begins, targets, max(1, targets), max(1, targets)), " in each document"
         sinks = f" and {settings.sinks} sinks" if settings.sinks else ""
         kept = f", keys and values in {settings.kv_bits} bits" if settings.kv_bits else ""
-        return Plan(
-            tokens,
-            parts,
-            length,
-            f"stream{side}, context {length:,}{sinks}, moving on by {settings.chunk:,} tokens{kept}",
-        )
+        moves = f"moving on by {min(settings.chunk, length):,} tokens"
+        return Plan(tokens, parts, length, f"stream{side}, context {length:,}{sinks}, {moves}{kept}{says}")
     stride = settings.stride or length
     if settings.documents:
-        begins = np.flatnonzero(np.asarray(tokens) == bos_id)
         cover = documents(begins, targets, length, stride)
-        return Plan(tokens, cover, length, f"windows of {length:,} in each document, stride {stride:,}")
-    if not settings.stride:
-        return Plan(tokens, blocks(targets, length), length, f"windows of {length:,} end to end")
-    return Plan(tokens, sliding(targets, length, stride), length, f"windows of {length:,}, stride {stride:,}")
+        return Plan(tokens, cover, length, f"windows of {length:,} in each document, stride {stride:,}{says}")
+    way = f", stride {stride:,}" if settings.stride else " end to end"
+    return Plan(tokens, sliding(targets, length, stride), length, f"windows of {length:,}{way}{says}")
 
 
 def check_lengths(settings: EvaluationSettings, length: int) -> None:
@@ -155,6 +151,7 @@ def score(
             sinks=settings.sinks,
             kv_bits=settings.kv_bits,
             device=device,
+            rows=max(1, settings.batch_seqs // world.size) if settings.batch_seqs else 0,
             temperature=settings.temperature,
             world=world,
             progress=progress,

@@ -77,10 +77,10 @@ def identity(
         "text": hashlib.sha256(np.ascontiguousarray(tokens).tobytes()).hexdigest()[:16],
         "windows": cover.hexdigest()[:16],
         "sequence length": str(length),
-        "temperature": f"{temperature:g}",
+        "temperature": str(temperature),
         "dtype": str(model.compute_dtype).removeprefix("torch."),
         "ranks": str(world.size),
-        **{name: _plain(value) for name, value in dataclasses.asdict(settings).items()},
+        **{name: str(value) for name, value in dataclasses.asdict(settings).items()},
     }
 
 
@@ -182,10 +182,6 @@ def _check_same(path: str | os.PathLike[str], held: Mapping[str, str], known: Ma
     if differing:
         told = ", ".join(f"{name} {held.get(name)} and not {known.get(name)}" for name in differing)
         raise WeightsError(f"{path} is of another scoring: {told}; give what it was begun with, or start anew")
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,6 +4,8 @@
 for each target, what `forward.score_windows` and `stream.score_stream` charge it by.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ class WindowScorer:
         """Log-probabilities of the next token, (V,) float32."""
         window = self._seen[self._begin() :]
         ids = torch.tensor([window], device=self._model.tok_emb.weight.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._model.rotary.windows_of(self._length):
             logits: Tensor = self._model(ids, tail=1)[0, -1] / self._temperature
             return logits.log_softmax(0).cpu()
 
@@ -60,13 +62,23 @@ class StreamScorer:
     Args:
         model: in evaluation mode.
         context, chunk, sinks, kv_bits: as `birdie.model.cache.Cache` has them.
+        bos_id: what the stream begins anew with; None: nothing does.
         temperature: divides the logits.
     """
 
     def __init__(
-        self, model: GPT, context: int, chunk: int, *, sinks: int = 0, kv_bits: int = 0, temperature: float = 1.0
+        self,
+        model: GPT,
+        context: int,
+        chunk: int,
+        *,
+        sinks: int = 0,
+        kv_bits: int = 0,
+        bos_id: int | None = None,
+        temperature: float = 1.0,
     ) -> None:
-        self._cache = Cache(model, 1, context, chunk=chunk, sinks=sinks, kv_bits=kv_bits)
+        self._new = partial(Cache, model, 1, context, chunk=chunk, sinks=sinks, kv_bits=kv_bits)
+        self._cache, self._bos_id = self._new(), bos_id
         self._device, self._temperature = model.tok_emb.weight.device, temperature
         self._said: Tensor | None = None
 
@@ -77,5 +89,7 @@ class StreamScorer:
 
     def reveal(self, token: int) -> None:
         """The next token is this."""
+        if token == self._bos_id and self._cache.position:
+            self._cache = self._new()
         logits = self._cache(torch.tensor([[token]], device=self._device))[0, -1]
         self._said = (logits / self._temperature).log_softmax(0).cpu()

@@ -2,7 +2,7 @@
 
 stride 0                  windows end to end, the challenge's own score
 stride 64                 sliding windows: each target has at least length − 64 + 1 inputs
-documents                 the same in each document by itself
+documents                 the same, or a stream, in each document by itself
 stream                    each token passes the model once, by kept keys and values (`stream`)
 adapt sgd                 windows in chunks; the model learns from each chunk once it is scored (`chunks`)
 adapt lora                documents side by side, each with adapters that learn it as it is scored (`lora`)
@@ -27,7 +27,10 @@ else:
 
 Adapt = Literal["none", "sgd", "lora", "phased"]
 DOCUMENTWISE = ("lora", "phased")
+LEARN_BY: dict[Adapt, tuple[str, ...]] = {"none": (), "sgd": ("sgd",), "lora": ("lora",), "phased": ("lora", "phased")}
+"""The tables of a recipe that say how each learns."""
 
+CHUNK = 256  # of a stream, unless told otherwise
 _COUNTS = ("stride", "seq_len", "batch_seqs", "sinks", "budget_seconds")
 _POSITIVE = ("chunk", "segments")
 
@@ -50,17 +53,18 @@ class EvaluationSettings:
     seq_len: Annotated[
         int, Parameter(env_var="EVAL_SEQ_LEN", help="Length of windows, or context of a stream; 0: that of training.")
     ] = 0
-    documents: Annotated[bool, Parameter(help="Windows begin anew with each document.")] = False
+    documents: Annotated[bool, Parameter(help="Windows, or the stream, begin anew with each document.")] = False
     batch_seqs: Annotated[
         int,
         Parameter(
             env_var=("EVAL_BATCH_SEQS", "SLIDING_BATCH_SIZE"),
-            help="Windows at a time over all ranks; 0: as many as validation.batch-tokens has.",
+            help="Windows, or parts of a stream, at a time over all ranks; 0: chosen, of windows at most "
+            "validation.batch-tokens.",
         ),
     ] = 0
     temperature: Annotated[float, Parameter(help="Divides the logits. Never tune it on what is scored.")] = 1.0
     stream: Annotated[bool, Parameter(help="Keep keys and values, so that each token passes the model once.")] = False
-    chunk: Annotated[int, Parameter(help="Tokens of a stream at a time; its context moves on by as many.")] = 256
+    chunk: Annotated[int, Parameter(help="Tokens of a stream at a time; its context moves on by as many.")] = CHUNK
     sinks: Annotated[int, Parameter(help="First tokens of a stream that are always seen.")] = 0
     kv_bits: Annotated[
         int, Parameter(help="Bits of a coordinate of kept keys and values: 2, 3, 4 or 8; 0: as the model computes.")
@@ -106,9 +110,12 @@ class EvaluationSettings:
             raise ConfigError("a stream has no stride: its context moves on by chunk; give stride or stream")
         if not self.stream:
             off = {"sinks": self.sinks, "kv_bits": self.kv_bits, "exact": self.exact, "segments": self.segments - 1}
+            off["chunk"] = self.chunk - CHUNK
             for name, value in off.items():
                 if value:
                     raise ConfigError(f"{name} is of streams; set stream as well")
+        if self.documents and self.segments > 1:
+            raise ConfigError("a stream that begins anew with documents has no segments; leave one of the two out")
         if self.exact and (self.sinks or self.segments > 1 or self.kv_bits):
             raise ConfigError(
                 "an exact stream equals windows, which know no sinks, segments or kept bits; leave these out"

@@ -23,8 +23,12 @@ from birdie.device import synchronize
 from birdie.distributed import World
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from birdie.score.forward import Progress, Sink, asked_at, check_temperature, read_off
-from birdie.score.windows import Windows, blocks, documents, sliding
+from birdie.score.forward import Progress, Sink, asked_at, at_once, check_temperature, read_off
+from birdie.score.windows import Windows, documents, sliding
+
+_ROOM = {"cpu": 2**30}
+_ROOM_ELSEWHERE = 2**33
+"""Most bytes of keys and values on a rank."""
 
 
 def segments(targets: int, count: int, context: int) -> Windows:
@@ -41,7 +45,7 @@ def restarts(tokens: NDArray[np.uint16], bos_id: int | None, context: int) -> Wi
     """Where an exact stream begins: every `context` places, and with each document if these are kept apart (bos_id)."""
     targets = len(tokens) - 1
     if bos_id is None:
-        return blocks(targets, context)
+        return sliding(targets, context, context)
     return documents(np.flatnonzero(np.asarray(tokens) == bos_id), targets, context, context)
 
 
@@ -56,7 +60,7 @@ def score_stream(
     sinks: int = 0,
     kv_bits: int = 0,
     device: torch.device,
-    batch_tokens: int = 65_536,
+    rows: int = 0,
     temperature: float = 1.0,
     world: World | None = None,
     progress: Progress | None = None,
@@ -68,9 +72,9 @@ def score_stream(
         tokens: (N + 1,).
         parts: segments or restarts over its N places; those of one shape pass side by side.
         sink: of the stream.
-        context, chunk, sinks, kv_bits: as `birdie.model.cache.Cache` has them; no more of them than the part is long.
+        context, chunk, sinks, kv_bits: as `birdie.model.cache.Cache` has them.
         device: of the model.
-        batch_tokens: most places a call has in all its rows.
+        rows: parts side by side, at most; 0: as many as is fast and have room for keys and values.
         temperature: divides the logits.
         world: ranks that share the parts; the score does not depend on them.
         progress: called with (places done, places in all) of this rank.
@@ -84,18 +88,24 @@ def score_stream(
     started = time.perf_counter()
     mine = parts.share(world.rank, world.size)
     done, total = 0, mine.inputs
-    longest = int((mine.stops - mine.begins).max(initial=1))
-    for batch in mine.sorted().batches(max(1, batch_tokens // chunk) * longest):
+    if not total:
+        return time.perf_counter() - started
+    lengths = mine.stops - mine.begins
+    fits = max(1, _ROOM.get(device.type, _ROOM_ELSEWHERE) // _row_bytes(model, context, chunk, int(lengths.max())))
+    rows = min(rows or max(1, at_once(device) // chunk), fits)
+    for batch in mine.sorted().groups(rows):
         length = int(batch.stops[0] - batch.begins[0])
         unscored = int(batch.firsts[0] - batch.begins[0])
-        reach = min(context, length)
-        cache = Cache(model, len(batch), reach, chunk=min(chunk, reach), sinks=sinks, kv_bits=kv_bits)
+        if length > context:
+            cache = Cache(model, len(batch), context, chunk=min(chunk, context), sinks=sinks, kv_bits=kv_bits)
+        else:  # nothing leaves the context, so there is nothing that sinks would bring back
+            cache = Cache(model, len(batch), length, chunk=min(chunk, length), kv_bits=kv_bits)
         place = 0
         while place < length:
             n = min(chunk, cache.ahead, length - place)
             span = np.asarray(tokens)[batch.begins[:, None] + np.arange(place, place + n + 1)].astype(np.int64)
             ids, targets = (torch.from_numpy(each).to(device) for each in (span[:, :-1], span[:, 1:]))
-            with torch.inference_mode():
+            with torch.inference_mode(), model.rotary.windows_of(context):
                 logits = cache(ids)
                 if place + n > unscored:
                     new = max(0, unscored - place)
@@ -108,3 +118,11 @@ def score_stream(
                 progress(done, total)
     synchronize(device)
     return time.perf_counter() - started
+
+
+def _row_bytes(model: GPT, context: int, chunk: int, length: int) -> int:
+    """About what one part of this length keeps; in few bits it is less."""
+    config = model.config
+    layers = sum(map(len, config.layers(model.looping)))
+    places = min(length, context + max(chunk, context // 2))
+    return layers * 2 * config.num_kv_heads * config.head_dim * places * model.compute_dtype.itemsize

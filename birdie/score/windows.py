@@ -28,11 +28,13 @@ class Windows:
 
     Attributes:
         begins, firsts, stops: (windows,) int64.
+        length: inputs of a whole window; the last, and those of short documents, have fewer.
     """
 
     begins: _Places
     firsts: _Places
     stops: _Places
+    length: int
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -49,7 +51,7 @@ class Windows:
 
     def part(self, first: int, stop: int) -> "Windows":
         """Windows first … stop − 1."""
-        return Windows(self.begins[first:stop], self.firsts[first:stop], self.stops[first:stop])
+        return self._of(slice(first, stop))
 
     def share(self, rank: int, size: int) -> "Windows":
         """The contiguous windows of one of `size` ranks; numbers differ by at most one."""
@@ -57,24 +59,40 @@ class Windows:
 
     def batches(self, tokens: int) -> Iterator["Windows"]:
         """Runs of neighbours of one length and one number of scored places, of up to `tokens` inputs (at least one)."""
+        for run in self._runs():
+            yield from run.groups(max(1, tokens // int(run.stops[0] - run.begins[0])))
+
+    def groups(self, count: int) -> Iterator["Windows"]:
+        """The same of up to `count` windows."""
+        for run in self._runs():
+            for first in range(0, len(run), count):
+                yield run.part(first, min(first + count, len(run)))
+
+    def _runs(self) -> Iterator["Windows"]:
         lengths, scored = self.stops - self.begins, self.stops - self.firsts
         change = np.flatnonzero((np.diff(lengths) != 0) | (np.diff(scored) != 0)) + 1
         for first, stop in zip((0, *change), (*change, len(self)), strict=True):
-            most = max(1, tokens // int(lengths[first])) if stop > first else 1
-            for start in range(first, stop, most):
-                yield self.part(start, min(start + most, stop))
+            if stop > first:
+                yield self.part(first, stop)
 
     def sorted(self) -> "Windows":
         """The same windows, those of one shape together, the longest first: no order is better where none learns."""
         order = np.lexsort((self.begins, self.firsts - self.begins, self.begins - self.stops))
-        return Windows(self.begins[order], self.firsts[order], self.stops[order])
+        return self._of(order)
+
+    def by_place(self) -> "Windows":
+        """The same windows in the order of what they score."""
+        return self._of(np.argsort(self.firsts, kind="stable"))
+
+    def _of(self, which: slice | NDArray[np.integer]) -> "Windows":
+        return Windows(self.begins[which], self.firsts[which], self.stops[which], self.length)
 
 
 def blocks(targets: int, length: int) -> Windows:
     """Windows of `length` end to end; up to length − 1 targets at the end are in none."""
     _check(length, length)
     begins = np.arange(targets // length, dtype=np.int64) * length
-    return Windows(begins, begins, begins + length)
+    return Windows(begins, begins, begins + length, length)
 
 
 def sliding(targets: int, length: int, stride: int) -> Windows:
@@ -115,7 +133,7 @@ def _slid(starts: _Places, ends: _Places, length: int, stride: int) -> Windows:
     begins = starts[span] + number * stride
     stops = np.minimum(begins + length, ends[span])
     firsts = np.where(number == 0, begins, begins + length - stride)
-    return Windows(begins, firsts, stops)
+    return Windows(begins, firsts, stops, length)
 
 
 def _check(length: int, stride: int) -> None:
