@@ -2,6 +2,7 @@
 be in vain, or lose a file, is refused before the work."""
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from birdie import artifact
+from birdie.audit import rules
+from birdie.audit.learning import check_learning
 from birdie.audit.ways import batched, scorer_of
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
 from birdie.evaluation import changed, evaluate
+from birdie.model.attention import Rotary
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import DataSettings, Recipe, TrainSettings, ValidationSettings
 from birdie.score import stream
@@ -116,6 +120,20 @@ def test_the_audit_looks_at_what_is_scored(data: Path, way: str) -> None:
         assert coarse is not None
         assert fine is not None
         assert np.abs(coarse - fine)[88:].max() > 1e-3
+
+
+def test_the_audit_sees_a_base_that_tells_where_a_document_ends(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of(data, rope_dims=8, rope_train_seq_len=4)
+    recipe = dataclasses.replace(recipe, evaluation=EvaluationSettings(adapt="sgd", documents=True))
+    text = np.random.default_rng(0).integers(0, 250, 97).astype(np.uint16)
+
+    def verdicts() -> set[str]:
+        found = check_learning(model_of(recipe), recipe, text, "a model")
+        return {each.verdict for each in found if each.rule == rules.CAUSAL}
+
+    assert verdicts() == {"pass"}
+    monkeypatch.setattr(Rotary, "windows_of", lambda *_: nullcontext())
+    assert verdicts() == {"fail"}
 
 
 def test_parts_of_a_stream_that_pass_together_are_limited_by_memory(

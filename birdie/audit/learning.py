@@ -74,12 +74,11 @@ def _perturbed(model: GPT, recipe: Recipe, tokens: Tokens, nats: NDArray[np.floa
 
 
 def _exchanged(tokens: Tokens, first: int, recipe: Recipe) -> Tokens:
-    """Other tokens from `first` on; documents stay as they are."""
+    """Other tokens from `first` on, where documents end elsewhere, too: one begins after a few tokens."""
     changed = np.array(tokens)
-    rest = changed[first:]
-    other = np.random.default_rng(first).integers(0, recipe.model.vocab_size, len(rest)).astype(changed.dtype)
-    kept = (rest == recipe.model.bos_id) | (other == recipe.model.bos_id)
-    changed[first:] = np.where(kept, rest, other)
+    rest = len(changed) - first
+    changed[first:] = np.random.default_rng(first).integers(0, recipe.model.vocab_size, rest)
+    changed[first + min(3, rest - 1)] = recipe.model.bos_id
     return changed
 
 
