@@ -220,6 +220,8 @@ def evaluate(
         clock.add("adapt", adapted.adapt_seconds)
         clock.earlier = adapted.earlier_seconds
         evidence = adapted.evidence
+        if not adapted.steps:
+            warnings.append(f"adapt {settings.adapt} learned nothing: the text ends before a first chunk could be used")
     if through is not None:
         notify(f"at work: {through.evidence()}")
     if not clock.within:

@@ -202,6 +202,7 @@ def test_a_seed_is_a_part_of_what_a_state_is_of(file: Path, tmp_path: Path) -> N
 def test_any_number_of_tokens_is_a_chunk(file: Path) -> None:
     whole = evaluate(file, device="cpu", settings={"adapt": "sgd"}, sgd=f"chunk_tokens={10**20}")
     assert whole.score.bpb == pytest.approx(evaluate(file, device="cpu").score.bpb, abs=1e-6)
+    assert "adapt sgd learned nothing" in whole.warnings[-1]
 
 
 def test_text_the_model_cannot_know_is_refused(data: Path, tmp_path: Path) -> None:
