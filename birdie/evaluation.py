@@ -38,7 +38,7 @@ from birdie.score.package import Packaged, Shape, packaged
 from birdie.score.plan import Plan, plan, score_by_documents, score_learning
 from birdie.score.plan import score as score_by_plan
 from birdie.score.settings import CHUNK, DOCUMENTWISE, LEARN_BY, EvaluationSettings, parse_changes
-from birdie.score.tally import Score
+from birdie.score.tally import BytesPerToken, Score
 
 Progress = Callable[[float, float | None], None]
 
@@ -179,16 +179,9 @@ def evaluate(
     recipe = _as_asked(recipe, settings, tilt, {"sgd": sgd, "lora": lora, "phased": phased}, keeping)
     settings = recipe.evaluation
     clock.budget = settings.budget_seconds
-    pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)
-    check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer or recipe.data.tokenizer)
-    dataset = _open_validation(data, recipe.data)
-    warnings = [*check_tokenizer(dataset, pieces), *_doubts(metadata)]
-    limit = recipe.validation.max_tokens if max_tokens is None else max_tokens
-    tokens = dataset.validation_tokens()
-    tokens = tokens[: limit + 1] if limit else tokens
-    _require_known(tokens, recipe.model.vocab_size)
-    counts = byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size)
-    made = plan(settings, tokens, recipe.train.train_seq_len, pieces.bos_id, recipe.model.isolate_documents)
+    text = _text(recipe, metadata, data, tokenizer, recipe.validation.max_tokens if max_tokens is None else max_tokens)
+    warnings = list(text.warnings)
+    made = plan(settings, text.tokens, recipe.train.train_seq_len, text.bos_id, recipe.model.isolate_documents)
     batch_tokens = batch_tokens or recipe.validation.batch_tokens
     through: Packaged | None = None
     if package is not None:
@@ -198,7 +191,7 @@ def evaluate(
             through = _through(model, package, shape, world, notify)
     shared: dict[str, Any] = {
         "batch_tokens": batch_tokens,
-        "bos_id": pieces.bos_id,
+        "bos_id": text.bos_id,
         "device": place,
         "tilt": recipe.tilt,
         "world": world,
@@ -207,7 +200,7 @@ def evaluate(
     evidence = ""
     if settings.adapt == "none":
         with clock.part("score"):
-            score = score_by_plan(made, settings, model, counts, by=through, **shared)
+            score = score_by_plan(made, settings, model, text.counts, by=through, **shared)
     else:
         if settings.adapt == "sgd":
             learn = partial(score_learning, made, settings, recipe.sgd)
@@ -215,13 +208,15 @@ def evaluate(
             learn = partial(
                 score_by_documents, made, recipe.lora, recipe.phased if settings.adapt == "phased" else None
             )
-        score, adapted = learn(model, counts, keeping=keeping, stop=stop, **shared)
+        score, adapted = learn(model, text.counts, keeping=keeping, stop=stop, **shared)
         clock.add("score", adapted.score_seconds)
         clock.add("adapt", adapted.adapt_seconds)
         clock.earlier = adapted.earlier_seconds
         evidence = adapted.evidence
         if not adapted.steps:
-            warnings.append(f"adapt {settings.adapt} learned nothing: the text ends before a first chunk could be used")
+            warnings.append(
+                f"adapt {settings.adapt} learned nothing: all of the text is in one chunk; make chunks smaller"
+            )
     if through is not None:
         notify(f"at work: {through.evidence()}")
     if not clock.within:
@@ -234,7 +229,7 @@ def evaluate(
         place.type,
         evidence,
         size,
-        isinstance(counts, np.ndarray),
+        isinstance(text.counts, np.ndarray),
         clock.seconds,
         tuple(warnings),
     )
@@ -265,6 +260,47 @@ def _as_asked(
     if tilt is not None:
         tables["tilt"] = dataclasses.replace(recipe.tilt, enabled=tilt)
     return dataclasses.replace(recipe, evaluation=settings, **tables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What is scored.
+
+    Attributes:
+        tokens: (N + 1,).
+        counts: the tokenizer's byte table, or the bytes of every token (N + 1,).
+        bos_id: what documents begin with.
+        warnings: doubts that did not stop it.
+    """
+
+    tokens: NDArray[np.uint16]
+    counts: BytesPerToken | NDArray[np.uint16]
+    bos_id: int
+    warnings: tuple[str, ...]
+
+
+def _text(
+    recipe: Recipe, metadata: Mapping[str, Any], data: str | None, tokenizer: str | None, max_tokens: int
+) -> _Text:
+    """The validation split, as given or as the recipe has it; max_tokens 0: all of it.
+
+    Raises:
+        DataError: shards or tokenizer are missing, or not those the model was trained with.
+    """
+    tokenizer = tokenizer or recipe.data.tokenizer
+    pieces = load_tokenizer(tokenizer)
+    check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer)
+    dataset = _open_validation(data, recipe.data)
+    warnings = (*check_tokenizer(dataset, pieces), *_doubts(metadata))
+    tokens = dataset.validation_tokens()
+    tokens = tokens[: max_tokens + 1] if max_tokens else tokens
+    largest = int(tokens.max()) if len(tokens) else 0
+    if largest >= recipe.model.vocab_size:
+        raise DataError(
+            f"the text has token {largest}, but the model knows only 0 to {recipe.model.vocab_size - 1}; score shards "
+            "made with its own tokenizer"
+        )
+    return _Text(tokens, byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size), pieces.bos_id, warnings)
 
 
 def _way(made: Plan, recipe: Recipe) -> str:
@@ -343,16 +379,6 @@ def _doubts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     if metadata.get("model") == "gpt":
         return ()
     return ("the export does not say how its model computes: it is scored as the challenge's baseline GPT",)
-
-
-def _require_known(tokens: NDArray[np.uint16], vocab_size: int) -> None:
-    """Refuse text with tokens that the model has never heard of."""
-    largest = int(tokens.max()) if len(tokens) else 0
-    if largest >= vocab_size:
-        raise DataError(
-            f"the text has token {largest}, but the model knows only 0 to {vocab_size - 1}; score shards made with its "
-            "own tokenizer"
-        )
 
 
 def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] | None, given: str) -> None:
