@@ -10,7 +10,6 @@ its tensors, the rest of its settings the challenge's defaults.
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,8 @@ from birdie.score.chunks import Keeping
 from birdie.score.clock import EvaluationClock
 from birdie.score.forward import at_once
 from birdie.score.package import Packaged, Shape, packaged
-from birdie.score.plan import Plan, plan, score_by_documents, score_learning
-from birdie.score.plan import score as score_by_plan
+from birdie.score.plan import Plan, plan
+from birdie.score.scoring import score as score_by_plan
 from birdie.score.settings import CHUNK, DOCUMENTWISE, LEARN_BY, EvaluationSettings, parse_changes
 from birdie.score.tally import BytesPerToken, Score
 
@@ -189,30 +188,24 @@ def evaluate(
             _require_plain_windows(recipe)
             shape = _shape(made, settings, batch_tokens, world, place)
             through = _through(model, package, shape, world, notify)
-    shared: dict[str, Any] = {
-        "batch_tokens": batch_tokens,
-        "bos_id": text.bos_id,
-        "device": place,
-        "tilt": recipe.tilt,
-        "world": world,
-        "progress": clock.watch(progress),
-    }
-    evidence = ""
-    if settings.adapt == "none":
-        with clock.part("score"):
-            score = score_by_plan(made, settings, model, text.counts, by=through, **shared)
-    else:
-        if settings.adapt == "sgd":
-            learn = partial(score_learning, made, settings, recipe.sgd)
-        else:
-            learn = partial(
-                score_by_documents, made, recipe.lora, recipe.phased if settings.adapt == "phased" else None
-            )
-        score, adapted = learn(model, text.counts, keeping=keeping, stop=stop, **shared)
-        clock.add("score", adapted.score_seconds)
-        clock.add("adapt", adapted.adapt_seconds)
-        clock.earlier = adapted.earlier_seconds
-        evidence = adapted.evidence
+    with clock.part("score"):
+        score, adapted = score_by_plan(
+            made,
+            recipe,
+            model,
+            text.counts,
+            batch_tokens=batch_tokens,
+            bos_id=text.bos_id,
+            device=place,
+            by=through,
+            world=world,
+            progress=clock.watch(progress),
+            keeping=keeping,
+            stop=stop,
+        )
+    if adapted is not None:
+        clock.went_on("score", adapted.earlier_seconds)
+        clock.move("score", "adapt", adapted.adapt_seconds)
         if not adapted.steps:
             warnings.append(
                 f"adapt {settings.adapt} learned nothing: all of the text is in one chunk; make chunks smaller"
@@ -227,7 +220,7 @@ def evaluate(
         recipe,
         dtype_name(model.compute_dtype),
         place.type,
-        evidence,
+        "" if adapted is None else adapted.evidence,
         size,
         isinstance(text.counts, np.ndarray),
         clock.seconds,

@@ -11,7 +11,7 @@ import torch
 from audited_logs import baseline, later
 
 import birdie.artifact
-from birdie.audit import learning, ways
+from birdie.audit import ways
 from birdie.audit.audit import audit
 from birdie.audit.rules import (
     BYTES,
@@ -35,6 +35,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.history import Entry, record
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.recipe import DataSettings, Recipe
+from birdie.score import scoring
 from birdie.score.adapt import Learner
 from birdie.score.chunks import Adapted
 from birdie.score.forward import score_windows
@@ -390,7 +391,7 @@ def test_learning_what_was_scored_is_legal(data: Path, tmp_path: Path, adapt: st
 def test_learning_first_is_caught(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scorer that learns from each chunk before it scores it, and tells the ledger nothing."""
 
-    def cheat(model, tokens, windows, sink, settings, *, length, batch_tokens, device, temperature):
+    def cheat(model, tokens, windows, sink, settings, *, length, batch_tokens, device, temperature, **_):
         learner = Learner(model, settings)
         told = Ledger(len(tokens) - 1)
         told.score(0, len(tokens) - 1)  # a lie
@@ -400,7 +401,7 @@ def test_learning_first_is_caught(data: Path, tmp_path: Path, monkeypatch: pytes
         learner.restore()
         return Adapted(0.0, 0.0, 1, steps, learned, "")
 
-    monkeypatch.setattr(learning, "score_adapting", cheat)
+    monkeypatch.setattr(scoring, "score_adapting", cheat)
     path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), adapt="sgd")
     report = audit(path, tokens=120)
     assert report.verdict(CAUSAL) == "fail"
@@ -413,7 +414,7 @@ def test_learning_that_the_ledger_refuses_fails(data: Path, tmp_path: Path, monk
         sink, tokens = given[3], given[1]
         sink.ledger.learn((0, len(tokens) - 1))
 
-    monkeypatch.setattr(learning, "score_adapting", early)
+    monkeypatch.setattr(scoring, "score_adapting", early)
     path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), adapt="sgd")
     report = audit(path, tokens=60)
     assert report.verdict(SCORE_FIRST) == "fail"

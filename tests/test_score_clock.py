@@ -32,8 +32,10 @@ def test_all_is_counted_in_a_part_or_other(hands: Hands) -> None:
     assert clock.seconds == {"import": 2.0, "decode": 3.5, "compile": 0.0, "score": 2.5, "adapt": 0.0, "other": 1.5}
     assert clock.total == 9.5
     assert clock.within
-    clock.earlier = 1.0  # before it was stopped and went on
+    clock.went_on("score", 1.0)
     assert not clock.within
+    clock.move("score", "adapt", 2.0)
+    assert (clock.seconds["score"], clock.seconds["adapt"], clock.total) == (1.5, 2.0, 10.5)
 
 
 @pytest.mark.parametrize(("budget", "told"), [(600.0, 1), (800.0, 0), (0.0, 0)])

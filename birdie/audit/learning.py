@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from birdie.audit import rules
 from birdie.audit.rules import Finding
 from birdie.data.byte_accounting import Tokens
-from birdie.distributed import World
 from birdie.errors import BirdieError, RuleError
 from birdie.model.gpt import GPT
 from birdie.recipe import Recipe
-from birdie.score.chunks import Adapted, score_adapting
-from birdie.score.lean import Lean
-from birdie.score.phased import score_documents
+from birdie.score.chunks import Adapted
 from birdie.score.plan import plan
+from birdie.score.scoring import enter
 from birdie.score.tally import Tally
 
 CLOSE = 1e-4
@@ -93,43 +91,21 @@ def _losses(model: GPT, recipe: Recipe, tokens: Tokens) -> tuple[NDArray[np.floa
     settings = replace(recipe.evaluation, seq_len=length, stride=min(recipe.evaluation.stride, length))
     made = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
     tally = Tally(made.tokens, np.ones(len(made.tokens), np.uint16), bos_id, keep=True)
-    if settings.adapt == "sgd":
-        lean = Lean(made.tokens, recipe.tilt) if recipe.tilt.enabled else None
-        sgd = replace(recipe.sgd, chunk_tokens=min(recipe.sgd.chunk_tokens, length))
-        adapted = score_adapting(
-            model,
-            made.tokens,
-            made.windows,
-            lean or tally,
-            sgd,
-            length=length,
-            batch_tokens=recipe.validation.batch_tokens,
-            device=cpu,
-            temperature=settings.temperature,
-        )
-        nats = _kept(lean, tally)
-    else:
-        prefix = max(1, int((np.asarray(tokens) == bos_id).sum()) // 2)
-        phased = replace(recipe.phased, prefix_docs=min(recipe.phased.prefix_docs, prefix))
-        chunk = min(recipe.lora.chunk, max(1, length // 2))
-        adapted = score_documents(
-            model,
-            made.tokens,
-            tally,
-            replace(recipe.lora, chunk=chunk, context=min(recipe.lora.context, length)),
-            context=length,
-            bos_id=bos_id,
-            device=cpu,
-            phased=phased if settings.adapt == "phased" else None,
-        )
-        nats = _kept(None, tally)
-    return nats, adapted
-
-
-def _kept(lean: Lean | None, tally: Tally) -> NDArray[np.float64]:
-    """The losses that were entered, as many as were to be."""
-    if lean is not None:
-        lean.close(tally, World(), torch.device("cpu"))
+    prefix = max(1, int((np.asarray(tokens) == bos_id).sum()) // 2)
+    asked = replace(
+        recipe,
+        evaluation=settings,
+        sgd=replace(recipe.sgd, chunk_tokens=min(recipe.sgd.chunk_tokens, length)),
+        lora=replace(
+            recipe.lora,
+            chunk=min(recipe.lora.chunk, max(1, length // 2)),
+            context=min(recipe.lora.context, length),
+        ),
+        phased=replace(recipe.phased, prefix_docs=min(recipe.phased.prefix_docs, prefix)),
+    )
+    batch_tokens = recipe.validation.batch_tokens
+    _, adapted = enter(made, asked, model, tally, batch_tokens=batch_tokens, bos_id=bos_id, device=cpu)
     tally.ledger.close()
-    assert tally.nats is not None  # it was told to keep them
-    return tally.nats
+    assert adapted is not None  # it was asked to learn,
+    assert tally.nats is not None  # and told to keep them
+    return tally.nats, adapted

@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.data.byte_accounting import Tokens
-from birdie.distributed import World
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.recipe import Recipe
-from birdie.score.forward import score_windows
-from birdie.score.lean import Lean
 from birdie.score.plan import plan
 from birdie.score.scorer import Scorer
 from birdie.score.scorers import StreamScorer, WindowScorer
-from birdie.score.stream import score_stream
+from birdie.score.scoring import enter
 from birdie.score.tally import Tally
 from birdie.score.tilt import Tilted
 
@@ -120,35 +117,8 @@ def batched(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress | Non
     settings, bos_id, cpu = replace(settings, segments=1, adapt="none"), recipe.model.bos_id, torch.device("cpu")
     made = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
     tally = Tally(made.tokens, np.ones(len(made.tokens), np.uint16), bos_id, keep=True)  # bytes do not matter here
-    lean = Lean(made.tokens, recipe.tilt) if recipe.tilt.enabled else None
-    sink = lean or tally
-    if settings.stream:
-        score_stream(
-            model,
-            made.tokens,
-            made.windows,
-            sink,
-            context=made.length,
-            chunk=min(settings.chunk, made.length),
-            sinks=settings.sinks,
-            kv_bits=settings.kv_bits,
-            device=cpu,
-            temperature=settings.temperature,
-            progress=progress,
-        )
-    else:
-        score_windows(
-            model,
-            made.tokens,
-            made.windows,
-            sink,
-            batch_tokens=recipe.validation.batch_tokens,
-            device=cpu,
-            temperature=settings.temperature,
-            progress=progress,
-        )
-    if lean is not None:
-        lean.close(tally, World(), cpu)
+    asked, batch_tokens = replace(recipe, evaluation=settings), recipe.validation.batch_tokens
+    enter(made, asked, model, tally, batch_tokens=batch_tokens, bos_id=bos_id, device=cpu, progress=progress)
     tally.ledger.close()
     return made.says, tally
 

@@ -49,9 +49,15 @@ class EvaluationClock:
         """By part; what is in none, such as opening the data, is "other"."""
         return self._parts | {"other": max(0.0, self.total - sum(self._parts.values()))}
 
-    def add(self, name: str, seconds: float) -> None:
-        """So many more were of part `name`."""
+    def went_on(self, name: str, seconds: float) -> None:
+        """So many of part `name` were before this clock, in an evaluation that was stopped and goes on."""
+        self.earlier += seconds
         self._parts[name] += seconds
+
+    def move(self, name: str, other: str, seconds: float) -> None:
+        """So many that count as part `name` are of the `other`."""
+        self._parts[name] -= seconds
+        self._parts[other] += seconds
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -60,7 +66,7 @@ class EvaluationClock:
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - began)
+            self._parts[name] += time.perf_counter() - began
 
     def watch(
         self, progress: Callable[[float, float | None], None] | None = None
