@@ -68,6 +68,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+GRAPHS = 64
+"""Of one function at most: a run may have many lengths, with and without loops; beyond its limit, 8, torch runs what is
+new eagerly and says nothing."""
+
+
 def compile_or_eager(function: Callable[..., Any], notify: Callable[[str], None]) -> Callable[..., Any]:
     """torch.compile that falls back to eager, for good, when compiling fails; `notify` gets the one line that says so.
 
@@ -77,6 +82,8 @@ def compile_or_eager(function: Callable[..., Any], notify: Callable[[str], None]
     Raises (in use):
         torch.OutOfMemoryError: there is too little memory; eager would need more still.
     """
+    from torch._dynamo import config as dynamo  # slow to import, and not needed by who compiles nothing
+
     compiled = torch.compile(function, dynamic=False)
     state = {"use": compiled}
 
@@ -84,7 +91,7 @@ def compile_or_eager(function: Callable[..., Any], notify: Callable[[str], None]
         if state["use"] is function:
             return function(*args, **kwargs)
         try:
-            with functorch.patch("force_non_lazy_backward_lowering", True):
+            with functorch.patch("force_non_lazy_backward_lowering", True), dynamo.patch(recompile_limit=GRAPHS):
                 return compiled(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise

@@ -242,3 +242,15 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
         yield world
     finally:
         dist.destroy_process_group()
+
+
+def on_main(world: World, device: torch.device, work: Callable[[], None]) -> None:
+    """Do `work` on rank 0 while the others wait; when it fails there they end too, without a word of their own."""
+    failure: Exception | None = None
+    if world.is_main:
+        try:
+            work()
+        except Exception as error:
+            failure = error
+    if world.any(failure is not None, device):
+        raise failure or SystemExit(1)

@@ -25,7 +25,7 @@ from birdie.compress.size import parse_size
 from birdie.data.batches import Batches
 from birdie.device import choose_device, choose_dtype
 from birdie.distributed import World
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, OutputError
 from birdie.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.files import require_writable, write_bytes
 from birdie.model.documents import Documents
@@ -37,7 +37,7 @@ from birdie.reserve import MARGIN, expected, less_reserve
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.startup import Startup
 from birdie.text import read
-from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint
+from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint, require_alike
 from birdie.train.compilation import Compiling, cache_of, kinds_of_rank
 from birdie.train.loop import Fit, fit
 from birdie.train.precision import MULTIPLE, Float8, remove_fp8
@@ -139,6 +139,7 @@ class Run:
         """
         job = self.world.share(self.world.job)
         checkpoint = self._checkpoint(resume, job)
+        require_alike(checkpoint, self.checkpoints, self.world)
         about = self._identity() | self._reserve(checkpoint) | {"job": job}
         settings = self.training
         yield self._checked()
@@ -212,10 +213,10 @@ class Run:
                 validated = step.number
                 yield self._validated(going)
             if step.stopping or (save_every and step.number % save_every == 0):
-                yield Saved(step.number, going.save(self.checkpoints))
+                yield from self._saved(going)
         if going.interrupted:
             if self.steps == 0:  # stopped while priming
-                yield Saved(0, going.save(self.checkpoints))
+                yield from self._saved(going)
             yield Interrupted(going.step, self.checkpoints)
         elif validated != going.step:  # resumed after the last step
             yield self._validated(going)
@@ -225,6 +226,17 @@ class Run:
                 self.notify(f"at work: {line}")
             if self.compiling is not None:
                 self.compiling.ended()
+
+    def _saved(self, going: Fit) -> Iterator[Saved]:
+        """Write a checkpoint; a run that is not being stopped goes on without."""
+        try:
+            path = going.save(self.checkpoints)
+        except OutputError as error:
+            if going.interrupted:
+                raise
+            self.notify(f"no checkpoint of step {going.step}, training goes on: {error}")
+        else:
+            yield Saved(going.step, path)
 
     def _checked(self) -> Checked:
         """Look before the clock starts; a failure on any rank ends all."""
@@ -435,15 +447,3 @@ class Run:
             "versions": provenance.versions(),
             "commit": provenance.commit(),
         }
-
-
-def on_main(world: World, device: torch.device, work: Callable[[], None]) -> None:
-    """Do `work` on rank 0 while the others wait; when it fails there they end too, without a word of their own."""
-    failure: Exception | None = None
-    if world.is_main:
-        try:
-            work()
-        except Exception as error:
-            failure = error
-    if world.any(failure is not None, device):
-        raise failure or SystemExit(1)

@@ -21,13 +21,13 @@ import torch
 from birdie.cli.console import ctrl_c_asks, guarded
 from birdie.compress import baseline
 from birdie.device import choose_device
-from birdie.distributed import World, process_group, world_from_environment
+from birdie.distributed import World, on_main, process_group, world_from_environment
 from birdie.environment import is_on, remarks
 from birdie.estimate import on_this_cpu
 from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.events import Checked, Event, Interrupted, Profiled, Started, Validated
 from birdie.files import require_writable, write_bytes
-from birdie.pipeline import Run, on_main
+from birdie.pipeline import Run
 from birdie.recipe import Recipe, load_recipe
 from birdie.score.settings import EvaluationSettings
 from birdie.score.tally import Score

@@ -26,7 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from birdie.errors import OutputError, WeightsError
+from birdie.distributed import World
+from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.files import atomic_folder, write_bytes
 
 FORMAT = 1
@@ -62,6 +63,21 @@ class Checkpoint:
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
     average: dict[str, Tensor] = field(default_factory=dict)
     bandit: dict[str, Any] = field(default_factory=dict)
+
+
+def require_alike(checkpoint: Checkpoint | None, folder: Path, world: World) -> None:
+    """Refuse ranks that would go on from different places; every rank must call it.
+
+    Raises:
+        ConfigError: they see different checkpoints, as nodes do that share no disk.
+    """
+    own = "none" if checkpoint is None else f"one of step {checkpoint.step} at {checkpoint.clock_ms:.3f} ms"
+    for rank, seen in enumerate(world.gather(own)):
+        if seen != own:
+            raise ConfigError(
+                f"rank {world.rank} finds {own} as the checkpoint in {folder}, rank {rank} {seen}; put the run folder "
+                "where all nodes see it, or copy the checkpoint to each"
+            )
 
 
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> Path:

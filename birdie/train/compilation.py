@@ -36,6 +36,7 @@ class Compiled:
 
     Attributes:
         graphs: made by torch.compile.
+        given_up: frames of code that it left to run eagerly.
         found: parts of them that were in a cache.
         made: parts that were not.
     """
@@ -43,15 +44,22 @@ class Compiled:
     graphs: int
     found: int
     made: int
+    given_up: int = 0
 
     def since(self, before: "Compiled") -> "Compiled":
         """What came after `before`."""
-        return Compiled(self.graphs - before.graphs, self.found - before.found, self.made - before.made)
+        return Compiled(
+            self.graphs - before.graphs,
+            self.found - before.found,
+            self.made - before.made,
+            self.given_up - before.given_up,
+        )
 
     def line(self) -> str:
         """In words."""
         kept = f", {self.found} of {self.found + self.made} parts from a cache" if self.found + self.made else ""
-        return f"{self.graphs} graph{'s'[: self.graphs != 1]} compiled{kept}"
+        eager = f", {self.given_up} given up, which run eagerly" if self.given_up else ""
+        return f"{self.graphs} graph{'s'[: self.graphs != 1]} compiled{kept}{eager}"
 
 
 def compiled() -> Compiled:
@@ -59,8 +67,13 @@ def compiled() -> Compiled:
     if "torch._dynamo.utils" not in sys.modules:
         return Compiled(0, 0, 0)
     counters = sys.modules["torch._dynamo.utils"].counters
-    inductor = counters["inductor"]
-    return Compiled(counters["stats"]["unique_graphs"], inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"])
+    inductor, frames = counters["inductor"], counters["frames"]
+    return Compiled(
+        counters["stats"]["unique_graphs"],
+        inductor["fxgraph_cache_hit"],
+        inductor["fxgraph_cache_miss"],
+        frames["total"] - frames["ok"],
+    )
 
 
 def first_pass(model: Trainable, length: int, device: torch.device) -> None:

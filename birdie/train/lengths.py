@@ -52,15 +52,16 @@ class Lengths:
         every = world.gather(" and ".join(f"{each:,}" for each in sorted(set(own), reverse=True)))
         return "sequences of several lengths: " + ", ".join(f"rank {n}: {own}" for n, own in enumerate(every))
 
-    def evidence(self) -> str | None:
-        """How much of each length this rank has trained on since it started, in a line; None as above."""
+    def evidence(self, world: World) -> str | None:
+        """How much of each length the ranks have trained on since they started; else as `told`."""
         if not self._mixed:
             return None
-        each = ", ".join(
+        own = ", ".join(
             f"{count * self._span:,} tokens as {count * self._span // length:,} sequences of {length:,}"
             for length, count in sorted(self._taken.items(), reverse=True)
         )
-        return f"sequences of several lengths: rank {self._rank} took {each or 'none'}"
+        every = world.gather(own or "none")
+        return "sequences of several lengths: " + "; ".join(f"rank {n} took {own}" for n, own in enumerate(every))
 
 
 def differ_in_a_rank(settings: TrainSettings, ranks: int) -> bool:

@@ -225,7 +225,7 @@ class Fit:
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write `state()` as the latest checkpoint of `folder`; rank 0 writes, every rank must call it.
+        """Write `state()` as the latest checkpoint of `folder`; rank 0 writes, every rank must call it, and none waits.
 
         Returns:
             Where it lies (on rank 0), or `folder`.
@@ -240,13 +240,13 @@ class Fit:
     def finish(self) -> list[str]:
         """Make the average of the weights, if there is one, the model's own; returns evidence of what was at work.
 
-        The run is over then: it can neither go on nor be saved.
+        The run is over then: it can neither go on nor be saved. Every rank must call it.
 
         Raises:
             WeightsError: it was done before.
         """
         forced = self._settings.forced_stop(self._clock_ms)
-        lines = (self.average.settle(), self._bandit.evidence(), self._feed.evidence(), forced)
+        lines = (self.average.settle(), self._bandit.evidence(), self._feed.evidence(self._world), forced)
         return [line for line in lines if line is not None]
 
     def _in_time(self) -> bool:
@@ -266,6 +266,7 @@ class Fit:
         with span("step"):
             with span("bookkeeping"):
                 synchronize(self._device)
+                self._world.barrier()  # what one rank did at a yield is not on the others' clock
                 start = time.perf_counter()
             done = self._take_step(at)
             with span("bookkeeping"):

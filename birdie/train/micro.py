@@ -181,9 +181,9 @@ class Feed:
         cut = lengths if self._cuts else [0] * len(lengths)
         return micro_batches(self._batches, cut, self.tokens, self._device, self._documents)
 
-    def evidence(self) -> str | None:
-        """What the lengths of sequences were, if there were several."""
-        return self._lengths.evidence()
+    def evidence(self, world: World) -> str | None:
+        """What the lengths of sequences were, if there were several. Every rank must call it."""
+        return self._lengths.evidence(world)
 
 
 @dataclass(frozen=True, slots=True)

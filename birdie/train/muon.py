@@ -151,8 +151,26 @@ class Muon(torch.optim.Optimizer):
             "beta2": beta2,
         }
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            _check(group)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take more parameters, with settings of their own.
+
+        Raises:
+            ConfigError: as in making one.
+        """
+        super().add_param_group(param_group)
+        try:
+            _check(self.param_groups[-1])
+        except ConfigError:
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave for the same parameters."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():  # torch has cast all to the parameter's dtype
+            if STATE[1] in state:
+                state[STATE[1]] = state[STATE[1]].float()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -166,7 +184,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+            params = [p for p in group["params"] if p.grad is not None and p.numel()]
             updates = [torch.empty_like(p, dtype=group["dtype"]) for p in params]
             self._updates_(updates, params, [p.grad for p in params], group)
             for p, update in zip(params, updates, strict=True):
@@ -282,6 +300,8 @@ def _check(group: dict[str, Any]) -> None:
                 f"Muon was given a parameter of shape {tuple(p.shape)}; it takes matrices or stacks of them, "
                 "and Adam the rest"
             )
+        if p.is_complex():
+            raise ConfigError(f"Muon was given a parameter of {p.dtype}; it takes real matrices")
     for name in ("lr", "weight_decay"):
         if not 0 <= group[name] < float("inf"):
             raise ConfigError(f"Muon's {name} is {group[name]}; it must be a number of at least 0")

@@ -26,10 +26,11 @@ def lr_multiplier(
     Args:
         step: steps finished.
         elapsed_ms: training time they took.
-        iterations: steps of the whole run; sets the warmdown only where there is no cap.
+        iterations: steps of the whole run; sets the fall of `warmdown_iters` only where there is no cap.
         warmdown_iters: length of the linear fall to zero, in steps; 0 keeps the rate constant.
         cap_ms: limit on the training time; None where steps end the run.
-        warmdown_fraction: length of the fall as a share of the run, instead of `warmdown_iters`.
+        warmdown_fraction: length of the fall as a share of the run, of its steps or its time, whichever is further
+            on, instead of `warmdown_iters`.
         min_lr: where the fall ends; its slope is still that to zero, as in the records.
     """
     return max(min_lr, _fall(step, elapsed_ms, iterations, warmdown_iters, cap_ms, warmdown_fraction))
@@ -39,7 +40,7 @@ def _fall(
     step: int, elapsed_ms: float, iterations: int, warmdown_iters: int, cap_ms: float | None, fraction: float | None
 ) -> float:
     if fraction is not None:
-        left = 1 - (step / max(iterations, 1) if cap_ms is None else elapsed_ms / cap_ms)
+        left = 1 - _done(step, elapsed_ms, iterations, cap_ms)
         return min(1.0, max(0.0, left) / fraction) if fraction else 1.0
     if warmdown_iters == 0:
         return 1.0
@@ -65,8 +66,12 @@ def scheduled(settings: TrainSettings, step: int, elapsed_ms: float) -> float:
 
 def share_done(settings: TrainSettings, step: int, elapsed_ms: float) -> float:
     """The share of a run that is behind it after `step` steps in `elapsed_ms`: of its steps or its time, the larger."""
-    by_steps = step / max(settings.last_step, 1)
-    return by_steps if settings.cap_ms is None else max(by_steps, elapsed_ms / settings.cap_ms)
+    return _done(step, elapsed_ms, settings.last_step, settings.cap_ms)
+
+
+def _done(step: int, elapsed_ms: float, iterations: int, cap_ms: float | None) -> float:
+    by_steps = step / max(iterations, 1)
+    return by_steps if cap_ms is None else max(by_steps, elapsed_ms / cap_ms)
 
 
 def decay_multiplier(share: float, *, full: float = 0.7, final: float = 0.5) -> float:

@@ -143,6 +143,12 @@ class TrainSettings:
                 f"batch_tokens_start {self.batch_tokens_start} is not a number of spans; choose a multiple of "
                 f"{span} up to {self.train_batch_tokens}, or a larger accumulation"
             )
+        if self.batch_tokens_start and self.accumulation % self.spans_start:
+            raise ConfigError(
+                f"batch_tokens_start {self.batch_tokens_start} is {self.spans_start} spans of {span} tokens, which do "
+                f"not divide the {self.accumulation} of a step; choose "
+                f"{nearest_divisor(self.spans_start, self.accumulation) * span}, or 0 for the full batch throughout"
+            )
         self._check_mixed(span)
         for name in ("seq_schedule_fraction", "batch_schedule_fraction"):
             if not 0 <= getattr(self, name) <= 1:
