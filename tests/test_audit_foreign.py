@@ -1,6 +1,7 @@
 """Foreign code runs shut in: what it may not do it cannot, and what it did is told."""
 
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -14,6 +15,35 @@ from birdie.audit.sandbox import OvertimeError, RefusedError, Sandbox, SandboxEr
 from tests.audit import ILLEGAL, LEGAL, Script
 
 HONEST = "import math\nVOCABULARY = 4\ndef score(tokens):\n    return [math.log(4.0)] * (len(tokens) - 1)\n"
+
+
+LEAVING = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+writable = (ctypes.c_uint64 * 4)(0, 7, 0, 0)
+found = []
+def leave(where):
+    calls = {{
+        "mount_setattr": lambda: libc.syscall(442, -100, b"/", 0, ctypes.byref(writable), 32),
+        "mount_setattr, all": lambda: libc.syscall(442, -100, b"/", 0x8000, ctypes.byref(writable), 32),
+        "remount": lambda: libc.mount(None, b"/", None, 32 | 4096, None),
+        "umount /run": lambda: libc.umount2(b"/run", 2),
+        "umount": lambda: libc.umount2(os.getcwd().encode(), 2),
+        "disk": lambda: libc.mknod(b"disk", 0o60600, os.makedev(7, 0)),
+        "setns": lambda: libc.setns(os.open("/proc/self/ns/mnt", 0), 0) - bool(where),
+    }}
+    found.extend(where + name for name, call in calls.items() if call() == 0)
+    for path in ("{outside}/mine", "{outside}/new", "/proc/sys/kernel/core_pattern", "/proc/self/oom_score_adj"):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+            found.append(where + "writes to " + path)
+        except OSError:
+            pass
+leave("")
+alone = libc.unshare(0x10000000 | 0x20000)
+leave("in another namespace: ")
+told = (", ".join(found) or "nothing worked") + chr(10) + str(alone)
+"""
 
 
 @pytest.fixture
@@ -97,12 +127,54 @@ class TestFences:
         )
         with Sandbox(script(tmp_path, code), seconds=1) as box, pytest.raises(OvertimeError, match="1 s"):
             box.ask("load")
-        for _ in range(100):
-            running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if name in _text(p)]
-            if not running:
-                return
-            time.sleep(0.05)
-        pytest.fail("a process outlived the sandbox")
+        assert _gone(name)
+
+    def test_the_fences_cannot_be_taken_down(self, tmp_path: Path) -> None:
+        """All that would make mounts writable again is tried, then in a namespace of the script's own."""
+        (tmp_path / "mine").write_text("mine")
+        told = loads(script(tmp_path, telling(LEAVING.format(outside=str(tmp_path)))))
+        assert told.splitlines()[0] == "nothing worked"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "train_gpt.py"]
+        assert (tmp_path / "mine").read_text() == "mine"
+        assert "writes to" not in told
+
+    def test_disks_are_not_there(self, tmp_path: Path) -> None:
+        """A device can be written to on a read-only mount, by root its disks."""
+        disks = [path for path in Path("/dev").iterdir() if path.is_block_device() and os.access(path, os.R_OK)]
+        if not disks:
+            pytest.skip("no disk that this user may open")
+        assert loads(script(tmp_path, telling(f"open({str(disks[0])!r}, 'rb')\ntold = 'had'"))) == "PermissionError"
+        code = "open('/dev/null', 'wb').write(b'x')\ntold = str(len(open('/dev/urandom', 'rb').read(9)))"
+        assert loads(script(tmp_path, telling(code))) == "9"
+
+    def test_all_files_together_are_small(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sandbox, "SCRATCH_BYTES", 2**20)
+        code = "for i in range({}):\n    assert open(str(i), 'wb', 0).write(b'x' * 2**18) == 2**18\ntold = 'had all'"
+        assert loads(script(tmp_path, telling(code.format(3)))) == "had all"
+        assert loads(script(tmp_path, telling(code.format(9)))) in ("AssertionError", "OSError")
+
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_who_lets_go_of_the_parent_does_not_stay(self, tmp_path: Path, killed: bool) -> None:
+        """The script is not the first process of its namespace, with which alone everything ends."""
+        name = f"{60 + os.getpid() / 1e6:.6f}"
+        code = "import ctypes, os\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\nos.setsid()\nassert os.getpid() > 1\n"
+        code += f"os.execvp('sleep', ['sleep', '{name}'])"
+        with Sandbox(script(tmp_path, code), seconds=1) as box:
+            with pytest.raises(OvertimeError, match="1 s"):
+                box.ask("load")
+            assert _running(name)
+            if killed:  # as when the auditor itself is
+                os.kill(box._process.pid, signal.SIGKILL)
+                assert _gone(name)
+        assert _gone(name)
+
+    def test_the_first_process_is_out_of_reach(self, tmp_path: Path) -> None:
+        code = (
+            "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+            "for sent in (9, 15, 19):\n    os.kill(1, sent)\n"
+            "told = str(libc.ptrace(16, 1, None, None))"
+        )
+        assert loads(script(tmp_path, telling(code))) == "-1"
 
     def test_answers_are_limited(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sandbox, "ANSWER_BYTES", 10_000)
@@ -129,6 +201,19 @@ class TestFences:
             box.ask("load")
         assert caught.value.kind == "KeyError"
         assert "spoon" in str(caught.value)
+
+
+def _running(name: str) -> bool:
+    return any(name in _text(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def _gone(name: str) -> bool:
+    """Whether no process has `name` in its command line, in a while."""
+    for _ in range(100):
+        if not _running(name):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _text(path: Path) -> str:

@@ -5,8 +5,8 @@
 
 It is started as a file of its own (`python -I inside.py IN OUT SCRATCH LIMITS SCRIPT`) and imports nothing but the
 standard library before the fences stand. The fences are Linux's: namespaces of its own for users, network, mounts,
-processes and messages, the file system read-only but for the scratch folder, and resource limits. Where they cannot be
-had nothing is run.
+processes and messages, the file system read-only and without devices but for a scratch folder in memory, no capability
+that could undo this, and resource limits. Where they cannot be had nothing is run.
 """
 
 import contextlib
@@ -21,12 +21,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-AT_FDCWD, AT_RECURSIVE, RDONLY, NR_MOUNT_SETATTR = -100, 0x8000, 1, 442
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+AT_FDCWD, AT_RECURSIVE, NR_MOUNT_SETATTR = -100, 0x8000, 442
+RDONLY, NOSUID, NODEV = 1, 2, 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 24, 38, 47
+CLEAR_AMBIENT, CAPABILITY_VERSION, CAPABILITIES, SIGKILL = 4, 0x20080522, 64, 9
+DEVICES = ("null", "zero", "full", "random", "urandom")
+"""Of /dev, what may be opened: nothing is kept in them."""
 MOST_NOTED = 2000
 """Files, and attempts at the network, that are noted."""
 SHRUNK = {
@@ -46,10 +50,15 @@ SHRUNK = {
 """Sizes of the model that is tried."""
 
 
-def fence(scratch: str, limits: dict[str, int]) -> str | None:
-    """Shut this process in; returns why that is not possible, or None. What follows runs in a child of it."""
+def fence(scratch: str, limits: dict[str, int], pipes: tuple[int, ...]) -> str | None:
+    """Shut this process in; returns why that is not possible, or None. What follows then runs in a grandchild of it:
+
+        this one, in the caller's session ──► 1: ours, ends when 2 does, and all others with it ──► 2: the script
+
+    The first process of a namespace takes everything in it along when it is killed, and cannot be killed from within.
+    So it is no part of the script, which could let go of its parent and stay.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(NEWUSER | NEWNET | NEWNS | NEWPID | NEWIPC):
         return f"no namespace can be made here ({os.strerror(ctypes.get_errno())})"
@@ -58,27 +67,22 @@ def fence(scratch: str, limits: dict[str, int]) -> str | None:
             Path(f"/proc/self/{name}").write_text(text)
     except OSError as error:
         return f"the namespace has no user ({error.strerror})"
-    place = scratch.encode()
-    attributes = ctypes.c_uint64 * 4
-    steps: tuple[Callable[[], int], ...] = (
-        lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
-        lambda: libc.mount(b"none", b"/run", b"tmpfs", 0, None) if Path("/run").is_dir() else 0,  # sockets of services
-        lambda: libc.mount(place, place, None, MS_BIND, None),
-        lambda: libc.syscall(
-            NR_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, ctypes.byref(attributes(RDONLY, 0, 0, 0)), 32
-        ),
-        lambda: libc.syscall(NR_MOUNT_SETATTR, AT_FDCWD, place, 0, ctypes.byref(attributes(0, RDONLY, 0, 0)), 32),
-        lambda: libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-    )
-    for step in steps:
-        if step():
-            return f"the file system cannot be made read-only ({os.strerror(ctypes.get_errno())})"
-    os.chdir(scratch)
-    child = os.fork()  # the first process of the new namespace: when it ends, all that it started end with it
-    if child:
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 127)
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    first = os.fork()
+    if first:
+        _wait_for(first)
+    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    refused = _close_files(libc, scratch, limits["scratch"]) or _give_up_rights(libc)
+    if refused is not None:
+        return refused
+    os.chdir(scratch)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nor can the script reach into its memory
+    second = os.fork()
+    if second:
+        for pipe in pipes:
+            os.close(pipe)
+        _wait_for(second)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     for kind, most in (
         (resource.RLIMIT_CPU, limits["cpu"]),
         (resource.RLIMIT_AS, limits["memory"]),
@@ -90,6 +94,71 @@ def fence(scratch: str, limits: dict[str, int]) -> str | None:
         hard = resource.getrlimit(kind)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (limit, limit))
+    return None
+
+
+def _wait_for(child: int) -> NoReturn:
+    """End as `child` does, by the code a shell would give; until then take up whoever else is left without a parent."""
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _close_files(libc: ctypes.CDLL, scratch: str, most: int) -> str | None:
+    """Make everything read-only but `scratch`, where `most` bytes of memory are mounted; returns why not, or None."""
+    attributes = ctypes.c_uint64 * 4
+    place, devices = scratch.encode(), [f"/dev/{name}".encode() for name in DEVICES if Path(f"/dev/{name}").exists()]
+    small = f"size={most},nr_inodes=4096,mode=700".encode()
+
+    def change(path: bytes, deep: int, to: int, no_longer: int) -> int:
+        said = ctypes.byref(attributes(to, no_longer, 0, 0))
+        return int(libc.syscall(NR_MOUNT_SETATTR, AT_FDCWD, path, deep, said, 32))
+
+    def hide(path: bytes) -> int:
+        return (
+            int(libc.mount(b"none", path, b"tmpfs", MS_NOSUID | MS_NODEV, b"size=4096"))
+            if Path(path.decode()).is_dir()
+            else 0
+        )
+
+    for name, text in (("self/oom_score_adj", "1000"), ("sys/user/max_user_namespaces", "0")):
+        # if memory ends, end this first; and no namespace in this one, where it would have all rights again. Where
+        # /proc is read-only that stays possible: what is read-only here is locked in there
+        with contextlib.suppress(OSError):
+            Path("/proc", name).write_text(text)
+    steps: tuple[Callable[[], int], ...] = (
+        lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
+        lambda: hide(b"/run"),  # sockets of services
+        lambda: libc.mount(b"none", place, b"tmpfs", MS_NOSUID | MS_NODEV, small),
+        *(lambda node=node: libc.mount(node, node, None, MS_BIND, None) for node in devices),  # type: ignore[misc]
+        lambda: change(b"/", AT_RECURSIVE, RDONLY | NOSUID | NODEV, 0),  # disks can be written to on read-only mounts
+        lambda: change(place, 0, 0, RDONLY),
+        *(lambda node=node: change(node, 0, 0, NODEV) for node in devices),  # type: ignore[misc]
+    )
+    for step in steps:
+        if step():
+            return f"the file system cannot be made read-only ({os.strerror(ctypes.get_errno())})"
+    return None
+
+
+def _give_up_rights(libc: ctypes.CDLL) -> str | None:
+    """Drop every capability for good, with which mounts could be changed back; returns why that failed, or None."""
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for capability in range(CAPABILITIES):
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    libc.prctl(PR_CAP_AMBIENT, CLEAR_AMBIENT, 0, 0, 0)
+    libc.capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
+    try:
+        said = dict(
+            line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line
+        )
+    except OSError as error:
+        return f"whether rights were given up cannot be seen ({error.strerror})"
+    sets = [value for name, value in said.items() if name.startswith("Cap")]
+    if len(sets) < 4 or any(int(each, 16) for each in sets) or said.get("NoNewPrivs") != "1":
+        return "rights within the namespace cannot be given up"
     return None
 
 
@@ -287,7 +356,7 @@ def main() -> None:
         answers.write(json.dumps(said) + "\n")
         answers.flush()
 
-    refused = fence(scratch, json.loads(limits))
+    refused = fence(scratch, json.loads(limits), (int(source), int(sink)))
     answer(refused=refused)
     if refused is not None or not script:
         return

@@ -35,8 +35,10 @@ ANSWER_BYTES = 64 * 2**20
 """Most that one answer may be."""
 FILE_BYTES = 64 * 2**20
 """Largest file that may be written to the scratch folder."""
+SCRATCH_BYTES = 256 * 2**20
+"""Most that all files there may have together; they are in memory."""
 PROCESSES = 512
-"""Most processes and threads."""
+"""Most processes and threads; root's are not counted by Linux."""
 
 INSIDE = Path(__file__).with_name("inside.py")
 
@@ -108,6 +110,7 @@ class Sandbox:
             "cpu": int(self.seconds) + 5,
             "memory": self.memory,
             "file": FILE_BYTES,
+            "scratch": SCRATCH_BYTES,
             "processes": PROCESSES,
         }
         source, self._asked = os.pipe()
@@ -140,7 +143,7 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
