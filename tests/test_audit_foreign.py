@@ -264,6 +264,23 @@ class TestScripts:
         liar = HONEST.replace("[math.log(4.0)]", "[math.nan]")
         assert verdicts(run_script(script(tmp_path, liar)))["one-pass"] == "fail"
 
+    @pytest.mark.parametrize(
+        "value", ["[]", "1", "{}", '{"seconds": []}', '{"opened": [["a", 1e999]], "tried": []}', "1" + "0" * 400]
+    )
+    def test_forged_answers_are_findings(self, tmp_path: Path, value: str) -> None:
+        """What is forged before the script has loaded answers every question that is put to it."""
+        line = f'{{"value": {value}}}\n'.encode()
+        code = f"import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, {line!r} * 9)\n"
+        found = run_script(script(tmp_path, code + "    except OSError:\n        pass\n" + HONEST))
+        assert any("spoke out of turn" in each.evidence for each in found)
+        assert not {"pass"} & {each.verdict for each in found}
+
+    @pytest.mark.parametrize(("said", "why"), [("2**80", "more than 4,194,304"), ("[]", "says no VOCABULARY")])
+    def test_vocabularies_that_are_none(self, tmp_path: Path, said: str, why: str) -> None:
+        found = run_script(script(tmp_path, HONEST.replace("VOCABULARY = 4", f"VOCABULARY = {said}")))
+        assert any(each.verdict == "unknown" and why in each.evidence for each in found)
+        assert not [each for each in found if each.verdict == "fail"]
+
     @pytest.mark.slow
     def test_a_model_is_built_small(self) -> None:
         windows = next(each for each in LEGAL if each.path.stem == "windows")

@@ -16,7 +16,9 @@ be probed by offering one of these at its top level, and the size of its vocabul
 Probes call `score` some hundred times on short streams of random tokens; make it small for them, not for the record.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -34,6 +36,62 @@ LENGTH = 64
 """Tokens the model predicts in the smoke test."""
 TOKENS = 129
 """Tokens of the stream for probes."""
+MOST_VOCABULARY = 2**22
+"""Largest vocabulary that is probed; none in use comes near it."""
+
+_LARGE = 2**63  # no size is
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What the script has, by what was sent out of the sandbox, which the script may have forged."""
+
+    seconds: float
+    score: bool
+    scorer: bool
+    model: bool
+    vocabulary: int | None
+
+    @classmethod
+    def read(cls, said: object) -> Self:
+        """Raises SandboxError: it is no such answer."""
+        match said:
+            case {
+                "seconds": float(seconds),
+                "score": bool(score),
+                "scorer": bool(scorer),
+                "model": bool(model),
+                "vocabulary": int() | None as vocabulary,
+            }:
+                return cls(seconds, score, scorer, model, vocabulary)
+        raise SandboxError("the script spoke out of turn: what it sent is no answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What its model did, as sent."""
+
+    shape: tuple[int, int, int]
+    vocabulary: int
+    finite: bool
+    parameters: int
+    leak: float
+    shrunk: bool
+
+    @classmethod
+    def read(cls, said: object) -> Self:
+        """Raises SandboxError: it is no such answer."""
+        match said:
+            case {
+                "shape": [int(first), int(second), int(third)],
+                "vocabulary": int(vocabulary),
+                "finite": bool(finite),
+                "parameters": int(parameters),
+                "leak": float(leak),
+                "shrunk": bool(shrunk),
+            } if max(map(abs, (first, second, third, vocabulary, parameters))) < _LARGE:
+                return cls((first, second, third), vocabulary, finite, parameters, leak, shrunk)
+        raise SandboxError("the script spoke out of turn: what it sent is no answer")
 
 
 def run_script(path: Path, *, seconds: float = 120, memory: int = 4 * GIB) -> tuple[Finding, ...]:
@@ -47,9 +105,9 @@ def run_script(path: Path, *, seconds: float = 120, memory: int = 4 * GIB) -> tu
     try:
         with Sandbox(path, seconds=seconds, memory=memory) as box:
             try:
-                about = box.ask("load")
+                about = _About.read(box.ask("load"))
                 findings += _loaded(about, code, shown)
-                if about.get("model"):
+                if about.model:
                     findings += _smoke(box, shown)
                 probed = _probed(box, about, shown)
                 findings += probed
@@ -66,12 +124,12 @@ def run_script(path: Path, *, seconds: float = 120, memory: int = 4 * GIB) -> tu
     return tuple(findings)
 
 
-def _loaded(about: dict[str, object], code: int, shown: str) -> list[Finding]:
-    offers = [name for name in ("score", "scorer") if about.get(name)]
-    told = f"it loads in {float(str(about['seconds'])):.1f} s on a CPU, {code:,} bytes of code"
+def _loaded(about: _About, code: int, shown: str) -> list[Finding]:
+    offers = [name for name, offered in (("score", about.score), ("scorer", about.scorer)) if offered]
+    told = f"it loads in {about.seconds:.1f} s on a CPU, {code:,} bytes of code"
     if offers:
         return [Finding(RUNS, "pass", f"{told}, and offers {' and '.join(offers)} to probes", BY, shown)]
-    if about.get("model"):
+    if about.model:
         return []
     return [Finding(RUNS, "unknown", f"{told}; it has no class GPT and offers neither score() nor scorer()", BY, shown)]
 
@@ -88,43 +146,46 @@ def _stopped(error: SandboxError, shown: str) -> Finding:
 def _smoke(box: Sandbox, shown: str) -> list[Finding]:
     """Its model, built small."""
     try:
-        made = box.ask("model", LENGTH)
+        made = _Made.read(box.ask("model", LENGTH))
     except OvertimeError:
         raise
     except SandboxError as error:
         why = f"its GPT could not be built and asked from its Hyperparameters alone: {error}"
         return [Finding(RUNS, "unknown", why, BY, shown)]
-    vocabulary, shape = made["vocabulary"], made["shape"]
-    if shape[:2] != [1, LENGTH] or shape[2] < vocabulary or not made["finite"]:
-        finite = "finite" if made["finite"] else "not finite"
-        why = f"its GPT predicts {tuple(shape)}, {finite}, for {LENGTH} tokens of a vocabulary of {vocabulary}"
+    vocabulary, shape = made.vocabulary, made.shape
+    if shape[:2] != (1, LENGTH) or shape[2] < vocabulary or not made.finite:
+        finite = "finite" if made.finite else "not finite"
+        why = f"its GPT predicts {shape}, {finite}, for {LENGTH} tokens of a vocabulary of {vocabulary}"
         return [Finding(RUNS, "fail", why, BY, shown)]
-    small = "built small" if made["shrunk"] else "built"
-    why = f"its GPT, {small} with {made['parameters']:,} parameters, predicts {tuple(shape)}, finite"
+    small = "built small" if made.shrunk else "built"
+    why = f"its GPT, {small} with {made.parameters:,} parameters, predicts {shape}, finite"
     findings = [Finding(RUNS, "pass", why, BY, shown)]
-    leak = float(made["leak"])
+    leak = made.leak
     told = f"its untrained GPT's predictions change by {leak:.1e} when only later tokens do"
     # an untrained model that passes proves little: its scorer is another matter
     findings.append(Finding(CAUSAL, "fail" if leak > CLOSE else "unknown", told, BY, shown))
     return findings
 
 
-def _probed(box: Sandbox, about: dict[str, object], shown: str) -> list[Finding]:
+def _probed(box: Sandbox, about: _About, shown: str) -> list[Finding]:
     """The entry points it offers, probed."""
-    if not (about.get("score") or about.get("scorer")):
+    if not (about.score or about.scorer):
         return []
-    vocabulary = about.get("vocabulary")
-    if not isinstance(vocabulary, int) or vocabulary < 2:
+    vocabulary = about.vocabulary
+    if vocabulary is None or vocabulary < 2:
         return [Finding(RUNS, "unknown", "it says no VOCABULARY, so it was not probed", BY, shown)]
+    if vocabulary > MOST_VOCABULARY:
+        why = f"its VOCABULARY is more than {MOST_VOCABULARY:,}, so it was not probed"
+        return [Finding(RUNS, "unknown", why, BY, shown)]
     tokens = np.random.default_rng(0).integers(0, vocabulary, TOKENS)
     found: tuple[Finding, ...] = ()
-    if about.get("score"):
+    if about.score:
 
         def losses(stream: NDArray[np.int64]) -> NDArray[np.float64]:
             return np.array(_numbers(box.ask("score", stream.tolist())))
 
         found += probe_losses(losses, vocabulary, tokens)
-    if about.get("scorer"):
+    if about.scorer:
         found += probe(lambda: _Proxy(box), vocabulary, tokens)
     if box.over:
         raise OvertimeError(f"its scorer did not finish in {box.seconds:g} s")
@@ -148,7 +209,10 @@ class _Proxy:
 def _numbers(said: object) -> list[float]:
     if not isinstance(said, list) or not all(isinstance(each, int | float) for each in said):
         raise SandboxError("the script spoke out of turn: what it sent are no numbers")
-    return [float(each) for each in said]
+    try:
+        return [float(each) for each in said]
+    except OverflowError as error:
+        raise SandboxError("the script spoke out of turn: what it sent are no numbers") from error
 
 
 def _read(box: Sandbox, path: Path, code: int, scored: bool, shown: str) -> list[Finding]:

@@ -132,10 +132,10 @@ def _close_files(libc: ctypes.CDLL, scratch: str, most: int) -> str | None:
         lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
         lambda: hide(b"/run"),  # sockets of services
         lambda: libc.mount(b"none", place, b"tmpfs", MS_NOSUID | MS_NODEV, small),
-        *(lambda node=node: libc.mount(node, node, None, MS_BIND, None) for node in devices),  # type: ignore[misc]
+        *(lambda node=node: libc.mount(node, node, None, MS_BIND, None) for node in devices),
         lambda: change(b"/", AT_RECURSIVE, RDONLY | NOSUID | NODEV, 0),  # disks can be written to on read-only mounts
         lambda: change(place, 0, 0, RDONLY),
-        *(lambda node=node: change(node, 0, 0, NODEV) for node in devices),  # type: ignore[misc]
+        *(lambda node=node: change(node, 0, 0, NODEV) for node in devices),
     )
     for step in steps:
         if step():
@@ -227,7 +227,7 @@ class Inside:
             "score": callable(getattr(self.module, "score", None)),
             "scorer": callable(getattr(self.module, "scorer", None)),
             "model": isinstance(getattr(self.module, "GPT", None), type),
-            "vocabulary": int(vocabulary) if vocabulary is not None else None,
+            "vocabulary": _counted(vocabulary),
         }
 
     def score(self, tokens: list[int]) -> list[float]:
@@ -329,6 +329,14 @@ class Inside:
             except Exception as error:
                 failed = error
         raise failed
+
+
+def _counted(said: Any) -> int | None:
+    """A size that a script names; None where it is no number, as of a field that is not filled yet."""
+    try:
+        return int(said)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _array(tokens: list[int]) -> Any:

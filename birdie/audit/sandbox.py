@@ -183,7 +183,7 @@ class Sandbox:
         told = self.ask("log")
         try:
             return Log({Path(path): int(size) for path, size in told["opened"]}, tuple(str(t) for t in told["tried"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SandboxError("the script spoke out of turn: its log is none") from error
 
     def _environment(self) -> dict[str, str]:
