@@ -1,6 +1,7 @@
 """What a folder claims, against its own logs, README and files."""
 
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from birdie.audit import claims, rules, shipped
 from birdie.audit.claims import Claim, read_claim
 from birdie.audit.logs import TrainingLog, parse_log
 from birdie.audit.rules import Finding, Rule, Verdict, worst
+from birdie.audit.source import source_of
 from birdie.errors import DataError
 
 SEEDS = (1337, 42, 7)
@@ -203,11 +205,14 @@ def test_the_size_is_that_of_what_lies_there(tmp_path: Path) -> None:
 
 
 def test_minifying_leaves_the_program() -> None:
-    source = b'"""What it is."""\n\n\ndef f(x):\n    """Twice."""\n    return 2 * x  # two\n'
-    assert shipped.minified(source) == len(b"def f(x):\n    return 2 * x")
-    assert shipped.minified(b"def f(:") is None
+    source = source_of(b'"""What it is."""\n\n\ndef f(x):\n    """Twice."""\n    return 2 * x  # two\n')
+    for _ in range(2):  # the tree is as it was
+        assert shipped.minified(source) == len(b"def f(x):\n    return 2 * x")
+    assert shipped.minified(source_of(b"def f(:")) is None
     assert not shipped.is_packed(source)
-    assert shipped.is_packed(b"import lzma;exec(lzma.decompress(b'" + b"\\x00" * 300 + b"'))")
+    assert shipped.is_packed(source_of(b"import lzma;exec(lzma.decompress(b'" + b"\\x00" * 300 + b"'))"))
+    text = (Path(__file__).parent / "audited_logs.py").read_bytes()
+    assert shipped.packed(source_of(text)) == len(lzma.compress(text, format=lzma.FORMAT_ALONE, preset=9))
 
 
 def test_our_own_sources_count_where_the_script_loads_them(tmp_path: Path) -> None:

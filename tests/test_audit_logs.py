@@ -1,5 +1,9 @@
 """Training logs: every style is read, and what a log admits is a finding with its line."""
 
+import math
+import subprocess
+import sys
+
 import pytest
 from audited_logs import baseline, later
 from hypothesis import given
@@ -132,10 +136,21 @@ def test_a_legal_log_breaks_nothing() -> None:
             assert judged(text, rule)[0] == "pass", rule
 
 
+LOOPED = """\
+step:4003/20000 train_loss:2.4 train_time:467308ms step_avg:116.74ms
+step:4945/20000 val_loss:2.3 val_bpb:1.06 train_time:600130ms step_avg:121.36ms
+stopping_early: wallclock_cap train_time:600130ms step:4945/20000
+"""
+"""Late steps go through some layers twice."""
+
+
 @pytest.mark.parametrize(
     ("text", "verdict", "evidence"),
     [
-        (baseline(train_ms=600_038), "pass", "within the last step, of 44 ms"),
+        (baseline(train_ms=600_038), "pass", "within the last step (steps: 44 ms in the mean and 44 at last)"),
+        (LOOPED, "pass", "steps: 121 ms in the mean and 141 at last"),
+        (LOOPED.replace("600130", "600250"), "fail", "250 ms more than the 600,000 allowed"),
+        (LOOPED.replace("600130", "600150").replace("4003/", "4/"), "pass", "within the last step"),
         (baseline(train_ms=600_090), "fail", "90 ms more than the 600,000 allowed"),
         (baseline(train_ms=600_038).replace("stopping_early", "ending"), "fail", "38 ms more"),
         (baseline(train_ms=900_010).replace("seconds:600.000", "seconds:900.000"), "fail", "its cap was set to 900 s"),
@@ -199,6 +214,30 @@ def test_a_part_of_the_split_fails_and_an_unknown_tokenizer_cannot_be_told() -> 
     assert judged(part, rules.COVERAGE)[0] == "fail"
     other = part.replace("fineweb_1024_bpe", "my").replace("fineweb10B_sp1024", "mine")
     assert judged(other, rules.COVERAGE)[0] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("targets", "share", "coverage", "counts"),
+    [
+        (41_200_000, 1.0, "unknown", "unknown"),  # more targets than the published tokenizer's: no part of the split
+        (39_000_000, 1.0, "unknown", "unknown"),  # fewer, and all of the text's bytes: a better tokenizer
+        (39_000_000, 1.0413, "unknown", "unknown"),  # perhaps too many bytes, perhaps another text
+        (38_000_000, 38.0 / 40.54, "fail", "unknown"),  # bytes a token as the published one's: some are missing
+        (12_000_000, 12.0 / 40.54, "fail", "unknown"),
+        (35_000_000, 1.0, "unknown", "unknown"),
+        (41_200_000, 1.17, "unknown", "fail"),  # the leading space counted twice
+        (12_000_000, None, "fail", "unknown"),
+        (39_000_000, None, "unknown", "unknown"),
+    ],
+)
+def test_a_vocabularys_size_does_not_name_its_tokenizer(
+    targets: int, share: float | None, coverage: Verdict, counts: Verdict
+) -> None:
+    text = f"val_loader:shards pattern=./fineweb10B_sp8192/fineweb_val_*.bin tokens:{targets}\n"
+    if share is not None:
+        text += f"final_exact val_loss:2.80000000 val_bpb:{2.8 * targets / math.log(2) / (share * TEXT_BYTES):.8f}\n"
+    assert judged(text, rules.COVERAGE)[0] == coverage
+    assert judged(text, rules.BYTES)[0] == counts
 
 
 @given(st.sampled_from(SPLITS), st.sampled_from([512, 1024, 2048, 4096]))
@@ -292,6 +331,25 @@ def test_published_scores_were_divided_by_the_splits_bytes(targets: int, loss: f
 def test_whatever_a_line_says_is_survived(line: str) -> None:
     log = parse_log(f"seed:1\nval_tokens: 62021632\n{line}\n", "log")
     assert isinstance(logged.findings(log), tuple)
+
+
+HOSTILE = """
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (15, 15))
+from birdie.audit import logged
+from birdie.audit.logs import MAX_LINE, parse_log
+for piece in ("collected Hessians ", "compile warmup done ", "Total submission size: ", "Code size (", "a ", "a.", "1,",
+              "step ", "step: ", "a:1 ", "in ", "=", "val_bpb:", "prequant_ttt", "e", "  ", "9/", "ema : "):
+    for text in (piece * 800, piece + " " * 16000 + "x", "Total submission size" + piece * 800, piece * 2**15):
+        logged.findings(parse_log(text, "log"))
+logged.findings(parse_log("import os" + chr(10) * 2**20 + "Running Python 3" + chr(10), "log"))
+"""
+
+
+def test_no_line_takes_long() -> None:
+    """In a process whose processor time is limited: patterns that try again and again would take minutes."""
+    done = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_our_own_clock_counts_everything() -> None:

@@ -14,18 +14,19 @@ from pathlib import Path
 
 from birdie.errors import DataError
 
-MAX_BYTES = 64_000_000
+MAX_BYTES = 16_000_000
 """A log of a record has 100 kB; above this nothing is read."""
+MAX_LINE = 4096
+"""Characters of one line that are read; in foreign text a pattern may take the square of it."""
 
 _PAIR = re.compile(
     r"(?<![\w.])([A-Za-z_][\w.]*)\s*[:=]\s*([-+]?\d[\d,_]{0,30}(?:\.\d{1,30})?(?:e[-+]?\d{1,2})?)\s*(ms|s|m)?(?!\w|\.\d)"
 )
-_VALIDATION = re.compile(r"^(?:step\s*[:=]?\s*)?(\d+)/\d+\b")
-_SIZE = re.compile(r"^Total submission size\s*(.*?):\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
-_MODEL = re.compile(r"^Serialized model\s*(.*?):\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
-_CODE = re.compile(r"^Code size\s*(?:\((.*?)\))?\s*:\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
-_HESSIANS = re.compile(r"\bcollected\b.*?\bHessians?\b.*?\bin\s+(\d+(?:\.\d+)?)\s*s\b", re.IGNORECASE)
-_COMPILED = re.compile(r"\bcompile warm-?up (?:done|took)\D*(\d+(?:\.\d+)?)\s*s\b", re.IGNORECASE)
+_VALIDATION = re.compile(r"^(?:step\s*(?:[:=]\s*)?)?(\d+)/\d+\b")
+_SIZES = ("Total submission size", "Serialized model", "Code size")
+_BYTES = re.compile(r":\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
+_IN_SECONDS = re.compile(r"\bin\s+(\d{1,9}(?:\.\d{1,9})?)\s*s\b")
+_COMPILED = re.compile(r"\bcompile warm-?up (?:done|took)\D{0,80}?(\d{1,9}(?:\.\d{1,9})?)\s*s\b", re.IGNORECASE)
 _TUNED = re.compile(r"^\s*pre_?quant_?ttt\s*:\s*epoch\b", re.IGNORECASE)
 _VOCABULARY = re.compile(r"(?:(?<![a-z])sp|fineweb_)(\d{3,5})(?=_|\b)")
 _UNITS = {"ms": 1.0, "s": 1e3, "m": 6e4}
@@ -95,6 +96,8 @@ class TrainingLog:
         forced: the step that was set to end at, whatever the clock said.
         train_ms: the longest training time it tells of.
         step_ms: the mean step at the end.
+        last_ms: the mean step of the last stretch that was timed: late steps may be slower than the mean.
+        timed: the last step whose time is said, and that, in ms.
         capped: whether the clock ended the training.
         calibration_s: seconds spent on Hessians after the clock stopped.
         compile_s: seconds of compiling for evaluation, said apart.
@@ -116,6 +119,7 @@ class TrainingLog:
     forced: Figure | None = None
     train_ms: Figure | None = None
     step_ms: float | None = None
+    last_ms: float | None = None
     capped: bool = False
     calibration_s: Figure | None = None
     compile_s: Figure | None = None
@@ -127,6 +131,7 @@ class TrainingLog:
     scores: list[Scored] = field(default_factory=list)
     averaged: bool = False
     tuned: Figure | None = None
+    timed: tuple[float, float] | None = None
 
     @property
     def claimed(self) -> Scored | None:
@@ -192,20 +197,20 @@ def _run_begins(lines: list[str]) -> int:
 
 def _source(lines: list[str]) -> str | None:
     """The script a log begins with, without the rule that ends it and the log's own name before it."""
-    while lines and (not lines[-1].strip() or _RULE.match(lines[-1])):
-        lines = lines[:-1]
-    if lines and re.fullmatch(r"\S+\.(?:txt|log)", lines[0]):
-        lines = lines[1:]
-    text = "\n".join(lines)
+    end = len(lines)
+    while end and (not lines[end - 1].strip() or _RULE.match(lines[end - 1][:MAX_LINE])):
+        end -= 1
+    named = end and re.fullmatch(r"\S+\.(?:txt|log)", lines[0][:MAX_LINE])
+    text = "\n".join(lines[1 if named else 0 : end])
     return text if "import " in text else None
 
 
 def _read_line(log: TrainingLog, line: str, number: int) -> None:
-    for pattern, sizes in ((_SIZE, log.total_bytes), (_MODEL, log.model_bytes), (_CODE, log.code_bytes)):
-        if match := pattern.match(line.strip()):
-            name = (match[1] or "").strip()
-            sizes.pop(name, None)  # the last counts, and its place is the last
-            sizes[name] = Figure(_number(match[2]), number)
+    line = line[:MAX_LINE]
+    for begins, sizes in zip(_SIZES, (log.total_bytes, log.model_bytes, log.code_bytes), strict=True):
+        if (said := _size(line.strip(), begins)) is not None:
+            sizes.pop(said[0], None)  # the last counts, and its place is the last
+            sizes[said[0]] = Figure(said[1], number)
             return
     pairs = dict(_pairs(line))
     _read_score(log, line, number, pairs)
@@ -215,6 +220,16 @@ def _read_line(log: TrainingLog, line: str, number: int) -> None:
         log.tuned = Figure(0, number)
     if re.match(r"\s*(?:ema|swa|lawa)\s*:\s*(?:applying|loaded)", line, re.IGNORECASE) or "applying EMA" in line:
         log.averaged = True
+
+
+def _size(line: str, begins: str) -> tuple[str, float] | None:
+    """(name, bytes) of "Total submission size int8+zlib: 15,863,489 bytes" and the like; None: it is no such line."""
+    if not line.startswith(begins) or (match := _BYTES.search(line, len(begins))) is None:
+        return None
+    name = line[len(begins) : match.start()].strip()
+    if name.startswith("(") and name.endswith(")"):
+        name = name[1:-1].strip()
+    return name, _number(match[1])
 
 
 def _pairs(line: str) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -254,6 +269,8 @@ def _read_times(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple
         rounded = pairs["train_time"][1] == "m"  # "9.9m" is no evidence against 600.0 s
         if not rounded and (log.train_ms is None or ms > log.train_ms.value):
             log.train_ms = Figure(ms, number)
+        if not rounded:
+            _read_pace(log, line, ms, pairs)
     if "step_avg" in pairs:
         log.step_ms = _ms(pairs["step_avg"], "ms")
     stripped = line.strip()
@@ -262,8 +279,8 @@ def _read_times(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple
         step = pairs.get("step")
         if step is not None and log.train_ms is not None and _number(step[0]):
             log.step_ms = log.train_ms.value / _number(step[0])
-    if (match := _HESSIANS.search(line)) and log.capped:
-        log.calibration_s = Figure(float(match[1]), number)
+    if log.capped and (seconds := _hessians(line)) is not None:
+        log.calibration_s = Figure(seconds, number)
     if match := _COMPILED.search(line):
         log.compile_s = Figure(float(match[1]), number)
     if stripped.startswith("birdie:evaluation:") and "score" in pairs:  # our clock around all of it
@@ -271,6 +288,26 @@ def _read_times(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple
         log.eval_s = Figure(sum(_ms(part, "s") for part in parts) / 1e3, number)
     if "total_eval_time" in pairs:
         log.eval_s = Figure(_ms(pairs["total_eval_time"], "s") / 1e3, number)
+
+
+def _read_pace(log: TrainingLog, line: str, ms: float, pairs: dict[str, tuple[str, str]]) -> None:
+    counted = _VALIDATION.match(line.strip())
+    step = float(counted[1]) if counted else _number(pairs["step"][0]) if "step" in pairs else None
+    if step is None:
+        return
+    if log.timed is not None and step > log.timed[0] and ms > log.timed[1]:
+        log.last_ms = (ms - log.timed[1]) / (step - log.timed[0])
+    if log.timed is None or step > log.timed[0]:
+        log.timed = step, ms
+
+
+def _hessians(line: str) -> float | None:
+    """Seconds of "GPTQ:collected 67 Hessians in 3.6s"; None: it is no such line."""
+    low = line.lower()
+    collected = low.find("collected")
+    at = low.find("hessian", collected)
+    match = _IN_SECONDS.search(low, at) if 0 <= collected < at else None
+    return float(match[1]) if match else None
 
 
 def _read_setting(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple[str, str]]) -> None:

@@ -8,8 +8,6 @@ It follows validation tokens from where they are loaded to what learns from them
 reported only where the pattern is there; that none was found proves nothing, and is a finding of "unknown".
 """
 
-import ast
-
 from birdie.audit.flow import Flow
 from birdie.audit.memory import TooLargeError
 from birdie.audit.patterns import patterns
@@ -23,7 +21,8 @@ from birdie.audit.rules import (
     VALIDATION,
     Finding,
 )
-from birdie.audit.unpack import MOST, unpacked
+from birdie.audit.source import UNREADABLE, Source, source_of
+from birdie.audit.unpack import unpacked
 from birdie.audit.values import Issue
 
 BY = "scan"
@@ -38,46 +37,47 @@ JUDGED = {
 }
 """Rules the scan can see broken, and the patterns it knows of each."""
 
+_PART = "; the script is too large for the scan, which looked at a part of it"
 
-def scan(source: bytes, shown: str) -> tuple[Finding, ...]:
+
+def scan(source: bytes | Source, shown: str, *, unlimited: bool = False) -> tuple[Finding, ...]:
     """Look `source`, shown to the user as `shown`, over; at least one finding for each rule in `JUDGED`.
 
     A script that unpacks and executes another is looked through: lines are then those of the inner one.
+
+    Args:
+        source: of a file, or its bytes.
+        shown: names it in findings.
+        unlimited: the track has no cap on training time, so nothing gets past it.
     """
+    source = source_of(source) if isinstance(source, bytes) else source
     inner = ""
+    if source.tree is not None and (packed := unpacked(source.tree)) is not None:
+        source, inner = source_of(packed), "in the source it unpacks: "
+    if source.tree is None:
+        return (Finding(SCORE_FIRST, "unknown", inner + source.why, BY, shown, source.line),)
+    flow, stopped = Flow(source.tree), ""
+    issues: set[Issue] = set()
     try:
-        tree = _parsed(source)
-        packed = unpacked(tree)
-        if packed is not None:
-            tree, inner = _parsed(packed), "in the source it unpacks: "
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", 0) or 0
-        why = f"it cannot be parsed as Python ({getattr(error, 'msg', None) or error})"
-        return (Finding(SCORE_FIRST, "unknown", why, BY, shown, line),)
-    issues = set(patterns(tree))
-    flow, stopped = Flow(tree), ""
+        issues.update(patterns(source.tree))
+    except UNREADABLE:
+        stopped = _PART
     try:
         flow.run()
-    except (TooLargeError, RecursionError):
-        stopped = "; the script is too large for the scan, which looked at a part of it"
+    except (TooLargeError, *UNREADABLE):
+        stopped = _PART
     issues |= flow.found
     findings = [
         Finding(each.rule, "fail" if each.sure else "unknown", inner + each.evidence, BY, shown, each.line)
         for each in _distinct(issues)
+        if not (unlimited and each.rule == TRAIN_TIME)
     ]
     failed = {each.rule for each in findings}
-    findings += [
-        Finding(rule, "unknown", f"{inner}none of the known patterns was found: {what}{stopped}", BY, shown)
-        for rule, what in JUDGED.items()
-        if rule not in failed
-    ]
+    nothing = {rule: f"{inner}none of the known patterns was found: {what}{stopped}" for rule, what in JUDGED.items()}
+    if unlimited:
+        nothing[TRAIN_TIME] = "the track has no cap on training time"
+    findings += [Finding(rule, "unknown", why, BY, shown) for rule, why in nothing.items() if rule not in failed]
     return tuple(findings)
-
-
-def _parsed(source: bytes) -> ast.Module:
-    if len(source) > MOST:
-        raise ValueError(f"it is {len(source):,} bytes, more than {MOST:,}")
-    return ast.parse(source)
 
 
 def _distinct(issues: set[Issue]) -> list[Issue]:

@@ -8,16 +8,16 @@ preparation were never counted.
 """
 
 import ast
-import io
+import itertools
 import lzma
-import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from birdie.audit.logged import against_cap_bytes
 from birdie.audit.logs import TrainingLog
 from birdie.audit.rules import SIZE, Finding
+from birdie.audit.source import MOST, Source, read_source
 from birdie.submit.code import PACKAGE, code_bytes
 
 SCRIPT, CLAIM = "train_gpt.py", "submission.json"
@@ -26,6 +26,9 @@ MODELS = (".birdie", ".ptz", ".pt", ".pth", ".safetensors", ".xz", ".lzma", ".br
 
 CODE = (".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".ptx", ".sh", ".js", ".rs")
 """Ends of files that count as code where evaluation reads them."""
+
+MOST_TOGETHER = 4 * MOST
+"""Bytes of a script and its helper files that are parsed; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Shipped:
         ours: bytes of birdie's own sources that it loads besides; 0: it does not.
         model: the model's file; None: there is none.
         models: all files that may be one.
+        sources: of the code that is Python.
         alone: whether a script was given, not its folder: no model is looked for.
     """
 
@@ -46,6 +50,7 @@ class Shipped:
     ours: int
     model: Path | None
     models: tuple[Path, ...]
+    sources: Mapping[Path, Source]
     alone: bool = False
 
     @property
@@ -59,19 +64,17 @@ def look(folder: Path) -> Shipped:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     script = _script(files)
     models = tuple(path for path in files if path.suffix in MODELS)
-    code: tuple[Path, ...] = ()
-    ours = 0
-    if script is not None:
-        code = tuple(sorted(_reached(script, files)))
-        ours = code_bytes(script) - script.stat().st_size if _imports_ours(script) else 0
-    return Shipped(script, code, ours, _model(models), models)
+    if script is None:
+        return Shipped(None, (), 0, _model(models), models, {})
+    code, sources = _reached(script, files)
+    return Shipped(script, code, _ours(script, sources[script]), _model(models), models, sources)
 
 
 def of_script(script: Path) -> Shipped:
     """What `script` is by itself: it and the helper files beside it that it reads."""
     files = sorted(path for path in script.parent.iterdir() if path.is_file())
-    ours = code_bytes(script) - script.stat().st_size if _imports_ours(script) else 0
-    return Shipped(script, tuple(sorted(_reached(script, files))), ours, None, (), alone=True)
+    code, sources = _reached(script, files)
+    return Shipped(script, code, _ours(script, sources[script]), None, (), sources, alone=True)
 
 
 def _script(files: Sequence[Path]) -> Path | None:
@@ -88,25 +91,30 @@ def _model(models: Sequence[Path]) -> Path | None:
     return min(ours or models, key=lambda path: path.stat().st_size, default=None)
 
 
-def _reached(script: Path, files: Sequence[Path]) -> set[Path]:
-    """The script and the files of its folder that it imports or names, and those that they do."""
+def _reached(script: Path, files: Sequence[Path]) -> tuple[tuple[Path, ...], dict[Path, Source]]:
+    """The script and the files of its folder that it imports or names, and those that they do; those in Python read."""
     by_name = {path.name: path for path in files if path.suffix in CODE}
-    found, queue = {script}, [script]
+    found, queue, left = {script}, [script], MOST_TOGETHER
+    sources: dict[Path, Source] = {}
     while queue:
-        for name in _mentioned(queue.pop()):
-            path = by_name.get(name)
-            if path is not None and path not in found:
-                found.add(path)
-                queue.append(path)
-    return found
+        path = queue.pop()
+        if path.suffix != ".py":
+            continue
+        source = sources[path] = read_source(path, min(MOST, left))
+        left -= len(source.data)
+        for name in _mentioned(source):
+            named = by_name.get(name)
+            if named is not None and named not in found:
+                found.add(named)
+                queue.append(named)
+    return tuple(sorted(found)), sources
 
 
-def _mentioned(path: Path) -> Iterator[str]:
+def _mentioned(source: Source) -> Iterator[str]:
     """File names that a source imports or has in a string."""
-    tree = _parsed(path)
-    if tree is None:
+    if source.tree is None:
         return
-    for node in ast.walk(tree):
+    for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             yield from (f"{alias.name.split('.')[0]}.py" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -116,58 +124,49 @@ def _mentioned(path: Path) -> Iterator[str]:
             yield Path(node.value).name if "\0" not in node.value else ""
 
 
-def _parsed(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_bytes()) if path.suffix == ".py" else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _imports_ours(script: Path) -> bool:
-    tree = _parsed(script)
+def _ours(script: Path, source: Source) -> int:
+    """Bytes of birdie's own sources that a script imports."""
     named = [
         (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
-        for node in ast.walk(tree or ast.Module([], []))
+        for node in ast.walk(source.tree or ast.Module([], []))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     ]
-    return any(name.split(".")[0] == PACKAGE.name for name in named)
+    if not any(name.split(".")[0] == PACKAGE.name for name in named):
+        return 0
+    return code_bytes(script) - script.stat().st_size
 
 
-def minified(source: bytes) -> int | None:
+def minified(source: Source) -> int | None:
     """Bytes of `source` without comments, docstrings and blank lines; None: it is not Python."""
-    try:
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                first = node.body[0] if node.body else None
-                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(node.body) > 1:
-                    node.body = node.body[1:]
-        return len(ast.unparse(tree).encode())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    program = source.program
+    return None if program is None else len(program.encode("utf-8", "replace"))
 
 
-def packed(source: bytes) -> int:
+def packed(source: Source) -> int:
     """Bytes of `source` by LZMA, as one-file submissions carry it."""
-    return len(lzma.compress(source, format=lzma.FORMAT_ALONE, preset=9))
+    enough = {"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": max(4096, len(source.data))}  # 64 MiB unless said
+    return len(lzma.compress(source.data, format=lzma.FORMAT_ALONE, filters=[enough]))
 
 
-def is_packed(source: bytes) -> bool:
+def is_packed(source: Source) -> bool:
     """Whether a script is a wrapper around compressed code: nearly all of it is one string or one run of bytes."""
-    try:
-        tokens = tokenize.tokenize(io.BytesIO(source).readline)
-        longest = max((len(token.string) for token in tokens if token.type == tokenize.STRING), default=0)
-    except (tokenize.TokenError, SyntaxError, ValueError):
+    if source.tree is None:
         return False
-    return longest > len(source) // 2
+    begins = [0, *itertools.accumulate(map(len, source.data.splitlines(keepends=True)))]
+    lengths = (
+        begins[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0) - begins[node.lineno - 1] - node.col_offset
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    )
+    return max(lengths, default=0) > source.size // 2
 
 
 def findings(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tuple[Finding, ...]:
     """SIZE of what lies in the folder; the model's bytes are the logs' where its file is not there."""
     if shipped.script is None:
         return ()
-    source = shipped.script.read_bytes()
+    source = shipped.sources[shipped.script]
     code = shipped.code_bytes
     helpers = len(shipped.code) - 1
     files = f"{shipped.script.name}{f' and {helpers} helper file' + 's' * (helpers > 1) if helpers else ''}"

@@ -11,20 +11,24 @@ import bz2
 import lzma
 import zlib
 
-MOST = 4_000_000
-"""Bytes of source that are looked at."""
+from birdie.audit.source import MOST, UNREADABLE
 
+_CALLS = 16  # of exec that are looked into
 _LAYERS = 4
 _LONG = 200
 
 
 def unpacked(tree: ast.Module) -> bytes | None:
     """The source that `tree` unpacks and executes; None: it does not, or not in a way that is known here."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval"):
-            source = _text(node) or _text(tree)
-            if source is not None:
-                return source
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
+    ]
+    for inside in (*calls[:_CALLS], *([tree] if calls else [])):
+        source = _text(inside)
+        if source is not None:
+            return source
     return None
 
 
@@ -42,7 +46,7 @@ def _layers(data: bytes, left: int) -> bytes | None:
         ast.parse(data)
         if b"\n" in data.strip() and any(word in data for word in (b"import", b"def ")):
             return data
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except UNREADABLE:
         pass
     if not left:
         return None
