@@ -1,5 +1,6 @@
 """`birdie audit` as a user meets it: what is found in an artifact, a folder and a script, JSON, exit codes."""
 
+import ast
 import json
 import shutil
 from collections.abc import Callable
@@ -236,11 +237,10 @@ def test_a_faultless_folder_breaks_nothing(ask: Ask, tmp_path: Path) -> None:
 
 
 def test_each_fault_of_a_folder_is_found_and_said(ask: Ask, tmp_path: Path) -> None:
-    folder = submission(tmp_path / "record", bytes_total=15_000_000)
+    folder = submission(tmp_path / "record", bytes_total=16_500_000, seeds=[1337, 42])
     (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=700_000, code=137))
     (folder / "logs").mkdir()
     (folder / "logs" / "more.txt").write_text(later(shards=1499, seed=8))
-    (folder / "README.md").write_text("val_bpb 1.01\nval_bpb 1.0123\n")
     code, answer, err = ask("audit", folder)
     assert code == 1
     assert err == ""
@@ -276,7 +276,38 @@ def test_logs_may_lie_elsewhere(tmp_path: Path) -> None:
 def test_a_track_without_a_cap(tmp_path: Path) -> None:
     folder = submission(tmp_path / "track_non_record_16mb")
     (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=7_000_000, code=137))
-    assert audit(folder).verdict(TRAIN_TIME) == "unknown"
+    with (folder / "train_gpt.py").open("a") as file:
+        file.write("MAX_WALLCLOCK_SECONDS = 14400\n")
+    report = audit(folder)
+    assert report.verdict(TRAIN_TIME) == "unknown"
+    assert any("no cap on training time" in each.evidence for each in report.of(TRAIN_TIME) if each.by == "scan")
+    assert audit(folder / "train_gpt.py").verdict(TRAIN_TIME) == "unknown"
+    capped = shutil.copytree(folder, tmp_path / "track_10min_16mb" / "2026_UnlimitedContext")
+    found = {each.by for each in audit(capped).of(TRAIN_TIME) if each.verdict == "fail"}
+    assert found == {"scan", "log"}
+    assert audit(capped / "train_gpt.py").verdict(TRAIN_TIME) == "fail"
+
+
+def test_files_that_are_none_do_not_end_an_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = submission(tmp_path / "record")
+    for broken in ("{", "[" * 10_000, '{"step": 1}', "\ud800"):
+        (folder / "history.jsonl").write_bytes(broken.encode("utf-8", "surrogatepass"))
+        assert any("no history of a run" in each.evidence for each in audit(folder).of(TRAIN_TIME))
+    (folder / "README.md").write_text("val_bpb 1.0123\n" * 100_000)
+    assert any("README has 1,500,000 bytes" in each.evidence for each in audit(folder).of(SEEDS))
+    monkeypatch.setattr("birdie.audit.audit.MAX_BYTES", 100)  # no log is read
+    assert audit(folder).verdict(SEEDS) == "unknown"
+    (folder / "submission.json").write_text("[" * 1_000_001)
+    assert audit(folder).verdict(SEEDS) == "unknown"
+
+
+def test_a_script_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, parsed, parse = submission(tmp_path / "record"), [], ast.parse
+    monkeypatch.setattr(
+        ast, "parse", lambda source, *more, **named: parsed.append(source) or parse(source, *more, **named)
+    )
+    audit(folder)
+    assert parsed.count((folder / "train_gpt.py").read_bytes()) == 1
 
 
 def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:

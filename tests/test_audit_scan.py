@@ -1,5 +1,6 @@
 """The static scan: finds what is wrong in the corpus where it is, whatever it is called, and accuses nobody else."""
 
+import ast
 import base64
 import lzma
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from birdie.audit.rules import BYTES, NORMALISED, ONE_PASS, SCORE_FIRST, VALIDATION, Finding
 from birdie.audit.scan import JUDGED, scan
+from birdie.audit.unpack import unpacked
 from birdie.submit.code import source_files
 from tests.audit import ILLEGAL, LEGAL, Script
 
@@ -69,6 +71,40 @@ def test_packed_scripts_are_looked_through() -> None:
 @pytest.mark.parametrize("source", [b"def (", b"\x00", b"x = '\xff'", b"(" * 5000, b"-" * 200_000 + b"1"])
 def test_what_is_not_python_is_not_judged(source: bytes) -> None:
     assert {each.verdict for each in scan(source, "x.py")} == {"unknown"}
+
+
+DEEP = {
+    "sum": "x = a" + "+a" * 400,
+    "calls": "x = a" + ".b()" * 400,
+    "test": "if a" + "+a" * 500 + ": x = 1",
+    "measured": "def f(piece):\n    x = len((piece" + "+a" * 500 + ").encode())",
+}
+
+
+@pytest.mark.parametrize("source", DEEP.values(), ids=DEEP)
+def test_deep_expressions_could_not_be_told(source: str) -> None:
+    found = scan(f"sp.id_to_piece(1)\n{source}\n".encode(), "x.py")
+    assert {each.verdict for each in found} == {"unknown"}
+    assert {each.rule for each in found} >= set(JUDGED)
+
+
+def test_what_was_found_before_the_scan_stopped_is_told() -> None:
+    (found,) = failures("MAX_WALLCLOCK_SECONDS = 900\n" + DEEP["test"])
+    assert (found.rule.name, found.line) == ("train-time", 1)
+    assert failures("MAX_WALLCLOCK_SECONDS = 600\n" + DEEP["test"]) == []
+
+
+def test_a_track_without_a_cap_has_no_clock() -> None:
+    found = scan(b"MAX_WALLCLOCK_SECONDS = 14400\n", "x.py", unlimited=True)
+    assert {each.verdict for each in found} == {"unknown"}
+    assert failures("MAX_WALLCLOCK_SECONDS = 14400\n") != []
+
+
+def test_many_calls_of_exec_are_looked_into_once() -> None:
+    """Each would be asked for all strings of the script."""
+    inner = "import os\ndef f():\n    return 1\n" * 20
+    assert unpacked(ast.parse("exec(a)\n" * 20_000 + f"x = {inner!r}")) == inner.encode()
+    assert unpacked(ast.parse("exec(a)\n" * 20_000)) is None
 
 
 # Variants: the same sins and virtues under other names and in other shapes.

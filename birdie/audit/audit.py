@@ -13,9 +13,9 @@ from birdie import history
 from birdie.audit import claims, foreign, logged, rules, shipped
 from birdie.audit.claims import Claim, read_claim
 from birdie.audit.logged import against_cap_bytes
-from birdie.audit.logs import TrainingLog, read_log
+from birdie.audit.logs import MAX_BYTES, TrainingLog, read_log
 from birdie.audit.own import Given, Told, audit_artifact
-from birdie.audit.rules import Finding, Report
+from birdie.audit.rules import Finding, Report, Verdict
 from birdie.audit.scan import scan
 from birdie.audit.shipped import CLAIM, Shipped
 from birdie.container import MAGIC
@@ -24,6 +24,8 @@ from birdie.errors import ConfigError, DataError
 README = "README.md"
 MAX_LOGS = 200
 """Files of a folder that are read as logs."""
+MAX_LOG_BYTES = 4 * MAX_BYTES
+"""Of them together."""
 
 _LOGS = (".log", ".txt")
 _LOG_FOLDERS = ("logs", "log")
@@ -66,7 +68,9 @@ def audit(
     if path.is_dir():
         return Report(str(path), "folder", _folder(path, more, given))
     if path.suffix == ".py":
-        return Report(str(path), "script", (*_script(shipped.of_script(path), given), *_of_logs(more)))
+        unlimited = claims.has_no_cap(None, path)
+        found = _script(shipped.of_script(path), given, unlimited)
+        return Report(str(path), "script", (*found, *_of_logs(more, unlimited=unlimited)))
     if _is_artifact(path):
         return Report(str(path), "artifact", (*audit_artifact(path, str(path), given), *_of_logs(more)))
     raise ConfigError(f"{path} is no .birdie file, no Python script and no folder; give one of these")
@@ -94,24 +98,22 @@ def _of_logs(found: Sequence[TrainingLog], *, unlimited: bool = False) -> list[F
 
 def _folder(folder: Path, more: Sequence[TrainingLog], given: Given) -> tuple[Finding, ...]:
     ships = shipped.look(folder)
-    claim_path, readme_path = folder / CLAIM, folder / README
-    claim, broken = _claim(claim_path)
+    claim, broken = _claim(folder / CLAIM)
     found_logs = [*_logs_in(folder), *more]
     if not (ships.script or ships.model or claim or broken or found_logs):
         raise ConfigError(f"{folder} holds no script, artifact, log or {CLAIM}: there is nothing to audit")
-    unlimited = claims.is_unlimited(str(folder.resolve())) or (claim is not None and claim.unlimited)
-    readme = None
-    if readme_path.is_file():
-        readme = (str(readme_path), readme_path.read_text(encoding="utf-8", errors="replace"))
+    unlimited = claims.has_no_cap(claim, folder)
+    readme, unread = _readme(folder / README)
     findings = [
         *broken,
-        *_script(ships, given),
+        *unread,
+        *_script(ships, given, unlimited),
         *shipped.findings(ships, found_logs, str(ships.script or folder)),
         *_of_logs(found_logs, unlimited=unlimited),
         *claims.findings(claim, readme, found_logs, unlimited=unlimited),
     ]
     if ships.script is not None:
-        findings += claims.belongs(ships.script, str(ships.script), found_logs)
+        findings += claims.belongs(ships.script, str(ships.script), found_logs, claim, ships.sources[ships.script])
     findings += _history(folder)
     if ships.model is not None and _is_artifact(ships.model):
         findings += audit_artifact(ships.model, str(ships.model), given)
@@ -125,15 +127,34 @@ def _claim(path: Path) -> tuple[Claim | None, list[Finding]]:
     try:
         return read_claim(path, str(path)), []
     except DataError as error:
-        return None, [Finding(rules.SEEDS, "fail", str(error), "claim", str(path))]
+        verdict: Verdict = "fail" if path.stat().st_size <= claims.MAX_BYTES else "unknown"
+        return None, [Finding(rules.SEEDS, verdict, str(error), "claim", str(path))]
+
+
+def _readme(path: Path) -> tuple[tuple[str, str] | None, list[Finding]]:
+    """The name and text of a README, if there is one that is read."""
+    if not path.is_file():
+        return None, []
+    size = path.stat().st_size
+    if size > claims.MAX_BYTES:
+        said = f"the README has {size:,} bytes and was not read"
+        return None, [Finding(rules.SEEDS, "unknown", said, "README", str(path))]
+    return (str(path), path.read_text(encoding="utf-8", errors="replace")), []
 
 
 def _history(folder: Path) -> list[Finding]:
     """The training time of a run folder of ours, which keeps it beside the model."""
-    entries = history.read(folder)
+    path = str(folder / history.NAME)
+    try:
+        if (folder / history.NAME).is_file() and (folder / history.NAME).stat().st_size > MAX_BYTES:
+            raise DataError("it is too large for one")
+        entries = history.read(folder)
+    except (DataError, RecursionError):
+        said = f"{history.NAME} is no history of a run"
+        return [Finding(rules.TRAIN_TIME, "unknown", said, "history", path)]
     if not entries:
         return []
-    took, path = entries[-1].train_ms, str(folder / history.NAME)
+    took = entries[-1].train_ms
     if took <= logged.CAP_MS:
         said = f"training took {took:,.0f} ms of {logged.CAP_MS:,}"
         return [Finding(rules.TRAIN_TIME, "pass", said, "history", path)]
@@ -142,28 +163,32 @@ def _history(folder: Path) -> list[Finding]:
 
 
 def _logs_in(folder: Path) -> list[TrainingLog]:
-    """The training logs of a folder and of its folders of logs; other text is passed over."""
+    """The training logs of a folder and of its folders of logs; other text is passed over.
+
+    What is too large, or too much, to be read is a log that says nothing: so its seed is not taken for missing.
+    """
     places = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
     paths = sorted(path for place in places for path in place.iterdir() if path.suffix in _LOGS and path.is_file())
-    logs = []
-    for path in paths[:MAX_LOGS]:
-        try:
-            log = read_log(path)
-        except DataError:  # too large for a log
+    logs, left = [], MAX_LOG_BYTES
+    for number, path in enumerate(paths):
+        size = path.stat().st_size
+        if number >= MAX_LOGS or size > min(left, MAX_BYTES):
+            logs.append(TrainingLog(str(path)))
             continue
+        left -= size
+        log = read_log(path)
         if log is not None:
             logs.append(log)
     return logs
 
 
-def _script(ships: Shipped, given: Given) -> list[Finding]:
+def _script(ships: Shipped, given: Given, unlimited: bool) -> list[Finding]:
     """What the code shows without running and, if that is asked, in a sandbox."""
     if ships.script is None:
         return []
     found: list[Finding] = []
-    for path in ships.code:
-        if path.suffix == ".py":
-            found += scan(path.read_bytes(), str(path))
+    for path, source in sorted(ships.sources.items()):
+        found += scan(source, str(path), unlimited=unlimited)
     if given.run:
         found += foreign.run_script(ships.script)
     else:

@@ -87,11 +87,9 @@ def _against_cap(log: TrainingLog, ms: float) -> tuple[Verdict, str]:
     cap_kept = log.cap_s is None or 0 < log.cap_s.value <= CAP_S
     last = max(SLOW * (log.step_ms or 0.0), log.last_ms or 0.0)
     if log.capped and cap_kept and over < last:
-        steps = " and ".join(
-            [f"{log.step_ms:,.0f} ms in the mean"] * (log.step_ms is not None)
-            + [f"{log.last_ms:,.0f} at last"] * (log.last_ms is not None)
-        )
-        return "pass", f"training took {ms:,.0f} ms: the cap of {CAP_MS:,} came within the last step (steps: {steps})"
+        known = ((log.step_ms, "in the mean"), (log.last_ms, "at last"))
+        steps = ", ".join(f"{each:,.0f} ms {which}" for each, which in known if each is not None)
+        return "pass", f"training took {ms:,.0f} ms: the cap of {CAP_MS:,} came within the last step ({steps})"
     set_ = f", and its cap was set to {log.cap_s.value:,g} s" if log.cap_s is not None and not cap_kept else ""
     return "fail", f"training took {ms:,.0f} ms, {over:,.0f} ms more than the {CAP_MS:,} allowed{set_}"
 
