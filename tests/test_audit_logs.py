@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from audited_logs import baseline, later
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from birdie.audit import logged, rules
-from birdie.audit.logs import Scored, TrainingLog, parse_log, read_log
+from birdie.audit.logs import Scored, TrainingLog, parse_log, read_log, weight
 from birdie.audit.rules import Finding, Rule, Verdict, worst
 from birdie.audit.splits import SPLITS, TEXT_BYTES, bytes_of, whole
+from birdie.errors import DataError
 
 
 def judged(text: str, rule: Rule, *, unlimited: bool = False) -> tuple[Verdict, list[Finding]]:
@@ -126,6 +128,17 @@ def test_lines_of_the_script_in_the_log_are_not_of_the_run() -> None:
 def test_a_file_of_something_else_is_no_log(tmp_path) -> None:
     (tmp_path / "requirements.txt").write_text("torch\nnumpy==2.0\n")
     assert read_log(tmp_path / "requirements.txt") is None
+
+
+def test_a_log_is_weighed_before_it_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_bytes(baseline().encode())
+    assert log.stat().st_size < weight(log) < 10 * log.stat().st_size
+    assert read_log(log) is not None
+    for text in ("\n" * 260_000, "\r" * 260_000, "x" * 16_000_001):
+        log.write_bytes(text.encode())
+        with pytest.raises(DataError, match="too many lines for a log"):
+            read_log(log)
 
 
 def test_a_legal_log_breaks_nothing() -> None:

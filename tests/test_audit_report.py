@@ -295,7 +295,7 @@ def test_files_that_are_none_do_not_end_an_audit(tmp_path: Path, monkeypatch: py
         assert any("no history of a run" in each.evidence for each in audit(folder).of(TRAIN_TIME))
     (folder / "README.md").write_text("val_bpb 1.0123\n" * 100_000)
     assert any("README has 1,500,000 bytes" in each.evidence for each in audit(folder).of(SEEDS))
-    monkeypatch.setattr("birdie.audit.audit.MAX_BYTES", 100)  # no log is read
+    monkeypatch.setattr("birdie.audit.audit.MAX_WEIGHT", 100)  # no log is read
     assert audit(folder).verdict(SEEDS) == "unknown"
     (folder / "submission.json").write_text("[" * 1_000_001)
     assert audit(folder).verdict(SEEDS) == "unknown"

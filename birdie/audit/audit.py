@@ -13,7 +13,7 @@ from birdie import history
 from birdie.audit import claims, foreign, logged, rules, shipped
 from birdie.audit.claims import Claim, read_claim
 from birdie.audit.logged import against_cap_bytes
-from birdie.audit.logs import MAX_BYTES, TrainingLog, read_log
+from birdie.audit.logs import MAX_WEIGHT, TrainingLog, read_log, weight
 from birdie.audit.own import Given, Told, audit_artifact
 from birdie.audit.rules import Finding, Report, Verdict
 from birdie.audit.scan import scan
@@ -24,8 +24,8 @@ from birdie.errors import ConfigError, DataError
 README = "README.md"
 MAX_LOGS = 200
 """Files of a folder that are read as logs."""
-MAX_LOG_BYTES = 4 * MAX_BYTES
-"""Of them together."""
+MAX_TOGETHER = 4 * MAX_WEIGHT
+"""What they may weigh together."""
 
 _LOGS = (".log", ".txt")
 _LOG_FOLDERS = ("logs", "log")
@@ -146,7 +146,7 @@ def _history(folder: Path) -> list[Finding]:
     """The training time of a run folder of ours, which keeps it beside the model."""
     path = str(folder / history.NAME)
     try:
-        if (folder / history.NAME).is_file() and (folder / history.NAME).stat().st_size > MAX_BYTES:
+        if (folder / history.NAME).is_file() and (folder / history.NAME).stat().st_size > claims.MAX_BYTES:
             raise DataError("it is too large for one")
         entries = history.read(folder)
     except (DataError, RecursionError):
@@ -169,13 +169,13 @@ def _logs_in(folder: Path) -> list[TrainingLog]:
     """
     places = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
     paths = sorted(path for place in places for path in place.iterdir() if path.suffix in _LOGS and path.is_file())
-    logs, left = [], MAX_LOG_BYTES
+    logs, left = [], MAX_TOGETHER
     for number, path in enumerate(paths):
-        size = path.stat().st_size
-        if number >= MAX_LOGS or size > min(left, MAX_BYTES):
+        weighs = weight(path)
+        if number >= MAX_LOGS or weighs > min(left, MAX_WEIGHT):
             logs.append(TrainingLog(str(path)))
             continue
-        left -= size
+        left -= weighs
         log = read_log(path)
         if log is not None:
             logs.append(log)

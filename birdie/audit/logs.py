@@ -14,8 +14,10 @@ from pathlib import Path
 
 from birdie.errors import DataError
 
-MAX_BYTES = 16_000_000
-"""A log of a record has 100 kB; above this nothing is read."""
+MAX_WEIGHT = 16_000_000
+"""Most that a log may weigh to be read; one of a record has 100 kB."""
+LINE_WEIGHT = 64
+"""Bytes that a line takes as long as, however short it is."""
 MAX_LINE = 4096
 """Characters of one line that are read; in foreign text a pattern may take the square of it."""
 
@@ -163,16 +165,30 @@ def _named(sizes: dict[str, Figure]) -> Figure | None:
     return list((named or sizes).values())[-1] if sizes else None
 
 
+def weight(path: Path) -> int:
+    """What reading the log in `path` takes, in bytes of long lines.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    if size > MAX_WEIGHT:
+        return size
+    data = path.read_bytes()
+    return size + LINE_WEIGHT * (data.count(b"\n") + data.count(b"\r"))
+
+
 def read_log(path: Path, shown: str | None = None) -> TrainingLog | None:
     """The log in `path`; None if no line of it is one of a training run.
 
     Raises:
-        DataError: it has more than MAX_BYTES.
+        DataError: it weighs more than MAX_WEIGHT.
         OSError: it cannot be read.
     """
-    if path.stat().st_size > MAX_BYTES:
+    if weight(path) > MAX_WEIGHT:
         raise DataError(
-            f"{path} has {path.stat().st_size:,} bytes, no log of a training run; take it out of the folder"
+            f"{path} has {path.stat().st_size:,} bytes in too many lines for a log of a training run; "
+            "take it out of the folder"
         )
     log = parse_log(path.read_text(encoding="utf-8", errors="replace"), shown or str(path))
     return None if log.empty else log
@@ -180,7 +196,7 @@ def read_log(path: Path, shown: str | None = None) -> TrainingLog | None:
 
 def parse_log(text: str, shown: str) -> TrainingLog:
     """What `text` says; `shown` names it in findings."""
-    lines = text.splitlines()
+    lines = text.split("\n")  # and at no other of the characters that can end a line
     log = TrainingLog(shown)
     begins = _run_begins(lines)
     if begins:
