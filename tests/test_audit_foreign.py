@@ -281,6 +281,7 @@ class TestScripts:
         found = run_script(script(tmp_path, HONEST.replace("VOCABULARY = 4", f"VOCABULARY = {said}")))
         assert any(each.verdict == "unknown" and why in each.evidence for each in found)
         assert not [each for each in found if each.verdict == "fail"]
+        assert [each.rule.name for each in found if each.verdict == "pass"] == ["runs"]  # nothing was scored
 
     @pytest.mark.slow
     def test_a_model_is_built_small(self) -> None:

@@ -116,7 +116,8 @@ def run_script(path: Path, *, seconds: float = 120, memory: int = 4 * GIB) -> tu
             except SandboxError as error:
                 findings.append(_stopped(error, shown))
                 probed = []
-            findings += _read(box, path, code, bool(probed), shown)
+            scored = any(each.rule != RUNS for each in probed)
+            findings += _read(box, path, code, scored, shown)
     except RefusedError as error:
         return (Finding(RUNS, "unknown", f"it was not run, for want of a sandbox: {error}", BY, shown),)
     except SandboxError as error:
