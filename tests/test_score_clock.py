@@ -3,7 +3,7 @@
 import pytest
 
 from birdie.score import clock as clock_module
-from birdie.score.clock import EvaluationClock, process_seconds
+from birdie.score.clock import EvaluationClock
 
 
 class Hands:
@@ -76,7 +76,3 @@ def test_learning_between_two_calls_is_foretold(hands: Hands) -> None:
     hands.now += 90
     update(30, 100)
     assert "evaluation will take about" in said[0]
-
-
-def test_a_process_knows_its_age() -> None:
-    assert 0 <= process_seconds() < 7 * 86_400

@@ -17,14 +17,14 @@ from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.distributed import World
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.evaluation import evaluate
 from birdie.model.gpt import GPTConfig
 from birdie.pipeline import Run, Validated
 from birdie.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.score.bpb import ValidationSettings
 from birdie.train.average import Average, AverageSettings
-from birdie.train.checkpoint import load_checkpoint
+from birdie.train.checkpoint import Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import TrainSettings
 
@@ -325,6 +325,23 @@ def finished(
     run = Run(recipe, folder, notify=told.append)
     events = list(run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after))
     return run, [event for event in events if isinstance(event, Validated)], told
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_a_run(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Least of all its last one, before the export; one that a stop asked for does."""
+
+    def full(*_: Path | Checkpoint) -> Path:
+        raise OutputError("cannot write there: no space left on device; nothing was changed there")
+
+    monkeypatch.setattr("birdie.train.loop.save_checkpoint", full)
+    run, _, told = finished(recipe, tmp_path / "run")
+    assert run.steps == 8
+    assert any(line.startswith("no checkpoint of step 8, training goes on: cannot write there") for line in told)
+    assert run.export().bytes > 0
+    with pytest.raises(OutputError, match="no space left"):
+        finished(recipe, tmp_path / "stopped", stop_after=3)
 
 
 def apart(run: Run, state: Weights) -> float:

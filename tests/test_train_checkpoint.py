@@ -14,9 +14,10 @@ from tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
 from birdie.data.batches import Batches, Order
 from birdie.data.shards import write_shard
-from birdie.errors import OutputError, WeightsError
+from birdie.distributed import World
+from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from birdie.train.checkpoint import Checkpoint, load_checkpoint, require_alike, save_checkpoint
 from birdie.train.groups import OptimizerSettings
 from birdie.train.loop import Fit, fit
 
@@ -213,3 +214,18 @@ if __name__ == "__main__":
         run.save(Path(sys.argv[1]))
         sys.stdout.write(f"{step.number}\n")
         sys.stdout.flush()
+
+
+class Seeing(World):
+    """Ranks of which one sees another checkpoint, or none."""
+
+    def gather(self, value: str) -> list[str]:
+        return [value, "none"]
+
+
+def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(step=8, clock_ms=1.0, weights={}, optimizer={}, rng={}, loader={}, settings={}, about={})
+    require_alike(checkpoint, tmp_path, World())
+    require_alike(None, tmp_path, Seeing(1, 2))
+    with pytest.raises(ConfigError, match=r"rank 0 finds one of step 8 .* rank 1 none; put the run folder where all"):
+        require_alike(checkpoint, tmp_path, Seeing(0, 2))

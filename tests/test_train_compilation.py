@@ -1,6 +1,7 @@
 """Compiled graphs are counted, primed before the clock, and kept where nobody else can put any."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tiny_run import LENGTH, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
+from birdie import device
 from birdie.files import read_trusted
 from birdie.startup import Startup, process_seconds
 from birdie.train import compilation
@@ -257,3 +259,26 @@ def test_start_up_is_the_sum_of_its_parts() -> None:
     assert "import" not in Startup().seconds  # of the process's first alone
     age = process_seconds()
     assert age is None or age > 0
+
+
+@pytest.mark.usefixtures("graphs_only")
+def test_what_has_many_sizes_has_a_graph_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only for the eight that torch allows, after which it runs the rest eagerly and keeps quiet."""
+    told: list[str] = []
+
+    def counts() -> tuple[int, int]:
+        torch._dynamo.reset()
+        before, twice = compiled(), device.compile_or_eager(lambda x: 2 * x.sin(), told.append)
+        for size in range(2, 14):
+            twice(torch.zeros(size))
+        found = compiled().since(before)
+        return found.graphs, found.given_up
+
+    assert counts() == (12, 0)
+    monkeypatch.setattr(device, "GRAPHS", 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graphs, given_up = counts()
+    assert graphs == 5
+    assert given_up >= 1
+    assert told == []

@@ -1,5 +1,6 @@
 """The loop learns, undoes its priming, keeps its clock, and computes the same on any number of ranks."""
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Iterator
@@ -97,6 +98,26 @@ def test_the_clock_stands_still_at_a_yield() -> None:
         clock.append(step.train_ms)
         time.sleep(0.5)
     assert clock[-1] - clock[0] < 900
+
+
+@dataclasses.dataclass(frozen=True)
+class Late(World):
+    """Another rank is late at every meeting."""
+
+    met: list[float] = dataclasses.field(default_factory=list)
+
+    def barrier(self) -> None:
+        time.sleep(0.5)
+        self.met.append(time.perf_counter())
+
+
+def test_what_another_rank_does_at_a_yield_is_not_on_the_clock() -> None:
+    """Ranks meet before each step, and only then does its clock start."""
+    world = Late()
+    run = fit(tiny_model(), TinyBatches(), tiny_settings(iterations=4), OPTIMIZERS, world=world)
+    clock = [step.train_ms for step in run]
+    assert len(world.met) == 4
+    assert clock[-1] - clock[0] < 900  # three meetings take 1,500
 
 
 def test_the_cap_ends_the_run_after_the_step_that_reaches_it() -> None:

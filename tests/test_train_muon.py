@@ -1,5 +1,6 @@
 """Newton–Schulz yields nearly orthogonal matrices, and Muon is its published formula, whatever it batches."""
 
+import copy
 import math
 
 import pytest
@@ -219,3 +220,33 @@ def test_state_of_the_optimizer_is_saved_and_loaded_as_torch_does() -> None:
 def test_bad_settings_are_refused(shape: tuple[int, ...], options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Muon([nn.Parameter(torch.zeros(shape))], **{"lr": 0.1, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_row_means_come_back_from_a_state_as_they_were(dtype: torch.dtype) -> None:
+    """torch casts a loaded state to the parameter's dtype."""
+
+    def made() -> tuple[nn.Parameter, Muon]:
+        p = nn.Parameter(gaussian(4, 6).to(dtype))
+        p.grad = gaussian(4, 6, seed=1).to(dtype)
+        return p, Muon([p], lr=0.02, beta2=0.95)
+
+    (one, going), (two, anew) = made(), made()
+    going.step()
+    two.data.copy_(one.data)
+    anew.load_state_dict(copy.deepcopy(going.state_dict()))
+    for optimizer in (going, anew):
+        optimizer.step()
+    assert torch.equal(one, two)
+
+
+def test_parameters_that_come_later_are_looked_at_too() -> None:
+    muon = Muon([nn.Parameter(gaussian(3, 4))], lr=0.1)
+    for wrong in (nn.Parameter(gaussian(5)), nn.Parameter(gaussian(2, 2).to(torch.complex64))):
+        with pytest.raises(ConfigError, match="Muon was given"):
+            muon.add_param_group({"params": [wrong]})
+    assert len(muon.param_groups) == 1
+    empty = nn.Parameter(gaussian(0, 4))
+    empty.grad = torch.zeros_like(empty)
+    muon.add_param_group({"params": [empty]})
+    muon.step()

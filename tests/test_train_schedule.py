@@ -47,7 +47,7 @@ def test_a_fraction_falls_over_that_share_of_steps_or_of_time() -> None:
         for step in (0, 60, 80, 100)
     ]
     timed = [
-        lr_multiplier(7, ms, iterations=1, warmdown_iters=1, cap_ms=1000.0, warmdown_fraction=0.4)
+        lr_multiplier(7, ms, iterations=10**6, warmdown_iters=1, cap_ms=1000.0, warmdown_fraction=0.4)
         for ms in (0.0, 600.0, 800.0, 1000.0)
     ]
     assert by_fraction == pytest.approx([1, 1, 0.5, 0])
@@ -124,6 +124,15 @@ def test_a_forced_last_step_ends_run_and_schedule_whatever_the_clock() -> None:
     within = run_of(iterations=1000, force_stop_step=2, max_wallclock_seconds=1000.0)
     assert len(list(within)) == 2
     assert "beyond" not in within.finish()[0]
+
+
+def test_a_fraction_falls_to_the_end_whatever_ends_the_run() -> None:
+    """Steps may be over long before the cap."""
+    factors = [
+        lr_multiplier(step, 200.0 * step, iterations=300, warmdown_iters=1, cap_ms=600_000.0, warmdown_fraction=0.4)
+        for step in (0, 150, 240, 300)
+    ]
+    assert factors == pytest.approx([1, 1, 0.5, 0])
 
 
 def test_a_fraction_is_one_of_the_forced_steps() -> None:

@@ -16,7 +16,7 @@ from birdie.errors import ConfigError
 from birdie.evaluation import Evaluation
 from birdie.evaluation import evaluate as evaluate_artifact
 from birdie.score.chunks import Keeping
-from birdie.score.clock import process_seconds
+from birdie.startup import process_seconds
 
 
 @compiling_told()
@@ -104,7 +104,7 @@ def evaluate(
                 settings={name: value for name, value in asked.items() if value is not None},
                 package=package,
                 world=world,
-                started=process_seconds(),
+                started=process_seconds() or 0.0,
                 notify=remark if world.is_main else _nothing,
                 progress=update if world.is_main else None,
             )

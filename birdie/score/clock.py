@@ -4,11 +4,9 @@ Whether compiling and decoding count was never ruled, so all of it counts here. 
 the rest is foretold from its pace, so that a run that will not make it is known early.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 PARTS = ("import", "decode", "compile", "score", "adapt")
 SHARE = 0.01  # of the work, after which the rest is foretold
@@ -94,14 +92,3 @@ class EvaluationClock:
                 f"evaluation will take about {predicted:,.0f} s in all, more than its "
                 f"{self.budget:,.0f} s; a larger stride, a stream or larger batches take less"
             )
-
-
-def process_seconds() -> float:
-    """Seconds since this process began; 0 where the system does not say."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        ticks = int(fields[19])  # starttime, field 22 of the line
-        up = float(Path("/proc/uptime").read_text().split()[0])
-        return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return 0.0
