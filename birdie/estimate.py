@@ -33,6 +33,7 @@ from birdie.model.work import Work, moved_bytes, work
 from birdie.recipe import Recipe
 from birdie.reserve import less_reserve
 from birdie.train.groups import split_parameters
+from birdie.train.micro import micro_steps
 from birdie.train.muon import WIDE
 from birdie.train.parallel import shared_out
 from birdie.train.settings import TrainSettings
@@ -214,7 +215,6 @@ def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, looping: bool) -> 
     train, config = recipe.train, recipe.model
     if train.accumulation % devices:
         raise ConfigError(f"{devices} ranks do not divide accumulation {train.accumulation}; choose a divisor")
-    sequences = train.train_batch_tokens // train.accumulation // train.train_seq_len
     members = split_parameters(_meta(config).named_parameters())
     counts = Counter(p.shape for p in members.get("matrices", {}).values())
     banks = sorted((torch.Size((n, *shape)) for shape, n in counts.items()), key=lambda bank: -bank.numel())
@@ -228,12 +228,18 @@ def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, looping: bool) -> 
     reduced = 4 * (others + 1) + dtype.itemsize * padded
     reduced = reduced if devices > 1 else 0
     return Load(
-        work(config, sequences, train.train_seq_len, dtype, looping=looping),
-        train.accumulation // devices,
+        work(config, at_once(train, devices) // train.train_seq_len, train.train_seq_len, dtype, looping=looping),
+        micro_steps(train, devices, at_once(train, devices)),
         update,
         reduced,
         2 * (devices - 1) * reduced // devices,
     )
+
+
+def at_once(train: TrainSettings, devices: int) -> int:
+    """Tokens of a micro-batch: a span, unless the recipe gives a number."""
+    asked = 0 if isinstance(train.micro_batch_tokens, str) else train.micro_batch_tokens
+    return min(asked, train.train_batch_tokens // devices) or train.train_batch_tokens // train.accumulation
 
 
 def newton_schulz_flops(shape: torch.Size, steps: int) -> int:
@@ -247,7 +253,7 @@ def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
     """What training needs on each device of `machine`."""
     each = groups(recipe.model)
     weights, matrices = 4 * sum(each.values()), each.get("matrices", 0)
-    copy = 4 * recipe.train.train_batch_tokens // recipe.train.accumulation * recipe.model.vocab_size
+    copy = 4 * at_once(recipe.train, machine.devices) * recipe.model.vocab_size
     keeps, copies = (COMPILED_KEEPS, COMPILED_LOGITS) if machine.compiled else (1.0, 4.0)
     return Memory(
         weights=weights,

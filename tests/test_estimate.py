@@ -301,3 +301,19 @@ def test_what_cannot_be_estimated_is_told_in_a_sentence(tmp_path: Path, capsys: 
     assert "no recipe.toml" in answer(capsys, str(tmp_path))["error"]["message"]
     (tmp_path / "recipe.toml").write_text(tiny_recipe().to_toml())
     assert "has none yet" in answer(capsys, str(tmp_path))["error"]["message"]
+
+
+def test_micro_batches_are_counted() -> None:
+    """Of one tokens go through as often as they take less room; the work of a step stays what it is."""
+    span = tiny_recipe(iterations=10, accumulation=4, train_batch_tokens=256)
+    plain = load(span, 2, torch.float32, looping=False)
+    found = {}
+    for tokens in (32, 64, 128, 256):
+        train = dataclasses.replace(span.train, micro_batch_tokens=tokens)
+        found[tokens] = load(dataclasses.replace(span, train=train), 2, torch.float32, looping=False)
+    assert [found[tokens].micro_steps for tokens in found] == [4, 2, 1, 1]
+    assert found[64] == plain
+    assert found[128] == found[256]
+    assert found[128].flops == pytest.approx(plain.flops)
+    assert found[32].flops == pytest.approx(plain.flops)
+    assert found[32].work.kept_bytes < plain.work.kept_bytes < found[128].work.kept_bytes
