@@ -2,46 +2,26 @@
 
 import ast
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from birdie.audit import names
-from birdie.audit.memory import Memory
-from birdie.audit.rules import NORMALISED, ONE_PASS, SELF_CONTAINED, TRAIN_TIME, VALIDATION
-from birdie.audit.values import NOTHING, UNKNOWN, WHOLE, Scope, Value, join, known
+from birdie.audit.choices import Call, Choices
+from birdie.audit.places import WHOLE
+from birdie.audit.rules import NORMALISED, SELF_CONTAINED, TRAIN_TIME, VALIDATION
+from birdie.audit.values import NOTHING, UNKNOWN, Lesson, Scope, Value, join, known, placed
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call whose function is not in the script.
+class Effects(Choices):
+    """Calls of what the script does not define.
 
     Attributes:
-        node: of it.
-        name: last part of the function's name, as it was called where it was imported from.
-        base: first part of it, "" if it has one part.
-        receiver: what it is a method of.
-        callee: what is called, where that is an object.
-        args, kwargs: of it.
-        scope: it is called in.
+        options: of the command line, and their defaults.
     """
 
-    node: ast.Call
-    name: str
-    base: str
-    receiver: Value
-    callee: Value
-    args: Sequence[Value]
-    kwargs: Mapping[str, Value]
-    scope: Scope
-
-    @property
-    def given(self) -> tuple[Value, ...]:
-        return (*self.args, *self.kwargs.values())
-
-
-class Effects(Memory):
-    """Calls of what the script does not define."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.options: dict[str, Value] = {}
 
     def put(self, node: ast.expr, value: Value, scope: Scope) -> None:
         """`value` is now also part of what `node` names."""
@@ -69,18 +49,39 @@ class Effects(Memory):
             self.pending = given
             return replace(given, refs=frozenset(), lessons=frozenset(), kinds=frozenset(("grad",)), items=None)
         if name == "step":
+            for each in call.args:
+                self.called(each, [])  # a closure
             self.step(join((call.receiver, given)), node)
             return NOTHING
         if name == "zero_grad":
             self.pending = NOTHING
             return NOTHING
+        if name == "add_argument":
+            self._option(call)
+            return NOTHING
+        if name in ("parse_args", "parse_known_args"):
+            made = self.new().plus("options")
+            return replace(made, items=(made, NOTHING) if name == "parse_known_args" else None)
         if name == "load_state_dict":
+            self.restored = self.restored or given.has("stored")
             self.restore(call.receiver.refs, given)
             return NOTHING
         changed = self._changes(call, given)
         if changed is not None:
             return changed
         return self._result(call, given)
+
+    def _option(self, call: Call) -> None:
+        """An option of the command line: its default is what it is."""
+        flags = [each.const for each in call.args if isinstance(each.const, str)]
+        action, said = call.kwargs.get("action", NOTHING).const, call.kwargs.get("dest", NOTHING).const
+        dest = said if isinstance(said, str) else next((each for each in flags if each.startswith("--")), "")
+        if not dest or call.kwargs.get("required", NOTHING).const is True:
+            return
+        default = call.kwargs.get("default", Value(const=None))
+        if action in ("store_true", "store_false") and "default" not in call.kwargs:
+            default = Value(const=action == "store_false")
+        self.options[dest.lstrip("-").replace("-", "_")] = default
 
     def _size(self, name: str, given: Value) -> Value:
         if name == "len" and given.has("gathered"):
@@ -95,29 +96,40 @@ class Effects(Memory):
         self.calibrating(name, given, node)
         if self.hooked and given.val and call.callee.refs:
             self.tell(VALIDATION, node, "validation tokens pass through the model while hooks gather statistics")
-        if given.val and (call.callee.refs or name.startswith("forward")) and any(self.warming):
+        if given.val and (call.callee.refs or name.startswith("forward")) and self.warming[-1]:
             self.tell(VALIDATION, node, "the warm-up draws from the validation tokens; draw random ones")
         if name in names.HOOKS:
             self.hooked += 1
         elif name == "remove" and self.hooked:
             self.hooked = 0
-        if name in names.RESTORES:
-            self.restored = True
         network = name in names.NETWORK or (call.base in names.NETWORK_MODULES and name != "gethostname")
         if network or self._shell(call):
-            self.tell(SELF_CONTAINED, node, f"{ast.unparse(node.func)} reaches for the network", self.evaluating)
-        if names.READS.match(name) and join((call.receiver, given)).has("train") and self.evaluating:
-            self.tell(SELF_CONTAINED, node, "training data are read while evaluating")
+            sure = self.evaluating and (call.base != "socket" or name in names.NETWORK)  # a free port is no network
+            self.tell(SELF_CONTAINED, node, f"{ast.unparse(node.func)} reaches for the network", sure)
+        if names.READS.match(name) and models.has("train") and self.evaluating:
+            issue = self.broken(SELF_CONTAINED, node, "training data are read while evaluating")
+            if self.judging:
+                self.found.add(issue)
+            else:
+                self.reread.append(issue)
 
     def exporting(self, name: str, models: Value, node: ast.AST) -> None:
         """A function that writes the artifact, or makes it smaller, is called on `models`."""
         if not names.EXPORTS.match(name) or not models.lessons:
             return
-        lesson = min(models.lessons, key=lambda each: each.line)
+        lesson = min(models.lessons, key=lambda each: (self._adapts(each), each.line))
         line = getattr(node, "lineno", 0)
         why = f"validation tokens are learned from here, and line {line} exports what learned from them"
-        issue = self.broken(VALIDATION, node, why, sure=not lesson.dormant)
-        self.found.add(replace(issue, line=lesson.line))
+        issue = replace(self.broken(VALIDATION, node, why, sure=not lesson.dormant), line=lesson.line)
+        if self._adapts(lesson) or self.judging:
+            self.doubt([issue])
+        else:
+            self.exported.append(issue)
+
+    def _adapts(self, lesson: Lesson) -> bool:
+        """Whether a lesson may be test-time training in order, and what is exported a state of it to go on from."""
+        here = dict(self.stack)
+        return lesson.judged or lesson.evaluating or any(loop in here for loop, _ in lesson.stack)
 
     def calibrating(self, name: str, given: Value, node: ast.AST) -> None:
         """A function that calibrates is called."""
@@ -127,9 +139,8 @@ class Effects(Memory):
             self.tell(VALIDATION, node, f"{name} is given validation tokens to calibrate with")
         elif self.clock and any(each in name.lower() for each in ("hessian", "calib", "fisher")):
             why = f"{name} calibrates after the train clock was stopped at line {self.clock}"
-            self.tell(
-                TRAIN_TIME, node, why + ("; time is kept back for it" if self.reserves else ""), not self.reserves
-            )
+            why += "; time is kept back for it" if self.reserves else ""
+            self.late.append(self.broken(TRAIN_TIME, node, why, not self.reserves))
 
     def _shell(self, call: Call) -> bool:
         if call.base not in ("subprocess", "os") or call.name not in ("run", "call", "check_call", "system", "Popen"):
@@ -197,23 +208,15 @@ class Effects(Memory):
         if name in names.PICKS:
             base = call.receiver if call.receiver.val or call.receiver.lessons else join(args[:1])
             return self.picked(base, given, node)
-        if name in names.STATISTICS and given.val and not given.has("loss"):
-            made = self.new()
-            self.teach(made.refs, given.val, "table", node)
-            return self.read(made)
-        if name in ("min", "max", "sorted") and "key" in call.kwargs and call.kwargs["key"].has("loss"):
-            return self.chosen(call.kwargs["key"], node)
-        if name in ("argmin", "argmax", "nanargmin") and inner.has("loss") and inner.val:
-            return self.chosen(inner, node)
-        if name in ("minimum", "fmin") and len(args) > 1 and all(each.has("loss") and each.val for each in args[:2]):
-            issue = self.broken(ONE_PASS, node, "of two losses of each token the smaller one is kept")
-            return replace(inner, issues=inner.issues | {issue})
+        found = self.tally(call, given) or self.choice(call, inner) or self.helper(call)
+        if found is not None:
+            return found
         if name == "where" and len(args) == 3 and args[0].has("gate"):
             kept, changed = ast.unparse(node.args[2]), ast.unparse(node.args[1])
             result = join(args)
             return self.gate(result.minus("gate"), node) if kept in changed and not result.has("normed") else result
         if name in ("get", "getenv") and call.base in ("os", "environ"):
-            return replace(NOTHING, const=args[1].const if len(args) > 1 else UNKNOWN)
+            return replace(NOTHING, const=args[1].const if len(args) > 1 else None)
         if name in ("hash", "crc32", "adler32", "xxh64", "xxh3_64", "murmur", "digest") and given.has("target"):
             return given.minus("target").plus("keyed")
         if name in ("int", "float", "bool", "str") and len(args) == 1 and known(args[0]):
@@ -241,20 +244,23 @@ class Effects(Memory):
                 return self.scored(inner, data[1], call.node)
             if data:
                 return replace(inner, refs=frozenset(), kinds=frozenset(("pred",)))
+        if name in names.RESTORES:
+            inner = inner.plus("stored")
+        if name in names.DRAWS and inner.val:
+            part = self.opaque(name)
+            inner = placed(inner, lambda region: region.item(part))
         wraps = name[:1].isupper() or name in names.ALIASES or name == "next"
-        kinds = inner.kinds - {"target", "gathered", "hashed", "keyed"} - (set() if name in names.PATHS else {"text"})
+        kinds = (
+            inner.kinds
+            - {"target", "gathered", "hashed", "keyed", "onehot", "stacked"}
+            - (set() if name in names.PATHS else {"text"})
+        )
         if name in names.CASTS or name in ("iter", "list", "tuple", "enumerate", "zip"):
             kinds = inner.kinds
         held = join((*call.args[:1], *(v for k, v in call.kwargs.items() if k in names.HOLDS)))
         made = self.new(held) if name[:1].isupper() else self.new()
         refs = (held.refs | call.receiver.refs | made.refs) if wraps else made.refs
         return replace(inner, refs=refs, kinds=kinds, items=None, const=UNKNOWN)
-
-    def chosen(self, losses: Value, node: ast.AST) -> Value:
-        """What is chosen by the loss of validation tokens."""
-        made = self.new()
-        self.teach(made.refs, losses.val, "choice", node)
-        return self.read(made)
 
     def _number(self, name: str, call: Call) -> Value:
         """A constant of a constant."""

@@ -6,20 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from birdie.audit import names
-from birdie.audit.effects import Call, Effects
+from birdie.audit.choices import Call
+from birdie.audit.effects import Effects
 from birdie.audit.memory import is_module
+from birdie.audit.places import WHOLE, Form, add, multiply, text, unknown
 from birdie.audit.rules import NORMALISED
-from birdie.audit.values import (
-    NOTHING,
-    UNKNOWN,
-    WHOLE,
-    Object,
-    Scope,
-    Value,
-    join,
-    known,
-    marked,
-)
+from birdie.audit.values import NOTHING, UNKNOWN, Object, Scope, Value, join, known, marked, placed
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -29,6 +21,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: lambda a, b: a >= b,
     ast.Lt: lambda a, b: a < b,
     ast.LtE: lambda a, b: a <= b,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
 }
 
 
@@ -110,7 +104,10 @@ class Expressions(Effects):
             return Value(refs=frozenset(ref for each in bound for ref in each.refs))
         if node.attr in ("loss", "nll") and base.has("pred"):
             return self.scored(base, base, node)
-        plain = replace(base, items=None, const=UNKNOWN)
+        if base.has("options") and node.attr in self.options:
+            return self._named(node.attr, self.options[node.attr])
+        form = f"{text(base.form)}.{node.attr}" if base.form is not None else ast.unparse(node)
+        plain = replace(base, items=None, const=UNKNOWN, form=unknown(form))
         return self._named(node.attr, plain)
 
     def _method(self, ref: int, name: str) -> Value | None:
@@ -143,9 +140,14 @@ class Expressions(Effects):
 
     def _ev_subscript(self, node: ast.Subscript, scope: Scope) -> Value:
         base, index = self.ev(node.value, scope), self.ev(node.slice, scope)
-        if base.items and isinstance(index.const, int) and -len(base.items) <= index.const < len(base.items):
-            return base.items[index.const]
-        value = marked(replace(base, items=None, const=UNKNOWN), index.marks)
+        which = index.const if isinstance(index.const, int) and not base.has("many") else None
+        if base.items and which is not None and -len(base.items) <= which < len(base.items):
+            return base.items[which]
+        named = base.form is not None and index.number is not None
+        form = unknown(f"{text(base.form or ())}[{text(index.number or ())}]") if named else None
+        value = marked(replace(base, items=None, const=UNKNOWN, form=form), index.marks)
+        if base.val and not base.lessons and not base.kinds & {"loss", "pred"} and not isinstance(index.const, str):
+            value = self._part(value, node.slice, index)
         if base.val and not base.has("loss") and _ahead(node.slice):
             value = value.plus("target")
         data = base.val and not base.lessons and not base.has("loss")
@@ -160,9 +162,28 @@ class Expressions(Effects):
             result = replace(result, issues=result.issues | {self.broken(NORMALISED, node, evidence)})
         return result
 
+    def _part(self, value: Value, node: ast.expr, index: Value) -> Value:
+        """The part of `value` at `index`, which `node` says."""
+        if isinstance(node, ast.Tuple) and index.items:
+            pairs = zip(node.elts, index.items, strict=True)
+            shown = [(each, inner) for each, inner in pairs if not _everything(each)]
+            if len(shown) < 2:
+                return self._part(value, *shown[0]) if shown else value
+        if isinstance(node, ast.Slice) and index.items:
+            lower, upper = (
+                self._number_of(inner) if each else None
+                for each, inner in zip((node.lower, node.upper), index.items, strict=True)
+            )
+            return placed(value, lambda region: region.slice(lower, upper))
+        at = self._number_of(index)
+        return placed(value, lambda region: region.item(at))
+
+    def _number_of(self, value: Value) -> Form:
+        return self.opaque("index") if value.number is None else value.number
+
     def _ev_slice(self, node: ast.Slice, scope: Scope) -> Value:
         parts = [self.ev(each, scope) for each in (node.lower, node.upper)]
-        return replace(join(parts), kinds=frozenset())
+        return replace(join(parts), kinds=frozenset(), items=tuple(parts))
 
     def _ev_binop(self, node: ast.BinOp, scope: Scope) -> Value:
         left, right = self.ev(node.left, scope), self.ev(node.right, scope)
@@ -170,10 +191,14 @@ class Expressions(Effects):
 
     def operation(self, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> Value:
         """An operation of two values."""
+        if (
+            isinstance(node.op, ast.Div) and left.has("loss") and not right.has("loss")
+        ):  # by how many, or by their bytes
+            right = replace(right, lessons=frozenset(each for each in right.lessons if each.how != "table"))
         result, op = join((left, right)), node.op
         if not isinstance(op, ast.Add) or result.val or result.has("loss"):  # a number, not two lists
             result = replace(result, refs=left.refs if isinstance(node, ast.AugAssign) else frozenset())
-        kinds = result.kinds - {"target", "gate", "keyed", "hashed"}
+        kinds = result.kinds - {"target", "gate", "keyed", "hashed", "onehot", "stacked"}
         both, mixing = (left, right), isinstance(op, ast.BitXor | ast.Mult | ast.Add | ast.LShift | ast.BitOr)
         if isinstance(op, ast.Mod | ast.BitAnd) and any(each.has("keyed") for each in both):
             kinds |= {"hashed"}
@@ -182,6 +207,8 @@ class Expressions(Effects):
         elif mixing and any(each.has("target") for each in both):
             mixed = all(each.val for each in both)
             kinds |= {"keyed"} if mixed else {"target"}
+        if isinstance(op, ast.Sub) and left.has("time"):
+            kinds |= {"elapsed"}
         if isinstance(op, ast.BitAnd | ast.BitOr) and any(each.has("gate") for each in both):
             kinds |= {"gate"}
         if isinstance(op, ast.Div | ast.FloorDiv | ast.Pow) and right.has("gathered") and left.val:
@@ -193,13 +220,17 @@ class Expressions(Effects):
         if isinstance(op, ast.Mult | ast.Add | ast.Pow):
             gates = [each.has("gate") for each in both]
             other = right if gates[0] else left
-            if any(gates) and not all(gates):
+            masks = isinstance(op, ast.Mult) and other.has("loss") and not result.has("weighed")  # picks losses
+            if any(gates) and not all(gates) and not masks:
                 whole = other.val and not other.has("normed")
-                result = self.gate(result, node) if whole else result.plus("gate")
+                result = self.gate(result, node) if whole else result.plus("gate", "weighed")
         if isinstance(op, ast.Div) and isinstance(node, ast.BinOp) and _is_ln2(node.right):
             self.final(result)
+            result = result.plus("bits")
         constant = known(left) and known(right) and isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
-        return replace(result, const=_calculated(op, left.const, right.const)) if constant else result
+        if constant:
+            return replace(result, const=_calculated(op, left.const, right.const))
+        return replace(result, form=_formed(op, left.number, right.number))
 
     def _ev_unaryop(self, node: ast.UnaryOp, scope: Scope) -> Value:
         value = self.ev(node.operand, scope)
@@ -207,7 +238,8 @@ class Expressions(Effects):
             return Value(const=not value.const)
         if isinstance(node.op, ast.USub) and isinstance(value.const, int | float):
             return replace(value, const=-value.const)
-        return replace(value, const=UNKNOWN)
+        minus = isinstance(node.op, ast.USub) and value.form is not None
+        return replace(value, const=UNKNOWN, form=add((), value.form or (), -1) if minus else None)
 
     def _ev_boolop(self, node: ast.BoolOp, scope: Scope) -> Value:
         values = [self.ev(each, scope) for each in node.values]
@@ -220,11 +252,13 @@ class Expressions(Effects):
         values = [self.ev(each, scope) for each in (node.left, *node.comparators)]
         whole = join(values)
         compare = _COMPARE.get(type(node.ops[0]))
-        if len(values) == 2 and compare and all(known(each) for each in values):
-            try:
-                return Value(const=compare(values[0].const, values[1].const))
-            except TypeError:
-                return NOTHING
+        if len(values) == 2 and compare and known(values[0]) and (known(values[1]) or values[1].items):
+            among = [each.const for each in values[1].items or ()]
+            if UNKNOWN not in among:
+                try:
+                    return Value(const=compare(values[0].const, among if values[1].items else values[1].const))
+                except TypeError:
+                    return NOTHING
         kinds = whole.kinds - {"target", "gathered"}
         if isinstance(node.ops[0], ast.Eq) and len(values) == 2:
             a, b = values
@@ -241,42 +275,6 @@ class Expressions(Effects):
         if test.has("gate") and result.val and ast.unparse(node.orelse) in ast.unparse(node.body):
             return self.gate(result, node)
         return result
-
-    def _ev_tuple(self, node: ast.Tuple | ast.List, scope: Scope) -> Value:
-        items = tuple(self.ev(each, scope) for each in node.elts)
-        return replace(join(items), items=items, const=UNKNOWN)
-
-    _ev_list = _ev_tuple
-
-    def _ev_dict(self, node: ast.Dict, scope: Scope) -> Value:
-        keys = [self.ev(key, scope) for key in node.keys if key is not None]
-        values = [self.ev(value, scope) for value in node.values]
-        for key, value in zip(node.keys, values, strict=True):
-            if isinstance(key, ast.Constant) and names.FINAL.search(str(key.value)):
-                self.final(value)
-        return join((self.new(), *values, *(each for each in keys if each.val)))
-
-    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope) -> Value:
-        inner = Scope(above=scope)
-        for each in node.generators:
-            self.take(each.target, self.element(self.ev(each.iter, inner)), inner)
-            for test in each.ifs:
-                self.ev(test, inner)
-        if not isinstance(node, ast.DictComp):
-            return self.ev(node.elt, inner)
-        key, value = self.ev(node.key, inner), self.ev(node.value, inner)
-        made = self.new(value)
-        if key.val:
-            self.teach(made.refs, key.val | value.val, "table", node)
-        return join((made, value))
-
-    _ev_listcomp = _ev_setcomp = _ev_generatorexp = _ev_dictcomp = _comprehension
-
-    def element(self, iterable: Value) -> Value:
-        """One of what is iterated over."""
-        if iterable.items:
-            return join(iterable.items) if len(iterable.items) > 1 else iterable.items[0]
-        return iterable
 
     def take(self, target: ast.expr, value: Value, scope: Scope) -> None:
         """Bind `target` to `value`."""
@@ -309,19 +307,25 @@ class Expressions(Effects):
             if isinstance(said, ast.Constant | ast.BinOp) and names.FINAL.search(ast.unparse(said)):
                 self.final(join((value, *args)))
         if name in ("min", "max", "sorted") and "key" in kwargs and args:
-            kwargs["key"] = self._called(kwargs["key"], [self.element(args[0])])
+            kwargs["key"] = self.called(kwargs["key"], [self.element(args[0])])
+        if name in names.TEXTS and isinstance(receiver.const, str) and not args:
+            return Value(const=getattr(receiver.const, name)())
         functions = [self.heap[ref] for ref in sorted(callee.refs) if self.heap[ref].code is not None]
         classes = [self.heap[ref] for ref in sorted(callee.refs) if self.heap[ref].cls and not self.heap[ref].made]
         if functions:
             self.calibrating(name, join((*args, *kwargs.values())), node)
             self.exporting(name, join((*args, *kwargs.values())), node)
-            return join([self.inline(each, list(args), dict(kwargs)) for each in functions[:3]])
+            which = isinstance(func, ast.Subscript | ast.Call) and len({each.code for each in functions}) > 1
+            self.dormant += which  # one of a table of functions: perhaps not this one
+            result = join([self.inline(each, list(args), dict(kwargs)) for each in functions[:3]])
+            self.dormant -= which
+            return result
         if classes and classes[0].cls is not None:
             return self.instance(classes[0].cls, classes[0].scope or scope, list(args), dict(kwargs))
         called = [self.heap[ref] for ref in sorted(callee.refs) if (cls := self.heap[ref].cls) and not is_module(cls)]
         ways = [m for each in called if (m := self._method(self.heap.index(each), "__call__")) is not None]
         if ways:
-            return join([self._called(way, list(args)) for way in ways])
+            return join([self.called(way, list(args)) for way in ways])
         held = not isinstance(func, ast.Attribute) or any(func.attr in self.heap[r].attrs for r in receiver.refs)
         direct = replace(callee, via=callee.via | callee.refs) if held and callee.refs else NOTHING
         receiver = replace(receiver, const=UNKNOWN) if known(receiver) else receiver
@@ -343,7 +347,7 @@ class Expressions(Effects):
                     return True
         return False
 
-    def _called(self, function: Value, args: list[Value]) -> Value:
+    def called(self, function: Value, args: list[Value]) -> Value:
         found = [self.heap[ref] for ref in sorted(function.refs) if self.heap[ref].code is not None]
         return join([self.inline(each, list(args), {}) for each in found]) if found else function
 
@@ -369,6 +373,23 @@ def _plus_one(node: ast.expr | None) -> bool:
 def _is_ln2(node: ast.expr) -> bool:
     said = ast.unparse(node)
     return "log(2" in said or said.split(".")[-1].upper() in ("LN2", "LOG2", "LN_2") or said.startswith("0.693")
+
+
+def _formed(op: ast.operator, left: Form | None, right: Form | None) -> Form | None:
+    if left is None or right is None:
+        return None
+    if isinstance(op, ast.Add | ast.Sub):
+        return add(left, right, 1 if isinstance(op, ast.Add) else -1)
+    if isinstance(op, ast.Mult):
+        return multiply(left, right)
+    return unknown(f"({text(left)}{type(op).__name__}{text(right)})")
+
+
+def _everything(index: ast.expr) -> bool:
+    """Whether an index leaves a dimension as it is: `:`, `...` and `None`."""
+    if isinstance(index, ast.Slice):
+        return index.lower is None and index.upper is None
+    return isinstance(index, ast.Constant) and index.value in (None, Ellipsis)
 
 
 def _calculated(op: ast.operator, left: object, right: object) -> object:

@@ -7,13 +7,16 @@ both, one after the other, and those behind a switch that is off by default are 
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
 from birdie.audit import names
-from birdie.audit.expressions import Expressions
+from birdie.audit.loops import Loops
 from birdie.audit.memory import is_module
-from birdie.audit.values import NOTHING, UNKNOWN, WHOLE, Mark, Object, Scope, Value, join, known
+from birdie.audit.patterns import reserves
+from birdie.audit.places import WHOLE, text, unknown
+from birdie.audit.values import NOTHING, UNKNOWN, Object, Scope, Value, join, known
 
 DEPTH = 14
 """Calls of the script's own functions inside one another that are followed."""
@@ -21,13 +24,12 @@ PLAIN, TAINTED = 4, 60
 """Calls of one function that are followed: with arguments that have nothing to do with validation, and with others."""
 
 
-class Flow(Expressions):
+class Flow(Loops):
     """Runs a module: its body, then every function that nothing has called, as if it were an entry point."""
 
     def __init__(self, tree: ast.Module) -> None:
         super().__init__()
         self.entered: set[ast.AST] = set()
-        self.moved: dict[int, set[str]] = {}
         self.results: dict[ast.AST, list[Value]] = {}
         self.module = Scope(block=tree.body)
         for node in ast.walk(tree):
@@ -36,7 +38,7 @@ class Flow(Expressions):
             elif isinstance(node, ast.Import):
                 self.imported |= {each.asname: each.name.split(".")[-1] for each in node.names if each.asname}
         self.tree = tree
-        self.reserves = any(isinstance(n, ast.Name | ast.Attribute) and _reserves(n) for n in ast.walk(tree))
+        self.reserves = reserves(tree)
 
     def run(self) -> None:
         """Everything there is.
@@ -45,8 +47,18 @@ class Flow(Expressions):
             TooLargeError: the script is too large.
         """
         self.body(self.tree.body, self.module)
+        self._close()
+        runs = bool(self.entered) or any(isinstance(each, ast.If) and _guards(each) for each in self.tree.body)
         for node in self._unentered():
-            self._alone(node)
+            self._alone(node, runs)
+            self._close()
+
+    def _close(self) -> None:
+        """What waited for something that did not come."""
+        self.found.update(self.late, self.reread)
+        self.late.clear()
+        self.reread.clear()
+        self.doubt(self.exported)
 
     def _unentered(self) -> Iterator[tuple[ast.FunctionDef, ast.ClassDef | None]]:
         for node in self.tree.body:
@@ -57,8 +69,11 @@ class Flow(Expressions):
                     if isinstance(part, ast.FunctionDef) and part not in self.entered:
                         yield part, node
 
-    def _alone(self, entry: tuple[ast.FunctionDef, ast.ClassDef | None]) -> None:
-        """A function that nobody in the script calls: it is called from outside, with what its parameters say."""
+    def _alone(self, entry: tuple[ast.FunctionDef, ast.ClassDef | None], runs: bool) -> None:
+        """A function that nobody in the script calls: it is called from outside, with what its parameters say.
+
+        In a script that `runs` by itself it is perhaps never called; `score(tokens)` is what the probes call.
+        """
         node, cls = entry
         if node in self.entered:
             return
@@ -67,13 +82,17 @@ class Flow(Expressions):
             self.heap.append(Object(cls=cls, scope=self.module, made=True))
             own = Value(refs=frozenset((len(self.heap) - 1,)))
         self.restored, self.clock, self.hooked, self.pending = False, 0, 0, NOTHING
+        self.noted.clear()
         protocol = node.name == "score" and cls is None and len(node.args.args) >= 1
         given: list[Value] = []
         if protocol:
             given = [replace(self.new(), val=frozenset((WHOLE,)))]
+        asleep = runs and not protocol
+        self.dormant += asleep
         result = self.inline(Object(code=node, scope=self.module, self=own), given, {})
         if protocol:
             self.final(result.plus("loss"))
+        self.dormant -= asleep
 
     # Calls of the script's own functions.
 
@@ -90,7 +109,8 @@ class Flow(Expressions):
         if len(before) >= (PLAIN if plain else TAINTED):
             return join((*before[-1:], *args, *kwargs.values())) if not plain else before[-1]
         self.entered.add(code)
-        scope = Scope(above=function.scope, block=[] if isinstance(code, ast.Lambda) else code.body)
+        block = [] if isinstance(code, ast.Lambda) else code.body
+        scope = Scope(above=function.scope, block=block, depth=len(self.stack))
         self._bind(code.args, ([function.self] if function.self else []) + args, kwargs, scope)
         if isinstance(code, ast.Lambda):
             self.calls.append(name)
@@ -99,10 +119,14 @@ class Flow(Expressions):
             before.append(result)
             return result
         self.calls.append(name)
-        self.warming.append(bool(names.WARMS.search(name)) or any(self.warming))
+        judges = bool(names.SCORES.search(name))
+        warms = 2 if names.WARMS.search(name) and not judges else self.warming[-1]
+        self.warming.append(0 if judges and warms == 1 else warms)  # a loop that warms up may validate
         self.body(code.body, scope)
         self.warming.pop()
-        result = scope.returned[0] if len(scope.returned) == 1 else join(scope.returned)
+        result = functools.reduce(self._either, scope.returned) if scope.returned else NOTHING
+        if result.items and any(isinstance(each, ast.Yield) for each in ast.walk(code)):
+            result = result.plus("many")
         path = any(each.val and each.has("text") for each in (*args, *kwargs.values()))
         if not result.val and (names.loads_validation(name) or (path and names.LOADS.search(name))):
             result = replace(result, val=frozenset((WHOLE,)), items=None)
@@ -126,7 +150,7 @@ class Flow(Expressions):
             if value is None:
                 default = defaults.get(param.arg)
                 value = self.ev(default, scope) if default is not None else self.new()
-            value = self._named(param.arg, value)
+            value = self._named(param.arg, self._numbered(param.arg, value))
             scope.names[param.arg] = self._as_target(param.arg, value)
         if args.kwarg:
             scope.names[args.kwarg.arg] = join(kwargs.values())
@@ -155,22 +179,32 @@ class Flow(Expressions):
         plain = value.val and not value.has("loss") and not value.has("pred")
         return value.plus("target") if plain and name in names.TARGETS else value
 
+    def _numbered(self, name: str, value: Value) -> Value:
+        """`value` with a number, if only one without a name."""
+        return value if value.number is not None else replace(value, form=self.opaque(name))
+
     def take(self, target: ast.expr, value: Value, scope: Scope) -> None:
         if isinstance(target, ast.Name):
             if names.FINAL.search(target.id):
                 self.final(value)
-            if value.has("time") and "train" in target.id and not known(value):
+            if value.has("elapsed") and "train" in target.id and not known(value):
                 self.clock = target.lineno
+                self.doubt(self.late)  # it was running, it seems
+            value = self._numbered(target.id, value)
             scope.bind(target.id, self._as_target(target.id, self._named(target.id, value)))
         elif isinstance(target, ast.Tuple | ast.List):
             for place, each in enumerate(target.elts):
                 exact = value.items is not None and len(value.items) == len(target.elts)
-                part = value.items[place] if exact and value.items else replace(value, items=None)
+                part = value.items[place] if exact and value.items else self._member(value, place)
                 self.take(each.value if isinstance(each, ast.Starred) else each, part, scope)
         elif isinstance(target, ast.Attribute):
             self._set(target, value, scope)
         elif isinstance(target, ast.Subscript):
             self._store(target, value, scope)
+
+    def _member(self, value: Value, place: int) -> Value:
+        form = unknown(f"{text(value.form)}[{place}]") if value.form is not None else None
+        return replace(value, items=None, form=form)
 
     def _set(self, target: ast.Attribute, value: Value, scope: Scope) -> None:
         if target.attr == "grad":
@@ -183,7 +217,7 @@ class Flow(Expressions):
             self.restore(base.refs, value)
             return
         for ref in base.refs:
-            self.heap[ref].attrs[target.attr] = self._named(target.attr, value)
+            self.heap[ref].attrs[target.attr] = self._named(target.attr, self._numbered(target.attr, value))
 
     def _store(self, target: ast.Subscript, value: Value, scope: Scope) -> None:
         index, value = self.ev(target.slice, scope), self.settled(value, target)
@@ -220,21 +254,13 @@ class Flow(Expressions):
         self.put(node, made, scope)
         return made
 
-    # Statements. `body` says whether what follows can be reached.
-
-    def body(self, statements: list[ast.stmt], scope: Scope) -> bool:
-        for node in statements:
-            self.spend()
-            method = getattr(self, f"_do_{type(node).__name__.lower()}", None)
-            if method is not None and method(node, scope):
-                return True
-        return False
+    # Statements; what they return is whether what follows can not be reached.
 
     def _do_expr(self, node: ast.Expr, scope: Scope) -> None:
         self.ev(node.value, scope)
 
     def _do_assign(self, node: ast.Assign, scope: Scope) -> None:
-        value = self.ev(node.value, scope)
+        value = self.drawn(node.value, self.ev(node.value, scope), scope)
         for target in node.targets:
             if self._updates(target, node.value):
                 old = self.ev(target, scope)
@@ -283,6 +309,8 @@ class Flow(Expressions):
             if value.has("loss"):
                 self.put(node.target.value, value, scope)
                 return
+        if value.has("loss") and value.has("bits"):  # added up, it is a score
+            self.found |= value.issues
         adds = isinstance(node.op, ast.Add | ast.Sub)
         if adds and old.refs and self._learned(node.target, old, value, node, scope):
             return
@@ -293,113 +321,6 @@ class Flow(Expressions):
 
     def _gated(self, name: ast.expr, value: Value, scope: Scope, node: ast.stmt | ast.expr) -> Value:
         return value if self.normalised(name, scope, node) else self.gate(value, node)
-
-    def _do_if(self, node: ast.If, scope: Scope) -> bool:
-        test = self.ev(node.test, scope)
-        forced = isinstance(node.test, ast.Compare) and "__name__" in ast.unparse(node.test)
-        off = known(test) and not forced
-        before = dict(scope.names)
-        self.dormant += off and not test.const
-        ended = self.body(node.body, scope)
-        self.dormant -= off and not test.const
-        after = before if ended else scope.names
-        if test.has("loss") and test.val:
-            self._choices(node.body, test, before, after)
-        elif test.has("gate"):
-            self._branch(node, before, after, scope)
-        scope.names = dict(before)
-        self.dormant += off and bool(test.const)
-        other = self.body(node.orelse, scope)
-        self.dormant -= off and bool(test.const)
-        if other:
-            scope.names = dict(after)
-        elif not ended:
-            for name, value in after.items():
-                here = scope.names.get(name)
-                scope.names[name] = value if here is None or here is value else self._either(here, value)
-        return ended and other and bool(node.orelse)
-
-    def _either(self, a: Value, b: Value) -> Value:
-        if a.items and b.items and len(a.items) == len(b.items):
-            pairs = zip(a.items, b.items, strict=True)
-            return replace(join((a, b)), items=tuple(join(pair) for pair in pairs))
-        return join((a, b)) if a != b else a
-
-    def _choices(self, body: list[ast.stmt], test: Value, before: dict[str, Value], after: dict[str, Value]) -> None:
-        """What a branch assigns is chosen by the loss that the branch depends on."""
-        for statement in body:
-            for target in statement.targets if isinstance(statement, ast.Assign) else ():
-                for each in ast.walk(target):
-                    if not isinstance(each, ast.Name) or each.id not in after:
-                        continue
-                    value = after[each.id]
-                    if value is before.get(each.id) or value.has("loss") or value.refs or value.val:
-                        continue
-                    after[each.id] = join((value, self.chosen(test, statement)))
-
-    def _branch(self, node: ast.If, before: dict[str, Value], after: dict[str, Value], scope: Scope) -> None:
-        """A branch on whether a guess is the target changes what is known before, and the other branch does not."""
-        other = {n.id for each in node.orelse for n in ast.walk(each) if isinstance(n, ast.Name)}
-        for statement in node.body:
-            targets = statement.targets if isinstance(statement, ast.Assign) else []
-            targets = [statement.target] if isinstance(statement, ast.AugAssign) else targets
-            for target in targets:
-                if not isinstance(target, ast.Name) or target.id not in before or target.id in other:
-                    continue
-                if before[target.id].val and not self.normalised(target, scope, node):
-                    after[target.id] = self.gate(after[target.id], node)
-
-    def _do_for(self, node: ast.For, scope: Scope) -> bool:
-        iterable = self.ev(node.iter, scope)
-        name = node.iter.func.id if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) else ""
-        inner = [self.ev(each, scope) for each in node.iter.args] if name in ("enumerate", "zip") else []  # type: ignore[attr-defined]
-        self.warming.append(bool(names.WARMS.search(ast.unparse(node.target) + " " + ast.unparse(node.iter))))
-        for number in (1, 2):
-            mark: Mark = (node.lineno * 1000 + node.col_offset, number)
-            self.stack.append(mark)
-            parts = tuple(self._one(self.element(each), mark) for each in inner)
-            one = self._one(self.element(iterable), mark)
-            if parts:
-                index = Value(marks=frozenset((mark,)))
-                one = replace(one, items=(index, parts[0]) if name == "enumerate" else parts)
-            if isinstance(node.target, ast.Name) and node.target.id in names.TOKENS and one.val:
-                one = one.plus("target")
-            self.take(node.target, one, scope)
-            self._counters(node.body, mark, scope)
-            self.body(node.body, scope)
-            self.stack.pop()
-        self.warming.pop()
-        self.body(node.orelse, scope)
-        return False
-
-    def _one(self, value: Value, mark: Mark) -> Value:
-        val = frozenset(frozenset({**dict(region), mark[0]: mark[1]}.items()) for region in value.val)
-        marks = frozenset({**dict(value.marks), mark[0]: mark[1]}.items())
-        items = tuple(self._one(each, mark) for each in value.items) if value.items else None
-        return replace(value, val=val, marks=marks, items=items, const=UNKNOWN)
-
-    def _counters(self, body: list[ast.stmt], mark: Mark, scope: Scope) -> None:
-        """Numbers that the body of a loop moves on are different in each pass."""
-        if mark[0] not in self.moved:
-            nodes = [each for statement in body for each in ast.walk(statement)]
-            targets = [t for each in nodes if isinstance(each, ast.Assign) for t in each.targets]
-            targets += [each.target for each in nodes if isinstance(each, ast.AugAssign)]
-            self.moved[mark[0]] = {each.id for each in targets if isinstance(each, ast.Name)}
-        for name in sorted(self.moved[mark[0]]):
-            value = scope.find(name)
-            if value is not None and not (value.val or value.refs or value.has("loss")):
-                scope.bind(name, replace(self._one(value, mark), const=UNKNOWN))
-
-    def _do_while(self, node: ast.While, scope: Scope) -> bool:
-        for number in (1, 2):
-            mark = (node.lineno * 1000 + node.col_offset, number)
-            self.stack.append(mark)
-            self._counters(node.body, mark, scope)
-            self.ev(node.test, scope)
-            self.body(node.body, scope)
-            self.stack.pop()
-        self.body(node.orelse, scope)
-        return False
 
     def _do_with(self, node: ast.With, scope: Scope) -> bool:
         for item in node.items:
@@ -446,5 +367,5 @@ class Flow(Expressions):
     _do_nonlocal = _do_global
 
 
-def _reserves(node: ast.Name | ast.Attribute) -> bool:
-    return bool(names.RESERVES.search(node.id if isinstance(node, ast.Name) else node.attr))
+def _guards(node: ast.If) -> bool:
+    return "__name__" in ast.unparse(node.test)

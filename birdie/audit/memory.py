@@ -11,21 +11,10 @@ import ast
 from collections.abc import Iterable
 from dataclasses import replace
 
-from birdie.audit.names import EVALUATES
+from birdie.audit.names import EVALUATES, RUNS
+from birdie.audit.places import Form, Mark, Region, newest, overlap, surely, unknown
 from birdie.audit.rules import NORMALISED, ONE_PASS, SCORE_FIRST, VALIDATION, Rule
-from birdie.audit.values import (
-    NOTHING,
-    How,
-    Issue,
-    Lesson,
-    Mark,
-    Object,
-    Region,
-    Value,
-    join,
-    newest,
-    overlap,
-)
+from birdie.audit.values import NOTHING, How, Issue, Lesson, Object, Value, join
 
 STEPS = 150_000
 """Statements and expressions the scan visits before it gives up."""
@@ -49,9 +38,14 @@ class Memory:
         stack: passes of the loops that are running, outermost first.
         calls: names of the functions that are running, outermost first.
         dormant: how many switches that are off by default we are behind.
+        warming: whether what runs is a warm-up: 2 by its function's name, 1 by its loop's, 0 not.
         hooked: hooks that are registered.
         restored: a model was read back from its artifact.
+        lows: where what a loop counts begins.
+        noted: regions whose losses were added up or kept.
         clock: the line where the train clock was last stopped; reserves: the script keeps time back for what follows.
+        exported, late, reread: rules that are broken if something is scored after that, if the train clock is not read
+            after that, if nothing is trained after that.
     """
 
     def __init__(self) -> None:
@@ -60,10 +54,16 @@ class Memory:
         self.pending: Value = NOTHING
         self.stack: list[Mark] = []
         self.calls: list[str] = []
-        self.warming: list[bool] = []
+        self.warming: list[int] = [0]
         self.dormant = 0
         self.hooked = 0
         self.restored = False
+        self.lows: dict[str, Form] = {}
+        self.noted: set[Region] = set()
+        self.exported: list[Issue] = []
+        self.late: list[Issue] = []
+        self.reread: list[Issue] = []
+        self.unknowns = 0
         self.clock: int = 0
         self.reserves = False
         self.summed = False
@@ -79,6 +79,11 @@ class Memory:
         self.left -= 1
         if self.left < 0:
             raise TooLargeError
+
+    def opaque(self, name: str) -> Form:
+        """A number of which nothing is known but that it was made here, in these passes."""
+        self.unknowns += 1
+        return unknown(f"{name}#{self.unknowns}" + "".join(f"@{loop}.{number}" for loop, number in self.stack))
 
     def new(self, made_from: Value = NOTHING) -> Value:
         """A new object."""
@@ -128,7 +133,9 @@ class Memory:
         """These objects learn from validation here."""
         stack = tuple(self.stack)
         line = getattr(node, "lineno", 0)
-        made = {Lesson(region, line, how, stack, self.dormant > 0) for region in regions}
+        regions = list(regions)
+        judged, evaluating = all(region in self.noted for region in regions), self.judging
+        made = {Lesson(region, line, how, stack, self.dormant > 0, judged, evaluating) for region in regions}
         for ref in refs:
             self.heap[ref].lessons |= made
         self.taught = self.taught or bool(made)
@@ -140,8 +147,9 @@ class Memory:
 
     def step(self, receiver: Value, node: ast.AST) -> None:
         """An optimizer applies the gradients there are."""
-        if not self.pending.val:
-            self.restored = False  # training, still or again
+        if not self.pending.val:  # training, still or again
+            self.restored = False
+            self.doubt(self.reread)
             return
         reached = self.reach(receiver.refs, teachable=True)
         models = reached if len(reached) > 1 else reached | self.reach(self.pending.via, teachable=True)
@@ -170,10 +178,12 @@ class Memory:
         """The rule broken by scoring `region` at `line` with what has learned `lesson`."""
         if not overlap(lesson.region, region):
             return None
-        shared = {loop for loop, _ in lesson.region} & {loop for loop, _ in region}
+        shared = {loop for loop, _ in lesson.region.marks} & {loop for loop, _ in region.marks}
         here = dict(self.stack)
         apart = any(here.get(loop, number) != number for loop, number in lesson.stack)
-        sure = not lesson.dormant and not self.dormant and (bool(shared) or not apart)
+        both = [loop for loop, _ in lesson.stack if loop in here]  # others were over before, or began after that
+        learned, judged = lesson.region.swept(both, self.lows), region.swept(both, self.lows)
+        sure = not lesson.dormant and not self.dormant and (bool(shared) or not apart) and surely(learned, judged)
         if lesson.how == "choice":
             rule: Rule = VALIDATION
             what = "a setting is chosen here by the loss of validation tokens"
@@ -194,9 +204,16 @@ class Memory:
         self.found.add(self.broken(rule, node, evidence, sure))
 
     def final(self, value: Value) -> None:
-        """`value` is, or goes into, a score."""
-        if value.has("loss"):
+        """`value` is, or goes into, a score; perhaps not, while a loop goes through parts and it is of one."""
+        here = dict(self.stack)
+        part = bool(value.val) and all(any(loop in here for loop, _ in region.marks) for region in value.val)
+        if value.has("loss") and part:
+            self.doubt(list(value.issues))
+        elif value.has("loss"):
             self.found |= value.issues
+            if value.val:
+                self.found.update(self.exported)
+                self.exported.clear()
         for item in value.items or ():
             self.final(item)
 
@@ -207,7 +224,18 @@ class Memory:
         )
         return replace(value, issues=value.issues | {replace(self.broken(NORMALISED, node, evidence), gate=True)})
 
+    def doubt(self, issues: list[Issue]) -> None:
+        """What would have been broken perhaps is not."""
+        self.found.update(replace(each, sure=False) for each in issues)
+        issues.clear()
+
+    @property
+    def judging(self) -> bool:
+        """Whether the function that is running evaluates, or was called by one that does and does not also train."""
+        name = next((each for each in reversed(self.calls) if EVALUATES.search(each)), "")
+        return bool(name) and not RUNS.search(name)
+
     @property
     def evaluating(self) -> bool:
         """Whether a function that evaluates is running, or a model was read back from its artifact."""
-        return self.restored or any(EVALUATES.search(name) for name in self.calls)
+        return self.restored or self.judging

@@ -34,7 +34,9 @@ TOKENS = _words("tok token t sym symbol byte")
 
 FINAL = re.compile(r"bpb|bits_per_byte|val_loss|valid_loss|final_(?:loss|nll|score)", re.IGNORECASE)
 SCORES = re.compile(r"^_?(?:eval|score|valid|test_|measure|final)|bpb|bits_per", re.IGNORECASE)
-EVALUATES = re.compile(r"eval|score|valid|predict|bpb|infer", re.IGNORECASE)
+EVALUATES = re.compile(r"eval|score|bpb|predict|inference|(?:^|_)validat(?:e|ion)(?:_(?:loss|model))?$", re.IGNORECASE)
+RUNS = re.compile(r"(?:^|_)(?:train|run|main)", re.IGNORECASE)
+"""Functions that evaluate besides what else they do: train_and_eval."""
 LOSS = re.compile(r"cross_?entropy|nll|xent|(?:^|_)ce(?:_|$)|loss_fn|criterion", re.IGNORECASE)
 LOGARITHMS = _words("log log2 log1p log10 log_softmax logsumexp logaddexp log_sigmoid")
 EXPONENTIALS = _words("exp exp2 expm1 logaddexp logsumexp softmax")
@@ -65,6 +67,11 @@ FRESH = _words(
 )
 """Calls whose result has nothing of what they are given but its shape, or where something is."""
 STATISTICS = _words("bincount Counter unique histc histogram")
+SEARCHES = _words("minimize minimize_scalar fminbound brent golden brute differential_evolution")
+"""Calls that look for the argument of the least value of a function."""
+MAPS = _words("map starmap imap imap_unordered pmap")
+HELPERS = MAPS | _words("submit apply apply_async run_in_executor checkpoint")
+"""Calls that call what they are given first, on the rest of it or on each of that."""
 ALIASES = _words(
     "to cuda cpu bfloat16 float half double eval train requires_grad_ compile detach view reshape flatten transpose "
     "contiguous squeeze unsqueeze expand parameters named_parameters modules named_modules children buffers "
@@ -77,6 +84,11 @@ CASTS = _words(
     "to cpu cuda long int item numpy astype reshape view flatten ravel squeeze unsqueeze contiguous tolist detach "
     "tensor as_tensor asarray array from_numpy float clone copy"
 )
+PURE = _words("len int float round abs min max sum ceil floor numel size dim")
+"""Calls that give the same number of the same arguments."""
+DRAWS = _words("pop popleft next choice choices sample")
+"""Calls that give a part of what they are given, and nobody knows which."""
+TEXTS = _words("lower upper strip casefold")
 PICKS = _words("gather take take_along_dim take_along_axis index_select")
 HOLDS = _words("params model module optimizer optimizers")
 """Arguments by name that what is made from them holds on to; of the others, the first."""

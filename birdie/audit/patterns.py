@@ -8,6 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from birdie.audit.names import RESERVES
 from birdie.audit.rules import BYTES, TRAIN_TIME
 from birdie.audit.values import Issue
 
@@ -20,6 +21,8 @@ _SPACE = re.compile(r"space|leading", re.IGNORECASE)
 _FORCED = re.compile(r"forced?_?stop|stop_?anyway|ignore_?(?:cap|wallclock)", re.IGNORECASE)
 _TIME = re.compile(r"wall_?clock|elapsed|(?:^|_)cap(?:$|_)|budget|_ms\b|time|seconds|deadline", re.IGNORECASE)
 _LIMIT = re.compile(r"(?:max|train(?:ing)?)_?wall_?clock|wall_?clock_?(?:cap|limit|seconds)", re.IGNORECASE)
+_OTHER = re.compile(r"total|whole|eval|score|ttt|test|valid|job|slurm", re.IGNORECASE)
+"""Caps of something else than training."""
 
 
 def patterns(tree: ast.Module) -> Iterator[Issue]:
@@ -173,10 +176,19 @@ def _byte_branches(function: ast.AST) -> Iterator[Issue]:
         )
         for part in parts:
             number = isinstance(part, ast.Constant) and type(part.value) is int and part.value > 1
-            length = any(isinstance(n, ast.Name) and n.id == "len" for n in ast.walk(part))
+            length = any(isinstance(n, ast.Call) and _long(n) for n in ast.walk(part))
             if number or length:
                 said = ast.unparse(part)
                 yield Issue(BYTES, part.lineno, f"a byte token <0xNN> is one byte of text, and is counted as {said}")
+
+
+def _long(call: ast.Call) -> bool:
+    """Whether a call measures something else than the bytes a name stands for: len(bytes.fromhex(piece[3:5])) is 1."""
+    if ast.unparse(call.func) != "len" or not call.args:
+        return False
+    inner = call.args[0]
+    said = ast.unparse(inner.func).split(".")[-1] if isinstance(inner, ast.Call) else ""
+    return said not in ("bytes", "bytearray", "fromhex", "unhexlify", "a2b_hex", "b16decode")
 
 
 def _added(tree: ast.Module) -> int:
@@ -232,15 +244,29 @@ def _renamed(node: ast.Assign, flags: set[str], functions: dict[str, ast.Functio
     return found
 
 
-def _stops(tree: ast.Module) -> Iterator[Issue]:
-    defaults = _defaults(tree)
-    for name, value, line in defaults:
+def reserves(tree: ast.Module) -> bool:
+    """Whether a script keeps some of its time back: it says so, or its cap is below that of the challenge."""
+    said = [
+        n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute)
+    ]
+    return any(map(RESERVES.search, said)) or any(0 < number < cap for _, number, cap, _ in _caps(tree))
+
+
+def _caps(tree: ast.Module) -> Iterator[tuple[object, float, int, int]]:
+    """Caps of the train clock: as it is written, as a number, what it may be in that unit, and its line."""
+    for name, value, line in _defaults(tree):
         try:
             number = float(str(value))
         except ValueError:
             continue
-        cap = CAP_SECONDS * 1000 if name.lower().endswith("ms") else CAP_SECONDS
-        if _LIMIT.search(name) and number > cap:
+        if _LIMIT.search(name) and not _OTHER.search(name):
+            yield value, number, CAP_SECONDS * 1000 if name.lower().endswith("ms") else CAP_SECONDS, line
+
+
+def _stops(tree: ast.Module) -> Iterator[Issue]:
+    defaults = _defaults(tree)
+    for value, number, cap, line in _caps(tree):
+        if number > cap:
             yield Issue(TRAIN_TIME, line, f"training may take {value}, the cap is {cap}")
     off = any(
         _FORCED.search(name) and str(value) in ("0", "", "None", "-1", "False", "0.0") for name, value, _ in defaults

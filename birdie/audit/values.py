@@ -1,23 +1,18 @@
 """What the static scan knows of a value, and of the objects of a script that is never run.
 
-Region    part of the validation tokens: the whole, or what certain passes of certain loops read of it
 Lesson    an object learned from a region: by an optimizer's step, by counting, or because it was chosen by a loss
 Issue     a rule broken if the value that carries it ends up in a score
 Value     all of that for one expression; operations join it
 """
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from birdie.audit.places import Form, Mark, Region, number
 from birdie.audit.rules import Rule
 
-Mark = tuple[int, int]
-"""A loop, by its place in the file, and which of its passes."""
-Region = frozenset[Mark]
-"""What these passes read of the validation tokens; no marks: all of them."""
-WHOLE: Region = frozenset()
 UNKNOWN = object()
 """Not a constant."""
 
@@ -35,6 +30,8 @@ class Lesson:
         how: by a gradient step, in a table or statistic, or as the choice of what scored best.
         stack: the passes of loops it happened in, outermost first.
         dormant: it happens behind a switch that is off by default.
+        judged: those tokens' losses were noted before.
+        evaluating: a function that evaluates was running.
     """
 
     region: Region
@@ -42,6 +39,8 @@ class Lesson:
     how: How
     stack: tuple[Mark, ...]
     dormant: bool
+    judged: bool = False
+    evaluating: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,13 @@ class Value:
         refs: objects it may be, or hold.
         via: objects whose state it was computed with.
         marks: passes of loops it depends on, as an index does.
-        kinds: "loss", "pred", "target", "gathered", "picked", "keyed", "hashed", "gate", "spread", "normed", "grad",
-            "time", "train", "text".
+        kinds: "loss", "pred", "target", "gathered", "picked", "keyed", "hashed", "gate", "weighed", "spread", "normed",
+            "grad", "bits", "time", "elapsed", "train", "text"; "stored": it was packed; "many": it stands for many like
+            it; "options": those of the command line.
         issues: rules broken if it ends up in a score.
         items: of a tuple whose members are known.
         const: a constant, or UNKNOWN.
+        form: what number it is, in terms of others that are not known; None: who knows.
     """
 
     val: frozenset[Region] = frozenset()
@@ -81,6 +82,13 @@ class Value:
     issues: frozenset[Issue] = frozenset()
     items: "tuple[Value, ...] | None" = None
     const: Any = UNKNOWN
+    form: Form | None = None
+
+    @property
+    def number(self) -> Form | None:
+        """What number it is, as far as that can be told."""
+        plain = isinstance(self.const, int | float) and abs(self.const) < 1e15
+        return number(self.const) if plain else self.form
 
     def has(self, kind: str) -> bool:
         return kind in self.kinds
@@ -101,7 +109,8 @@ def join(values: Iterable[Value]) -> Value:
     if not found:
         return NOTHING
     if len(found) == 1:
-        return replace(found[0], items=None, const=UNKNOWN) if found[0].items or known(found[0]) else found[0]
+        plain = not found[0].items and not known(found[0]) and found[0].form is None
+        return found[0] if plain else replace(found[0], items=None, const=UNKNOWN, form=None)
     return Value(
         val=_few(frozenset().union(*(v.val for v in found))),
         lessons=_few(frozenset().union(*(v.lessons for v in found))),
@@ -126,33 +135,22 @@ def marked(value: Value, marks: frozenset[Mark]) -> Value:
     """`value` as seen through an index that depends on `marks`: the regions it stands for shrink to those passes."""
     if not marks or not value.val:
         return value
-    inner = dict(marks)
-    return replace(value, val=frozenset(frozenset({**dict(region), **inner}.items()) for region in value.val))
+    return replace(value, val=frozenset(region.marked(marks) for region in value.val))
 
 
-def overlap(a: Region, b: Region) -> bool:
-    """Whether two regions may share tokens: not if they are different passes of one loop."""
-    passes = dict(a)
-    return all(passes.get(loop, number) == number for loop, number in b)
-
-
-def newest(regions: Iterable[Region]) -> list[Region]:
-    """Of regions in the same loops, the latest passes: a target comes after the context it is predicted from."""
-    latest: dict[tuple[int, ...], Region] = {}
-    for region in regions:
-        loops = tuple(sorted(loop for loop, _ in region))
-        if loops not in latest or sorted(region) > sorted(latest[loops]):
-            latest[loops] = region
-    return list(latest.values())
+def placed(value: Value, cut: Callable[[Region], Region]) -> Value:
+    """`value`, of which `cut` is taken."""
+    return replace(value, val=frozenset(cut(region) for region in value.val)) if value.val else value
 
 
 @dataclass(slots=True)
 class Scope:
-    """Names of a module or a call, and those of the scope around it."""
+    """Names of a module or a call, and those of the scope around it; `depth` loops were running when it began."""
 
     names: dict[str, Value] = field(default_factory=dict)
     above: "Scope | None" = None
     shared: set[str] = field(default_factory=set)
+    depth: int = 0
     returned: list[Value] = field(default_factory=list)
     block: list[ast.stmt] = field(default_factory=list)
 
