@@ -109,7 +109,8 @@ class Choices(Memory):
         if name == "count" and len(call.args) == 1 and given.val and receiver.val:
             stack, line = tuple(self.stack), getattr(node, "lineno", 0)
             made = frozenset(Lesson(each, line, "table", stack, self.dormant > 0) for each in receiver.val)
-            return replace(join((receiver, given)), lessons=receiver.lessons | made, refs=frozenset()).plus("picked")
+            counts = join((replace(receiver, val=frozenset(), refs=frozenset()), given))
+            return replace(counts, lessons=counts.lessons | made, refs=frozenset()).plus("picked")
         return None
 
     def counted(self, tokens: Value, node: ast.AST) -> Value:

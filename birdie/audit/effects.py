@@ -232,6 +232,8 @@ class Effects(Choices):
 
     def settled(self, value: Value, node: ast.AST) -> Value:
         """`value`, which is added up; if it is a loss, and its token was not seen to be picked, it is now."""
+        if value.has("loss"):
+            self.noted |= value.val
         return self.scored(value, value, node) if value.has("loss") and value.val and value.lessons else value
 
     def _plain(self, call: Call, inner: Value) -> Value:

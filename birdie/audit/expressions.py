@@ -146,7 +146,14 @@ class Expressions(Effects):
         named = base.form is not None and index.number is not None
         form = unknown(f"{text(base.form or ())}[{text(index.number or ())}]") if named else None
         value = marked(replace(base, items=None, const=UNKNOWN, form=form), index.marks)
-        if base.val and not base.lessons and not base.kinds & {"loss", "pred"} and not isinstance(index.const, str):
+        if isinstance(node.slice, ast.Slice) and not base.val and ast.unparse(node.slice) not in (":", "1:", ":-1"):
+            value = replace(value.plus("part"), form=self.opaque("part"))
+        if (
+            base.val
+            and not base.lessons
+            and not base.kinds & {"loss", "pred", "text"}
+            and not isinstance(index.const, str)
+        ):
             value = self._part(value, node.slice, index)
         if base.val and not base.has("loss") and _ahead(node.slice):
             value = value.plus("target")
@@ -246,6 +253,8 @@ class Expressions(Effects):
         off = isinstance(node.op, ast.And)
         if any(known(each) and bool(each.const) is not off for each in values):
             return replace(join(values), const=not off)
+        if all(known(each) for each in values):
+            return replace(join(values), const=off)
         return join(values)
 
     def _ev_compare(self, node: ast.Compare, scope: Scope) -> Value:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from birdie.audit import names
 from birdie.audit.branches import Branches
-from birdie.audit.places import ZERO, Form, Mark, add, number, text, unknown
+from birdie.audit.places import END, ZERO, Form, Mark, add, constant, number, text, unknown
 from birdie.audit.values import UNKNOWN, Scope, Value, placed
 
 _SAME = frozenset(("tqdm", "list", "tuple", "iter", "reversed", "trange"))
@@ -59,20 +59,32 @@ class Loops(Branches):
         self.lows[at[0][0][0]] = ZERO
         if over.name == "range":
             return replace(over.whole, form=self._counted(over, mark), const=UNKNOWN, items=None)
-        parts = tuple(placed(self.element(each), lambda region: region.item(at)) for each in over.args)
-        if over.name == "enumerate" and parts:
+        name = f"@{mark[0]}.{mark[1]}:each"
+        if over.name == "enumerate" and over.args:
             start = over.args[1].number if len(over.args) > 1 else ZERO
             index = Value(form=add(at, start) if start is not None else None)
-            return replace(over.whole, items=(index, parts[0]), form=None)
-        if over.name == "zip" and parts:
-            return replace(over.whole, items=parts, form=None)
-        name = f"@{mark[0]}.{mark[1]}:each"
-        cut = [region for region in over.whole.val if region.path]
-        self.lows[name] = ZERO
-        if over.part or cut:  # not from the first on
-            self.lows[name] = unknown(text(cut[0].path[-1].begin)) if cut else self.opaque("part")
-        one = placed(self.element(over.whole), lambda region: region.item(at))
-        return replace(one, form=unknown(name), const=UNKNOWN)
+            return replace(over.whole, items=(index, self._drawn(over.args[0], at, name, over.part)), form=None)
+        if over.name == "zip" and over.args:
+            parts = enumerate(over.args)
+            items = tuple(self._drawn(each, at, f"{name}{place}", over.part) for place, each in parts)
+            return replace(over.whole, items=items, form=None)
+        return self._drawn(over.whole, at, name, over.part)
+
+    def _drawn(self, iterable: Value, at: Form, name: str, part: bool) -> Value:
+        """The item of `iterable` at `at`; as a number, it is `name`."""
+        self.lows[name] = self._low(iterable, part)
+        one = placed(self.element(iterable), lambda region: region.item(at))
+        return _called(replace(one, const=UNKNOWN), name)
+
+    def _low(self, iterable: Value, part: bool) -> Form:
+        """The first of `iterable`, if that is all of something: its zeroth."""
+        for cut in sorted((region.path[-1] for region in iterable.val if region.path), key=repr):
+            begin, left = constant(cut.begin), constant(add(END, cut.stop, -1))
+            if begin not in (0.0, 1.0) or left not in (0.0, 1.0):
+                return unknown(f"{text(cut.begin)}..{text(cut.stop)}")
+        if iterable.has("part"):
+            return unknown(f"part{text(iterable.form)}") if iterable.form is not None else self.opaque("part")
+        return self.opaque("part") if part and not iterable.val else ZERO
 
     def _counted(self, over: _Over, mark: Mark) -> Form:
         name = f"@{mark[0]}.{mark[1]}:v"
@@ -147,6 +159,12 @@ class Loops(Branches):
             return value
         held = (each for ref in self.reach(value.refs) for each in self.heap[ref].attrs.values())
         return value if any(each.val for each in held) else self._one(value, self.whiles[-1][0])
+
+
+def _called(value: Value, name: str) -> Value:
+    """`value`, a number or several of which nothing is known but what they are drawn from."""
+    items = tuple(_called(each, f"{name}[{place}]") for place, each in enumerate(value.items)) if value.items else None
+    return replace(value, form=unknown(name), items=items)
 
 
 def place_of(node: ast.stmt | ast.expr) -> int:

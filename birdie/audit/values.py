@@ -66,7 +66,7 @@ class Value:
         marks: passes of loops it depends on, as an index does.
         kinds: "loss", "pred", "target", "gathered", "picked", "keyed", "hashed", "gate", "weighed", "spread", "normed",
             "grad", "bits", "time", "elapsed", "train", "text"; "stored": it was packed; "many": it stands for many like
-            it; "options": those of the command line.
+            it; "part": a slice of something; "options": those of the command line.
         issues: rules broken if it ends up in a score.
         items: of a tuple whose members are known.
         const: a constant, or UNKNOWN.
