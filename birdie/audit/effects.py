@@ -244,6 +244,8 @@ class Effects(Choices):
             data = [each for each in call.given if each.val]
             if len(data) >= 2:
                 return self.scored(inner, data[1], call.node)
+            if data and self._gives_loss(call.callee):
+                return self.scored(inner, data[0], call.node)
             if data:
                 return replace(inner, refs=frozenset(), kinds=frozenset(("pred",)))
         if name in names.RESTORES:
@@ -263,6 +265,19 @@ class Effects(Choices):
         made = self.new(held) if name[:1].isupper() else self.new()
         refs = (held.refs | call.receiver.refs | made.refs) if wraps else made.refs
         return replace(inner, refs=refs, kinds=kinds, items=None, const=UNKNOWN)
+
+    def _gives_loss(self, model: Value) -> bool:
+        """Whether a model of the script returns nothing but its loss."""
+        forwards = [
+            part
+            for ref in model.refs
+            if (cls := self.heap[ref].cls) is not None
+            for part in cls.body
+            if isinstance(part, ast.FunctionDef) and part.name == "forward"
+        ]
+        said = [each.value for one in forwards for each in ast.walk(one) if isinstance(each, ast.Return)]
+        calls = [each for each in said if isinstance(each, ast.Call) and names.LOSS.search(ast.unparse(each.func))]
+        return bool(said) and len(calls) == len(said)
 
     def _number(self, name: str, call: Call) -> Value:
         """A constant of a constant."""

@@ -155,6 +155,8 @@ class Expressions(Effects):
             and not isinstance(index.const, str)
         ):
             value = self._part(value, node.slice, index)
+        if base.val and base.has("loss") and not isinstance(index.const, int | str):
+            value = self.masked(value)
         if base.val and not base.has("loss") and _ahead(node.slice):
             value = value.plus("target")
         data = base.val and not base.lessons and not base.has("loss")
@@ -202,6 +204,16 @@ class Expressions(Effects):
             isinstance(node.op, ast.Div) and left.has("loss") and not right.has("loss")
         ):  # by how many, or by their bytes
             right = replace(right, lessons=frozenset(each for each in right.lessons if each.how != "table"))
+        if (
+            isinstance(node.op, ast.Add | ast.Sub)
+            and right.has("grad")
+            and right.val
+            and not left.val
+            and not right.has("loss")
+        ):
+            moved = self.new()  # weights a step away, or a momentum
+            self.teach(moved.refs, right.val, "step", node)
+            right = replace(self.read(moved), kinds=right.kinds)
         result, op = join((left, right)), node.op
         if not isinstance(op, ast.Add) or result.val or result.has("loss"):  # a number, not two lists
             result = replace(result, refs=left.refs if isinstance(node, ast.AugAssign) else frozenset())
@@ -234,6 +246,8 @@ class Expressions(Effects):
         if isinstance(op, ast.Div) and isinstance(node, ast.BinOp) and _is_ln2(node.right):
             self.final(result)
             result = result.plus("bits")
+        if isinstance(op, ast.Mult) and result.val and result.has("loss") and "mask" in ast.unparse(node):
+            result = self.masked(result)
         constant = known(left) and known(right) and isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
         if constant:
             return replace(result, const=_calculated(op, left.const, right.const))

@@ -30,7 +30,7 @@ class Flow(Loops):
     def __init__(self, tree: ast.Module) -> None:
         super().__init__()
         self.entered: set[ast.AST] = set()
-        self.results: dict[ast.AST, list[Value]] = {}
+        self.results: dict[tuple[ast.AST, frozenset[int]], list[Value]] = {}
         self.module = Scope(block=tree.body)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
@@ -105,7 +105,7 @@ class Flow(Loops):
         own = function.self is not None and self.taught
         given = (*args, *kwargs.values())
         plain = not own and not any(each.val or each.lessons or each.kinds or each.marks for each in given)
-        before = self.results.setdefault(code, [])
+        before = self.results.setdefault((code, self._holder(function)), [])
         if len(before) >= (PLAIN if plain else TAINTED):
             return join((*before[-1:], *args, *kwargs.values())) if not plain else before[-1]
         self.entered.add(code)
@@ -135,6 +135,12 @@ class Flow(Loops):
         self.calls.pop()
         before.append(result)
         return result
+
+    def _holder(self, function: Object) -> frozenset[int]:
+        """The object a method is bound to, if that holds validation tokens: another's results are not its own."""
+        refs = function.self.refs if function.self is not None else frozenset()
+        held = (value for ref in refs for value in self.heap[ref].attrs.values())
+        return refs if any(value.val for value in held) else frozenset()
 
     def _bind(self, args: ast.arguments, given: list[Value], kwargs: dict[str, Value], scope: Scope) -> None:
         params = [*args.posonlyargs, *args.args]

@@ -135,7 +135,8 @@ class Memory:
         line = getattr(node, "lineno", 0)
         regions = list(regions)
         judged, evaluating = all(region in self.noted for region in regions), self.judging
-        made = {Lesson(region, line, how, stack, self.dormant > 0, judged, evaluating) for region in regions}
+        part = how == "step" and self.pending.has("masked")
+        made = {Lesson(region, line, how, stack, self.dormant > 0, judged, evaluating, part) for region in regions}
         for ref in refs:
             self.heap[ref].lessons |= made
         self.taught = self.taught or bool(made)
@@ -168,7 +169,7 @@ class Memory:
         }
         return replace(
             whole,
-            kinds=(whole.kinds - {"target", "gathered", "picked", "pred", "gate"}) | {"loss"},
+            kinds=(whole.kinds - {"target", "gathered", "picked", "pred", "gate", "grad", "many"}) | {"loss"},
             issues=whole.issues | issues,
             refs=frozenset(),
             lessons=frozenset(),
@@ -193,7 +194,13 @@ class Memory:
             rule = SCORE_FIRST if shared else ONE_PASS
             what = "statistics are gathered here from validation tokens"
         more = "" if sure else "; only behind a switch that is off, or perhaps of other tokens"
-        return Issue(rule, lesson.line, f"{what}, and line {line} then scores the same tokens{more}", sure)
+        evidence = f"{what}, and line {line} then scores the same tokens{more}"
+        return Issue(rule, lesson.line, evidence, sure, part=lesson.part)
+
+    def masked(self, losses: Value) -> Value:
+        """A part of `losses`; if what is learned from is a part too, it may be another."""
+        doubts = frozenset(replace(each, sure=each.sure and not each.part) for each in losses.issues)
+        return replace(losses, issues=doubts).plus("masked")
 
     def broken(self, rule: Rule, node: ast.AST, evidence: str, sure: bool = True) -> Issue:
         """An issue at `node`."""

@@ -54,6 +54,9 @@ class Series(Expressions):
 
     def element(self, iterable: Value) -> Value:
         """One of what is iterated over."""
+        own = self._own_element(iterable)
+        if own is not None:
+            return own
         if iterable.has("many"):
             return iterable.minus("many")
         if iterable.items:
@@ -63,6 +66,20 @@ class Series(Expressions):
     def run_over(self, target: ast.expr, iterable: ast.expr, scope: Scope) -> None:
         """Bind `target` to what a comprehension draws from `iterable`, for all of it at once."""
         raise NotImplementedError
+
+    def _own_element(self, iterable: Value) -> Value | None:
+        """What an object of the script gives that is iterated over, as a data set in a loader."""
+        if iterable.val or iterable.items:
+            return None
+        held = {inner for ref in iterable.refs for inner in self.heap[ref].attrs.get("*", NOTHING).refs}
+        for ref in sorted(iterable.refs | held):
+            for name in ("__iter__", "__getitem__") if self.heap[ref].made else ():
+                method = self._method(ref, name)
+                if method is not None:
+                    given = [] if name == "__iter__" else [Value(form=self.opaque("index"))]
+                    result = self.called(method, given)
+                    return result.minus("many") if result.val else None
+        return None
 
     def _ev_yield(self, node: ast.Yield, scope: Scope) -> Value:
         given = self._given(self.ev(node.value, scope), dict(self.stack[scope.depth :]))

@@ -32,6 +32,7 @@ class Lesson:
         dormant: it happens behind a switch that is off by default.
         judged: those tokens' losses were noted before.
         evaluating: a function that evaluates was running.
+        part: of those tokens only a part of the losses was learned from.
     """
 
     region: Region
@@ -41,17 +42,23 @@ class Lesson:
     dormant: bool
     judged: bool = False
     evaluating: bool = False
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A rule broken at a line; `sure` is False where it depends on a switch or on what the scan cannot follow."""
+    """A rule broken at a line.
+
+    `sure` is False where it depends on a switch or on what the scan cannot follow; `gate` says that dividing by a sum
+    mends it, `part` that taking a part of the losses may.
+    """
 
     rule: Rule
     line: int
     evidence: str
     sure: bool = True
     gate: bool = False
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ class Value:
         marks: passes of loops it depends on, as an index does.
         kinds: "loss", "pred", "target", "gathered", "picked", "keyed", "hashed", "gate", "weighed", "spread", "normed",
             "grad", "bits", "time", "elapsed", "train", "text"; "stored": it was packed; "many": it stands for many like
-            it; "part": a slice of something; "options": those of the command line.
+            it; "masked": a part of losses; "part": a slice of something; "options": those of the command line.
         issues: rules broken if it ends up in a score.
         items: of a tuple whose members are known.
         const: a constant, or UNKNOWN.
