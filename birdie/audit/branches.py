@@ -16,23 +16,27 @@ class Branches(Series):
 
     def body(self, statements: list[ast.stmt], scope: Scope) -> bool:
         """Statements in order; whether what follows can not be reached."""
-        asleep = self.dormant
+        asleep, taken = self.dormant, len(self.ways)
+        ended = False
         for node in statements:
             self.spend()
             method = getattr(self, f"_do_{type(node).__name__.lower()}", None)
             if method is not None and method(node, scope):
-                self.dormant = asleep
-                return True
+                ended = True
+                break
         self.dormant = asleep
-        return False
+        del self.ways[taken:]
+        return ended
 
     def _do_if(self, node: ast.If, scope: Scope) -> bool:
         test = self.ev(node.test, scope)
         forced = isinstance(node.test, ast.Compare) and "__name__" in ast.unparse(node.test)
         off = known(test) and not forced
-        before = dict(scope.names)
+        before, fork = dict(scope.names), self.fork()
         self.dormant += off and not test.const
+        self.ways.append((fork, 0))
         ended = self.body(node.body, scope)
+        self.ways.pop()
         self.dormant -= off and not test.const
         after = before if ended else scope.names
         if test.has("loss") and test.val:
@@ -41,13 +45,17 @@ class Branches(Series):
             self._branch(node, before, after, scope)
         scope.names = dict(before)
         self.dormant += off and bool(test.const)
+        self.ways.append((fork, 1))
         other = self.body(node.orelse, scope)
+        self.ways.pop()
         self.dormant -= off and bool(test.const)
         if other:
             scope.names = dict(after)
         elif not ended:
             self._merge(after, scope)
         self.dormant += off and (ended if test.const else other)  # the rest of the block; `body` wakes up after it
+        if ended != other:
+            self.ways.append((fork, int(ended)))
         return ended and other and bool(node.orelse)
 
     def _merge(self, after: dict[str, Value], scope: Scope) -> None:
@@ -90,8 +98,8 @@ class Branches(Series):
 
     def _do_match(self, node: ast.Match, scope: Scope) -> bool:
         subject, taken, ends = self.ev(node.subject, scope), False, []
-        before, left = dict(scope.names), []
-        for case in node.cases:
+        before, left, fork = dict(scope.names), [], self.fork()
+        for place, case in enumerate(node.cases):
             scope.names = dict(before)
             for part in ast.walk(case.pattern):
                 name = getattr(part, "name", None) or getattr(part, "rest", None)
@@ -102,7 +110,9 @@ class Branches(Series):
             fits = not said or any(self.ev(each, scope).const == subject.const for each in said)
             off = known(subject) and case.guard is None and (taken or not fits)
             self.dormant += off
+            self.ways.append((fork, place))
             ends.append(self.body(case.body, scope))
+            self.ways.pop()
             self.dormant -= off
             taken = taken or (known(subject) and fits and case.guard is None)
             if not ends[-1]:

@@ -1,6 +1,7 @@
 """What the scan makes of expressions: joins of what they are made of, and the few shapes that mean more."""
 
 import ast
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -291,9 +292,10 @@ class Expressions(Effects):
 
     def _ev_ifexp(self, node: ast.IfExp, scope: Scope) -> Value:
         test = self.ev(node.test, scope)
-        if known(test):
-            return self.ev(node.body if test.const else node.orelse, scope)
-        body, orelse = self.ev(node.body, scope), self.ev(node.orelse, scope)
+        off = None if not known(test) else node.orelse if test.const else node.body
+        body, orelse = self.either(lambda: self._way(node.body, off, scope), lambda: self._way(node.orelse, off, scope))
+        if off is not None:
+            return orelse if off is node.body else body
         result = join((body, orelse))
         if test.has("gate") and result.val and ast.unparse(node.orelse) in ast.unparse(node.body):
             return self.gate(result, node)
@@ -311,6 +313,12 @@ class Expressions(Effects):
     def _ev_lambda(self, node: ast.Lambda, scope: Scope) -> Value:
         self.heap.append(Object(code=node, scope=scope))
         return Value(refs=frozenset((len(self.heap) - 1,)))
+
+    def _way(self, node: ast.expr, off: ast.expr | None, scope: Scope) -> Value:
+        self.dormant += node is off
+        value = self.ev(node, scope)
+        self.dormant -= node is off
+        return value
 
     def _ev_starred(self, node: ast.Starred, scope: Scope) -> Value:
         return self.ev(node.value, scope)
@@ -340,7 +348,8 @@ class Expressions(Effects):
             self.exporting(name, join((*args, *kwargs.values())), node)
             which = isinstance(func, ast.Subscript | ast.Call) and len({each.code for each in functions}) > 1
             self.dormant += which  # one of a table of functions: perhaps not this one
-            result = join([self.inline(each, list(args), dict(kwargs)) for each in functions[:3]])
+            calls = [functools.partial(self.inline, each, list(args), dict(kwargs)) for each in functions[:3]]
+            result = join(self.either(*calls))
             self.dormant -= which
             return result
         if classes and classes[0].cls is not None:
@@ -355,6 +364,15 @@ class Expressions(Effects):
         base = self.imported.get(dotted[0], dotted[0]) if len(dotted) > 1 else ""
         base = dotted[-2] if len(dotted) > 2 and base not in names.NETWORK_MODULES else base
         return self.external(Call(node, name, base, receiver, direct, args, kwargs, scope))
+
+    def either(self, *ways: Callable[[], Value]) -> list[Value]:
+        """Values of which one is made, each as if the others were not."""
+        fork, found = self.fork(), []
+        for place, way in enumerate(ways):
+            self.ways.append((fork, place))
+            found.append(way())
+            self.ways.pop()
+        return found
 
     def normalised(self, name: ast.expr, scope: Scope, inside: ast.AST) -> bool:
         """Whether, outside of `inside`, something that is not constant is taken off `name`, or divides it."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from birdie.audit.names import EVALUATES, RUNS
 from birdie.audit.places import Form, Mark, Region, newest, overlap, surely, unknown
 from birdie.audit.rules import NORMALISED, ONE_PASS, SCORE_FIRST, VALIDATION, Rule
-from birdie.audit.values import NOTHING, How, Issue, Lesson, Object, Value, join
+from birdie.audit.values import NOTHING, How, Issue, Lesson, Object, Value, Way, join
 
 STEPS = 150_000
 """Statements and expressions the scan visits before it gives up."""
@@ -37,6 +37,7 @@ class Memory:
         pending: regions and objects of the gradients there are, not yet applied.
         stack: passes of the loops that are running, outermost first.
         calls: names of the functions that are running, outermost first.
+        ways: the branches that are taken, of which others exclude each other.
         dormant: how many switches that are off by default we are behind.
         warming: whether what runs is a warm-up: 2 by its function's name, 1 by its loop's, 0 not.
         hooked: hooks that are registered.
@@ -55,6 +56,7 @@ class Memory:
         self.stack: list[Mark] = []
         self.calls: list[str] = []
         self.warming: list[int] = [0]
+        self.ways: list[Way] = []
         self.dormant = 0
         self.hooked = 0
         self.restored = False
@@ -84,6 +86,11 @@ class Memory:
         """A number of which nothing is known but that it was made here, in these passes."""
         self.unknowns += 1
         return unknown(f"{name}#{self.unknowns}" + "".join(f"@{loop}.{number}" for loop, number in self.stack))
+
+    def fork(self) -> int:
+        """A number for a fork of which one branch is taken."""
+        self.unknowns += 1
+        return self.unknowns
 
     def new(self, made_from: Value = NOTHING) -> Value:
         """A new object."""
@@ -136,7 +143,8 @@ class Memory:
         regions = list(regions)
         judged, evaluating = all(region in self.noted for region in regions), self.judging
         part = how == "step" and self.pending.has("masked")
-        made = {Lesson(region, line, how, stack, self.dormant > 0, judged, evaluating, part) for region in regions}
+        ways, asleep = frozenset(self.ways), self.dormant > 0
+        made = {Lesson(region, line, how, stack, asleep, judged, evaluating, part, ways) for region in regions}
         for ref in refs:
             self.heap[ref].lessons |= made
         self.taught = self.taught or bool(made)
@@ -177,7 +185,8 @@ class Memory:
 
     def _early(self, lesson: Lesson, region: Region, line: int) -> Issue | None:
         """The rule broken by scoring `region` at `line` with what has learned `lesson`."""
-        if not overlap(lesson.region, region):
+        taken = dict(self.ways)
+        if not overlap(lesson.region, region) or any(taken.get(fork, way) != way for fork, way in lesson.ways):
             return None
         shared = {loop for loop, _ in lesson.region.marks} & {loop for loop, _ in region.marks}
         here = dict(self.stack)

@@ -16,6 +16,8 @@ from birdie.audit.rules import Rule
 UNKNOWN = object()
 """Not a constant."""
 
+Way = tuple[int, int]
+"""A fork, by the number it was met as, and which of its branches."""
 How = Literal["step", "table", "choice"]
 _MOST = 64  # regions or lessons one value carries; past that, the latest
 
@@ -33,6 +35,7 @@ class Lesson:
         judged: those tokens' losses were noted before.
         evaluating: a function that evaluates was running.
         part: of those tokens only a part of the losses was learned from.
+        ways: the branches it was in.
     """
 
     region: Region
@@ -43,6 +46,7 @@ class Lesson:
     judged: bool = False
     evaluating: bool = False
     part: bool = False
+    ways: frozenset[Way] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
