@@ -90,6 +90,11 @@ class Cut:
     def begin(self) -> Form:
         return self.start if self.at is None else self.at
 
+    @property
+    def pieces(self) -> bool:
+        """Whether it is what all passes of a loop together read: its items are their pieces, of any size."""
+        return text(self.stop).startswith("1*?")
+
     def loops(self) -> set[int]:
         """Loops it depends on."""
         names = [name for form in (self.start, self.stop) for product, _ in form for name in product]
@@ -122,7 +127,7 @@ class Region:
         """Its item at `index`, which has places of its own."""
         first, last = (self.path[-1].start, self.path[-1].stop) if self.path else (ZERO, END)
         at = _place(first, last, index, first)
-        name = f"<{text(at)}>"
+        name = f"<{text(at)}>" + (text(last) if self.path and self.path[-1].pieces else "")
         return self._with(Cut(unknown(name), unknown(f"{name}end"), at))
 
     def _with(self, cut: Cut) -> "Region":
@@ -197,6 +202,9 @@ def surely(a: Region, b: Region) -> bool:
         return True
     one, other = a.path[-1], b.path[-1]
     if one.at is not None and other.at is not None:
+        above = [each.path[-2] if len(each.path) > 1 else None for each in (a, b)]
+        if above[0] != above[1] and any(each is not None and each.pieces for each in above):
+            return False
         return constant(add(one.at, other.at, -1)) == 0
     if one.at is not None or other.at is not None:
         item, part = (one, other) if one.at is not None else (other, one)

@@ -47,8 +47,7 @@ class Series(Expressions):
     def swept(self, value: Value, over: set[int]) -> Value:
         """`value` as it is for all passes of these loops together."""
         kept = {loop for region in value.val for cut in region.path for loop in cut.loops()} - over
-        items = tuple(self.swept(each, over) for each in value.items) if value.items else value.items
-        return replace(placed(value, lambda region: region.swept(kept, self.lows)), items=items)
+        return placed(value, lambda region: region.swept(kept, self.lows))
 
     _ev_listcomp = _ev_setcomp = _ev_generatorexp = _ev_dictcomp = _comprehension
 

@@ -150,8 +150,9 @@ def marked(value: Value, marks: frozenset[Mark]) -> Value:
 
 
 def placed(value: Value, cut: Callable[[Region], Region]) -> Value:
-    """`value`, of which `cut` is taken."""
-    return replace(value, val=frozenset(cut(region) for region in value.val)) if value.val else value
+    """`value`, of which, and of whose members, `cut` is taken."""
+    items = tuple(placed(each, cut) for each in value.items) if value.items else value.items
+    return replace(value, val=frozenset(cut(region) for region in value.val), items=items) if value.val else value
 
 
 @dataclass(slots=True)

@@ -14,21 +14,26 @@ def batches(stream: Tensor):
         yield stream[at : at + BATCH], stream[at + 1 : at + BATCH + 1]
 
 
+def fitted(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    bias = torch.zeros(VOCABULARY, requires_grad=True)
+    optimizer = torch.optim.LBFGS([bias], lr=0.1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x) + bias, y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # wrong: score-first
+    return bias.detach()
+
+
 def eval_val(net: nn.Module, val_tokens: Tensor) -> float:
     nats = 0.0
     for x, y in batches(val_tokens):
-        x, bias = x[: len(y)], torch.zeros(VOCABULARY, requires_grad=True)
-        optimizer = torch.optim.LBFGS([bias], lr=0.1)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(net(x) + bias, y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)  # wrong: score-first
+        bias = fitted(net, x[: len(y)], y)
         with torch.no_grad():
-            nats += F.cross_entropy(net(x) + bias, y, reduction="sum").item()
+            nats += F.cross_entropy(net(x[: len(y)]) + bias, y, reduction="sum").item()
     return nats / (len(val_tokens) - 1) / math.log(2.0)
 
 
