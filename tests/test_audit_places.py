@@ -7,6 +7,7 @@ from birdie.audit.places import (
     END,
     WHOLE,
     ZERO,
+    Bounds,
     Region,
     add,
     constant,
@@ -109,12 +110,16 @@ def test_a_loop_that_is_over_covers_what_it_went_through() -> None:
     k, half = unknown("@1.1:v"), unknown("half")
     piece = WHOLE.slice(k, add(k, number(64)))
     later = WHOLE.slice(unknown("@2.1:v"), None)
-    lows = {"@1.1:v": ZERO, "@2.1:v": half}
+    lows = Bounds({"@1.1:v": ZERO, "@2.1:v": half})
     assert not surely(piece, later)
     assert not surely(piece.swept([], lows), later.swept([], lows))
     assert surely(piece.swept([], lows), WHOLE.slice(ZERO, half))
     assert piece.swept([1], lows) == piece
-    assert surely(piece.swept([], {}), later)  # from who knows where on: of all
+    assert not surely(piece.swept([], Bounds()), later)  # from who knows where on
+    assert surely(piece.swept([], Bounds(whole={1})), later)  # of all, as nothing leaves the loop
+    ends = Bounds({"@1.1:v": ZERO}, {"@1.1:v": add(END, number(-1))}, {1})
+    assert piece.swept([], ends) == WHOLE
+    assert piece.swept([], Bounds(ends.lows, {"@1.1:v": half}, {1})) != WHOLE
 
 
 def test_passes_are_told_apart() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from birdie.audit import names
 from birdie.audit.choices import Call, Choices
-from birdie.audit.places import WHOLE
+from birdie.audit.places import END, WHOLE, Form, add
 from birdie.audit.rules import NORMALISED, SELF_CONTAINED, TRAIN_TIME, VALIDATION
 from birdie.audit.values import NOTHING, UNKNOWN, Lesson, Scope, Value, join, known, placed
 
@@ -37,7 +37,7 @@ class Effects(Choices):
         given = join(call.given)
         self._watch(call, given)
         if name in names.SIZES:
-            return self._size(name, given)
+            return self._size(name, join((call.receiver, given)))
         if name in names.FRESH:
             return self.new()
         if name in names.CLOCKS and (call.base in ("time", "") or name == "elapsed_time"):
@@ -86,7 +86,15 @@ class Effects(Choices):
     def _size(self, name: str, given: Value) -> Value:
         if name == "len" and given.has("gathered"):
             return Value(kinds=frozenset(("gathered",)), val=given.val)
-        return NOTHING
+        return Value(form=self.length(given)) if name in ("len", "numel", "nelement", "size") else NOTHING
+
+    def length(self, value: Value) -> Form | None:
+        """How many tokens it has; None: who knows."""
+        parts = {each.path[-1] if each.path else None for each in value.val}
+        if len(parts) != 1 or value.lessons:
+            return None
+        (part,) = parts
+        return END if part is None else add(part.stop, part.start, -1)
 
     def _watch(self, call: Call, given: Value) -> None:
         """Ends that are known by name: exports, calibration, warm-up, the network, training shards."""

@@ -10,7 +10,7 @@ from birdie.audit import names
 from birdie.audit.choices import Call
 from birdie.audit.effects import Effects
 from birdie.audit.memory import is_module
-from birdie.audit.places import WHOLE, Form, add, multiply, text, unknown
+from birdie.audit.places import WHOLE, Form, add, multiply, number, text, unknown
 from birdie.audit.rules import NORMALISED
 from birdie.audit.values import NOTHING, UNKNOWN, Object, Scope, Value, join, known, marked, placed
 
@@ -81,6 +81,8 @@ class Expressions(Effects):
 
     def _named(self, name: str, value: Value) -> Value:
         """`value` under `name`, which may tell that it is validation or training data."""
+        if name.lower() in names.RANKS and not known(value) and not value.val:
+            value = replace(value, form=number(names.RANKS[name.lower()]))
         if value.val or isinstance(value.const, int | float):
             return value
         if names.validation(name):
@@ -93,7 +95,7 @@ class Expressions(Effects):
     def attribute(self, node: ast.Attribute, base: Value) -> Value:
         """An attribute of `base`."""
         if node.attr in names.SHAPES:
-            return NOTHING
+            return Value(items=(Value(form=self.length(base)),)) if node.attr == "shape" and base.val else NOTHING
         if node.attr == "grad":
             return replace(self.pending, refs=frozenset(), lessons=frozenset(), kinds=frozenset(("grad",)))
         held = [self.heap[ref].attrs[node.attr] for ref in sorted(base.refs) if node.attr in self.heap[ref].attrs]
@@ -252,7 +254,18 @@ class Expressions(Effects):
         constant = known(left) and known(right) and isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div)
         if constant:
             return replace(result, const=_calculated(op, left.const, right.const))
-        return replace(result, form=_formed(op, left.number, right.number))
+        return replace(result, form=self._formed(op, left.number, right.number))
+
+    def _formed(self, op: ast.operator, left: Form | None, right: Form | None) -> Form | None:
+        if left is None or right is None:
+            return None
+        if isinstance(op, ast.Add | ast.Sub):
+            return add(left, right, 1 if isinstance(op, ast.Add) else -1)
+        if isinstance(op, ast.Mult):
+            return multiply(left, right)
+        if isinstance(op, ast.FloorDiv):
+            return self.bounds.divided(left, right)
+        return unknown(f"({text(left)}{type(op).__name__}{text(right)})")
 
     def _ev_unaryop(self, node: ast.UnaryOp, scope: Scope) -> Value:
         value = self.ev(node.operand, scope)
@@ -414,16 +427,6 @@ def _plus_one(node: ast.expr | None) -> bool:
 def _is_ln2(node: ast.expr) -> bool:
     said = ast.unparse(node)
     return "log(2" in said or said.split(".")[-1].upper() in ("LN2", "LOG2", "LN_2") or said.startswith("0.693")
-
-
-def _formed(op: ast.operator, left: Form | None, right: Form | None) -> Form | None:
-    if left is None or right is None:
-        return None
-    if isinstance(op, ast.Add | ast.Sub):
-        return add(left, right, 1 if isinstance(op, ast.Add) else -1)
-    if isinstance(op, ast.Mult):
-        return multiply(left, right)
-    return unknown(f"({text(left)}{type(op).__name__}{text(right)})")
 
 
 def _everything(index: ast.expr) -> bool:

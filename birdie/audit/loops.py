@@ -56,7 +56,7 @@ class Loops(Branches):
     def _element(self, over: _Over, mark: Mark) -> Value:
         """What is drawn from `over` in a pass."""
         at = unknown(f"@{mark[0]}.{mark[1]}")
-        self.lows[at[0][0][0]] = ZERO
+        self.bounds.lows[at[0][0][0]] = ZERO
         if over.name == "range":
             return replace(over.whole, form=self._counted(over, mark), const=UNKNOWN, items=None)
         name = f"@{mark[0]}.{mark[1]}:each"
@@ -72,7 +72,7 @@ class Loops(Branches):
 
     def _drawn(self, iterable: Value, at: Form, name: str, part: bool) -> Value:
         """The item of `iterable` at `at`; as a number, it is `name`."""
-        self.lows[name] = self._low(iterable, part)
+        self.bounds.lows[name] = self._low(iterable, part)
         one = placed(self.element(iterable), lambda region: region.item(at))
         return _called(replace(one, const=UNKNOWN), name)
 
@@ -92,11 +92,16 @@ class Loops(Branches):
         low = ZERO if len(numbers) < 2 else numbers[0]
         if len(over.args) == 3 and isinstance(over.args[2].const, int) and over.args[2].const < 0:
             low = add(numbers[1], number(1)) if numbers[1] is not None else None
-        self.lows[name] = low if low is not None else self.opaque("low")
+        self.bounds.lows[name] = low if low is not None else self.opaque("low")
+        high = numbers[min(len(numbers), 2) - 1] if numbers else None
+        if high is not None:
+            self.bounds.highs[name] = high
         return unknown(name)
 
     def _do_for(self, node: ast.For, scope: Scope) -> bool:
         over = self._over(node.iter, scope)
+        if not any(isinstance(each, ast.Break | ast.Return) for each in ast.walk(node)):
+            self.bounds.whole.add(place_of(node))
         self.warming.append(max(self.warming[-1], int(_warms(node))))
         for count in (1, 2):
             mark: Mark = (place_of(node), count)
@@ -108,6 +113,7 @@ class Loops(Branches):
             self._counters(node.body, mark, scope)
             self.body(node.body, scope)
             self.stack.pop()
+        self._over_with(place_of(node), scope)
         self.warming.pop()
         self.body(node.orelse, scope)
         return False
@@ -131,9 +137,9 @@ class Loops(Branches):
                 continue
             counted, first = f"@{mark[0]}.{mark[1]}:{name}", f"@{mark[0]}.1:{name}"
             if mark[1] == 1 and value.number is not None:
-                self.lows[counted] = value.number
-            elif first in self.lows:
-                self.lows[counted] = self.lows[first]
+                self.bounds.lows[counted] = value.number
+            elif first in self.bounds.lows:
+                self.bounds.lows[counted] = self.bounds.lows[first]
             scope.bind(name, replace(self._one(value, mark), const=UNKNOWN, form=unknown(counted)))
 
     def _do_while(self, node: ast.While, scope: Scope) -> bool:
@@ -146,8 +152,16 @@ class Loops(Branches):
             self.body(node.body, scope)
             self.whiles.pop()
             self.stack.pop()
+        self._over_with(place_of(node), scope)
         self.body(node.orelse, scope)
         return False
+
+    def _over_with(self, loop: int, scope: Scope) -> None:
+        """What a loop has counted is a number of its own when the loop is over."""
+        for name in self.moved.get(loop, ()):
+            value = scope.names.get(name)
+            if value is not None and f"@{loop}." in text(value.form or ()):
+                scope.bind(name, replace(value, form=self.opaque(name)))
 
     def drawn(self, node: ast.expr, value: Value, scope: Scope) -> Value:
         """`value`, assigned from `node`: what a call gives in a pass of a `while`, as of a queue, is that pass's."""

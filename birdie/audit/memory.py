@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from birdie.audit.names import EVALUATES, RUNS
-from birdie.audit.places import Form, Mark, Region, newest, overlap, surely, unknown
+from birdie.audit.places import Bounds, Form, Mark, Region, newest, overlap, surely, unknown
 from birdie.audit.rules import NORMALISED, ONE_PASS, SCORE_FIRST, VALIDATION, Rule
 from birdie.audit.values import NOTHING, How, Issue, Lesson, Object, Value, Way, join
 
@@ -42,7 +42,7 @@ class Memory:
         warming: whether what runs is a warm-up: 2 by its function's name, 1 by its loop's, 0 not.
         hooked: hooks that are registered.
         restored: a model was read back from its artifact.
-        lows: where what a loop counts begins.
+        bounds: where what loops count begins and ends.
         noted: regions whose losses were added up or kept.
         clock: the line where the train clock was last stopped; reserves: the script keeps time back for what follows.
         exported, late, reread: rules that are broken if something is scored after that, if the train clock is not read
@@ -60,7 +60,7 @@ class Memory:
         self.dormant = 0
         self.hooked = 0
         self.restored = False
-        self.lows: dict[str, Form] = {}
+        self.bounds = Bounds()
         self.noted: set[Region] = set()
         self.exported: list[Issue] = []
         self.late: list[Issue] = []
@@ -192,7 +192,7 @@ class Memory:
         here = dict(self.stack)
         apart = any(here.get(loop, number) != number for loop, number in lesson.stack)
         both = [loop for loop, _ in lesson.stack if loop in here]  # others were over before, or began after that
-        learned, judged = lesson.region.swept(both, self.lows), region.swept(both, self.lows)
+        learned, judged = lesson.region.swept(both, self.bounds), region.swept(both, self.bounds)
         sure = not lesson.dormant and not self.dormant and (bool(shared) or not apart) and surely(learned, judged)
         if lesson.how == "choice":
             rule: Rule = VALIDATION

@@ -86,13 +86,15 @@ CASTS = _words(
 )
 PURE = _words("len int float round abs min max sum ceil floor numel size dim")
 """Calls that give the same number of the same arguments."""
-DRAWS = _words("pop popleft next choice choices sample")
+DRAWS = _words("pop popleft next choice choices sample islice")
 """Calls that give a part of what they are given, and nobody knows which."""
 TEXTS = _words("lower upper strip casefold")
 PICKS = _words("gather take take_along_dim take_along_axis index_select")
 HOLDS = _words("params model module optimizer optimizers")
 """Arguments by name that what is made from them holds on to; of the others, the first."""
 GROWS = _words("append extend add appendleft insert put push setdefault")
+RANKS = {"rank": 0, "local_rank": 0, "world_size": 1}
+"""What ranks do together is what one would do alone."""
 PATHS = _words(
     "Path PurePath str join glob iglob rglob sorted list tuple iter format expanduser resolve get getenv fspath"
 )

@@ -5,13 +5,15 @@
     for piece in pieces              the item @1 of them, whatever it is
 
 Numbers are linear forms of what the scan does not know. What a loop counts has a name for each of its passes,
-`@loop.pass`, and where it begins is noted: once the loop is over, all of its passes together are what begins there.
+`@loop.pass`, and where it begins and ends is noted: once the loop is over, all of its passes together are what begins
+there, and all of the stream if they go on to its end.
 """
 
 import re
 import zlib
+from collections import ChainMap
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 Mark = tuple[int, int]
 """A loop, by its place in the file, and which of its passes."""
@@ -20,6 +22,8 @@ Form = tuple[tuple[tuple[str, ...], float], ...]
 ZERO: Form = ()
 
 _LOOP = re.compile(r"@(\d+)\.\d+")
+_ITEM = re.compile(r"1\*@\d+\.\d+")
+_EACH = re.compile(r"1\*@\d+\.\d+:each\d*")
 _COUNTED = re.compile(r"@\d+\.\d+(?::\w+)?")
 _TERMS, _TEXT, _CUTS = 8, 120, 8  # of a product, of an unknown's name, of a region
 
@@ -71,6 +75,54 @@ def constant(form: Form) -> float | None:
 def text(form: Form) -> str:
     """A form in letters, as part of an unknown's name."""
     return "+".join(f"{factor:g}*{'*'.join(product)}" for product, factor in form) or "0"
+
+
+@dataclass(slots=True)
+class Bounds:
+    """What is known of what loops count.
+
+    Attributes:
+        lows, highs: where it begins, and before what it ends.
+        whole: loops that nothing leaves before their end.
+        quotients: numbers that are a // b.
+    """
+
+    lows: dict[str, Form] = field(default_factory=dict)
+    highs: dict[str, Form] = field(default_factory=dict)
+    whole: set[int] = field(default_factory=set)
+    quotients: dict[str, tuple[Form, Form]] = field(default_factory=dict)
+
+    def divided(self, a: Form, b: Form) -> Form:
+        """a // b."""
+        if a == ZERO or constant(b) == 1:
+            return a
+        made = unknown(f"({text(a)}//{text(b)})")
+        self.quotients[made[0][0][0]] = a, b
+        return made
+
+    def _multiplied(self, form: Form) -> Form:
+        """`form` with (a // b) · b as a, which is not much more."""
+        for product, factor in form:
+            for name in set(product) & set(self.quotients):
+                a, b = self.quotients[name]
+                rest = list(product)
+                rest.remove(name)
+                if len(b) == 1 and b[0][0] == tuple(rest):
+                    form = add(add(form, ((product, factor),), -1), a, factor / b[0][1])
+        return form
+
+    def full(self, cut: "Cut", first: Form, last: Form, kept: Collection[int]) -> bool:
+        """Whether all passes of the loops together go through all from `first` to `last`, or about."""
+        if not cut.loops() - set(kept) <= self.whole:
+            return False
+        if (_EACH if cut.at is None else _ITEM).fullmatch(text(add(cut.begin, first, -1))):
+            return True
+        counts = {name for product, _ in cut.begin for name in product if name in self.highs}
+        highs = [
+            _lowest(cut.begin, kept, ChainMap({each: self.highs[each]}, self.lows)) for each in sorted(counts)
+        ]  # of the outer loop, where the inner begins
+        left = [text(add(last, self._multiplied(each), -1)) for each in highs if each is not None]
+        return any("end" not in each and "@" not in each for each in left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +185,18 @@ class Region:
     def _with(self, cut: Cut) -> "Region":
         return replace(self, path=(*self.path[: _CUTS - 1], cut))
 
-    def swept(self, kept: Collection[int], lows: Mapping[str, Form]) -> "Region":
-        """It in all passes of all loops but `kept`, which begin at `lows`."""
+    def swept(self, kept: Collection[int], bounds: Bounds) -> "Region":
+        """It in all passes of all loops but `kept`, by what is known of them."""
         for place, cut in enumerate(self.path):
             if cut.loops() <= set(kept):
                 continue
-            low = _lowest(cut.begin, kept, lows)
-            if low is None:
+            first, within = (self.path[place - 1].start, self.path[place - 1].stop) if place else (ZERO, END)
+            low = _lowest(cut.begin, kept, bounds.lows)
+            if low is None:  # as if from the first to the last
+                left = bool(cut.loops() - set(kept) - bounds.whole)
+                return replace(self, path=self.path[: place + left])
+            if constant(add(low, first, -1)) in (0.0, 1.0) and bounds.full(cut, first, within, kept):
                 return replace(self, path=self.path[:place])
-            within = self.path[place - 1].stop if place else END
             return replace(self, path=(*self.path[:place], Cut(low, unknown(f"?{text(low)}<{text(within)}"))))
         return self
 

@@ -36,8 +36,11 @@ class Series(Expressions):
             for test in each.ifs:
                 self.ev(test, inner)
         own = {each.target.lineno * 1000 + each.target.col_offset for each in node.generators}
+        self.bounds.whole |= own
         if not isinstance(node, ast.DictComp):
-            return self.swept(self.ev(node.elt, inner), own).plus("many")
+            made = self.swept(self.ev(node.elt, inner), own).plus("many")
+            some = self.opaque("some")
+            return placed(made, lambda region: region.item(some)) if any(each.ifs for each in node.generators) else made
         key, value = (self.swept(self.ev(each, inner), own) for each in (node.key, node.value))
         made = self.new(value)
         if key.val:
@@ -47,7 +50,7 @@ class Series(Expressions):
     def swept(self, value: Value, over: set[int]) -> Value:
         """`value` as it is for all passes of these loops together."""
         kept = {loop for region in value.val for cut in region.path for loop in cut.loops()} - over
-        return placed(value, lambda region: region.swept(kept, self.lows))
+        return placed(value, lambda region: region.swept(kept, self.bounds))
 
     _ev_listcomp = _ev_setcomp = _ev_generatorexp = _ev_dictcomp = _comprehension
 

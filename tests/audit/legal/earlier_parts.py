@@ -11,6 +11,7 @@ VOCABULARY, CHUNK = 16, 32
 
 def learn(net: nn.Module, piece: Tensor) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.zero_grad()
     F.cross_entropy(net(piece[:-1]), piece[1:]).backward()
     optimizer.step()
 
