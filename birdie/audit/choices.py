@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from birdie.audit import names
 from birdie.audit.memory import Memory
 from birdie.audit.rules import ONE_PASS
-from birdie.audit.values import Lesson, Scope, Value, join
+from birdie.audit.values import Scope, Value, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,18 @@ class Choices(Memory):
         if self._least(call):
             issue = self.broken(ONE_PASS, node, "of two losses of each token the smaller one is kept")
             return replace(inner, issues=inner.issues | {issue}, items=None).minus("stacked")
-        if name == "stack" and args and len(args[0].items or ()) > 1 and _alike(args[0].items or ()):
+        if name == "stack" and args and len(args[0].items or ()) > 1 and self._alike(args[0].items or ()):
             return inner.plus("stacked")
         return None
 
     def _code(self, value: Value) -> bool:
         return any(self.heap[ref].code is not None for ref in value.refs)
+
+    def _alike(self, values: Sequence[Value]) -> bool:
+        """Whether these are losses of the same tokens."""
+        running = [run for run, _ in self.runs]
+        tokens = [{region.swept(running, self.bounds) for region in each.val} for each in values]
+        return all(map(_judged, values)) and all(each == tokens[0] for each in tokens)
 
     def _least(self, call: Call) -> bool:
         """Whether the smaller of two losses of the same tokens is taken."""
@@ -81,8 +87,8 @@ class Choices(Memory):
         if name in ("min", "amin", "nanmin") and call.receiver.has("stacked"):
             return bool(call.given)  # along a dimension
         if name == "where":
-            return len(args) == 3 and _judged(args[0]) and _alike(args[1:])
-        if len(args) != 2 or not _alike(args):
+            return len(args) == 3 and _judged(args[0]) and self._alike(args[1:])
+        if len(args) != 2 or not self._alike(args):
             return False
         if name == "min" and not call.base:  # not the best so far
             return all(isinstance(each, ast.Call) for each in call.node.args)
@@ -107,8 +113,7 @@ class Choices(Memory):
             along = [*call.args[:1], *(call.kwargs[key] for key in ("dim", "axis") if key in call.kwargs)]
             return self.counted(receiver, node) if along and along[0].const == 0 else None
         if name == "count" and len(call.args) == 1 and given.val and receiver.val:
-            stack, line = tuple(self.stack), getattr(node, "lineno", 0)
-            made = frozenset(Lesson(each, line, "table", stack, self.dormant > 0) for each in receiver.val)
+            made = self.lessons(receiver.val, "table", node)
             counts = join((replace(receiver, val=frozenset(), refs=frozenset()), given))
             return replace(counts, lessons=counts.lessons | made, refs=frozenset()).plus("picked")
         return None
@@ -131,8 +136,3 @@ class Choices(Memory):
 
 def _judged(value: Value) -> bool:
     return value.has("loss") and bool(value.val)
-
-
-def _alike(values: Sequence[Value]) -> bool:
-    """Whether these are losses of the same tokens."""
-    return all(_judged(each) and each.val == values[0].val for each in values)

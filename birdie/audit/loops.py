@@ -38,8 +38,10 @@ class Loops(Branches):
         self.moved: dict[int, set[str]] = {}
         self.whiles: list[tuple[Mark, Scope]] = []
 
-    def run_over(self, target: ast.expr, iterable: ast.expr, scope: Scope) -> None:
-        self.take(target, self._element(self._over(iterable, scope), (place_of(target), 0)), scope)
+    def run_over(self, target: ast.expr, iterable: ast.expr, scope: Scope) -> int:
+        run = self.fork()
+        self.take(target, self._element(self._over(iterable, scope), (run, 0)), scope)
+        return run
 
     def _over(self, node: ast.expr, scope: Scope) -> _Over:
         name = ""
@@ -99,21 +101,23 @@ class Loops(Branches):
         return unknown(name)
 
     def _do_for(self, node: ast.For, scope: Scope) -> bool:
-        over = self._over(node.iter, scope)
+        over, run = self._over(node.iter, scope), self.fork()
         if not any(isinstance(each, ast.Break | ast.Return) for each in ast.walk(node)):
-            self.bounds.whole.add(place_of(node))
+            self.bounds.whole.add(run)
         self.warming.append(max(self.warming[-1], int(_warms(node))))
         for count in (1, 2):
             mark: Mark = (place_of(node), count)
             self.stack.append(mark)
-            one = self._one(self._element(over, mark), mark)
+            self.runs.append((run, count))
+            one = self._one(self._element(over, (run, count)), mark)
             if isinstance(node.target, ast.Name) and node.target.id in names.TOKENS and one.val:
                 one = one.plus("target")
             self.take(node.target, one, scope)
-            self._counters(node.body, mark, scope)
+            self._counters(node.body, mark, run, scope)
             self.body(node.body, scope)
+            self.runs.pop()
             self.stack.pop()
-        self._over_with(place_of(node), scope)
+        self._over_with(place_of(node), run, scope)
         self.warming.pop()
         self.body(node.orelse, scope)
         return False
@@ -124,7 +128,7 @@ class Loops(Branches):
         said = placed(value, lambda region: region.marked((mark,)))
         return replace(said, marks=marks, items=items, const=UNKNOWN)
 
-    def _counters(self, body: list[ast.stmt], mark: Mark, scope: Scope) -> None:
+    def _counters(self, body: list[ast.stmt], mark: Mark, run: int, scope: Scope) -> None:
         """Numbers that the body of a loop moves on are different in each pass."""
         if mark[0] not in self.moved:
             nodes = [each for statement in body for each in ast.walk(statement)]
@@ -135,7 +139,7 @@ class Loops(Branches):
             value = scope.find(name)
             if value is None or value.val or value.refs or value.has("loss"):
                 continue
-            counted, first = f"@{mark[0]}.{mark[1]}:{name}", f"@{mark[0]}.1:{name}"
+            counted, first = f"@{run}.{mark[1]}:{name}", f"@{run}.1:{name}"
             if mark[1] == 1 and value.number is not None:
                 self.bounds.lows[counted] = value.number
             elif first in self.bounds.lows:
@@ -143,24 +147,27 @@ class Loops(Branches):
             scope.bind(name, replace(self._one(value, mark), const=UNKNOWN, form=unknown(counted)))
 
     def _do_while(self, node: ast.While, scope: Scope) -> bool:
+        run = self.fork()
         for count in (1, 2):
             mark = (place_of(node), count)
             self.stack.append(mark)
+            self.runs.append((run, count))
             self.whiles.append((mark, scope))
-            self._counters(node.body, mark, scope)
+            self._counters(node.body, mark, run, scope)
             self.ev(node.test, scope)
             self.body(node.body, scope)
             self.whiles.pop()
+            self.runs.pop()
             self.stack.pop()
-        self._over_with(place_of(node), scope)
+        self._over_with(place_of(node), run, scope)
         self.body(node.orelse, scope)
         return False
 
-    def _over_with(self, loop: int, scope: Scope) -> None:
+    def _over_with(self, loop: int, run: int, scope: Scope) -> None:
         """What a loop has counted is a number of its own when the loop is over."""
         for name in self.moved.get(loop, ()):
             value = scope.names.get(name)
-            if value is not None and f"@{loop}." in text(value.form or ()):
+            if value is not None and f"@{run}." in text(value.form or ()):
                 scope.bind(name, replace(value, form=self.opaque(name)))
 
     def drawn(self, node: ast.expr, value: Value, scope: Scope) -> Value:

@@ -8,7 +8,7 @@ cross_entropy(prediction, target) ──► scored: does a lesson overlap the ta
 """
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from birdie.audit.names import EVALUATES, RUNS
@@ -36,6 +36,7 @@ class Memory:
         found: rules that are broken.
         pending: regions and objects of the gradients there are, not yet applied.
         stack: passes of the loops that are running, outermost first.
+        runs: the same, by the number each loop was begun as.
         calls: names of the functions that are running, outermost first.
         ways: the branches that are taken, of which others exclude each other.
         dormant: how many switches that are off by default we are behind.
@@ -56,6 +57,7 @@ class Memory:
         self.stack: list[Mark] = []
         self.calls: list[str] = []
         self.warming: list[int] = [0]
+        self.runs: list[Mark] = []
         self.ways: list[Way] = []
         self.dormant = 0
         self.hooked = 0
@@ -85,7 +87,7 @@ class Memory:
     def opaque(self, name: str) -> Form:
         """A number of which nothing is known but that it was made here, in these passes."""
         self.unknowns += 1
-        return unknown(f"{name}#{self.unknowns}" + "".join(f"@{loop}.{number}" for loop, number in self.stack))
+        return unknown(f"{name}#{self.unknowns}" + "".join(f"@{run}.{number}" for run, number in self.runs))
 
     def fork(self) -> int:
         """A number for a fork of which one branch is taken."""
@@ -138,16 +140,19 @@ class Memory:
 
     def teach(self, refs: Iterable[int], regions: Iterable[Region], how: How, node: ast.AST) -> None:
         """These objects learn from validation here."""
-        stack = tuple(self.stack)
-        line = getattr(node, "lineno", 0)
-        regions = list(regions)
-        judged, evaluating = all(region in self.noted for region in regions), self.judging
-        part = how == "step" and self.pending.has("masked")
-        ways, asleep = frozenset(self.ways), self.dormant > 0
-        made = {Lesson(region, line, how, stack, asleep, judged, evaluating, part, ways) for region in regions}
+        made = self.lessons(list(regions), how, node)
         for ref in refs:
             self.heap[ref].lessons |= made
         self.taught = self.taught or bool(made)
+
+    def lessons(self, regions: Collection[Region], how: How, node: ast.AST) -> set[Lesson]:
+        """What is learned of validation here."""
+        stack, line = tuple(self.stack), getattr(node, "lineno", 0)
+        judged, evaluating = all(region in self.noted for region in regions), self.judging
+        part = how == "step" and self.pending.has("masked")
+        ways, asleep = frozenset(self.ways), self.dormant > 0
+        runs = frozenset(run for run, _ in self.runs)
+        return {Lesson(each, line, how, stack, asleep, judged, evaluating, part, ways, runs) for each in regions}
 
     def restore(self, refs: Iterable[int], value: Value) -> None:
         """These objects are what `value` is; what they had learned before is gone."""
@@ -191,7 +196,7 @@ class Memory:
         shared = {loop for loop, _ in lesson.region.marks} & {loop for loop, _ in region.marks}
         here = dict(self.stack)
         apart = any(here.get(loop, number) != number for loop, number in lesson.stack)
-        both = [loop for loop, _ in lesson.stack if loop in here]  # others were over before, or began after that
+        both = [run for run, _ in self.runs if run in lesson.runs]  # others are over, or began after that
         learned, judged = lesson.region.swept(both, self.bounds), region.swept(both, self.bounds)
         sure = not lesson.dormant and not self.dormant and (bool(shared) or not apart) and surely(learned, judged)
         if lesson.how == "choice":

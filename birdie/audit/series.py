@@ -31,11 +31,11 @@ class Series(Expressions):
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, scope: Scope) -> Value:
         inner = Scope(above=scope)
+        own = set()
         for each in node.generators:
-            self.run_over(each.target, each.iter, inner)
+            own.add(self.run_over(each.target, each.iter, inner))
             for test in each.ifs:
                 self.ev(test, inner)
-        own = {each.target.lineno * 1000 + each.target.col_offset for each in node.generators}
         self.bounds.whole |= own
         if not isinstance(node, ast.DictComp):
             made = self.swept(self.ev(node.elt, inner), own).plus("many")
@@ -65,8 +65,8 @@ class Series(Expressions):
             return join(iterable.items) if len(iterable.items) > 1 else iterable.items[0]
         return iterable
 
-    def run_over(self, target: ast.expr, iterable: ast.expr, scope: Scope) -> None:
-        """Bind `target` to what a comprehension draws from `iterable`, for all of it at once."""
+    def run_over(self, target: ast.expr, iterable: ast.expr, scope: Scope) -> int:
+        """Bind `target` to what a comprehension draws from all of `iterable`; the number of that loop."""
         raise NotImplementedError
 
     def _own_element(self, iterable: Value) -> Value | None:
@@ -84,14 +84,15 @@ class Series(Expressions):
         return None
 
     def _ev_yield(self, node: ast.Yield, scope: Scope) -> Value:
-        given = self._given(self.ev(node.value, scope), dict(self.stack[scope.depth :]))
+        runs = {run for run, _ in self.runs[scope.depth :]}
+        given = self._given(self.swept(self.ev(node.value, scope), runs), dict(self.stack[scope.depth :]))
         if given not in scope.returned:
             scope.returned.append(given)
         return NOTHING
 
     def _given(self, value: Value, loops: dict[int, int]) -> Value:
         """What a generator gives in `loops` of its own, for all of their passes at once."""
-        said = self.swept(replace(value, form=None), set(loops))
+        said = replace(value, form=None)
         val = frozenset(replace(r, marks=frozenset(m for m in r.marks if m[0] not in loops)) for r in said.val)
         items = tuple(self._given(each, loops) for each in said.items) if said.items else said.items
         marks = frozenset(each for each in value.marks if each[0] not in loops)

@@ -36,6 +36,7 @@ class Lesson:
         evaluating: a function that evaluates was running.
         part: of those tokens only a part of the losses was learned from.
         ways: the branches it was in.
+        runs: the loops it was in, by the number each was begun as.
     """
 
     region: Region
@@ -47,6 +48,7 @@ class Lesson:
     evaluating: bool = False
     part: bool = False
     ways: frozenset[Way] = frozenset()
+    runs: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
