@@ -7,6 +7,7 @@ both, one after the other, and those behind a switch that is off by default are 
 """
 
 import ast
+import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,7 +39,6 @@ class Flow(Loops):
             elif isinstance(node, ast.Import):
                 self.imported |= {each.asname: each.name.split(".")[-1] for each in node.names if each.asname}
         self.tree = tree
-        self.reserves = reserves(tree)
 
     def run(self) -> None:
         """Everything there is.
@@ -46,6 +46,15 @@ class Flow(Loops):
         Raises:
             TooLargeError: the script is too large.
         """
+        try:
+            self._all()
+        finally:  # what waited when the scan gave up
+            for waiting in (self.exported, self.late, self.reread):
+                self.doubt(waiting)
+
+    def _all(self) -> None:
+        with contextlib.suppress(RecursionError):  # an expression that is too deep says nothing of time
+            self.reserves = reserves(self.tree)
         self.body(self.tree.body, self.module)
         self._close()
         runs = bool(self.entered) or any(isinstance(each, ast.If) and _guards(each) for each in self.tree.body)
