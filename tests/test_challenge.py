@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from birdie.cli import build_app
+from birdie.cli.challenge import main
 from birdie.cli.console import run
 from birdie.submit.code import code_bytes, source_files
 
@@ -62,21 +64,45 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((root / "datasets").iterdir())
 
 
-def launch(folder: Path, data: Path, ranks: int = 1, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run the record's command, made tiny, in `folder`."""
-    settings = {
+def tiny(data: Path) -> dict[str, str]:
+    """The record's environment, made tiny."""
+    return {
         "RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "VOCAB_SIZE": "260", "NUM_LAYERS": "3",
         "MODEL_DIM": "32", "NUM_HEADS": "2", "NUM_KV_HEADS": "1", "MAX_WALLCLOCK_SECONDS": "0", "VAL_LOSS_EVERY": "3",
         "TRAIN_LOG_EVERY": "5", "MATRIX_LR": "0.02", "SCALAR_LR": "0.02", "TIED_EMBED_LR": "0.03", "INT4_LAYERS": "1,2",
         "INT4_STEP": "4", "ITERATIONS": "6", "WARMUP_STEPS": "2", "TRAIN_BATCH_TOKENS": "1024", "TRAIN_SEQ_LEN": "64",
         "VAL_MAX_TOKENS": "4096", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-    } | changes  # fmt: skip
+    }  # fmt: skip
+
+
+def launch(folder: Path, data: Path, ranks: int = 1, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the record's command, made tiny, in `folder`."""
+    settings = tiny(data) | changes
     start = [sys.executable]
     if ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     return subprocess.run(
         [*start, str(ENTRY)], cwd=folder, env=os.environ | settings, capture_output=True, text=True, check=False
     )
+
+
+Play = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def play(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
+    """`play(NAME="value")` → (exit code, stdout, stderr) of what `launch` runs, without the seconds a process takes."""
+
+    def run_here(**changes: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(ENTRY)])
+        for name, value in (tiny(data) | changes).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run_here
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +156,10 @@ def test_birdie_is_smaller_and_as_good(logged: tuple[Path, list[str]]) -> None:
     assert abs(old - new) < 0.02
 
 
-def test_a_capped_run_stops_early_and_says_so_last(data: Path, tmp_path: Path) -> None:
-    done = launch(tmp_path, data, MAX_WALLCLOCK_SECONDS="1", ITERATIONS="100000", VAL_LOSS_EVERY="0", EVAL_STRIDE="16")
-    assert done.returncode == 0, done.stderr
-    every = done.stdout.splitlines()
+def test_a_capped_run_stops_early_and_says_so_last(play: Play) -> None:
+    code, out, err = play(MAX_WALLCLOCK_SECONDS="1", ITERATIONS="100000", VAL_LOSS_EVERY="0", EVAL_STRIDE="16")
+    assert code == 0, err
+    every = out.splitlines()
     lines = [line for line in every if not line.startswith("birdie:")]  # ours may stand between the challenge's
     stopped = next(i for i, line in enumerate(lines) if line.startswith("stopping_early: wallclock_cap train_time:"))
     assert re.match(r"step:\d+/100000 val_loss:", lines[stopped - 1])
@@ -146,33 +172,32 @@ def test_a_capped_run_stops_early_and_says_so_last(data: Path, tmp_path: Path) -
     assert abs(exact["final_sliding_window_eval_exact"] - exact["final_birdie_roundtrip_exact"]) < 0.05
 
 
-def test_a_profile_is_asked_for_by_a_variable(data: Path, tmp_path: Path) -> None:
-    done = launch(tmp_path, data, PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stdout.splitlines() if line.startswith("birdie:profile:")]
+def test_a_profile_is_asked_for_by_a_variable(play: Play, tmp_path: Path) -> None:
+    code, out, err = play(PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
+    assert code == 0, err
+    told = [line for line in out.splitlines() if line.startswith("birdie:profile:")]
     assert "of it attributed" in told[0]
     assert any(re.fullmatch(r"birdie:profile:optimizer \d+\.\d{3}ms \d+\.\d\d%", line) for line in told)
     assert (tmp_path / "runs" / "tiny" / "profile" / "table.json").is_file()
 
 
 @pytest.mark.slow
-def test_ranks_agree_on_a_run_without_a_name(data: Path, tmp_path: Path) -> None:
-    done = launch(tmp_path, data, 2, RUN_ID="")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("Total submission size birdie")
-    assert len(list((tmp_path / "runs").iterdir())) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_ranks_give_the_one_rank_result(ranks: int, logged: tuple[Path, list[str]], data: Path, tmp_path: Path) -> None:
-    done = launch(tmp_path, data, ranks)
+@pytest.mark.parametrize(("ranks", "name"), [(2, ""), (8, "tiny")])
+def test_ranks_give_the_one_rank_result_under_one_name(
+    ranks: int, name: str, logged: tuple[Path, list[str]], data: Path, tmp_path: Path
+) -> None:
+    done = launch(tmp_path, data, ranks, RUN_ID=name)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert f"world_size:{ranks} grad_accum_steps:{8 // ranks}" in lines
+    assert lines[-1].startswith("Total submission size birdie")
+    assert number(lines, "Code size") == number(logged[1], "Code size")
     last = [line for line in (logged[1], lines) for line in line if line.startswith("final_birdie_roundtrip_exact")]
     one, many = (float(re.search(r"val_loss:(\S+)", line)[1]) for line in last)
     assert many == pytest.approx(one, abs=2e-3)
+    runs = [run.name for run in (tmp_path / "runs").iterdir()]
+    assert len(runs) == 1
+    assert runs[0] == (name or Path(lines[0]).stem)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +210,15 @@ def test_ranks_give_the_one_rank_result(ranks: int, logged: tuple[Path, list[str
         ({"VOCAB_SIZE": "100"}, "vocab_size"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(data: Path, tmp_path: Path, changes: dict[str, str], said: str) -> None:
-    done = launch(tmp_path, data, **changes)
+def test_a_wrong_setting_is_one_sentence(play: Play, changes: dict[str, str], said: str) -> None:
+    code, _, err = play(**changes)
+    assert code == 1
+    assert said in err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_a_wrong_setting_ends_the_process(data: Path, tmp_path: Path) -> None:
+    done = launch(tmp_path, data, NUM_LAYERS="ten")
     assert done.returncode == 1
-    assert said in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    assert re.fullmatch("error: .*NUM_LAYERS.*\n", done.stderr)

@@ -31,7 +31,7 @@ from birdie.pipeline import Run
 from birdie.recipe import Recipe, load_recipe
 from birdie.score.settings import EvaluationSettings
 from birdie.score.tally import Score
-from birdie.submit.code import code_bytes, source_files
+from birdie.submit.code import source_files
 from birdie.train.loop import Step
 
 CAP = 16_000_000
@@ -89,7 +89,7 @@ def record(recipe: Recipe, run_id: str, world: World) -> None:
         KeyboardInterrupt: Ctrl-C ended it early; the checkpoint is saved.
     """
     log = Log(run_id, world)
-    _log_provenance(log)
+    code = _log_provenance(log)
     folder = Path("runs") / run_id
     run = Run(
         recipe,
@@ -120,7 +120,7 @@ def record(recipe: Recipe, run_id: str, world: World) -> None:
         )
     _log_memory(log, run.device)
     if last is not None:
-        _finish(log, run, last.score)
+        _finish(log, run, last.score, code)
 
 
 def _at_cap(step: Step, run: Run) -> bool:
@@ -128,9 +128,15 @@ def _at_cap(step: Step, run: Run) -> bool:
     return cap_ms is not None and step.train_ms >= cap_ms and step.number < run.training.iterations
 
 
-def _log_provenance(log: Log) -> None:
+def _log_provenance(log: Log) -> int:
+    """Log the sources and where they run; bytes of the sources, 0 on ranks that log nothing: parsing takes seconds."""
+    if not log.active:
+        return 0
+    code = 0
     for path in source_files(entry()):
-        log(f"# {path.name}\n{path.read_text(encoding='utf-8')}", console=False)
+        source = path.read_bytes()
+        code += len(source)
+        log(f"# {path.name}\n{source.decode()}", console=False)
     log("=" * 100, console=False)
     log(f"Running Python {platform.python_version()}", console=False)
     log(f"Running PyTorch {torch.__version__}", console=False)
@@ -140,6 +146,7 @@ def _log_provenance(log: Log) -> None:
     )
     log(found, console=False)
     log("=" * 100, console=False)
+    return code
 
 
 def _log_started(log: Log, started: Started, run: Run) -> None:
@@ -224,9 +231,8 @@ def _log_memory(log: Log, device: torch.device) -> None:
     log(f"peak memory allocated: {allocated // 2**20} MiB reserved: {reserved // 2**20} MiB")
 
 
-def _finish(log: Log, run: Run, before: Score) -> None:
+def _finish(log: Log, run: Run, before: Score, code: int) -> None:
     """Export both ways, score both from their bytes, and print what the challenge asks for."""
-    code = code_bytes(entry())
     on_main(run.world, run.device, lambda: _calibrate(run))
     old = _int8_zlib(log, run, code)
     summary = _birdie(log, run, code)
