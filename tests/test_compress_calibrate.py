@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, multiprocessing, nn
+from ranks import start_ranks
+from torch import Tensor, nn
 
 from birdie.compress.calibrate import MAX_OUTPUTS, calibrate
 from birdie.compress.scheme import Sensitivity
@@ -340,7 +341,7 @@ def calibrate_as_rank(rank: int, size: int, rendezvous: str, results: str, first
 @pytest.mark.parametrize("first", [False, True], ids=["shared out", "all on the first"])
 def test_two_ranks_have_the_sum_of_both(tmp_path: Path, first: bool) -> None:
     places = str(tmp_path / "rendezvous"), str(tmp_path / "found")
-    multiprocessing.spawn(calibrate_as_rank, (2, *places, first), nprocs=2)
+    start_ranks(calibrate_as_rank, (2, *places, first), 2)
     batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(4)]
     alone = calibrate(mlp(), batches, project)
     for rank in range(2):

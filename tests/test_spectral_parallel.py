@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import distributed, multiprocessing
+from ranks import start_ranks
+from torch import distributed
 
 from birdie.compress.spectral.wrap import quantization_loss, spectral
 from tests.test_spectral_wrap import data, mlp
@@ -32,7 +33,7 @@ def train_as_rank(rank: int, world: int, rendezvous: str, found: str) -> None:
 
 @pytest.mark.slow
 def test_ranks_agree_on_the_network(tmp_path: Path) -> None:
-    multiprocessing.spawn(train_as_rank, (2, str(tmp_path / "meet"), str(tmp_path / "found")), nprocs=2)
+    start_ranks(train_as_rank, (2, str(tmp_path / "meet"), str(tmp_path / "found")), 2)
     first, second = (torch.load(tmp_path / f"found.{rank}", weights_only=True) for rank in range(2))
     torch.manual_seed(0)
     start = list(spectral(mlp(), transform="dct").network.parameters())

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import start_ranks
 from tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from birdie.artifact import load
 from birdie.compress.qat import Qat
@@ -285,7 +286,7 @@ def train_as_rank(rank: int, size: int, rendezvous: str, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_hold_one_average_and_resume_it(tmp_path: Path) -> None:
-    multiprocessing.spawn(train_as_rank, (2, str(tmp_path / "rendezvous"), str(tmp_path)), nprocs=2)
+    start_ranks(train_as_rank, (2, str(tmp_path / "rendezvous"), str(tmp_path)), 2)
     zero, one = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     for each in (zero["resumed"], one["whole"], one["resumed"]):
         assert same(zero["whole"], each)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import start_ranks
 from tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
-from torch import multiprocessing
 
 from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
@@ -163,7 +163,7 @@ def train_as_rank(rank: int, size: int, rendezvous: str, folder: str) -> None:
 
 @pytest.mark.slow
 def test_ranks_choose_alike(tmp_path: Path) -> None:
-    multiprocessing.spawn(train_as_rank, (2, str(tmp_path / "rendezvous"), str(tmp_path)), nprocs=2)
+    start_ranks(train_as_rank, (2, str(tmp_path / "rendezvous"), str(tmp_path)), 2)
     zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert zero == one
     assert sum(zero[1]["chosen"]) == 10

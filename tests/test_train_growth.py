@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import start_ranks
 from tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, SPANS, VOCAB, TinyBatches, tiny_model, tiny_settings
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from birdie.data.batches import Batches
 from birdie.data.shards import write_shard
@@ -188,7 +189,7 @@ def as_rank(rank: int, rendezvous: str, results: str) -> None:
 @pytest.mark.slow
 def test_two_ranks_grow_as_one(tmp_path: Path) -> None:
     results = tmp_path / "results.pt"
-    multiprocessing.spawn(as_rank, (str(tmp_path / "rendezvous"), str(results)), nprocs=2)
+    start_ranks(as_rank, (str(tmp_path / "rendezvous"), str(results)), 2)
     several = torch.load(results, weights_only=True)
     alone = [(step.loss, step.tokens) for step in start(**GROWING, batch_tokens_start=STEP // 2)]
     assert [tokens for _, tokens in several] == [tokens for _, tokens in alone]

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import start_ranks
 from tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, SPANS, VOCAB, TinyBatches, tiny_model, tiny_settings
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from birdie.data.batches import Batches
 from birdie.data.orders import Order
@@ -237,7 +238,7 @@ def as_rank(rank: int, ranks: int, rendezvous: str, results: str) -> None:
 @pytest.mark.slow
 def test_two_ranks_of_unlike_length_train_as_one_process_with_both(tmp_path: Path) -> None:
     results = tmp_path / "results.pt"
-    multiprocessing.spawn(as_rank, (2, str(tmp_path / "rendezvous"), str(results)), nprocs=2)
+    start_ranks(as_rank, (2, str(tmp_path / "rendezvous"), str(results)), 2)
     several = torch.load(results, weights_only=True)
     assert [set(each.tolist()) for each in several["lengths"]] == [{16}, {4}]
     assert several["told"] == ["sequences of several lengths: rank 0: 16, rank 1: 4"]

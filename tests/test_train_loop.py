@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import start_ranks
 from tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, SPANS, VOCAB, TinyBatches, tiny_model, tiny_settings
-from torch import multiprocessing
 
 from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
@@ -239,7 +239,7 @@ def train_as_rank(rank: int, size: int, rendezvous: str, results: str) -> None:
 def test_several_ranks_equal_one(size: int, tmp_path: Path) -> None:
     """Over 50 steps with Newton–Schulz in float32: losses to 1e-4, and all optimizer state gathered."""
     results = tmp_path / "results.pt"
-    multiprocessing.spawn(train_as_rank, (size, str(tmp_path / "rendezvous"), str(results)), nprocs=size)
+    start_ranks(train_as_rank, (size, str(tmp_path / "rendezvous"), str(results)), size)
     several = torch.load(results, weights_only=True)
     alone = start(iterations=50)
     assert several["losses"] == pytest.approx(losses(alone), abs=1e-4)

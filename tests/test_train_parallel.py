@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import start_ranks
 from tiny_run import tiny_model
-from torch import multiprocessing, nn
+from torch import nn
 
 from birdie.distributed import World
 from birdie.train.groups import Optimizers, OptimizerSettings
@@ -70,7 +71,7 @@ def as_rank(rank: int, size: int, folder: str, job: Callable[[World, Path], None
 
 def run(size: int, folder: Path, job: Callable[[World, Path], None]) -> None:
     folder.mkdir()
-    multiprocessing.spawn(as_rank, (size, str(folder), job), nprocs=size)
+    start_ranks(as_rank, (size, str(folder), job), size)
 
 
 def train(world: World, folder: Path) -> None:
