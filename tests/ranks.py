@@ -4,7 +4,11 @@ They are forked from one server that has imported it and has never computed: not
 """
 
 import multiprocessing
-from collections.abc import Callable
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,3 +22,28 @@ def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count
     Their environment is that of the first call: the server keeps it.
     """
     torch.multiprocessing.start_processes(function, arguments, nprocs=count, start_method="forkserver")
+
+
+def run_as_ranks(
+    program: Callable[..., None], arguments: tuple[Any, ...], count: int, folder: Path, variables: Mapping[str, str]
+) -> str:
+    """Call `program(*arguments)` in `count` ranks with torchrun's variables and more, in `folder`; what they wrote.
+
+    For what differs from another run by torchrun in its settings alone.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {**variables, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    start_ranks(_as_rank, (program, arguments, folder, told), count)
+    return (folder / "stdout").read_text()
+
+
+def _as_rank(
+    rank: int, program: Callable[..., None], arguments: tuple[Any, ...], folder: Path, variables: Mapping[str, str]
+) -> None:
+    os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    with (folder / "stdout").open("a") as sys.stdout:
+        program(*arguments)

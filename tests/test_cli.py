@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ranks import run_as_ranks
 from safetensors.torch import load_file, save_file
 
 from birdie.cli import COMMANDS, build_app
@@ -291,14 +292,15 @@ def test_ways_that_cannot_be_are_refused(trained: Path, ask: Ask, flags: list[st
     assert why in answer["error"]["message"]
 
 
+def command(*tokens: str) -> None:
+    sys.exit(run(build_app, tokens))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--stride", "8"], ["--stream", "--segments", "4"], ["--tilt"]], ids=str)
-def test_ranks_agree_on_a_score(trained: Path, flags: list[str]) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "birdie"]
+def test_ranks_agree_on_a_score(trained: Path, tmp_path: Path, flags: list[str]) -> None:
     arguments = ["evaluate", str(trained / "model.birdie"), "--json", *flags]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    one, two = evaluated(trained, *flags), json.loads(done.stdout)
+    one, two = evaluated(trained, *flags), json.loads(run_as_ranks(command, tuple(arguments), 2, tmp_path, {}))
     assert two["bpb"] == pytest.approx(one["bpb"], rel=1e-6)
     assert (two["tokens"], two["text_bytes"], two["documents"]) == (one["tokens"], one["text_bytes"], one["documents"])
 
