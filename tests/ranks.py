@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from birdie.cli import build_app
+from birdie.cli.console import run
+
 multiprocessing.set_forkserver_preload(["torch._dynamo", "birdie.pipeline", "hypothesis", "pytest"])
 
 
@@ -27,10 +30,13 @@ def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count
 def run_as_ranks(
     program: Callable[..., None], arguments: tuple[Any, ...], count: int, folder: Path, variables: Mapping[str, str]
 ) -> str:
-    """Call `program(*arguments)` in `count` ranks with torchrun's variables and more, in `folder`; what they wrote.
+    """Call `program(*arguments)` in `count` ranks with torchrun's variables and more, in `folder`; what they printed.
+
+    What they said on stderr is left in `folder / "stderr"`.
 
     For what differs from another run by torchrun in its settings alone.
     """
+    folder.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -45,5 +51,10 @@ def _as_rank(
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
     os.chdir(folder)
     torch.set_num_threads(1)
-    with (folder / "stdout").open("a") as sys.stdout:
+    with (folder / "stdout").open("a") as sys.stdout, (folder / "stderr").open("a") as sys.stderr:
         program(*arguments)
+
+
+def birdie(*tokens: str) -> None:
+    """The command line, as a program."""
+    sys.exit(run(build_app, list(tokens)))

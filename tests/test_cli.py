@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_as_ranks
+from ranks import birdie, run_as_ranks
 from safetensors.torch import load_file, save_file
 
 from birdie.cli import COMMANDS, build_app
@@ -292,15 +292,11 @@ def test_ways_that_cannot_be_are_refused(trained: Path, ask: Ask, flags: list[st
     assert why in answer["error"]["message"]
 
 
-def command(*tokens: str) -> None:
-    sys.exit(run(build_app, tokens))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["--stride", "8"], ["--stream", "--segments", "4"], ["--tilt"]], ids=str)
 def test_ranks_agree_on_a_score(trained: Path, tmp_path: Path, flags: list[str]) -> None:
     arguments = ["evaluate", str(trained / "model.birdie"), "--json", *flags]
-    one, two = evaluated(trained, *flags), json.loads(run_as_ranks(command, tuple(arguments), 2, tmp_path, {}))
+    one, two = evaluated(trained, *flags), json.loads(run_as_ranks(birdie, tuple(arguments), 2, tmp_path, {}))
     assert two["bpb"] == pytest.approx(one["bpb"], rel=1e-6)
     assert (two["tokens"], two["text_bytes"], two["documents"]) == (one["tokens"], one["text_bytes"], one["documents"])
 

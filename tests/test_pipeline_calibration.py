@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import birdie, run_as_ranks
 
 from birdie.artifact import inspect, load, save
 from birdie.calibration import Calibrated, calibrated, calibration_batches
@@ -223,17 +222,12 @@ def test_settings_out_of_range_are_refused(change: dict[str, Any], said: str) ->
 def test_ranks_calibrate_without_waiting_for_each_other(recipe: Recipe, tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(capped(recipe, 4.0).to_toml())
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "birdie", "train",
-         str(file), "--folder", str(tmp_path / "two"), "--json"],
-        capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    command = ("train", str(file), "--folder", str(tmp_path / "two"), "--json")
+    answer = json.loads(run_as_ranks(birdie, command, 2, tmp_path / "ranks", {}))
     assert answer["calibration"]["data"] == "train"
     assert answer["calibration"]["reserved_seconds"] > 0
     assert answer["train_seconds"] < 4.0
-    assert done.stderr.count("calibrated on") == 1
+    assert (tmp_path / "ranks" / "stderr").read_text().count("calibrated on") == 1
 
 
 @pytest.mark.parametrize("budget", [None, "40kB"])
