@@ -1,5 +1,7 @@
 """The command line as a user meets it: answers, `--json`, errors in one sentence, exit codes, nothing half-written."""
 
+import bisect
+import colorsys
 import contextlib
 import io
 import json
@@ -23,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from birdie.cli import COMMANDS, build_app
 from birdie.cli.console import run
 from birdie.data.shards import read_shard, write_shard
+from birdie.data.tokenizer import ByteTokenizer
 
 Ask = Callable[..., tuple[int, dict, str]]
 
@@ -232,7 +235,10 @@ def test_evaluate_learns_from_what_it_has_scored(
 
 def test_evaluate_learns_documents(trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them; the model learns the longer one before the other is scored."""
-    many = ["--max-tokens", "9000"]
+    tokenizer, shard = ByteTokenizer(), tmp_path / "fineweb_val_000000.bin"
+    texts = [tokenizer.encode(Path(module.__file__ or "").read_text()[:2500]) for module in (bisect, colorsys)]
+    write_shard(shard, np.concatenate([[1], texts[0], [1], texts[1][:1500]]))
+    many = ["--data", str(shard), "--max-tokens", "0"]
     plain = evaluated(trained, *many)
     lora = [*many, "--lora", "rank=4,lr=0.01,chunk=64,batch_docs=1,parts=k+o+mlp+head"]
     found = evaluated(trained, "--adapt", "lora", *lora)
@@ -265,7 +271,7 @@ def test_evaluate_learns_documents(trained: Path, tmp_path: Path, ask: Ask, monk
         (["--adapt", "lora", "--stream"], "adapt with windows"),
         (["--adapt", "lora", "--tilt"], "leave out the tilt"),
         (["--adapt", "lora", "--temperature", "0.9"], "leave the temperature out"),
-        (["--adapt", "lora", "--lora", "chunk=65"], "chunks of 65 tokens do not fit windows of 64"),
+        (["--adapt", "lora", "--lora", "chunk=65"], "lora chunk 65 does not fit windows of 64"),
         (["--adapt", "lora", "--lora", "parts=q+w"], "lora parts are q, w"),
         (["--adapt", "lora", "--lora", "warm_a=perhaps"], "give such as warm_a=0"),
         (["--adapt", "lora", "--phased", "phases=1"], "settings of phased given, but adaptation is lora"),

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from ranks import start_ranks
 from test_model_techniques import randomized
 from test_score_lora import BOS, CONTEXT, DOCUMENTS, SETTINGS, TINY, StepFirstInSilence, Table, scored, stream
-from torch import multiprocessing
 
 from birdie.audit import probes
 from birdie.audit.rules import CAUSAL
@@ -247,7 +247,7 @@ def as_rank(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_give_the_score_of_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(as_rank, (str(tmp_path),), nprocs=2)
+    start_ranks(as_rank, (str(tmp_path),), 2)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for name, (settings, phased) in CASES.items():
         nats, told, tally = by_documents(settings, phased)

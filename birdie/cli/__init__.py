@@ -30,7 +30,7 @@ COMMANDS = {
 
 def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
     """The application that understands `tokens`, and the tokens it is to be called with."""
-    if tokens[:1] == ["train"]:
+    if list(tokens[:1]) == ["train"]:
         recipe, scale = _asked(tokens[1:])
         train = importlib.import_module("birdie.cli.train")
         # alone: beside other commands cyclopts takes the recipe's table [train] for the command of that name
