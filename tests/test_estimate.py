@@ -126,7 +126,8 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(World, "start_reduce_scatter", share)
     monkeypatch.setattr(World, "start_all_gather", lambda *arguments: Arriving(None, lambda: arguments[-1]))
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the square of the norm
-    monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    for name in ("broadcast", "barrier"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
     return found
 
 
