@@ -36,12 +36,12 @@ from birdie.data.corpus import file_corpus
 from birdie.data.dataset import open_dataset
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
-from birdie.device import choose_device
 from birdie.errors import ConfigError
-from birdie.events import Validated
 from birdie.model.gpt import GPT
-from birdie.pipeline import Run
-from birdie.recipe import Recipe
+from birdie.run.events import Validated
+from birdie.run.pipeline import Run
+from birdie.run.recipe import Recipe
+from birdie.runtime.device import choose_device
 from birdie.train.loop import Fit, fit
 
 VALIDATION_BYTES = 125_000

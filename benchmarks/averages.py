@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.ablation import Texts, Trial, recipe_of
 from benchmarks.report import report
-from birdie.pipeline import Run
-from birdie.recipe import Recipe
+from birdie.run.pipeline import Run
+from birdie.run.recipe import Recipe
 from birdie.train.average import Average, AverageSettings
 from birdie.train.bandit import BanditSettings
 from birdie.train.step import Step

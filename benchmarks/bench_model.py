@@ -23,10 +23,10 @@ from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
-from birdie.events import Started, Validated
-from birdie.files import atomic_path
-from birdie.pipeline import Run
-from birdie.recipe import load_recipe
+from birdie.run.events import Started, Validated
+from birdie.run.pipeline import Run
+from birdie.run.recipe import load_recipe
+from birdie.runtime.files import atomic_path
 from birdie.train.checkpoint import POINTER, load_checkpoint
 from birdie.train.loop import Step
 

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.rivals import Measure, Measured
 from benchmarks.symbols import SymbolSet
-from birdie import artifact
+from birdie.artifact import files as artifact
 from birdie.entropy.stream import Effort
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from benchmarks.bench_model import bench_model
 from benchmarks.report import report
-from birdie import artifact, container
-from birdie.container import Reader
+from birdie.artifact import container
+from birdie.artifact import files as artifact
+from birdie.artifact.checkpoints import read_state_dict
+from birdie.artifact.container import Reader
 from birdie.errors import BirdieError, BudgetError
-from birdie.weights import read_state_dict
 
 COUNT, LOWEST, HIGHEST = 50, 2.0, 8.0
 SHARE, TINY = 1000, 64

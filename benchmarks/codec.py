@@ -23,7 +23,7 @@ from benchmarks.report import report
 from benchmarks.rivals import MEASURES, Measure, Measured, NotInstalledError, NotMeantForError
 from benchmarks.symbols import SETS, SymbolSet, make
 from birdie.errors import BirdieError
-from birdie.files import write_bytes
+from birdie.runtime.files import write_bytes
 
 Row = dict[str, Any]
 OURS = ("max", "fast")

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie import artifact
-from birdie.compress.calibrate import MAX_OUTPUTS
-from birdie.compress.choose import is_matrix
-from birdie.compress.knowledge import Knowledge
+from birdie.artifact import files as artifact
+from birdie.compress.calibration.result import Knowledge
+from birdie.compress.calibration.sensitivity import MAX_OUTPUTS
+from birdie.compress.rate.assignment import is_matrix
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import BirdieError
 from birdie.model.gpt import GPT, GPTConfig
@@ -39,14 +39,14 @@ Row = dict[str, Any]
 # (stage, module, name): functions whose time is taken where that module calls them. A name that is not there is left
 # out, so that stages may come and go.
 STAGES = (
-    ("save, in all", "birdie.artifact", "save"),
-    ("factors of Hessians", "birdie.compress.allocate", "feedback"),
-    ("trellis and feedback", "birdie.compress.trellis", "quantize"),
-    ("budget search", "birdie.compress.plan", "fit_budget"),
-    ("quantizing", "birdie.artifact", "encode_all"),
+    ("save, in all", "birdie.artifact.files", "save"),
+    ("factors of Hessians", "birdie.compress.rate.allocation", "feedback"),
+    ("trellis and feedback", "birdie.compress.schemes.trellis", "quantize"),
+    ("budget search", "birdie.compress.rate.plan", "fit_budget"),
+    ("quantizing", "birdie.artifact.files", "encode_all"),
     ("entropy coding", "birdie.entropy.coder", "encode"),
-    ("container", "birdie.container", "to_bytes"),
-    ("load, in all", "birdie.artifact", "load"),
+    ("container", "birdie.artifact.container", "to_bytes"),
+    ("load, in all", "birdie.artifact.files", "load"),
 )
 
 

@@ -24,11 +24,11 @@ from typing import Any
 from benchmarks.ablation import Texts
 from benchmarks.report import report
 from birdie.cli.recipe import settings_of
-from birdie.cookbook import find
-from birdie.evaluation import evaluate
-from birdie.events import Started, Validated
-from birdie.pipeline import Run
-from birdie.recipe import Recipe
+from birdie.run.evaluation import evaluate
+from birdie.run.events import Started, Validated
+from birdie.run.pipeline import Run
+from birdie.run.recipe import Recipe
+from birdie.run.registry import find
 from birdie.train.loop import Step
 
 VALIDATION_BYTES = 400_000

@@ -23,9 +23,9 @@ from torch import Tensor
 import birdie
 from benchmarks import symbols
 from benchmarks.report import report
-from birdie.compress.grid import Grid
-from birdie.compress.steps import steps
-from birdie.container import Reader
+from birdie.artifact.container import Reader
+from birdie.compress.log_steps import steps
+from birdie.compress.schemes.grid import Grid
 from birdie.entropy import coder, rans
 
 State = dict[str, Tensor]

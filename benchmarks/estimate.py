@@ -1,6 +1,6 @@
 """Estimates against measurements: `python -m benchmarks.estimate [--json] [--part records|memory|cpu|curves]`.
 
-records: milliseconds a step that `birdie.estimate` says of the recipes that ship, by the three constants fitted to all
+records: milliseconds a step that `estimate` says of the recipes that ship, by the three constants fitted to all
 of them and by those fitted to the others, against what their authors recorded on eight H100s; then runs that had no
 part in the fit. memory: recorded peaks, and the two constants they give. cpu: a few small shapes trained for a few
 steps here: parameters, step time, peak memory, and the bytes of the file `birdie.save` writes. curves: each published
@@ -27,12 +27,12 @@ from torch import Tensor
 
 import birdie
 from benchmarks.report import report
-from birdie.cookbook import book, find
-from birdie.estimate import PEAK, Machine, artifact, h100, load, memory, parameters, schedule, this_cpu
-from birdie.forecast import CHALLENGE, FIRST, Prior, features, forecast
-from birdie.history import Entry
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.recipe import ExportSettings, Recipe
+from birdie.run.estimate import PEAK, Machine, artifact, h100, load, memory, parameters, schedule, this_cpu
+from birdie.run.forecast import CHALLENGE, FIRST, Prior, features, forecast
+from birdie.run.history import Entry
+from birdie.run.recipe import ExportSettings, Recipe
+from birdie.run.registry import book, find
 from birdie.train.loop import Step, fit
 from birdie.train.settings import TrainSettings
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from benchmarks.report import report
 from birdie.data.dataset import open_dataset
 from birdie.data.tokenizer import load_tokenizer
-from birdie.device import dtype_name
-from birdie.evaluation import load_gpt
 from birdie.model.gpt import GPT, GPTConfig
+from birdie.run.evaluation import load_gpt
+from birdie.runtime.device import dtype_name
 from birdie.score.forward import score_windows
 from birdie.score.stream import score_stream, segments
 from birdie.score.tally import Tally

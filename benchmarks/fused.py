@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie.device import choose_device, synchronize
 from birdie.model.fused import Way, capped_loss, way_for
+from birdie.runtime.device import choose_device, synchronize
 
 SHAPES = ((1024, 1024, 96), (4096, 1024, 256), (2048, 4096, 192), (16_384, 1024, 256), (2048, 8192, 192))
 CAP = 30.0

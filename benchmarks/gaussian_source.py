@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie import artifact
-from birdie.compress.choose import parse_spec
+from birdie.artifact import files as artifact
+from birdie.compress.log_steps import PER_OCTAVE
+from birdie.compress.rate.assignment import parse_spec
 from birdie.compress.scheme import Scheme
-from birdie.compress.steps import PER_OCTAVE
 from birdie.errors import BirdieError
 
 SIDE = 1000

@@ -23,8 +23,8 @@ from torch import nn
 
 import birdie
 from benchmarks.report import report
-from birdie import container
-from birdie.container import Reader
+from birdie.artifact import container
+from birdie.artifact.container import Reader
 
 BATCH = 32
 DISTINCT = 4

@@ -26,8 +26,8 @@ from torch import Tensor, multiprocessing
 
 from benchmarks.report import report
 from benchmarks.train import CONFIG, OPTIMIZERS
-from birdie.distributed import World
 from birdie.model.gpt import GPT
+from birdie.runtime.distributed import World
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import TrainSettings
 from birdie.train.step import Step

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rivals import HERE, RIVALS, TIMEOUT_S, NotInstalledError
-from birdie.compress import baseline
+from birdie.artifact import int8_zlib as baseline
 from birdie.entropy.general import GENERAL
 
 State = Mapping[str, Tensor]
@@ -78,7 +78,7 @@ def row_maximum(bits: int, compressor: str) -> LossyCoder:
 
 
 def challenge_int8() -> LossyCoder:
-    """The challenge's own export (birdie.compress.baseline): what is up to 65,536 elements stays fp16."""
+    """The challenge's own export (birdie.artifact.int8_zlib): what is up to 65,536 elements stays fp16."""
     return LossyCoder(
         "int8 + zlib (the challenge's)",
         f"zlib {zlib.ZLIB_RUNTIME_VERSION}",

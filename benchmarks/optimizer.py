@@ -31,9 +31,9 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 
 from benchmarks.report import report
-from birdie import ranges
-from birdie.device import choose_device, synchronize
-from birdie.distributed import World
+from birdie.runtime import nvtx as ranges
+from birdie.runtime.device import choose_device, synchronize
+from birdie.runtime.distributed import World
 from birdie.train import muon as muon_module
 from birdie.train.banks import banked
 from birdie.train.muon import Muon, newton_schulz

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from benchmarks.report import report
 from benchmarks.train import CONFIG
-from birdie.device import choose_device, choose_dtype
 from birdie.model.gpt import GPT
+from birdie.runtime.device import choose_device, choose_dtype
 from birdie.score.forward import LanguageModel, at_once, score_windows
 from birdie.score.package import Shape, packaged
 from birdie.score.tally import Tally

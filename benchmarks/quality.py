@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.bench_model import Sources, bench_model
 from benchmarks.resnet import images, load_resnet, normalized
+from birdie.artifact.checkpoints import read_state_dict
 from birdie.data.byte_accounting import ByteTable
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer
@@ -28,7 +29,6 @@ from birdie.model.gpt import GPT
 from birdie.model.shape import config_of
 from birdie.score.bpb import bits_per_byte
 from birdie.score.divergence import divergence
-from birdie.weights import read_state_dict
 
 SEQ_LEN = 512  # what the benchmark model was trained with
 WINDOWS, IMAGES = 16, 250  # in a batch

@@ -31,10 +31,10 @@ from benchmarks.record_search import Tuner, measured
 from benchmarks.report import report
 from benchmarks.resnet import augmented
 from benchmarks.rivals import HERE, NotInstalledError
-from birdie import artifact
-from birdie.compress.knowledge import Knowledge
+from birdie.artifact import files as artifact
+from birdie.compress.calibration.result import Knowledge
 from birdie.errors import BirdieError, ConfigError
-from birdie.files import atomic_path, write_bytes
+from birdie.runtime.files import atomic_path, write_bytes
 
 Row = dict[str, Any]
 TARGETS = (0.005, 0.01, 0.02)  # KL at which the record stack is tuned

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from birdie import provenance
+from birdie.runtime import provenance
 
 Row = Mapping[str, Any]
 

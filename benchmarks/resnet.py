@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.rivals import HERE, RIVALS, NotInstalledError
+from birdie.artifact.checkpoints import read_state_dict
 from birdie.errors import WeightsError
-from birdie.files import atomic_path
-from birdie.weights import read_state_dict
+from birdie.runtime.files import atomic_path
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what these networks were trained with

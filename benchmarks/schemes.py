@@ -26,9 +26,9 @@ from torch import Tensor
 from benchmarks.curves import bytes_at
 from benchmarks.quality import Subject, bench_subject
 from benchmarks.report import report
-from birdie import artifact
-from birdie.compress.calibrate import calibrate
-from birdie.compress.choose import is_matrix, parse_spec
+from birdie.artifact import files as artifact
+from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.rate.assignment import is_matrix, parse_spec
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.errors import ConfigError
 

@@ -39,10 +39,10 @@ from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row,
 from benchmarks.report import report
 from benchmarks.resnet import augmented
 from benchmarks.rivals import NotInstalledError
-from birdie import artifact
-from birdie.cookbook import find
+from birdie.artifact import files as artifact
 from birdie.data.shards import read_shard
 from birdie.errors import BirdieError, ConfigError
+from birdie.run.registry import find
 
 PROGRAM = "python -m benchmarks.spectral_tune"
 SETTINGS = ("weights", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # of a recipe

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.artifact.checkpoints import read_state_dict
 from birdie.errors import WeightsError
-from birdie.weights import read_state_dict
 
 Integers = NDArray[np.integer]
 INTEGER_DTYPES = (torch.int8, torch.int16)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.report import report
+from birdie.artifact.checkpoints import read_state_dict
 from birdie.compress.state import fill
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
@@ -28,7 +29,6 @@ from birdie.score.ngram import Hints, TiltSettings, hints
 from birdie.score.tally import LN2
 from birdie.score.tilt import tilt
 from birdie.score.windows import sliding
-from birdie.weights import read_state_dict
 
 WAYS: Mapping[str, TiltSettings] = {
     "fixed 2": TiltSettings(beta=2.0),

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie.device import DtypeName, choose_device, choose_dtype, dtype_name, synchronize
 from birdie.model.gpt import GPT, GPTConfig
+from birdie.runtime.device import DtypeName, choose_device, choose_dtype, dtype_name, synchronize
 from birdie.train.groups import OptimizerSettings
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import TrainSettings

@@ -22,13 +22,13 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie.compress.decoders import decode
-from birdie.compress.grid import Grid
+from birdie.artifact.checkpoints import read_state_dict
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.spectral.scheme import Spectral
+from birdie.compress.schemes.decoders import decode
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.spectral import Spectral
+from birdie.compress.schemes.tucker import Tucker, coded_size
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.tucker import Tucker, coded_size
-from birdie.weights import read_state_dict
 
 SHARES = (0.1, 0.4, 0.8)  # of the error, lost to the cut
 NETS = {

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from birdie.artifact import Summary, inspect, load, save
+    from birdie.artifact.files import Summary, inspect, load, save
+    from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
-    from birdie.compressed import compress_weights, load_weights
     from birdie.errors import (
         ArtifactError,
         BirdieError,
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
         RuleError,
         WeightsError,
     )
-    from birdie.finetune import Tuned, fine_tune
+    from birdie.run.fine_tuning import Tuned, fine_tune
     from birdie.train.muon import Muon
 
     __version__: str
 
 _HOMES = {
-    "birdie.artifact": ("Summary", "inspect", "load", "save"),
+    "birdie.artifact.files": ("Summary", "inspect", "load", "save"),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
-    "birdie.compressed": ("compress_weights", "load_weights"),
+    "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (
         "ArtifactError",
         "BirdieError",
@@ -46,7 +46,7 @@ _HOMES = {
         "RuleError",
         "WeightsError",
     ),
-    "birdie.finetune": ("Tuned", "fine_tune"),
+    "birdie.run.fine_tuning": ("Tuned", "fine_tune"),
     "birdie.train.muon": ("Muon",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -9,8 +9,8 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from birdie.environment import CHOICES, LATER, NEEDLESS, RULES
-from birdie.recipe import Recipe
+from birdie.run.environment import CHOICES, LATER, NEEDLESS, RULES
+from birdie.run.recipe import Recipe
 
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "RUN_ID"}
 

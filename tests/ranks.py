@@ -16,7 +16,7 @@ import torch
 from birdie.cli import build_app
 from birdie.cli.console import run
 
-multiprocessing.set_forkserver_preload(["torch._dynamo", "birdie.pipeline", "hypothesis", "pytest"])
+multiprocessing.set_forkserver_preload(["torch._dynamo", "birdie.run.pipeline", "hypothesis", "pytest"])
 
 
 def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.distributed import World
 from birdie.model.gpt import GPT, GPTConfig
+from birdie.runtime.distributed import World
 from birdie.train.groups import OptimizerSettings
 from birdie.train.settings import TrainSettings
 

@@ -7,9 +7,9 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from birdie.audit.audit import audit as audit_path
-from birdie.audit.rules import RULES, Finding, Report, Rule, Verdict
 from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, say, show
+from birdie.golf.audit.audit import audit as audit_path
+from birdie.golf.audit.rules import RULES, Finding, Report, Rule, Verdict
 
 _MARKS: dict[Verdict, tuple[str, str]] = {
     "pass": ("✓ pass", "green"),

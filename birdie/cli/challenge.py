@@ -1,7 +1,7 @@
 """The challenge's own entry point: its environment variables in, its log lines out.
 
 `train_gpt.py` calls `main`. Every setting of the challenge's script is a field of some recipe dataclass with its
-environment name, and `birdie.environment` knows what records added, so their commands run as they stand. The lines of
+environment name, and `environment` knows what records added, so their commands run as they stand. The lines of
 the log, their order and their number formats are the script's; what is ours is said in lines of our own (`birdie…`,
 `quantization_gap`, `cpu_cost`).
 """
@@ -18,20 +18,20 @@ from pathlib import Path
 
 import torch
 
+from birdie.artifact import int8_zlib as baseline
 from birdie.cli.console import ctrl_c_asks, guarded
-from birdie.compress import baseline
-from birdie.device import choose_device
-from birdie.distributed import World, on_main, process_group, world_from_environment
-from birdie.environment import is_on, remarks
-from birdie.estimate import on_this_cpu
-from birdie.evaluation import evaluate as evaluate_artifact
-from birdie.events import Checked, Event, Interrupted, Profiled, Started, Validated
-from birdie.files import require_writable, write_bytes
-from birdie.pipeline import Run
-from birdie.recipe import Recipe, load_recipe
+from birdie.golf.code_size import source_files
+from birdie.run.environment import is_on, remarks
+from birdie.run.estimate import on_this_cpu
+from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
+from birdie.run.pipeline import Run
+from birdie.run.recipe import Recipe, load_recipe
+from birdie.runtime.device import choose_device
+from birdie.runtime.distributed import World, on_main, process_group, world_from_environment
+from birdie.runtime.files import require_writable, write_bytes
 from birdie.score.settings import EvaluationSettings
 from birdie.score.tally import Score
-from birdie.submit.code import source_files
 from birdie.train.loop import Step
 
 CAP = 16_000_000

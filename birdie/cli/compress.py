@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from birdie import artifact
-from birdie.calibration import calibrated, described, run_recipe
+from birdie.artifact import files as artifact
+from birdie.artifact.checkpoints import read_checkpoint, read_state_dict
+from birdie.artifact.repack import save_object
 from birdie.cli.console import Json, compiling_told, emit, progress_bar, say, show, size
 from birdie.cli.inspect import summary_table
-from birdie.compress.size import parse_size
+from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
-from birdie.files import require_file
-from birdie.recipe import CalibrationSettings, Recipe
-from birdie.repack import save_object
-from birdie.weights import read_checkpoint, read_state_dict
+from birdie.run.calibration import calibrated, described, run_recipe
+from birdie.run.recipe import CalibrationSettings, Recipe
+from birdie.runtime.files import require_file
 
 
 @compiling_told()

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError
-from birdie.recipe_file import explain
+from birdie.run.recipe_file import explain
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="One JSON object on stdout, all else on stderr.")]
 

@@ -5,10 +5,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from birdie import files
 from birdie.cli.console import Json, emit, say, size
 from birdie.entropy.stream import Effort
-from birdie.submit import pack, standalone
+from birdie.golf.standalone import build as standalone
+from birdie.golf.standalone import pack
+from birdie.runtime import files
 
 
 def decoder(

@@ -11,12 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie import artifact
+from birdie.artifact import files as artifact
+from birdie.artifact.repack import load_object
 from birdie.cli.console import Json, compiling_told, emit, say, size
-from birdie.compress.size import parse_size
+from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError, WeightsError
-from birdie.files import atomic_path, require_file
-from birdie.repack import load_object
+from birdie.runtime.files import atomic_path, require_file
 
 WRITTEN = (".safetensors", ".pt", ".pth", ".ptz")
 

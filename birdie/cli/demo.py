@@ -10,17 +10,17 @@ import torch
 from cyclopts import Parameter
 from rich.table import Table
 
+from birdie.artifact import int8_zlib as baseline
 from birdie.cli.console import Json, compiling_told, emit, progress_bar, remark, say, show
 from birdie.cli.prepare import prepare_with_bar
 from birdie.cli.train import calibrate, follow
-from birdie.compress import baseline
-from birdie.compress.size import parse_size
-from birdie.cookbook import find
+from birdie.compress.rate.size import parse_size
 from birdie.data.corpus import stdlib_corpus
 from birdie.errors import ConfigError
-from birdie.evaluation import evaluate as evaluate_artifact
-from birdie.pipeline import Run
-from birdie.recipe import Recipe
+from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.run.pipeline import Run
+from birdie.run.recipe import Recipe
+from birdie.run.registry import find
 
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> Recipe:

@@ -9,9 +9,8 @@ from rich.table import Table
 
 from birdie.cli.console import Json, compiling_told, emit, plain, say, show
 from birdie.cli.recipe import settings_of
-from birdie.cookbook import Known, find
 from birdie.errors import ConfigError
-from birdie.estimate import (
+from birdie.run.estimate import (
     Artifact,
     Load,
     Machine,
@@ -24,9 +23,10 @@ from birdie.estimate import (
     this_cpu,
     training,
 )
-from birdie.forecast import Forecast, forecast
-from birdie.history import read
-from birdie.recipe import Recipe
+from birdie.run.forecast import Forecast, forecast
+from birdie.run.history import read
+from birdie.run.recipe import Recipe
+from birdie.run.registry import Known, find
 
 
 @compiling_told()

@@ -10,13 +10,13 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, show, size
-from birdie.device import choose_device
-from birdie.distributed import process_group, world_from_environment
 from birdie.errors import ConfigError
-from birdie.evaluation import Evaluation
-from birdie.evaluation import evaluate as evaluate_artifact
+from birdie.run.evaluation import Evaluation
+from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.runtime.device import choose_device
+from birdie.runtime.distributed import process_group, world_from_environment
+from birdie.runtime.startup import process_seconds
 from birdie.score.chunks import Keeping
-from birdie.startup import process_seconds
 
 
 @compiling_told()

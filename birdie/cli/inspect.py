@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie import artifact
+from birdie.artifact import files as artifact
 from birdie.cli.console import Json, emit, plain, say, show, size
 
 

@@ -6,12 +6,12 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, emit, plain, say, show
-from birdie.cookbook import Known, book, changes, find
 from birdie.errors import ConfigError
-from birdie.estimate import parameters
-from birdie.recipe import Recipe, to_toml
-from birdie.recipe_file import ABOUT
-from birdie.scale import scaled
+from birdie.run.estimate import parameters
+from birdie.run.presets import scaled
+from birdie.run.recipe import Recipe, to_toml
+from birdie.run.recipe_file import ABOUT
+from birdie.run.registry import Known, book, changes, find
 
 
 def recipe(

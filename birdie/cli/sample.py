@@ -9,10 +9,10 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, compiling_told, emit
 from birdie.data.tokenizer import load_tokenizer
-from birdie.device import choose_device
 from birdie.errors import ConfigError
-from birdie.evaluation import check_same_tokenizer, load_gpt
 from birdie.model.sample import generate
+from birdie.run.evaluation import check_same_tokenizer, load_gpt
+from birdie.runtime.device import choose_device
 
 
 @compiling_told()

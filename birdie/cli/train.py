@@ -10,23 +10,23 @@ from cyclopts import Parameter
 from cyclopts.config import Dict
 from rich.table import Table
 
-from birdie.artifact import Summary
+from birdie.artifact.files import Summary
 from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, say, show
 from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of
-from birdie.cookbook import find
-from birdie.device import choose_device
-from birdie.distributed import process_group, world_from_environment
 from birdie.errors import ConfigError
-from birdie.estimate import on_this_cpu
-from birdie.evaluation import Evaluation
-from birdie.evaluation import evaluate as evaluate_artifact
-from birdie.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
-from birdie.files import write_bytes
-from birdie.pipeline import Run
-from birdie.recipe import FLAT, Recipe
-from birdie.recipe_file import configuration, sources
-from birdie.scale import scaled
+from birdie.run.estimate import on_this_cpu
+from birdie.run.evaluation import Evaluation
+from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.run.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.run.pipeline import Run
+from birdie.run.presets import scaled
+from birdie.run.recipe import FLAT, Recipe
+from birdie.run.recipe_file import configuration, sources
+from birdie.run.registry import find
+from birdie.runtime.device import choose_device
+from birdie.runtime.distributed import process_group, world_from_environment
+from birdie.runtime.files import write_bytes
 from birdie.score.settings import EvaluationSettings
 from birdie.train.loop import Step
 from birdie.train.profile import Profile

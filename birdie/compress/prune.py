@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from birdie.compress.importance import importance
+from birdie.compress.log_steps import steps
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.steps import steps
 from birdie.errors import ConfigError
 
 PRUNED = ("grid", "ternary")

@@ -23,11 +23,11 @@ import torch
 from cyclopts import Parameter
 from torch import Tensor, nn
 
-from birdie.compress.choose import is_matrix
-from birdie.compress.grid import FINEST, SMALLEST
-from birdie.compress.modes import in_mode
-from birdie.compress.steps import PER_OCTAVE
-from birdie.compress.ternary import GROUP
+from birdie.compress.calibration.modes import in_mode
+from birdie.compress.log_steps import PER_OCTAVE
+from birdie.compress.rate.assignment import is_matrix
+from birdie.compress.schemes.grid import FINEST, SMALLEST
+from birdie.compress.schemes.ternary import GROUP
 from birdie.errors import ConfigError
 
 Rounding = Literal["hard", "soft", "noise"]

@@ -38,7 +38,7 @@ class Encoded:
     """One tensor as a scheme left it, ready for entropy coding.
 
     Attributes:
-        scheme: name of the decoder that turns it back into a tensor; a key of `birdie.compress.decoders.DECODERS`.
+        scheme: name of the decoder that turns it back into a tensor; a key of `DECODERS`.
         shape: shape of the decoded tensor.
         dtype: dtype of the decoded tensor.
         params: small signed integers the decoder needs besides the streams (an exponent, a bit width).

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from birdie.compress.tensors import FORMATS
-from birdie.device import dtype_name
 from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.device import dtype_name
 
 # A view may stand for more bytes than lie in memory (`expand`), and so may a small file; beyond this it is refused.
 MIN_VIEW_LIMIT = 1 << 30

@@ -20,7 +20,7 @@ from birdie.data.shards import Split, read_shard
 from birdie.data.sidecar import is_sidecar
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
-from birdie.files import write_bytes
+from birdie.runtime.files import write_bytes
 
 INFO_NAME = "dataset.json"
 _FORMAT = 1

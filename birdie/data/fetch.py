@@ -26,7 +26,7 @@ from birdie.data.published import MANIFEST, MAX_MANIFEST, Published, choose, fin
 from birdie.data.shards import HEADER_BYTES, read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.files import atomic_path, require_writable, write_bytes
+from birdie.runtime.files import atomic_path, require_writable, write_bytes
 
 Stage = Literal["check", "fetch", "count"]
 Report = Callable[[Stage, int, int], None]  # bytes done and in all

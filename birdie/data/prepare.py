@@ -29,7 +29,7 @@ from birdie.data.dataset import INFO_NAME, Dataset, DatasetInfo, SplitTotals
 from birdie.data.shards import SHARD_TOKENS, ShardWriter, Split
 from birdie.data.tokenizer import Tokenizer, load_tokenizer, train_caseops, train_sentencepiece
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.files import atomic_folder, require_writable, write_bytes
+from birdie.runtime.files import atomic_folder, require_writable, write_bytes
 
 Stage = Literal["overlap", "vocabulary", "train", "val", "check"]
 

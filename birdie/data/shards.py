@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from birdie.data.byte_accounting import Tokens
 from birdie.errors import ConfigError, DataError
-from birdie.files import atomic_path
+from birdie.runtime.files import atomic_path
 
 Split = Literal["train", "val"]
 

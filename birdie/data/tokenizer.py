@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from birdie.data import caseops
 from birdie.data.byte_accounting import ByteTable, Escape, Tokens
 from birdie.errors import ConfigError, DataError
-from birdie.files import write_bytes
+from birdie.runtime.files import write_bytes
 
 Kind = Literal["bytes", "sentencepiece", "caseops"]
 

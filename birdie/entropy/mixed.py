@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.cursor import varint
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import logistic, mixing, prediction, raw
 from birdie.entropy.alphabet import Alphabet, Symbols
@@ -22,6 +21,7 @@ from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range
 from birdie.entropy.static import decode_chunks, side_words
 from birdie.entropy.trellis import chunk_rows
+from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 
 _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _STEADINESS = 5, 21, 23, 6, 7, 8, 9

@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.cursor import varint
 from birdie.entropy import alphabet as alphabets
 from birdie.entropy import classes as row_classes
 from birdie.entropy import model, prediction, rans, trellis
@@ -23,6 +22,7 @@ from birdie.entropy.alphabet import Alphabet, Symbols
 from birdie.entropy.numbers import Reader, Writer
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range
+from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 
 _Integer = TypeVar("_Integer", bound=np.integer)

@@ -231,7 +231,7 @@ class GPT(nn.Module):
                 yield f"{name}.weight", module.weight
 
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """What can change places without changing the function, as `birdie.compress.units` reads it."""
+        """What can change places without changing the function, as `symmetry_units` reads it."""
         return symmetries(self.config)
 
     def _hidden(

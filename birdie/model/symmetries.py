@@ -1,4 +1,4 @@
-"""What of a GPT can change places without changing the function, as `birdie.compress.units` reads it.
+"""What of a GPT can change places without changing the function, as `symmetry_units` reads it.
 
 In each block: hidden units of the MLP, value channels within a head, query heads that share a key–value head, key–value
 heads with their query heads. Hidden units and value channels can be rescaled as well: the square of ReLU takes a unit

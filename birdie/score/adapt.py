@@ -26,9 +26,9 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.runtime.distributed import World
 from birdie.score.ledger import Ledger, Places
 
 _AT_ONCE = {"cpu": 4096}  # tokens of a forward and backward pass: beyond, a CPU gains nothing and needs memory

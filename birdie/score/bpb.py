@@ -13,8 +13,8 @@ import torch
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from birdie.distributed import World
 from birdie.errors import ConfigError, DataError
+from birdie.runtime.distributed import World
 from birdie.score.forward import LanguageModel, Progress, score_windows
 from birdie.score.tally import BytesPerToken, Score, Tally
 from birdie.score.windows import Windows, blocks

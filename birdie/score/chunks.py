@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.device import synchronize
-from birdie.distributed import World
 from birdie.errors import ConfigError
-from birdie.files import require_file, require_writable
 from birdie.model.gpt import GPT
+from birdie.runtime.device import synchronize
+from birdie.runtime.distributed import World
+from birdie.runtime.files import require_file, require_writable
 from birdie.score.adapt import Learner, SGDSettings, cosine
 from birdie.score.forward import Progress, score_windows
 from birdie.score.lean import Lean

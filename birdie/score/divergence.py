@@ -3,7 +3,7 @@
     KL(p ‖ q) = Σ_v p_v (log p_v − log q_v), averaged over predictions (target tokens, images)
 
 The measure of equal quality: at the precisions of interest the difference of two losses is noise, the KL is not, summed
-as `birdie.compress.predictions` does.
+as `birdie.compress.calibration.kl` does.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from birdie.compress.predictions import kl
+from birdie.compress.calibration.kl import kl
 from birdie.errors import DataError
 
 B = TypeVar("B")

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.device import synchronize
-from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.model.attention import Rotary
+from birdie.runtime.device import synchronize
+from birdie.runtime.distributed import World
 from birdie.score.windows import Windows
 
 Progress = Callable[[float, float | None], None]

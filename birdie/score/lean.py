@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.distributed import World
 from birdie.errors import RuleError
+from birdie.runtime.distributed import World
 from birdie.score.ledger import Ledger
 from birdie.score.ngram import TiltSettings, hints
 from birdie.score.tally import Tally

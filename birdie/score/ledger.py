@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.distributed import World
 from birdie.errors import RuleError
+from birdie.runtime.distributed import World
 
 Places = tuple[int, int]
 """First place, and the one after the last."""

@@ -30,10 +30,10 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.device import synchronize
 from birdie.errors import ConfigError
 from birdie.model.adapters import PARTS, Adapters, Part
 from birdie.model.gpt import GPT
+from birdie.runtime.device import synchronize
 from birdie.score.tally import Tally
 
 Order = Literal["fixed", "claimed"]

@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import birdie.model
-from birdie.device import dtype_name
 from birdie.errors import ConfigError
-from birdie.files import read_trusted, require_file, require_writable, write_bytes
 from birdie.model.gpt import GPT
+from birdie.runtime.device import dtype_name
+from birdie.runtime.files import read_trusted, require_file, require_writable, write_bytes
 from birdie.train.compilation import cache_folder
 
 _MAGIC = b"birdie scoring package 1\n"

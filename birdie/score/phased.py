@@ -26,10 +26,10 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.device import synchronize
-from birdie.distributed import Claims, World
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.runtime.device import synchronize
+from birdie.runtime.distributed import Claims, World
 from birdie.score.adapt import SGDSettings, learn
 from birdie.score.chunks import Adapted, Keeping
 from birdie.score.forward import Progress

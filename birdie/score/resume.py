@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.distributed import World
 from birdie.errors import OutputError, WeightsError
-from birdie.files import atomic_path
 from birdie.model.gpt import GPT
+from birdie.runtime.distributed import World
+from birdie.runtime.files import atomic_path
 from birdie.score.adapt import Learner
 from birdie.score.tally import Tally
 from birdie.score.windows import Windows

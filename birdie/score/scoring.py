@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.distributed import World
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.runtime.distributed import World
 from birdie.score.adapt import SGDSettings
 from birdie.score.chunks import Adapted, Keeping, score_adapting
 from birdie.score.forward import LanguageModel, Progress, score_windows

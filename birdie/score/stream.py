@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.device import synchronize
-from birdie.distributed import World
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
+from birdie.runtime.device import synchronize
+from birdie.runtime.distributed import World
 from birdie.score.forward import Progress, Sink, asked_at, at_once, check_temperature, read_off
 from birdie.score.windows import Windows, documents, sliding
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.distributed import World
 from birdie.errors import DataError, RuleError
+from birdie.runtime.distributed import World
 from birdie.score.ledger import Ledger
 
 LN2 = math.log(2.0)

@@ -25,7 +25,7 @@ from cyclopts import Parameter
 from torch import Tensor
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.ranges import span
+from birdie.runtime.nvtx import span
 
 Kind = Literal["none", "ema", "swa", "lawa"]
 _TERMS = "terms"

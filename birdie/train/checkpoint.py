@@ -26,9 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from birdie.distributed import World
 from birdie.errors import ConfigError, OutputError, WeightsError
-from birdie.files import atomic_folder, write_bytes
+from birdie.runtime.distributed import World
+from birdie.runtime.files import atomic_folder, write_bytes
 
 FORMAT = 1
 POINTER = "latest"

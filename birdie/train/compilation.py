@@ -22,7 +22,7 @@ import torch
 from cyclopts import Parameter
 
 from birdie.errors import OutputError
-from birdie.files import read_trusted, write_bytes
+from birdie.runtime.files import read_trusted, write_bytes
 from birdie.train.protocols import Trainable
 
 KEPT = 16  # files of a cache folder, the newest

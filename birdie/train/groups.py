@@ -12,10 +12,10 @@ import torch
 from cyclopts import Parameter
 from torch import Tensor, nn
 
-from birdie.device import DtypeName
-from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
-from birdie.ranges import span
+from birdie.runtime.device import DtypeName
+from birdie.runtime.distributed import World
+from birdie.runtime.nvtx import span
 from birdie.train.banks import banked
 from birdie.train.muon import Coefficients
 from birdie.train.parallel import ParallelMuon, Reduction

@@ -15,7 +15,7 @@ Source: openai/parameter-golf #1212, where each GPU has rows of its own length.
 
 from collections import Counter
 
-from birdie.distributed import World
+from birdie.runtime.distributed import World
 from birdie.train.growth import Stage
 from birdie.train.settings import TrainSettings
 

@@ -22,10 +22,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from birdie.device import choose_dtype, compile_or_eager, dtype_name, synchronize
-from birdie.distributed import World
 from birdie.errors import ConfigError, WeightsError
-from birdie.ranges import attached, span
+from birdie.runtime.device import choose_dtype, compile_or_eager, dtype_name, synchronize
+from birdie.runtime.distributed import World
+from birdie.runtime.nvtx import attached, span
 from birdie.train.average import Average, AverageSettings
 from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.distributed import World
 from birdie.errors import ConfigError
-from birdie.ranges import span
+from birdie.runtime.distributed import World
+from birdie.runtime.nvtx import span
 from birdie.train.growth import Stage
 from birdie.train.lengths import Lengths, differ_in_a_rank
 from birdie.train.protocols import Batches, Documents, Trainable

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError
-from birdie.ranges import span
+from birdie.runtime.nvtx import span
 
 Coefficients = Literal["classic", "polar_express"]
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from birdie.distributed import Arriving, World
-from birdie.ranges import span
+from birdie.runtime.distributed import Arriving, World
+from birdie.runtime.nvtx import span
 from birdie.train.banks import Bank
 from birdie.train.muon import STATE, Muon, apply_
 

@@ -23,8 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from birdie.device import dtype_name
 from birdie.errors import ConfigError
+from birdie.runtime.device import dtype_name
 
 Fp8 = Literal["off", "on", "emulate"]
 

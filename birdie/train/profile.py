@@ -29,9 +29,9 @@ from typing import Any, Protocol, Self, cast
 import torch
 from torch import Tensor, nn
 
-from birdie.device import synchronize
-from birdie.files import write_bytes
-from birdie.ranges import attached, move, on_gradient, recording
+from birdie.runtime.device import synchronize
+from birdie.runtime.files import write_bytes
+from birdie.runtime.nvtx import attached, move, on_gradient, recording
 
 STEP = "step"
 UNOBSERVED, RECORDED, TRACED = 3, 5, 2

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from birdie.device import DtypeName
 from birdie.errors import ConfigError
+from birdie.runtime.device import DtypeName
 from birdie.train.precision import MULTIPLE, Fp8
 
 

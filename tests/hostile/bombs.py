@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from birdie import artifact as artifacts
-from birdie import container, cursor
-from birdie.container import Entry, Reader, Stream
+from birdie.artifact import container
+from birdie.artifact import files as artifacts
+from birdie.artifact.container import Entry, Reader, Stream
 from birdie.entropy import coder, prediction
+from birdie.entropy import varint as cursor
 from birdie.entropy.numbers import Writer
 from birdie.errors import ArtifactError
 

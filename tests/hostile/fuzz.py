@@ -32,8 +32,9 @@ from typing import Any
 
 import torch
 
-from birdie import artifact as artifacts
-from birdie import container, repack, tree
+from birdie.artifact import container, repack
+from birdie.artifact import files as artifacts
+from birdie.artifact import pytree as tree
 from birdie.entropy import coder
 from birdie.entropy.stream import Hints
 from birdie.entropy.trellis import STATES

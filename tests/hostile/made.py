@@ -8,13 +8,13 @@ import random
 
 import numpy as np
 
-from birdie import container
-from birdie.container import Entry, Stream
-from birdie.cursor import varint
+from birdie.artifact import container
+from birdie.artifact.container import Entry, Stream
 from birdie.entropy import coder, mixing, model, prediction, rans
 from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
 from birdie.entropy.numbers import Writer
 from birdie.entropy.prediction import Rows, Taps
+from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 from tests.hostile.seeds import CHUNK, Seed
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from birdie import container
-from birdie.container import Entry, Stream
-from birdie.cursor import varint
+from birdie.artifact import container
+from birdie.artifact.container import Entry, Stream
+from birdie.entropy.varint import varint
 from tests.hostile.seeds import Seed, Side
 
 _NUMBERS = (0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 383, 384, 511, 512, 4095, 4096, 1 << 16)

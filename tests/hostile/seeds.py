@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie import artifact, container, repack
-from birdie.container import ALIAS, Entry, Stream
-from birdie.cursor import varint
+from birdie.artifact import container, repack
+from birdie.artifact import files as artifact
+from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.entropy import coder, mixed, numbers, small, static, trellis
+from birdie.entropy.varint import varint
 
 _SPECS = (
     *("trellis:states=8,sigma=0.3", "ternary:group=7", "int4:group=6", "codebook:k=9,rows", "rotation:bits=3,residual"),

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.lossless import Lossless
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.spectral.scheme import MOST, encoded
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.spectral import MOST, encoded
 from birdie.compress.spectral.wrap import Wrapped, wrapped
 from birdie.errors import WeightsError
 

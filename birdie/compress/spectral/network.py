@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.steps import HIGHEST, LOWEST, PER_OCTAVE, steps
+from birdie.compress.log_steps import HIGHEST, LOWEST, PER_OCTAVE, steps
 
 AXES = 5  # as many as a 3-D convolution has; further ones do not tell positions apart
 OCTAVES = 4  # sines of 1, 2, 4 and 8 half turns along each axis

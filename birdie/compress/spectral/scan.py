@@ -5,7 +5,7 @@
               frequencies of the other axes in raster order, zig-zag or Morton's, and within each axis by frequency
     blocks    a row for every block, its coefficients in one of those orders; where blocks divide the tensor evenly
 
-Frequencies are the classes of `birdie.compress.decode_transform.Axes`. Pure index work in numpy, the same both ways.
+Frequencies are the classes of `Axes`. Pure index work in numpy, the same both ways.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.compress.decode_transform import Axes
+from birdie.compress.schemes.decode_transform import Axes
 from birdie.compress.tensors import rows_columns
 
 LAYOUTS = ("none", "planes", "blocks")  # by their numbers in the file

@@ -2,7 +2,7 @@
 
     weight ──forward──► coefficients, same shape ──inverse──► weight
 
-What each kind does is said in `birdie.compress.decode_transform`, which undoes it in a file's arithmetic. Here every
+What each kind does is said in `decode_transform`, which undoes it in a file's arithmetic. Here every
 axis has a small matrix (a DCT basis, a wavelet written as a matrix), and the matrices of neighbouring axes that are one
 block each are multiplied into one by Kronecker's product: a 3×3 kernel takes one product with a 9×9 matrix, and
 blocks of eight input channels with their kernels one with 72×72. Axes too long for a wavelet's matrix are lifted.
@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.decode_rotation import signs
-from birdie.compress.decode_transform import (
+from birdie.compress.schemes.decode_rotation import signs
+from birdie.compress.schemes.decode_transform import (
     KINDS,
     LARGEST_EDGE,
     LIFTING,

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from birdie.compress.choose import small_scheme
-from birdie.compress.decoders import decode
+from birdie.compress.rate.assignment import small_scheme
+from birdie.compress.schemes.decoders import decode
 from birdie.compress.spectral.network import QuantizationNetwork, features, stepped
 from birdie.compress.spectral.rate import bits_of
 from birdie.compress.spectral.transforms import Transform

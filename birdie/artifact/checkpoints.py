@@ -1,0 +1,298 @@
+"""Checkpoints as others write them → name → tensor, on the CPU, without running their code.
+
+    .safetensors                   read directly
+    .pt .pth .th .bin              torch.save, opened with weights_only=True and memory-mapped where the format allows
+    .ptz                           torch.save under zlib, xz, zstd or brotli; the challenge's int8 export is dequantized
+    folder or .index.json          Hugging Face shards (safetensors preferred)
+
+A checkpoint that nests its tensors (state_dict, model, …) is unwrapped when there is exactly one choice, and prefixes
+that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied. `read_object` gives what
+torch.save wrote as it is.
+"""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from birdie.artifact import int8_zlib as baseline
+from birdie.compress.state import is_text, named_tensors
+from birdie.entropy.general import GENERAL
+from birdie.errors import BirdieError, WeightsError
+
+PICKLED = (".pt", ".pth", ".th", ".bin")
+FOLDER_NAMES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+MAX_INDEX_BYTES = 1 << 26
+MIN_UNPACKED_LIMIT = 1 << 30
+UNPACKED_PER_BYTE = 64
+_PREFIXES = ("module.", "_orig_mod.")
+_MAGIC = {b"\xfd7zXZ\x00": ["lzma"], b"\x28\xb5\x2f\xfd": ["zstd"], b"\x5d\x00\x00": ["lzma", "brotli"]}
+
+
+def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read a checkpoint.
+
+    Raises:
+        WeightsError: it is missing, damaged, of an unknown kind, holds code, or holds several dicts of tensors.
+    """
+    path = Path(path)
+    if path.is_dir():
+        state = _read_folder(path)
+    elif path.name.endswith(".index.json"):
+        state = _read_shards(path)
+    else:
+        state = _read_file(path)
+    return _without_prefixes(state)
+
+
+def read_object(path: str | os.PathLike[str]) -> Any:
+    """All that torch.save wrote to a .pt, .pth, .th, .bin or .ptz, nested and typed as it is, on the CPU.
+
+    Raises:
+        WeightsError: the file is missing, damaged, of another kind, or holds code.
+    """
+    path = Path(path)
+    _require_content(path)
+    if path.suffix not in (*PICKLED, ".ptz"):
+        raise WeightsError(f"{path} is not a file that torch.save writes; give {', '.join(PICKLED)} or .ptz")
+    return _unpickle(path if path.suffix in PICKLED else io.BytesIO(_unpacked(path)), path)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Any, bool]:
+    """What a lossless copy of a checkpoint has to keep, and whether that is a whole object or a dict of tensors alone.
+
+    A .ptz is kept whole, and so is what no single state dict can be taken from; of all else `read_state_dict` is kept.
+
+    Raises:
+        WeightsError: as `read_object` and `read_state_dict`.
+    """
+    path = Path(path)
+    if path.is_dir() or path.suffix not in (*PICKLED, ".ptz"):
+        return read_state_dict(path), False
+    content = read_object(path)
+    if path.suffix != ".ptz" and isinstance(content, Mapping) and len(found := _tensor_dicts(content)) == 1:
+        return _without_prefixes(found[0]), False
+    return content, True
+
+
+def _require_content(path: Path) -> None:
+    try:
+        empty = path.stat().st_size == 0
+    except OSError as error:
+        raise WeightsError(f"cannot open {path}: {(error.strerror or str(error)).lower()}; check the path") from error
+    except ValueError as error:
+        raise WeightsError(f"{str(path)!r} is no path a file can have ({error}); check the path") from error
+    if empty:
+        raise WeightsError(f"{path} is empty; copy it again")
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    _require_content(path)
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in (*PICKLED, ".ptz"):
+        return _tensors(read_object(path), path)
+    raise WeightsError(f"{path} ends in {path.suffix!r}; birdie reads .safetensors, {', '.join(PICKLED)} and .ptz")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return dict(load_file(path, device="cpu"))
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"{path} is not a whole safetensors file ({_first_line(error)}); copy it again") from error
+
+
+def _unpickle(source: Path | io.BytesIO, path: Path) -> Any:
+    """What torch.save wrote, opened without running code."""
+    try:
+        mapped = _can_be_mapped(source, path)
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+    except WeightsError:
+        raise
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" in str(error) or "global" in str(error):
+            raise WeightsError(
+                f"{path} holds a pickled object that may run code when opened, which birdie never does; "
+                "save its tensors with torch.save(model.state_dict(), …) or as .safetensors"
+            ) from error
+        raise WeightsError(f"{path} is not a checkpoint that torch.save wrote; check the file") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files make torch.load raise nearly anything
+        if "TorchScript" in str(error):
+            raise WeightsError(
+                f"{path} is a TorchScript program; save torch.jit.load(…).state_dict() instead"
+            ) from error
+        raise WeightsError(
+            f"{path} is damaged or not what torch.save wrote ({_first_line(error)}); copy it again"
+        ) from error
+
+
+def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
+    """Whether `source` is a zip file whose entries lie in it as they are: torch maps deflated ones without inflating.
+
+    Raises:
+        WeightsError: it is a zip file that must be read into memory and would take too much.
+    """
+    if not zipfile.is_zipfile(source):
+        return False
+    with zipfile.ZipFile(source) as archive:
+        entries = archive.infolist()
+    if isinstance(source, Path) and all(entry.compress_type == zipfile.ZIP_STORED for entry in entries):
+        return True
+    total, limit = sum(entry.file_size for entry in entries), _unpacked_limit(path)
+    if total > limit:
+        raise WeightsError(
+            f"{path} cannot be unpacked: its entries would grow to {total:,} bytes, more than the {limit:,} allowed; "
+            "save it again without compression if you trust it"
+        )
+    return False
+
+
+def _unpacked_limit(path: Path) -> int:
+    """Bytes that what is in `path` may take once unpacked."""
+    return max(MIN_UNPACKED_LIMIT, UNPACKED_PER_BYTE * path.stat().st_size)
+
+
+def _unpacked(path: Path) -> bytes:
+    """The bytes under the general compressor that `path` was packed with; bounded."""
+    data = path.read_bytes()
+    if data[:2] == b"PK":
+        return data
+    known = next((names for magic, names in _MAGIC.items() if data.startswith(magic)), ["zlib", "brotli"])
+    reasons: list[BirdieError] = []
+    for name in known:
+        try:
+            return GENERAL[name].decompress(data, _unpacked_limit(path))
+        except BirdieError as error:
+            reasons.append(error)
+    reason = reasons[0] if _looks_like_zlib(data) else reasons[-1]
+    raise WeightsError(f"{path} cannot be unpacked as {' or '.join(known)} ({reason})") from reason
+
+
+def _looks_like_zlib(data: bytes) -> bool:
+    """Whether `data` starts with the two bytes of RFC 1950: deflate, and a multiple of 31."""
+    return len(data) >= 2 and data[0] & 15 == 8 and int.from_bytes(data[:2], "big") % 31 == 0
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160].rstrip(".") if lines else type(error).__name__
+
+
+def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
+    """The one dict of tensors in `content`."""
+    if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
+        for group in ("quantized", "scales", "passthrough"):
+            if isinstance(content.get(group), Mapping):
+                named_tensors(content[group])
+        return baseline.dequantize(content)
+    if not isinstance(content, Mapping):
+        kind = type(content).__name__
+        raise WeightsError(f"{path} holds a {kind}, not a dict of tensors; save torch.save(model.state_dict(), …)")
+    found = _tensor_dicts(content)
+    if len(found) != 1:
+        keys = ", ".join(repr(key) for key in list(content)[:20]) or "nothing"
+        what = "several dicts of tensors" if found else "no dict of tensors"
+        raise WeightsError(f"{path} holds {what} under its keys {keys}; save the one you mean with torch.save(…)")
+    return found[0]
+
+
+def _tensor_dicts(content: Mapping[Any, Any]) -> list[dict[str, Tensor]]:
+    """`content` itself if it is all tensors, else every such dict one or two levels inside."""
+    if _is_tensor_dict(content):
+        return [dict(content)]
+    found: list[dict[str, Tensor]] = []
+    for value in content.values():
+        if isinstance(value, Mapping):
+            inner = [value] if _is_tensor_dict(value) else [item for item in value.values() if _is_tensor_dict(item)]
+            found.extend(dict(item) for item in inner)
+    return found
+
+
+def _is_tensor_dict(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(key, str) and isinstance(item, Tensor) for key, item in value.items())
+    )
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
+    for name in FOLDER_NAMES:
+        if (folder / name).is_file():
+            return _read_shards(folder / name) if name.endswith(".json") else _read_file(folder / name)
+    raise WeightsError(f"{folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """All tensors that a Hugging Face index lists, from shards in its folder."""
+    shards: dict[str, list[str]] = {}
+    for name, shard in _weight_map(index).items():
+        shards.setdefault(shard, []).append(name)
+    state: dict[str, Tensor] = {}
+    for shard, names in sorted(shards.items()):
+        held = _read_file(index.parent / shard)
+        absent = [name for name in names if name not in held]
+        if absent:
+            raise WeightsError(
+                f"{index.parent / shard} lacks {absent[0]!r}, which {index.name} places there; copy it again"
+            )
+        state |= {name: held[name] for name in names}
+    return state
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → shard file, every shard inside the index's folder."""
+    try:
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            raise WeightsError(f"{index} is larger than any index; check the file")
+        shards = json.loads(index.read_bytes())["weight_map"]
+        pairs = dict(shards.items())
+    except OSError as error:
+        raise WeightsError(f"cannot open {index}: {(error.strerror or str(error)).lower()}; check the path") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(f"{index} is not an index with a weight_map; copy it again") from error
+    if not pairs:
+        raise WeightsError(f"{index} has an empty weight_map; copy it again")
+    for name, shard in pairs.items():
+        if not is_text(name) or (isinstance(shard, str) and not is_text(shard)):
+            raise WeightsError(f"{index} places {name!r} in {shard!r}, which are not both text; copy it again")
+        if not isinstance(shard, str) or not _inside(shard):
+            raise WeightsError(
+                f"{index} places {name!r} in {shard!r}, outside its own folder; do not trust this checkpoint"
+            )
+    return pairs
+
+
+def _inside(shard: str) -> bool:
+    path = PurePosixPath(shard)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not set(shard) & set("\\:")
+
+
+def _without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names without what DataParallel and torch.compile put before every one of them."""
+    while state:
+        prefix = next((p for p in _PREFIXES if all(name.startswith(p) and name != p for name in state)), None)
+        if prefix is None:
+            break
+        state = {name.removeprefix(prefix): weight for name, weight in state.items()}
+    return state

@@ -1,0 +1,412 @@
+"""The .birdie file: named entries of opaque streams in one checksummed file. Bytes and the standard library only.
+
+    magic 8 | version 1 | flags 1 | packed length 4 | header length 4 | CRC-32 4 | header | payloads in header order
+
+The header lists every entry (sorted by name) in columns and is deflated, so a thousand tensors cost a few bytes each.
+What a scheme, dtype or coder code means is for the layers above; here they are numbers below 256. The one code with a
+meaning is scheme 0, an alias: a second name of another entry. Every length is checked against a limit and against the
+file before anything is allocated, and the payloads must fill the file exactly. `docs/format.md` is the byte-exact spec.
+"""
+
+import functools
+import math
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from birdie.entropy.varint import Cursor, varint
+from birdie.errors import ArtifactError, ConfigError
+from birdie.runtime import files
+
+# A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
+MAGIC = b"\x89BRD\r\n\x1a\n"
+VERSION = 1
+ALIAS = 0
+
+MAX_HEADER_BYTES = 1 << 26
+HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file
+MAX_ENTRIES = 1 << 17
+MAX_NAMES_BYTES = 1 << 24  # of all names together
+MAX_FIELDS = 1 << 20  # dimensions, parameters and streams of all entries together
+MAX_NAME_BYTES = 1 << 12
+MAX_DIMS = 16
+MAX_PARAMS = 1 << 12
+MAX_STREAMS = 64
+MAX_ELEMENTS = 1 << 48
+MAX_CODE = 255
+
+_HEAD = struct.Struct("<BBII")
+_PREFIX_BYTES = len(MAGIC) + _HEAD.size + 4
+_DEFLATED = 1
+_INT64 = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One coded stream: the code of its coder (0…255) and its bytes."""
+
+    coder: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor as it lies in the file.
+
+    Attributes:
+        name: unique in the file, at most 4,096 bytes of UTF-8.
+        scheme, dtype: codes below 256 of the layer above; scheme 0 is an alias.
+        shape: of the decoded tensor; the product stays below 2**48.
+        params: signed 64-bit integers of the scheme. Of an alias: the index of its target among the sorted names,
+            filled in by the writer.
+        streams: coded streams, in the scheme's order.
+        target: of an alias, the name of the entry it repeats; None otherwise.
+    """
+
+    name: str
+    scheme: int
+    dtype: int
+    shape: tuple[int, ...]
+    params: tuple[int, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What the header says of an entry: all but its bytes.
+
+    Attributes:
+        entry: with every stream's payload empty.
+        lengths: payload bytes of each stream.
+        offset: of the first payload byte in the file.
+        crc: CRC-32 of the payloads, one after the other.
+    """
+
+    entry: Entry
+    lengths: tuple[int, ...]
+    offset: int
+    crc: int
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the entry."""
+        return sum(self.lengths)
+
+
+def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
+    """The whole file: the same entries in any order give the same bytes.
+
+    Raises:
+        ConfigError: two entries share a name, an alias points nowhere, or a limit of the format is passed.
+    """
+    ordered = _resolved(sorted(entries, key=lambda entry: _name_bytes(entry.name)))
+    header = _encode_header(ordered, metadata)
+    payloads = [stream.payload for entry in ordered for stream in entry.streams]
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
+    packed, flags = packer.compress(header) + packer.flush(), _DEFLATED
+    if len(packed) >= len(header) or len(header) > _longest_header(len(packed) + sum(map(len, payloads))):
+        packed, flags = header, 0
+    head = _HEAD.pack(VERSION, flags, len(packed), len(header))
+    crc = zlib.crc32(packed, zlib.crc32(head))
+    return b"".join((MAGIC, head, struct.pack("<I", crc), packed, *payloads))
+
+
+def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: bytes = b"") -> int:
+    """Write `to_bytes` to `target`, whole or not at all; the number of bytes written.
+
+    Raises:
+        ConfigError: as `to_bytes`.
+        OutputError: the file cannot be written.
+    """
+    data = to_bytes(entries, metadata)
+    files.write_bytes(target, data)
+    return len(data)
+
+
+class Reader:
+    """A .birdie file opened for reading. The header is read and checked here; payloads are read when asked for.
+
+    Safe to share between threads. A context manager; a path stays open until `close`.
+
+    Raises:
+        ArtifactError: this is no .birdie file, or its header is damaged, over a limit, or belies the size.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | bytes | memoryview) -> None:
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._data = memoryview(b"")
+        if isinstance(source, bytes | memoryview):
+            self._data = memoryview(source).cast("B") if source else memoryview(b"")
+            self._size = len(self._data)
+            self.where = "the data"
+        else:
+            self.where = str(source)
+            try:
+                self._file = Path(source).open("rb")  # noqa: SIM115 (closed by close)
+                self._size = os.fstat(self._file.fileno()).st_size
+            except OSError as error:
+                self.close()
+                reason = error.strerror or error
+                raise ArtifactError(f"cannot open {self.where}: {reason}; give a .birdie file") from error
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        header, self.header_bytes = self._read_header()
+        self.metadata, entries, offset = _decode_header(header, self.where, self.header_bytes)
+        self._placed = {placed.entry.name: placed for placed in entries}
+        if offset != self._size:
+            raise ArtifactError(
+                f"{self.where} has {self._size:,} bytes, its header describes {offset:,}; it is cut or has bytes added"
+            )
+
+    def _read_header(self) -> tuple[bytes, int]:
+        prefix = bytes(self._at(0, min(_PREFIX_BYTES, self._size)))
+        if prefix[: len(MAGIC)] != MAGIC:
+            if prefix[1:4] == MAGIC[1:4]:
+                raise ArtifactError(f"{self.where} was changed by a text-mode transfer; copy it again as binary")
+            raise ArtifactError(f"{self.where} is not a .birdie file: its first bytes differ")
+        if len(prefix) < _PREFIX_BYTES:
+            raise ArtifactError(f"{self.where} is cut inside its first {_PREFIX_BYTES} bytes; copy it again")
+        head = prefix[len(MAGIC) : len(MAGIC) + _HEAD.size]
+        version, flags, packed_length, length = _HEAD.unpack(head)
+        if version != VERSION:
+            raise ArtifactError(f"{self.where} has format version {version}, {VERSION} is read here; update birdie")
+        if length > _longest_header(self._size) or packed_length > length or flags > _DEFLATED:
+            raise ArtifactError(f"{self.where} declares an impossible header ({packed_length:,} → {length:,} bytes)")
+        if packed_length > self._size - _PREFIX_BYTES:
+            raise ArtifactError(f"{self.where} is cut inside its header; copy it again")
+        packed = bytes(self._at(_PREFIX_BYTES, packed_length))
+        (crc,) = struct.unpack("<I", prefix[-4:])
+        if zlib.crc32(packed, zlib.crc32(head)) != crc:
+            raise ArtifactError(f"the header of {self.where} fails its checksum; the file is damaged")
+        return _unpack_header(packed, flags, length, self.where), _PREFIX_BYTES + packed_length
+
+    def _at(self, offset: int, length: int) -> memoryview:
+        """`length` bytes at `offset`, both already checked against the size."""
+        if self._file is None:
+            return self._data[offset : offset + length]
+        try:
+            with self._lock:
+                self._file.seek(offset)
+                data = self._file.read(length)
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"cannot read {self.where} at byte {offset:,}: {error}; open it again") from error
+        if len(data) != length:
+            raise ArtifactError(f"{self.where} ended at byte {offset + len(data):,} while being read; copy it again")
+        return memoryview(data)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all entries, sorted by their UTF-8 bytes."""
+        return tuple(self._placed)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self._size
+
+    def placed(self, name: str) -> Placed:
+        """What the header says of entry `name`; nothing is read.
+
+        Raises:
+            ArtifactError: there is no such entry.
+        """
+        try:
+            return self._placed[name]
+        except KeyError:
+            raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names") from None
+
+    def entry(self, name: str) -> Entry:
+        """The entry with empty payloads; nothing is read. Raises as `placed`."""
+        return self.placed(name).entry
+
+    def read(self, name: str) -> Entry:
+        """The entry with its payloads: only its own bytes are read, and their CRC-32 is checked.
+
+        Raises:
+            ArtifactError: there is no such entry, or its bytes are damaged.
+        """
+        placed = self.placed(name)
+        data = self._at(placed.offset, placed.length)
+        if placed.length and zlib.crc32(data) != placed.crc:
+            raise ArtifactError(f"tensor {name!r} of {self.where} fails its checksum; the file is damaged")
+        ends = accumulate(placed.lengths)
+        cuts = zip(placed.entry.streams, placed.lengths, ends, strict=True)
+        streams = tuple(Stream(stream.coder, bytes(data[end - length : end])) for stream, length, end in cuts)
+        return replace(placed.entry, streams=streams)
+
+    def table(self) -> dict[str, int]:
+        """Payload bytes of every entry, in name order. With `header_bytes` they add up to `size`."""
+        return {name: placed.length for name, placed in self._placed.items()}
+
+    def close(self) -> None:
+        """Close the file; reading from it afterwards is an error."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _name_bytes(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"tensor name {name!r} is not valid text; rename it") from None
+
+
+def _resolved(ordered: list[Entry]) -> list[Entry]:
+    """Entries with their aliases' indices filled in, everything checked against the limits."""
+    index = {entry.name: position for position, entry in enumerate(ordered)}
+    if len(index) != len(ordered):
+        twice = next(a.name for a, b in pairwise(ordered) if a.name == b.name)
+        raise ConfigError(f"two tensors are named {twice!r}; names must differ")
+    if len(ordered) > MAX_ENTRIES:
+        raise ConfigError(f"a file holds at most {MAX_ENTRIES:,} tensors, not {len(ordered):,}; split the model")
+    if sum(len(entry.name.encode()) for entry in ordered) > MAX_NAMES_BYTES:
+        raise ConfigError(f"the names of all tensors have more than {MAX_NAMES_BYTES:,} bytes; shorten them")
+    resolved = []
+    for entry in ordered:
+        if entry.scheme == ALIAS:
+            target = None if entry.target is None else index.get(entry.target)
+            if target is None or ordered[target].scheme == ALIAS:
+                raise ConfigError(f"alias {entry.name!r} points to {entry.target!r}, which is not a stored tensor")
+            entry = replace(entry, params=(target,), streams=())
+        if problem := _over_limit(entry):
+            raise ConfigError(f"tensor {entry.name!r} cannot be stored: {problem}")
+        resolved.append(entry)
+    if sum(len(entry.shape) + len(entry.params) + len(entry.streams) for entry in resolved) > MAX_FIELDS:
+        raise ConfigError(f"the tensors have more than {MAX_FIELDS:,} dimensions and streams; split the model")
+    return resolved
+
+
+def _over_limit(entry: Entry) -> str | None:
+    """What about `entry` the format cannot hold, or None."""
+    codes = (entry.scheme, entry.dtype, *(stream.coder for stream in entry.streams))
+    if not all(0 <= code <= MAX_CODE for code in codes):
+        return f"a code is outside 0…{MAX_CODE}"
+    if len(entry.name.encode()) > MAX_NAME_BYTES:
+        return f"its name is longer than {MAX_NAME_BYTES:,} bytes"
+    if len(entry.shape) > MAX_DIMS or any(size < 0 for size in entry.shape):
+        return f"its shape {entry.shape} has more than {MAX_DIMS} dimensions or a negative one"
+    if _elements(entry.shape) > MAX_ELEMENTS:
+        return f"its shape {entry.shape} has more than {MAX_ELEMENTS:,} elements"
+    if len(entry.params) > MAX_PARAMS or not all(-_INT64 <= value < _INT64 for value in entry.params):
+        return f"it has more than {MAX_PARAMS:,} parameters or one beyond 64 bits"
+    if len(entry.streams) > MAX_STREAMS:
+        return f"it has more than {MAX_STREAMS} streams"
+    return None
+
+
+def _elements(shape: Sequence[int]) -> int:
+    """Product of the non-zero sizes: an empty dimension must not hide an absurd one."""
+    return math.prod(filter(None, shape))
+
+
+def _encode_header(ordered: list[Entry], metadata: bytes) -> bytes:
+    out = bytearray(varint(len(metadata)) + metadata + varint(len(ordered)))
+    before = b""
+    for entry in ordered:
+        name = entry.name.encode()
+        shared = next((i for i, (a, b) in enumerate(zip(before, name, strict=False)) if a != b), len(before))
+        out += varint(shared) + varint(len(name) - shared) + name[shared:]
+        before = name
+    out += bytes(entry.scheme for entry in ordered) + bytes(entry.dtype for entry in ordered)
+    out += b"".join(varint(len(entry.shape)) + b"".join(map(varint, entry.shape)) for entry in ordered)
+    for entry in ordered:
+        out += varint(len(entry.params)) + b"".join(varint(v << 1 if v >= 0 else ~(v << 1)) for v in entry.params)
+    for entry in ordered:
+        out += varint(len(entry.streams)) + bytes(stream.coder for stream in entry.streams)
+    out += b"".join(varint(len(stream.payload)) for entry in ordered for stream in entry.streams)
+    for entry in ordered:
+        crc = functools.reduce(lambda crc, stream: zlib.crc32(stream.payload, crc), entry.streams, 0)
+        out += struct.pack("<I", crc) if any(stream.payload for stream in entry.streams) else b""
+    if len(out) > MAX_HEADER_BYTES:
+        raise ConfigError(f"the header has {len(out):,} bytes, at most {MAX_HEADER_BYTES:,} go; shorten the metadata")
+    return bytes(out)
+
+
+def _longest_header(size: int) -> int:
+    """Bytes that the header of a file of `size` bytes may unpack to: a small file must not cost much to open."""
+    return min(MAX_HEADER_BYTES, max(1 << 20, HEADER_RATIO * size))
+
+
+def _unpack_header(packed: bytes, flags: int, length: int, where: str) -> bytes:
+    if not flags:
+        header, complete = packed, True
+    else:
+        inflater = zlib.decompressobj(-15)
+        try:
+            header = inflater.decompress(packed, length + 1)
+        except zlib.error as error:
+            raise ArtifactError(f"the header of {where} cannot be unpacked; the file is damaged") from error
+        complete = inflater.eof and not inflater.unused_data
+    if len(header) != length or not complete:
+        raise ArtifactError(f"the header of {where} does not unpack to the {length:,} bytes it declares")
+    return header
+
+
+def _decode_names(cursor: Cursor, count: int) -> list[str]:
+    names: list[str] = []
+    before, total = b"", 0
+    for position in range(count):
+        shared = cursor.varint(len(before), "length of a shared prefix")
+        raw = before[:shared] + cursor.take(cursor.count(MAX_NAME_BYTES - shared, "length of a name"))
+        total += len(raw)
+        if total > MAX_NAMES_BYTES:
+            raise cursor.fail(f"all names together have more than {MAX_NAMES_BYTES:,} bytes")
+        if position and raw <= before:
+            raise cursor.fail("names are not in strictly rising order")
+        try:
+            names.append(raw.decode())
+        except UnicodeDecodeError:
+            raise cursor.fail("a name is not UTF-8") from None
+        before = raw
+    return names
+
+
+def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[Placed], int]:
+    """The metadata, all entries, whose payloads begin at `offset`, and where these end."""
+    cursor = Cursor(header, where, MAX_FIELDS)
+    metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
+    count = cursor.count(MAX_ENTRIES, "number of entries")
+    names = _decode_names(cursor, count)
+    schemes, dtypes = cursor.take(count), cursor.take(count)
+    shapes = [cursor.column(MAX_DIMS, MAX_ELEMENTS, "size of a dimension") for _ in range(count)]
+    if any(_elements(shape) > MAX_ELEMENTS for shape in shapes):
+        raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
+    zigzag = [cursor.column(MAX_PARAMS, 2 * _INT64 - 1, "parameter") for _ in range(count)]
+    params = [tuple(v >> 1 ^ -(v & 1) for v in numbers) for numbers in zigzag]
+    coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) for _ in range(count)]
+    lengths = [cursor.varints(len(codes), _INT64, "length of a stream") for codes in coders]
+    crcs = [int.from_bytes(cursor.take(4), "little") if any(sizes) else 0 for sizes in lengths]
+    if cursor.position != len(header):
+        raise cursor.fail("bytes follow the last field")
+    placed = []
+    empty = [Stream(code, b"") for code in range(MAX_CODE + 1)]
+    for i, name in enumerate(names):
+        streams = tuple(empty[code] for code in coders[i])
+        target = None
+        if schemes[i] == ALIAS:
+            if len(params[i]) != 1 or streams or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
+                raise cursor.fail(f"alias {name!r} points to no stored tensor")
+            target = names[params[i][0]]
+        entry = Entry(name, schemes[i], dtypes[i], shapes[i], params[i], streams, target)
+        placed.append(Placed(entry, lengths[i], offset, crcs[i]))
+        offset += sum(lengths[i])
+    return metadata, placed, offset

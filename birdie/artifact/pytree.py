@@ -1,0 +1,376 @@
+"""What torch.save holds, nested as it is ↔ tensors by path and a skeleton of everything else.
+
+    {"quantized": {"w": T}, "step": 3}  ◄──►  {"quantized/w": T},  ["dict", ["quantized", "step"], [["tensors", []], 3]]
+
+The skeleton is JSON. null, booleans, integers, finite floats and strings stand for themselves; every other value is a
+list that begins with its kind (docs/format.md names them all). Key lists are written once: a dict with the keys of an
+earlier one gives that one's number, and a dict of nothing but tensors gives only the order of its keys, for the names
+themselves are those of the tensors.
+
+A path is the keys joined by "/": inside strings "~" is "~t", "/" is "~s", and a string that looks like a number has
+"~:" before it; keys that are neither text nor integers are "~=" and their JSON; a place in a list is its number. A
+tensor that is the whole content is called "~". Only at the top, a dict of nothing but tensors keeps its keys as they
+are.
+
+Tensors of one view of one memory stay one tensor; views that merely overlap come back apart, and so do lists and dicts
+that stood in several places.
+"""
+
+import base64
+import json
+import math
+import re
+import struct
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from birdie.errors import ArtifactError, WeightsError
+from birdie.runtime.device import dtype_name
+
+Json = Any
+Path = tuple[str, ...]
+
+MAX_VALUES = 1 << 20  # in one tree, both ways
+MAX_DEPTH = 100
+MAX_INTEGER_BITS = 4096
+TENSOR = "~"  # the name of a tensor that is all there is
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_DTYPES = {dtype_name(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+_PLACES: dict[type, str] = {list: "list", tuple: "tuple"}
+_MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
+
+
+def flatten(content: Any) -> tuple[dict[str, Tensor], Json]:
+    """(tensors by path, skeleton) of `content`; the same content gives the same of both, and is never changed.
+
+    Raises:
+        WeightsError: something in it is of a kind no skeleton holds, or it is too deep or too large.
+    """
+    writer = _Writer()
+    try:
+        skeleton = writer.node(content, ())
+    except RecursionError as error:
+        raise WeightsError("the checkpoint nests too deep; save its tensors in one flat dict") from error
+    return writer.tensors, skeleton
+
+
+def rebuild(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo `flatten`: what it was given, with `tensors` in their places.
+
+    Raises:
+        ArtifactError: the skeleton is not one that `flatten` makes, or does not take exactly these tensors.
+    """
+    reader = _Reader(tensors)
+    try:
+        content = reader.node(skeleton, ())
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise _damaged(f"has a part that cannot be read ({str(error).splitlines()[0][:80] or 'no reason'})") from error
+    unused = len(tensors) - len(reader.used)
+    if unused:
+        raise _damaged(f"has no place for {unused:,} of its {len(tensors):,} tensors")
+    return content
+
+
+def _damaged(what: str) -> ArtifactError:
+    return ArtifactError(f"the tree of the file {what}; the file is damaged")
+
+
+def _name(path: Path) -> str:
+    return "/".join(path) if path else TENSOR
+
+
+def _segment(key: Json) -> str:
+    """A dict's key, as JSON, as one part of a path."""
+    if type(key) is str:
+        return f"~:{key}" if _INTEGER.fullmatch(key) else key.replace("~", "~t").replace("/", "~s")
+    if type(key) is int:
+        return str(key)
+    return "~=" + json.dumps(key).replace("~", "~t").replace("/", "~s")
+
+
+def _text_key(segment: str) -> str:
+    """The text that `_segment` made `segment` of."""
+    key = segment[2:] if segment.startswith("~:") else segment.replace("~s", "/").replace("~t", "~")
+    if _segment(key) != segment:
+        raise _damaged(f"has a tensor at {segment[:80]!r}, which is no path")
+    return key
+
+
+def _put_leaf(value: Any, path: Path) -> Json:
+    """The JSON of a value without parts, or of a tuple of such."""
+    kind = type(value)
+    if value is None or kind is bool or (kind is float and math.isfinite(value)):
+        return value
+    if kind is str and _is_text(value):
+        return value
+    if kind is int and value.bit_length() <= MAX_INTEGER_BITS:
+        return value
+    if kind is float:
+        return ["float", struct.pack(">d", value).hex()]
+    if kind is complex:
+        return ["complex", struct.pack(">dd", value.real, value.imag).hex()]
+    if kind is bytes or kind is bytearray:
+        return [kind.__name__, base64.b64encode(value).decode()]
+    if kind is torch.Size:
+        return ["size", *value]
+    if kind is torch.dtype:
+        return ["dtype", dtype_name(value)]
+    if kind is torch.device:
+        return ["device", str(value)]
+    if kind is tuple:
+        return ["tuple", *(_put_leaf(item, path) for item in value)]
+    what = f"a {kind.__name__} that is no text or too long" if kind in (str, int) else f"a {kind.__name__}"
+    where = f"{_name(path)!r} of the checkpoint" if path else "the checkpoint"
+    raise WeightsError(f"{where} is or holds {what}, which a .birdie file cannot keep; save it again without")
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it: no half of a surrogate pair."""
+    try:
+        return bool(value.encode()) or not value
+    except UnicodeEncodeError:
+        return False
+
+
+def _sized(form: str) -> Callable[[str], tuple[float, ...]]:
+    return lambda text: struct.unpack(form, bytes.fromhex(text))
+
+
+_LEAVES: dict[str, Callable[..., Any]] = {
+    "float": lambda text: _sized(">d")(text)[0],
+    "complex": lambda text: complex(*_sized(">dd")(text)),
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "bytearray": lambda text: bytearray(base64.b64decode(text, validate=True)),
+    "size": lambda *sizes: torch.Size(sizes),
+    "dtype": _DTYPES.__getitem__,
+    "device": torch.device,
+    "tuple": lambda *items: tuple(_take_leaf(item) for item in items),
+}
+
+
+def _take_leaf(node: Json) -> Any:
+    """Undo `_put_leaf`."""
+    if not isinstance(node, list):
+        if isinstance(node, dict):
+            raise _damaged("holds a JSON object")
+        return node
+    if not node or not isinstance(node[0], str) or node[0] not in _LEAVES:
+        raise _damaged(f"has a value of unknown kind {str(node[:1])[:80]}")
+    return _LEAVES[node[0]](*node[1:])
+
+
+def _flag(weight: Tensor) -> int:
+    """2 for a Parameter, and 1 more if it takes gradients."""
+    return 2 * isinstance(weight, Parameter) + weight.requires_grad
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.keys: dict[str, int] = {}  # JSON of a list of keys → its number
+        self.values = 0
+
+    def node(self, value: Any, path: Path) -> Json:
+        self._spend(1, path)
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            self.tensors[_name(path)] = value
+            return ["tensor", _flag(value)] if _flag(value) else ["tensor"]
+        if kind is dict:
+            return self._dict(value, path)
+        if kind in _MAPPINGS:
+            return self._mapping(value, path)
+        if kind in _PLACES:
+            return [_PLACES[kind], *(self.node(item, (*path, str(i))) for i, item in enumerate(value))]
+        if kind is set:
+            return ["set", *sorted((self._leaf(item, path) for item in value), key=json.dumps)]
+        return self._leaf(value, path)
+
+    def _mapping(self, value: Mapping[Any, Any], path: Path) -> Json:
+        extra = dict(vars(value))
+        about = [extra.pop("_metadata")] if "_metadata" in extra else []
+        if extra:
+            raise WeightsError(
+                f"{_name(path)!r} of the checkpoint has the attribute {next(iter(extra))!r}, which a .birdie file "
+                "cannot keep; save it as a plain dict"
+            )
+        held = self._dict(value, path, apart=any(map(_holds_tensors, about)))
+        return [_MAPPINGS[type(value)], held, *(self.node(item, (*path, "~m")) for item in about)]
+
+    def _dict(self, value: Mapping[Any, Any], path: Path, apart: bool = False) -> Json:
+        """A dict; `apart` if not all tensors below its path are its own, so that their names do not tell its keys."""
+        names = [self._leaf(key, path) for key in value]
+        known = self._known(names)
+        flags = {_flag(item) if type(item) in (Tensor, Parameter) else None for item in value.values()}
+        if apart or len(flags) != 1 or None in flags or any(type(key) is not str for key in value):
+            nodes = [self.node(item, (*path, _segment(name))) for name, item in zip(names, value.values(), strict=True)]
+            return ["dict", names if known is None else known, nodes]
+        at = [_name((*path, _segment(key))) if path else key for key in value]
+        self.tensors |= dict(zip(at, value.values(), strict=True))
+        order = _order(at) if known is None else known
+        return ["tensors", order, *flags] if any(flags) else ["tensors", order]
+
+    def _leaf(self, value: Any, path: Path) -> Json:
+        self._spend(_cost(value), path)
+        return _put_leaf(value, path)
+
+    def _spend(self, values: int, path: Path) -> None:
+        self.values += values
+        if self.values > MAX_VALUES or len(path) > MAX_DEPTH:
+            how = "deep" if len(path) > MAX_DEPTH else "large"
+            raise WeightsError(
+                f"the checkpoint nests too {how} at {_name(path)[:80]!r}; save its tensors in one flat dict"
+            )
+
+    def _known(self, keys: list[Json]) -> int | None:
+        """The number of an earlier list with these keys, or None: then they have the next number from now on."""
+        text = json.dumps(keys)
+        if text in self.keys:
+            return self.keys[text]
+        self.keys[text] = len(self.keys)
+        return None
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a tensor is in `value` or in what it holds."""
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, dict):
+                waiting += [*value.values(), *getattr(value, "__dict__", {}).values()]
+            elif isinstance(value, list | tuple):
+                waiting += value
+    return False
+
+
+def _cost(value: Any) -> int:
+    """How many values a leaf counts for: long texts for more than one."""
+    if type(value) is tuple:
+        return 1 + sum(_cost(item) for item in value)
+    return 1 + len(value) // 64 if isinstance(value, str | bytes | bytearray) else 1
+
+
+def _order(names: Sequence[str]) -> list[int]:
+    """The order of `names` among themselves sorted: each rank minus the rank before minus 1; empty if it is sorted."""
+    rank = {name: index for index, name in enumerate(sorted(names))}
+    steps = [rank[name] - before - 1 for name, before in zip(names, [-1, *(rank[n] for n in names)], strict=False)]
+    return steps if any(steps) else []
+
+
+class _Reader:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors, self.names = tensors, sorted(tensors)
+        self.used: set[str] = set()
+        self.keys: list[list[tuple[Any, str]]] = []  # each with its part of a path
+        self.made: dict[tuple[int, int], Tensor] = {}
+        self.values = 0
+
+    def _spend(self, values: int) -> None:
+        self.values += values
+        if self.values > MAX_VALUES:
+            raise _damaged("holds too much")
+
+    def node(self, node: Json, path: Path) -> Any:
+        self._spend(1)
+        if len(path) > MAX_DEPTH:
+            raise _damaged("nests too deep")
+        if not isinstance(node, list) or not node:
+            return _take_leaf(node)
+        kind, parts = node[0], node[1:]
+        if kind == "tensor":
+            return self._tensor(_name(path), *parts)
+        if kind in ("list", "tuple"):
+            items = (self.node(item, (*path, str(i))) for i, item in enumerate(parts))
+            return list(items) if kind == "list" else tuple(items)
+        if kind == "dict":
+            return self._dict(path, *parts)
+        if kind == "tensors":
+            return self._tensors(path, *parts)
+        if kind in ("ordered", "counter"):
+            return self._mapping(kind, path, *parts)
+        if kind == "set":
+            return {_take_leaf(item) for item in parts}
+        return _take_leaf(node)
+
+    def _mapping(self, kind: str, path: Path, inner: Json, about: Json = None) -> Any:
+        held = self.node(inner, path)
+        if type(held) is not dict:
+            raise _damaged(f"has {'an OrderedDict' if kind == 'ordered' else 'a Counter'} that is no dict")
+        if kind == "counter":
+            return Counter(held)
+        made = OrderedDict(held)
+        if about is not None:
+            vars(made)["_metadata"] = self.node(about, (*path, "~m"))
+        return made
+
+    def _dict(self, path: Path, keys: Json, values: Json) -> dict[Any, Any]:
+        names = self._keys(keys) if isinstance(keys, list) else self._earlier(keys)
+        self._spend(sum(_cost(name) for name, _ in names))
+        if not isinstance(values, list) or len(values) != len(names):
+            raise _damaged("has a dict without a value for each key")
+        made = {key: self.node(item, (*path, part)) for (key, part), item in zip(names, values, strict=True)}
+        if len(made) != len(names):
+            raise _damaged("has a dict with the same key twice")
+        return made
+
+    def _keys(self, keys: list[Json]) -> list[tuple[Any, str]]:
+        names = [(_take_leaf(key), _segment(key)) for key in keys]
+        self.keys.append(names)
+        return names
+
+    def _earlier(self, number: Json) -> list[tuple[Any, str]]:
+        if type(number) is not int or not 0 <= number < len(self.keys):
+            raise _damaged(f"refers to list of keys {str(number)[:20]}, which does not exist")
+        return self.keys[number]
+
+    def _tensors(self, path: Path, order: Json, flag: Json = 0) -> dict[str, Tensor]:
+        if not isinstance(order, list):
+            keys = self._earlier(order)
+            if len(keys) > len(self.names) - len(self.used) or not all(type(key) is str for key, _ in keys):
+                raise _damaged("has a dict of tensors that are not there")
+            return {key: self._tensor(_name((*path, part)) if path else key, flag) for key, part in keys}
+        names = self._below(path)
+        ranks = list(accumulate((step + 1 for step in order), initial=-1))[1:] if order else list(range(len(names)))
+        if sorted(ranks) != list(range(len(names))) or not names:
+            raise _damaged(f"orders the tensors of {_name(path)[:80]!r} in a way that cannot be")
+        start = len(_name(path)) + 1 if path else 0
+        texts = [_text_key(names[rank][start:]) if path else names[rank] for rank in ranks]
+        self.keys.append([(text, _segment(text)) for text in texts])
+        return {text: self._tensor(names[rank], flag) for text, rank in zip(texts, ranks, strict=True)}
+
+    def _below(self, path: Path) -> list[str]:
+        """The names of all tensors in the dict at `path`, sorted."""
+        if not path:
+            return self.names
+        prefix = _name(path)
+        return self.names[bisect_left(self.names, prefix + "/") : bisect_left(self.names, prefix + "0")]  # "/" < "0"
+
+    def _tensor(self, name: str, flag: Json = 0) -> Tensor:
+        """The tensor called `name`, plain or as it was flagged: the same one for the same tensor and flag."""
+        if name not in self.tensors or name in self.used:
+            raise _damaged(f"has no tensor, or twice the same, at {name[:80]!r}")
+        self.used.add(name)
+        weight = self.tensors[name]
+        if type(flag) is not int or not 0 <= flag <= 3:
+            raise _damaged(f"gives the tensor {name[:80]!r} flag {str(flag)[:20]}, which means nothing")
+        if not flag:
+            return weight
+        if flag & 1 and not (weight.is_floating_point() or weight.is_complex()):
+            raise _damaged(f"wants gradients of {name[:80]!r}, which holds integers")
+        if (id(weight), flag) not in self.made:
+            made = Parameter(weight, requires_grad=bool(flag & 1)) if flag & 2 else weight.detach().requires_grad_()
+            self.made[id(weight), flag] = made
+        return self.made[id(weight), flag]

@@ -1,0 +1,1 @@
+"""What calibration data tell about weights: Hessians, Fisher information, KL, symmetries, refit."""

@@ -1,0 +1,1 @@
+"""How many bits each tensor gets: specs and rules, allocation, the byte budget."""

@@ -1,0 +1,1 @@
+"""Quantization schemes: one file each, with options, encoder, layout and decoder."""

@@ -1,0 +1,330 @@
+"""A recipe: every setting of a run in one value that can be written down, compared and run again.
+
+The settings live beside what they set (`GPTConfig`, `TrainSettings`, …); this module only nests them, and resolves a
+recipe from four places, the later winning:
+
+    default  <  recipe file (TOML)  <  environment (the challenge's names)  <  command-line flag
+
+An unknown key in a file or flag is an error that names the nearest known one.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+
+from cyclopts import App, CycloptsError, Parameter
+
+from birdie.compress.qat import Qat
+from birdie.compress.rate.assignment import parse_spec
+from birdie.compress.rate.size import parse_size
+from birdie.data.orders import Order, unknown
+from birdie.entropy.stream import Effort
+from birdie.errors import BirdieError, ConfigError
+from birdie.model.config import GPTConfig
+from birdie.run.recipe_file import configuration, explain
+from birdie.score.adapt import SGDSettings
+from birdie.score.bpb import ValidationSettings
+from birdie.score.lora import LoraSettings
+from birdie.score.ngram import TiltSettings
+from birdie.score.phased import PhasedSettings
+from birdie.score.plan import check_lengths
+from birdie.score.settings import DOCUMENTWISE, EvaluationSettings
+from birdie.train.average import AverageSettings
+from birdie.train.bandit import BanditSettings
+from birdie.train.compilation import CompileCacheName
+from birdie.train.groups import OptimizerSettings
+from birdie.train.settings import TrainSettings, comma_separated
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    R = TypeVar("R", bound=DataclassInstance)
+else:
+    R = TypeVar("R")
+
+FLAT = Parameter(name="*")
+EMBEDDING = "tok_emb.weight"
+"""The table of tokens, tied or not; tables of pairs and of values are stored as matrices are."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Where the text is."""
+
+    path: Annotated[str, Parameter(env_var="DATA_PATH", help="Folder of shards (`*_train_*.bin`, `*_val_*.bin`).")] = (
+        "./data/datasets/fineweb10B_sp1024"
+    )
+    train: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Training shards by name or glob, instead of the folder.")
+    ] = ()
+    val: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Validation shards by name or glob, instead of the folder.")
+    ] = ()
+    tokenizer: Annotated[str, Parameter(env_var="TOKENIZER_PATH", help="A SentencePiece `.model`, or `bytes`.")] = (
+        "./data/tokenizers/fineweb_1024_bpe.model"
+    )
+    order: Annotated[
+        Order,
+        Parameter(
+            env_var="LOADER_MODE",
+            help="sequential: the challenge's endless stream; shuffled: seeded blocks of a sequence; coprime: such "
+            "blocks from a growing mix of shards; packed: documents end to end, cut by attention alone.",
+        ),
+    ] = "sequential"
+
+    def __post_init__(self) -> None:
+        if self.order not in get_args(Order):
+            raise ConfigError(unknown(self.order))
+        if bool(self.train) != bool(self.val):
+            raise ConfigError("data train and val replace the data folder together; give both or neither")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSettings:
+    """Whether, and on what, the export learns what the loss minds before it sets any step.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    data: Annotated[
+        Literal["none", "train", "own"],
+        Parameter(
+            env_var="CALIBRATION_DATA",
+            help="train: the run's training shards; own: sampled from the model itself; none: no calibration.",
+        ),
+    ] = "none"
+    tokens: Annotated[
+        int, Parameter(env_var="CALIBRATION_TOKENS", help="Tokens to calibrate on, a fifth of them for judging.")
+    ] = 65_536
+    reserve_seconds: Annotated[
+        float | None,
+        Parameter(
+            env_var="GPTQ_RESERVE_SECONDS",
+            help="Part of the wall-clock cap kept for calibration; default: what it is expected to take, by trial.",
+        ),
+    ] = None
+    temperature: Annotated[float, Parameter(help="At which the model's own samples are drawn.")] = 0.8
+    seed: Annotated[int, Parameter(help="Of the model's own samples.")] = 0
+
+    def __post_init__(self) -> None:
+        if self.data not in ("none", "train", "own"):
+            raise ConfigError(f"calibration data is {self.data!r}; choose none, train or own")
+        if self.tokens < 1:
+            raise ConfigError(f"calibration on {self.tokens} tokens is none at all; give tens of thousands")
+        if self.reserve_seconds is not None and not 0 <= self.reserve_seconds < math.inf:
+            raise ConfigError(f"reserve_seconds is {self.reserve_seconds}; give seconds, or leave it out")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"calibration temperature is {self.temperature}; it must be finite and above 0")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"calibration seed is {self.seed}; it must be from 0 to {2**63 - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """How the trained weights become an artifact."""
+
+    budget: Annotated[
+        str | None, Parameter(help="Bytes the artifact may take: 16MB = 16,000,000, 16MiB = 16,777,216. None: no cap.")
+    ] = None
+    scheme: Annotated[
+        str, Parameter(help="What every matrix without a pattern of its own is stored as; a budget decides instead.")
+    ] = "int8"
+    embedding: Annotated[
+        str | None,
+        Parameter(help="What the token embedding is stored as, even in a budget: fp16, int7. None: as others."),
+    ] = None
+    int4_layers: Annotated[
+        tuple[int, ...],
+        Parameter(
+            env_var="INT4_LAYERS",
+            env_var_split=comma_separated,
+            negative=(),
+            help="Layers whose int8 symbols are rounded to multiples of --export.int4-step.",
+        ),
+    ] = ()
+    int4_step: Annotated[int, Parameter(env_var="INT4_STEP", help="4 leaves 64 levels: int6.")] = 4
+    coder: Annotated[Effort, Parameter(help="Entropy coding effort: max (smallest) or fast.")] = "max"
+
+    def __post_init__(self) -> None:
+        if self.budget is not None:
+            parse_size(self.budget)
+        parse_spec(self.scheme)  # what no file can be written by is said before training, not after
+        if self.embedding is not None:
+            parse_spec(self.embedding)
+        if self.int4_step < 1 or self.int4_step > 64:
+            raise ConfigError(f"int4_step is {self.int4_step}; it must be from 1 to 64")
+        if any(layer < 0 for layer in self.int4_layers):
+            raise ConfigError(f"int4_layers is {self.int4_layers}; layers count from 0")
+        if self.coder not in ("max", "fast"):
+            raise ConfigError(f"coder is {self.coder!r}; choose max or fast")
+
+    def pinned(self) -> list[tuple[str, str]]:
+        """(name pattern, spec) pairs of what is stored so even where a budget decides the rest."""
+        return [] if self.embedding is None else [(EMBEDDING, self.embedding)]
+
+    def schemes(self) -> list[tuple[str, str]]:
+        """(name pattern, spec) pairs, first match first."""
+        special = [(f"blocks.{layer}.*", f"int8:step={self.int4_step}") for layer in self.int4_layers]
+        return [*self.pinned(), *special, ("*", self.scheme)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run says and keeps while it goes."""
+
+    log_every: Annotated[
+        int, Parameter(env_var="TRAIN_LOG_EVERY", help="Steps between lines of the log, after the first ten; 0: none.")
+    ] = 200
+    checkpoint_every: Annotated[
+        int, Parameter(help="Steps between checkpoints; 0 keeps one only at the end and on Ctrl-C.")
+    ] = 500
+    compile_cache: CompileCacheName = "auto"
+
+    def logs(self, step: int) -> bool:
+        """Whether this step gets a line."""
+        return self.log_every > 0 and (step <= 10 or step % self.log_every == 0)
+
+    def __post_init__(self) -> None:
+        if self.log_every < 0:
+            raise ConfigError(f"log_every is {self.log_every}; it must be 0 (none) or a number of steps")
+        if self.checkpoint_every < 0:
+            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; it must be 0 (never) or a number of steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Every setting of a run."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    model: GPTConfig = field(default_factory=GPTConfig)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    average: AverageSettings = field(default_factory=AverageSettings)
+    bandit: BanditSettings = field(default_factory=BanditSettings)
+    qat: Qat = field(default_factory=Qat)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    tilt: TiltSettings = field(default_factory=TiltSettings)
+    sgd: SGDSettings = field(default_factory=SGDSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    phased: PhasedSettings = field(default_factory=PhasedSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
+
+    def __post_init__(self) -> None:
+        unknown = [layer for layer in self.export.int4_layers if layer >= self.model.num_layers]
+        if unknown:
+            raise ConfigError(
+                f"int4_layers names layer {unknown[0]}, but the model has layers 0 to {self.model.num_layers - 1}"
+            )
+        check_lengths(self.evaluation, self.evaluation.seq_len or self.train.train_seq_len)
+        context = self.lora.context or self.evaluation.seq_len or self.train.train_seq_len
+        if self.evaluation.adapt in DOCUMENTWISE and self.lora.chunk > context:
+            raise ConfigError(
+                f"lora chunk {self.lora.chunk} does not fit windows of {context}; give a smaller one, or lora.context"
+            )
+        kind, floor = self.average.kind, self.train.min_lr
+        if kind != "none" and self.qat.levels is not None:
+            raise ConfigError(
+                f"average {kind} of weights that train on {self.qat.levels} levels lies between the levels, and what "
+                "training found is lost; leave one of the two out"
+            )
+        waiting = {"swa_below": self.average.swa_below if kind == "swa" else None, "qat below": self.qat.below}
+        for name, below in waiting.items():
+            if below is not None and below <= floor:
+                raise ConfigError(
+                    f"{name} is {below:g}, but the learning rates never fall below min_lr {floor:g} of their peaks; "
+                    f"raise it above {floor:g}"
+                )
+
+        if self.data.order == "packed" and not self.model.isolate_documents:
+            raise ConfigError("data order packed leaves it to attention to end documents; set model.isolate_documents")
+        if self.data.order == "packed" and self.model.rope_train_seq_len:
+            raise ConfigError(
+                f"rope_train_seq_len {self.model.rope_train_seq_len} would turn packed rows, which are longer than any "
+                "sequence, by another base than scoring does; set it to 0 or choose another data order"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, ready for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ConfigError: a key is unknown or a value out of range.
+        """
+        return _build(cls, values)
+
+    def to_toml(self) -> str:
+        """The recipe as a file `load_recipe` reads back to an equal one."""
+        return to_toml(self.to_dict())
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that change with any setting."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _build(kind: type[R], values: Mapping[str, Any]) -> R:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            nearest = difflib.get_close_matches(key, fields, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ConfigError(f"{kind.__name__} has no setting {key!r}{hint}")
+        factory = fields[key].default_factory
+        if isinstance(value, Mapping) and callable(factory):
+            value = _build(type(factory()), value)
+        arguments[key] = tuple(value) if isinstance(value, list) else value
+    return kind(**arguments)
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Plain values and tables of such, as a TOML file; what is None is left out of a table."""
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for table, settings in values.items():
+        if isinstance(settings, dict):
+            lines += ["", f"[{table}]"]
+            lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml(value: Any) -> str:
+    # TOML's strings, numbers, booleans and arrays of these are spelled as JSON spells them
+    return json.dumps(value)
+
+
+def load_recipe(file: str | os.PathLike[str] | None = None, flags: Sequence[str] = ()) -> Recipe:
+    """Resolve a recipe: defaults, then `file`, then the environment, then `flags` (`["--model.num-layers", "4"]`).
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one), a value of the wrong type or out of range.
+    """
+    app = App(name="recipe", config=configuration(file), help_flags=[], version_flags=[])
+
+    @app.default
+    def collect(*, recipe: Annotated[Recipe | None, FLAT] = None) -> Recipe:
+        return recipe or Recipe()
+
+    try:
+        command, bound, _ = app.parse_args(list(flags), exit_on_error=False, print_error=False)
+        recipe: Recipe = command(*bound.args, **bound.kwargs)
+    except BirdieError:
+        raise
+    except CycloptsError as error:
+        raise ConfigError(explain(error)) from error
+    return recipe

@@ -1,0 +1,320 @@
+"""Checkpoints of every kind open as name → tensor; nothing a file says is executed; each refusal is one sentence."""
+
+import io
+import json
+import lzma
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from birdie.artifact import int8_zlib as baseline
+from birdie.artifact.checkpoints import read_checkpoint, read_object, read_state_dict
+from birdie.errors import WeightsError
+
+
+def state() -> dict[str, torch.Tensor]:
+    """Two tensors, one of them bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "a.weight": torch.randn(4, 5, generator=generator),
+        "a.bias": torch.randn(4, generator=generator).bfloat16(),
+    }
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Same names, same tensors."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def saved(content: Any, **options: Any) -> bytes:
+    """What torch.save writes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".th", ".bin"])
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_torch_files(tmp_path: Path, suffix: str, zipped: bool) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(saved(state(), _use_new_zipfile_serialization=zipped))
+    assert equal(read_state_dict(path), state())
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    save_file(state(), tmp_path / "x.safetensors")
+    assert equal(read_state_dict(tmp_path / "x.safetensors"), state())
+
+
+@pytest.mark.parametrize("packer", ["zlib", "lzma", "lzma alone", "zstd", "brotli", "none"])
+def test_packed_torch_files(tmp_path: Path, packer: str) -> None:
+    raw = saved(state())
+    if packer == "zstd":
+        blob = pytest.importorskip("zstandard").ZstdCompressor(level=22).compress(raw)
+    elif packer == "brotli":
+        blob = pytest.importorskip("brotli").compress(raw)
+    else:
+        alone = lzma.compress(raw, format=lzma.FORMAT_ALONE)
+        blob = {"zlib": zlib.compress(raw), "lzma": lzma.compress(raw), "lzma alone": alone, "none": raw}[packer]
+    (tmp_path / "x.ptz").write_bytes(blob)
+    assert equal(read_state_dict(tmp_path / "x.ptz"), state())
+    assert equal(read_object(tmp_path / "x.ptz"), state())
+
+
+def test_what_a_lossless_copy_keeps(tmp_path: Path) -> None:
+    """A .ptz whole; of all else the one state dict, where there is one, and the whole where there are several."""
+    nested = {"model": state(), "step": 3}
+    (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(nested)))
+    content, whole = read_checkpoint(tmp_path / "x.ptz")
+    assert whole
+    assert content["step"] == 3
+    assert equal(content["model"], state())
+    torch.save(nested, tmp_path / "x.pt")
+    content, whole = read_checkpoint(tmp_path / "x.pt")
+    assert not whole
+    assert equal(content, state())
+    torch.save({"model": state(), "ema": state()}, tmp_path / "x.pt")
+    content, whole = read_checkpoint(tmp_path / "x.pt")
+    assert whole
+    assert content.keys() == {"model", "ema"}
+    save_file(state(), tmp_path / "x.safetensors")
+    content, whole = read_checkpoint(tmp_path / "x.safetensors")
+    assert not whole
+    assert equal(content, state())
+    with pytest.raises(WeightsError, match=r"not a file that torch\.save writes"):
+        read_object(tmp_path / "x.safetensors")
+
+
+def test_the_challenges_int8_export_is_dequantized(tmp_path: Path) -> None:
+    packed = baseline.pack({"w": torch.randn(300, 256), "b": torch.randn(3)})
+    (tmp_path / "x.int8.ptz").write_bytes(packed.blob)
+    assert equal(read_state_dict(tmp_path / "x.int8.ptz"), baseline.unpack(packed.blob, 1 << 24))
+
+
+def test_a_packed_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.artifact.checkpoints.MIN_UNPACKED_LIMIT", 1000)
+    for blob in (zlib.compress(bytes(1 << 20), 9), lzma.compress(bytes(1 << 20))):
+        (tmp_path / "x.ptz").write_bytes(blob)
+        with pytest.raises(WeightsError, match="cannot be unpacked"):
+            read_state_dict(tmp_path / "x.ptz")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".ptz"])
+def test_deflated_entries_are_inflated_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """A mapped deflated entry would be read as weights, wrong ones; an inflated one may be a bomb."""
+    path = tmp_path / f"x{suffix}"
+    zeros = {"w": torch.zeros(300, 300), **state()}
+    with zipfile.ZipFile(io.BytesIO(saved(zeros))) as stored, zipfile.ZipFile(path, "w") as deflated:
+        for entry in stored.infolist():
+            deflated.writestr(entry.filename, stored.read(entry), zipfile.ZIP_DEFLATED)
+    assert equal(read_state_dict(path), zeros)
+    monkeypatch.setattr("birdie.artifact.checkpoints.MIN_UNPACKED_LIMIT", 1000)
+    with pytest.raises(WeightsError, match=r"cannot be unpacked: .* more than the"):
+        read_state_dict(path)
+
+
+def test_damaged_zlib_is_reported_as_zlib(tmp_path: Path) -> None:
+    blob = bytearray(zlib.compress(saved(state()), 9))
+    blob[len(blob) // 2] ^= 255
+    (tmp_path / "x.ptz").write_bytes(blob)
+    with pytest.raises(WeightsError, match=r"\(zlib -9 data is damaged"):
+        read_state_dict(tmp_path / "x.ptz")
+
+
+@pytest.mark.parametrize("group", ["quantized", "passthrough"])
+def test_an_int8_export_with_a_key_that_is_no_name_is_refused(tmp_path: Path, group: str) -> None:
+    content = torch.load(io.BytesIO(zlib.decompress(baseline.pack(state()).blob)), weights_only=True)
+    content[group][3] = torch.ones(1)
+    (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(content)))
+    with pytest.raises(WeightsError, match="item 3"):
+        read_state_dict(tmp_path / "x.ptz")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tensors: {"state_dict": tensors, "epoch": 3},
+        lambda tensors: {"best": torch.tensor(1.0), "model": tensors},
+        lambda tensors: {"model": {"state_dict": tensors, "name": "x"}},
+        lambda tensors: {f"module.{name}": tensor for name, tensor in tensors.items()},
+        lambda tensors: {"model": {f"_orig_mod.module.{name}": tensor for name, tensor in tensors.items()}},
+    ],
+)
+def test_wrappings_are_taken_off(tmp_path: Path, wrap: Any) -> None:
+    torch.save(wrap(state()), tmp_path / "x.pt")
+    assert equal(read_state_dict(tmp_path / "x.pt"), state())
+
+
+def test_a_prefix_that_not_all_names_share_stays(tmp_path: Path) -> None:
+    mixed = {"module.a": torch.ones(1), "b": torch.ones(1)}
+    torch.save(mixed, tmp_path / "x.pt")
+    assert equal(read_state_dict(tmp_path / "x.pt"), mixed)
+
+
+def test_two_dicts_of_tensors_are_not_chosen_between(tmp_path: Path) -> None:
+    torch.save({"model": state(), "ema": state(), "step": 3}, tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match="several dicts of tensors under its keys 'model', 'ema', 'step'"):
+        read_state_dict(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("content", [{}, {"epoch": 1}, [torch.ones(2)], torch.ones(2), 3])
+def test_what_holds_no_dict_of_tensors_is_refused(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match="dict of tensors"):
+        read_state_dict(tmp_path / "x.pt")
+
+
+def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
+    tied = torch.randn(3, 3)
+    torch.save({"a": tied, "b": tied, "c": tied.clone()}, tmp_path / "x.pt")
+    read = read_state_dict(tmp_path / "x.pt")
+    assert read["a"].data_ptr() == read["b"].data_ptr() != read["c"].data_ptr()
+
+
+class Trap:
+    """A pickle of this runs a command when opened carelessly."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_code_is_never_run(tmp_path: Path, zipped: bool, packed: bool) -> None:
+    marker = tmp_path / "ran"
+    blob = saved({"a": torch.ones(1), "trap": Trap(marker)}, _use_new_zipfile_serialization=zipped)
+    path = tmp_path / ("x.ptz" if packed else "x.pt")
+    path.write_bytes(zlib.compress(blob) if packed else blob)
+    with pytest.raises(WeightsError, match=r"may run code .* torch\.save\(model\.state_dict\(\)"):
+        read_state_dict(path)
+    assert not marker.exists()
+
+
+def test_a_pickled_module_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match=r"state_dict\(\)"):
+        read_state_dict(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".ptz", ".bin", ".th"])
+@pytest.mark.parametrize("blob", [b"", b"\0", b"hello, this is text\n" * 10, bytes(range(256)) * 8])
+def test_files_that_are_no_checkpoint(tmp_path: Path, suffix: str, blob: bytes) -> None:
+    (tmp_path / f"x{suffix}").write_bytes(blob)
+    with pytest.raises(WeightsError) as caught:
+        read_state_dict(tmp_path / f"x{suffix}")
+    assert str(tmp_path / f"x{suffix}") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".ptz"])
+@pytest.mark.parametrize("keep", [0.05, 0.4, 0.7, 0.99])
+def test_truncated_files(tmp_path: Path, suffix: str, keep: float) -> None:
+    path = tmp_path / f"x{suffix}"
+    if suffix == ".safetensors":
+        save_file(state(), path)
+    else:
+        path.write_bytes(zlib.compress(saved(state())) if suffix == ".ptz" else saved(state()))
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep * len(data))])
+    with pytest.raises(WeightsError):
+        read_state_dict(path)
+
+
+def test_missing_and_unknown_files(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no such file"):
+        read_state_dict(tmp_path / "x.pt")
+    (tmp_path / "x.onnx").write_bytes(b"x")
+    with pytest.raises(WeightsError, match=r"'\.onnx'"):
+        read_state_dict(tmp_path / "x.onnx")
+    with pytest.raises(WeightsError, match="holds none of"):
+        read_state_dict(tmp_path)
+
+
+def write_folder(folder: Path, weight_map: Any, *, safe: bool = True) -> None:
+    """A Hugging Face folder of two shards, with `weight_map` in its index."""
+    tensors = list(state().items())
+    for number, (name, tensor) in enumerate(tensors, 1):
+        if safe:
+            save_file({name: tensor}, folder / f"model-{number}.safetensors")
+        else:
+            torch.save({name: tensor}, folder / f"model-{number}.bin")
+    index = "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
+    (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_sharded_folders(tmp_path: Path, safe: bool) -> None:
+    kind = "safetensors" if safe else "bin"
+    write_folder(tmp_path, {"a.weight": f"model-1.{kind}", "a.bias": f"model-2.{kind}"}, safe=safe)
+    assert equal(read_state_dict(tmp_path), state())
+    assert equal(read_state_dict(next(tmp_path.glob("*.index.json"))), state())
+
+
+@pytest.mark.parametrize(
+    "shard", ["../secret.safetensors", "/etc/x.safetensors", "a/../../x.safetensors", "", 3, "c:x"]
+)
+def test_shards_outside_their_folder_are_refused(tmp_path: Path, shard: Any) -> None:
+    save_file(state(), tmp_path / "secret.safetensors")
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", {"a.weight": shard})
+    with pytest.raises(WeightsError, match="outside its own folder"):
+        read_state_dict(tmp_path / "model")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {}}'])
+def test_a_broken_index_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(WeightsError, match="weight_map"):
+        read_state_dict(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [{"a\ud800": "x.safetensors"}, {"a\0": "x.safetensors"}, {"a": "\ud800.safetensors"}, {"a": "\0.safetensors"}],
+)
+def test_an_index_with_names_that_are_no_text_is_refused(tmp_path: Path, weight_map: dict[str, str]) -> None:
+    write_folder(tmp_path, weight_map)
+    with pytest.raises(WeightsError, match="not both text"):
+        read_state_dict(tmp_path)
+
+
+def test_a_shard_that_lacks_its_tensor_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a.weight": "model-2.safetensors"})
+    with pytest.raises(WeightsError, match=r"lacks 'a\.weight'"):
+        read_state_dict(tmp_path)
+
+
+def test_single_file_folders(tmp_path: Path) -> None:
+    save_file(state(), tmp_path / "model.safetensors")
+    assert equal(read_state_dict(tmp_path), state())
+
+
+def test_safetensors_go_before_pickles(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a.weight": "model-1.bin"}, safe=False)
+    save_file({"safe": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert read_state_dict(tmp_path).keys() == {"safe"}
+
+
+def test_real_checkpoints(shared_data: Path) -> None:
+    """Nested and prefixed ResNets, a float GPT, int8 exports; a C program's weights are no checkpoint."""
+    weights = shared_data / "weights"
+    for path in sorted((weights / "resnet_cifar10").glob("*.th")):
+        state = read_state_dict(path)
+        assert "conv1.weight" in state
+        assert all(isinstance(tensor, torch.Tensor) for tensor in state.values())
+    for path in sorted((weights / "parameter_golf").iterdir()):
+        assert "tok_emb.weight" in read_state_dict(path)
+    with pytest.raises(WeightsError, match=r"stories260K\.bin"):
+        read_state_dict(weights / "llama2c/stories260K.bin")

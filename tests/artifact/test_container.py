@@ -1,0 +1,157 @@
+"""The container: what is written is read, order does not matter, single entries are read alone, and every damaged byte
+is noticed."""
+
+import dataclasses
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.artifact import container
+from birdie.artifact.container import ALIAS, Entry, Reader, Stream
+from birdie.errors import ArtifactError, ConfigError
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+STREAMS = st.builds(Stream, st.integers(0, 255), st.binary(max_size=20))
+ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        st.text(max_size=12).filter(lambda text: text.isprintable()),
+        st.integers(1, 255),
+        st.integers(0, 255),
+        st.lists(st.integers(0, 1000), max_size=4).map(tuple),
+        st.lists(INT64, max_size=3).map(tuple),
+        st.lists(STREAMS, max_size=3).map(tuple),
+    ),
+    max_size=6,
+    unique_by=lambda entry: entry.name,
+)
+
+
+def read_all(data: bytes) -> None:
+    reader = Reader(data)
+    for name in reader.names:
+        reader.read(name)
+
+
+def sample() -> list[Entry]:
+    entries = [Entry(f"layers.{i}.weight", 2, 1, (3, 4), (i, -5), (Stream(1, bytes([i] * 9)),)) for i in range(5)]
+    return [*entries, Entry("tied", ALIAS, 1, (3, 4), target="layers.3.weight")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(ENTRIES, st.binary(max_size=40), st.randoms())
+def test_entries_come_back_in_any_order_from_the_same_bytes(entries: list[Entry], metadata: bytes, random) -> None:  # type: ignore[no-untyped-def]
+    data = container.to_bytes(entries, metadata)
+    shuffled = list(entries)
+    random.shuffle(shuffled)
+    assert container.to_bytes(shuffled, metadata) == data
+    reader = Reader(data)
+    assert reader.metadata == metadata
+    assert reader.names == tuple(sorted((entry.name for entry in entries), key=str.encode))
+    for entry in entries:
+        assert reader.read(entry.name) == entry
+        assert reader.entry(entry.name).shape == entry.shape
+    assert sum(reader.table().values()) + reader.header_bytes == reader.size == len(data)
+
+
+def test_a_file_reads_like_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "model.birdie"
+    size = container.write(path, sample(), b"{}")
+    assert path.stat().st_size == size
+    with Reader(path) as reader:
+        assert reader.read("layers.2.weight") == sample()[2]
+        assert reader.entry("tied").target == "layers.3.weight"
+        assert reader.entry("tied").params == (3,)
+    assert path.read_bytes() == container.to_bytes(sample(), b"{}")
+
+
+def test_one_damaged_tensor_leaves_the_others_readable() -> None:
+    data = bytearray(container.to_bytes(sample()))
+    data[Reader(bytes(data)).placed("layers.1.weight").offset] ^= 1
+    reader = Reader(bytes(data))
+    assert reader.read("layers.0.weight") == sample()[0]
+    with pytest.raises(ArtifactError, match=r"layers\.1\.weight"):
+        reader.read("layers.1.weight")
+
+
+def test_a_thousand_tensors_cost_a_few_bytes_each() -> None:
+    parts = ("attn.c_q.weight", "attn.c_k.weight", "attn.c_v.weight", "attn.proj.weight", "mlp.fc.weight")
+    entries = [Entry(f"blocks.{i}.{part}", 2, 1, (512, 512)) for i in range(200) for part in parts]
+    assert len(container.to_bytes(entries)) < 1500
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
+    data = container.to_bytes(sample(), b"{}")
+    for place in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(ArtifactError):
+            read_all(bytes(damaged))
+    for length in range(len(data)):
+        with pytest.raises(ArtifactError):
+            Reader(data[:length])
+    with pytest.raises(ArtifactError, match="added"):
+        Reader(data + b"x")
+
+
+def test_the_likely_mistakes_have_their_own_words(tmp_path: Path) -> None:
+    data = container.to_bytes(sample())
+    with pytest.raises(ArtifactError, match="text-mode"):
+        Reader(data.replace(b"\r\n", b"\n"))
+    with pytest.raises(ArtifactError, match=r"not a \.birdie file"):
+        Reader(b"PK\x03\x04" + bytes(60))
+    with pytest.raises(ArtifactError, match="version 9"):
+        Reader(data[:8] + b"\x09" + data[9:])
+    with pytest.raises(ArtifactError, match="no tensor 'x'"):
+        Reader(data).read("x")
+    with pytest.raises(ArtifactError, match="cannot open"):
+        Reader(tmp_path / "missing.birdie")
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([sample()[0], sample()[0]], "two tensors"),
+        ([Entry("a", ALIAS, 1, (), target="b")], "not a stored tensor"),
+        ([Entry("a", 256, 1, ())], "code"),
+        ([Entry("a", 1, 1, (1 << 40, 1 << 40))], "elements"),
+        ([Entry("a", 1, 1, (0, 1 << 60))], "elements"),
+        ([Entry("a", 1, 1, (-1,))], "negative"),
+        ([Entry("a" * 5000, 1, 1, ())], "name"),
+        ([Entry("a", 1, 1, (), (1 << 63,))], "parameters"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_refused(entries: list[Entry], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        container.to_bytes(entries)
+
+
+def test_an_alias_of_an_alias_is_refused() -> None:
+    chain = dataclasses.replace(sample()[-1], name="twice", target="tied")
+    with pytest.raises(ConfigError, match="twice"):
+        container.to_bytes([*sample(), chain])
+
+
+def test_golden_file_reads_and_is_written_alike() -> None:
+    """The header's bytes are pinned up to deflate, whose output may differ between zlib versions."""
+    golden = bytes.fromhex((Path(__file__).parents[1] / "golden" / "container.hex").read_text())
+    reader = Reader(golden)
+    assert reader.metadata == b"{}"
+    assert [reader.read(name) for name in reader.names[:-1]] == sample()[:-1]
+    written = container.to_bytes(sample(), b"{}")
+    assert unpacked(written) == unpacked(golden)
+
+
+def unpacked(data: bytes) -> tuple[bytes, bytes]:
+    """The header as it was before packing, and the payloads."""
+    end = Reader(data).header_bytes
+    return zlib.decompress(data[22:end], -15) if data[9] else data[22:end], data[end:]
+
+
+def test_a_header_that_would_unpack_too_far_is_stored_as_it_is() -> None:
+    data = container.to_bytes(sample(), b" " * (2 << 20))
+    assert data[9] == 0
+    assert Reader(data).metadata == b" " * (2 << 20)

@@ -1,0 +1,477 @@
+"""A .birdie file: what goes in comes out, the same tensors give the same bytes, and damage is always noticed."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
+
+import birdie
+from birdie.artifact import container
+from birdie.artifact.container import Entry, Reader, Stream
+from birdie.artifact.files import DTYPES, SCHEMES, decode_tensor
+from birdie.compress.schemes.decoders import DECODERS
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.tensors import FORMATS, to_bits
+from birdie.entropy import coder as entropy
+from birdie.errors import ArtifactError, BudgetError, ConfigError, OutputError, WeightsError
+
+DTYPE_NAMES = [
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+]  # fmt: skip
+
+
+def model() -> dict[str, torch.Tensor]:
+    """A small model: two matrices, one tied twice, a norm, a counter, a mask."""
+    generator = torch.Generator().manual_seed(0)
+    embedding = torch.randn(128, 64, generator=generator)
+    return {
+        "tok_emb.weight": embedding,
+        "blocks.0.w": torch.randn(96, 64, generator=generator) * 0.02,
+        "blocks.0.norm": torch.randn(64, generator=generator),
+        "lm_head.weight": embedding,
+        "steps": torch.tensor(12345),
+        "mask": torch.tensor([True, False]),
+    }
+
+
+def every_dtype() -> dict[str, torch.Tensor]:
+    """Random bit patterns in every dtype, in several shapes, and awkward views."""
+    state: dict[str, torch.Tensor] = {}
+    generator = np.random.default_rng(0)
+    for dtype in FORMATS:
+        for shape in [(), (5,), (3, 4), (2, 2, 3), (0, 3)]:
+            count = int(np.prod(shape, dtype=int))
+            high = 2 if dtype is torch.bool else 256
+            data = generator.integers(0, high, (count + 1) * dtype.itemsize).astype(np.uint8)
+            state[f"{dtype}.{shape}"] = torch.from_numpy(data).view(dtype)[:count].reshape(shape)
+    base = torch.randn(20, 30)
+    return state | {"transposed": base.T, "strided": base[::3, 1::2], "expanded": base[:1].expand(9, 30)}
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal dtype, shape and bits."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return one.numel() == 0 or bool((to_bits(one) == to_bits(other)).all())
+
+
+def test_the_numbers_in_the_file_are_pinned() -> None:
+    later = {"ternary": 5, "codebook": 6, "rotation": 7, "lowrank": 8, "spectral": 9, "tucker": 10}
+    assert SCHEMES.items() >= ({"lossless": 1, "grid": 2, "cast": 3} | later).items()
+    assert len(set(SCHEMES.values())) == len(SCHEMES)
+    assert SCHEMES.keys() == DECODERS.keys()
+    assert [str(dtype).removeprefix("torch.") for dtype in DTYPES] == DTYPE_NAMES
+    assert set(DTYPES) == set(FORMATS)
+
+
+@pytest.mark.parametrize("coder", ["max", "fast"])
+def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -> None:
+    state = every_dtype()
+    birdie.save(state, tmp_path / "x.birdie", lossless=True, coder=coder)
+    loaded = birdie.load(tmp_path / "x.birdie")
+    assert loaded.keys() == state.keys()
+    assert [name for name in state if not same(loaded[name], state[name])] == []
+
+
+def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
+    state = model()
+    before = {name: weight.clone() for name, weight in state.items()}
+    summary = birdie.save(state, tmp_path / "x.birdie")
+    loaded = birdie.load(tmp_path / "x.birdie")
+    for name in ("tok_emb.weight", "blocks.0.w"):
+        step = state[name].abs().amax(1, keepdim=True) / 127 * 2 ** (1 / 16)
+        assert bool(((loaded[name] - state[name]).abs() <= step / 2 * 1.0001).all())
+    assert torch.equal(loaded["blocks.0.norm"], state["blocks.0.norm"].half().float())
+    assert torch.equal(loaded["steps"], state["steps"])
+    assert {row.name: row.scheme for row in summary.tensors} == {
+        "blocks.0.norm": "fp16",
+        "blocks.0.w": "grid",
+        "lm_head.weight": "grid",
+        "mask": "lossless",
+        "steps": "lossless",
+        "tok_emb.weight": "alias",
+    }
+    assert all(torch.equal(state[name], before[name]) for name in state)
+
+
+def test_tied_tensors_stay_tied_and_cost_nothing(tmp_path: Path) -> None:
+    state = model()
+    summary = birdie.save(state, tmp_path / "x.birdie")
+    loaded = birdie.load(tmp_path / "x.birdie", dtype=torch.float64)
+    assert loaded["tok_emb.weight"] is loaded["lm_head.weight"]
+    assert next(row.bytes for row in summary.tensors if row.scheme == "alias") == 0
+    assert summary.weights == sum(weight.numel() for name, weight in state.items() if name != "lm_head.weight")
+    assert torch.equal(
+        decode_tensor(tmp_path / "x.birdie", "tok_emb.weight"), decode_tensor(tmp_path / "x.birdie", "lm_head.weight")
+    )
+
+
+def test_a_tied_tensor_can_be_named_by_either_name(tmp_path: Path) -> None:
+    for pattern in ("tok_emb.*", "lm_head.*"):
+        birdie.save(model(), tmp_path / "x.birdie", scheme=[(pattern, "lossless")], coder="fast")
+        assert torch.equal(birdie.load(tmp_path / "x.birdie")["tok_emb.weight"], model()["tok_emb.weight"])
+
+
+def test_overlapping_views_that_differ_are_not_ties(tmp_path: Path) -> None:
+    base = torch.randn(4, 4)
+    state = {"a": base, "b": base.T, "c": base[:2], "d": base.view(torch.int32)}
+    birdie.save(state, tmp_path / "x.birdie", lossless=True)
+    loaded = birdie.load(tmp_path / "x.birdie")
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+
+
+def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+    """In any order and on any number of threads."""
+    state = model()
+    variants = [(state, 1), (state, 4), (dict(reversed(state.items())), 2)]
+    files = []
+    for number, (tensors, workers) in enumerate(variants):
+        birdie.save(tensors, tmp_path / f"{number}.birdie", scheme="int6", workers=workers, coder="fast")
+        files.append((tmp_path / f"{number}.birdie").read_bytes())
+    assert len(set(files)) == 1
+
+
+def test_rules_and_specs(tmp_path: Path) -> None:
+    path = tmp_path / "x.birdie"
+    for scheme in ("int4", Grid(bits=4), [("*.w", "int4")], {"blocks.*": Grid(bits=4)}):
+        birdie.save(model(), path, scheme=scheme, coder="fast")
+        assert len(birdie.load(path)["blocks.0.w"][0].unique()) <= 15
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(bits=st.floats(1.5, 9))
+def test_budgets_are_met(tmp_path: Path, bits: float) -> None:
+    weights = sum(weight.numel() for weight in model().values()) - 128 * 64
+    budget = int(bits * weights / 8)
+    summary = birdie.save(model(), tmp_path / "x.birdie", budget=budget, coder="fast")
+    assert budget - max(64, budget // 1000) <= summary.bytes <= budget
+    assert summary.bytes == (tmp_path / "x.birdie").stat().st_size
+    assert summary.budget == birdie.inspect(tmp_path / "x.birdie").budget == budget
+
+
+def test_bits_are_a_budget_per_weight(tmp_path: Path) -> None:
+    summary = birdie.save(model(), tmp_path / "x.birdie", bits=4)
+    assert 3.9 <= summary.bits_per_weight <= 4
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.birdie"
+    with pytest.raises(BudgetError, match="cannot be met"):
+        birdie.save(model(), path, budget=100, coder="fast")
+    with pytest.raises(WeightsError, match=r"'blocks\.0\.w' holds 1 NaN"):
+        birdie.save(
+            model() | {"blocks.0.w": torch.full((1, 1), float("nan")).expand(1, 1)},
+            path,
+            scheme=[("blocks.0.w", "int8")],
+        )
+    with pytest.raises(ConfigError, match="JSON"):
+        birdie.save(model(), path, metadata={"a": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        birdie.save(model(), tmp_path / "file" / "x.birdie")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quality": 0.01}, "quality is judged on data"),
+        ({"calibration": ()}, "calibration is not"),
+        ({"budget": 100, "bits": 3}, "one of them"),
+        ({"lossless": True, "budget": 100}, "lossless"),
+        ({"scheme": "int6", "budget": 10_000}, "nothing to choose"),
+        ({"scheme": "int66"}, "66"),
+        ({"scheme": [("nothing", "int6")]}, "matches no tensor"),
+        ({"bits": 0}, "bits=0"),
+        ({"budget": 0}, "budget 0"),
+        ({"coder": "best"}, "'best'"),
+        ({"budget": 6000.0}, r"budget 6000\.0 is not a whole number"),
+        ({"budget": "6kB"}, "'6kB'"),
+        ({"bits": "4"}, "bits='4'"),
+        ({"bits": float("nan")}, "bits=nan"),
+        ({"workers": -1}, "workers -1"),
+        ({"metadata": [1]}, "metadata is a list"),
+        ({"metadata": "abc"}, "metadata is a str"),
+        ({"scheme": 5}, "scheme 5 is neither"),
+        ({"scheme": Grid}, "neither spec nor rule"),
+        ({"scheme": ["int6"]}, "'int6' is neither"),
+        ({"scheme": [("*", 5)]}, "5.* is neither"),
+    ],
+)
+def test_settings_that_make_no_sense_are_one_clear_sentence(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        birdie.save(model(), tmp_path / "new" / "x.birdie", **settings)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "bogus"}, "device 'bogus' is unknown"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is unknown or not available"),
+        ({"into": {}}, "into is a dict"),
+        ({"into": nn.Linear(8, 9), "dtype": torch.int32}, "cast to int32"),
+        ({"dtype": "float32"}, "'float32' is not a torch.dtype"),
+        ({"workers": 0}, "workers 0"),
+        ({"max_bytes": 1e9}, "max_bytes 1000000000"),
+    ],
+)
+def test_loading_into_what_cannot_be_is_refused_before_the_file_is_read(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        birdie.load(tmp_path / "missing.birdie", **settings)
+
+
+@pytest.mark.parametrize("path", ["a\0b.birdie", "\ud800.birdie", 3, None])
+def test_paths_that_no_file_can_have_are_refused(path: Any) -> None:
+    for use in (lambda: birdie.save(model(), path), lambda: birdie.load(path), lambda: birdie.inspect(path)):
+        with pytest.raises(ConfigError, match="not a path"):
+            use()
+
+
+def test_whole_numbers_of_any_kind_are_budgets(tmp_path: Path) -> None:
+    state: dict[str, torch.Tensor] = {"steps": torch.arange(5)}
+    summary = birdie.save(state, tmp_path / "x.birdie", budget=np.int64(900), coder="fast")  # type: ignore[arg-type]
+    assert summary.budget == birdie.inspect(tmp_path / "x.birdie").budget == 900
+
+
+def test_one_worker_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    birdie.save(model(), tmp_path / "x.birdie", coder="fast")
+    decode, threads = entropy.decode, []
+
+    def spy(*args: Any) -> Any:
+        threads.append(args[6])
+        return decode(*args)
+
+    monkeypatch.setattr(entropy, "decode", spy)
+    birdie.load(tmp_path / "x.birdie", workers=1)
+    assert set(threads) == {1}
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ({"a": 1}, "'a' is a int"),
+        ({3: torch.ones(1)}, "item 3"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "'a'"),
+        ({"a": torch.ones(2, device="meta")}, "meta"),
+        ({"a": {"b": torch.ones(1)}}, "flat dict"),
+        ({"a": torch.zeros(1).expand(1 << 44)}, r"'a' \(\(17592186044416,\), which repeats 4 bytes"),
+        ({"a": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)}, "'a' .nested"),
+        ({"a": UninitializedParameter()}, "'a' .lazy"),
+        ({"a": FakeTensorMode().from_tensor(torch.ones(3))}, "'a' .a FakeTensor tensor without data"),
+        ({"a\0": torch.ones(1)}, "not text"),
+        ({"a\ud800": torch.ones(1)}, "not text"),
+        ("model.pt", "the model is a str"),
+        ([torch.ones(1)], "the model is a list"),
+    ],
+)
+def test_what_is_not_a_plain_tensor_is_refused(tmp_path: Path, item: Any, said: str) -> None:
+    with pytest.raises(WeightsError, match=said):
+        birdie.save(item, tmp_path / "x.birdie")
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_views_that_negate_or_conjugate_are_stored_as_what_they_show(tmp_path: Path, lossless: bool) -> None:
+    base = torch.randn(80, 64)
+    pairs = torch.view_as_complex(torch.randn(4, 2))
+    state = {"neg": torch._neg_view(base), "conj": pairs.conj(), "imag": pairs.conj().imag}
+    birdie.save(state, tmp_path / "x.birdie", lossless=lossless, coder="fast")
+    loaded = birdie.load(tmp_path / "x.birdie")
+    assert torch.equal(loaded["conj"], pairs.conj())
+    assert all(torch.allclose(loaded[name], state[name], atol=0.03) for name in ("neg", "imag"))
+
+
+def test_modules_go_in_and_come_out(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source, target = (nn.Sequential(nn.Linear(8, 9), nn.BatchNorm1d(9)) for _ in range(2))
+    birdie.save(source, tmp_path / "x.birdie", lossless=True)
+    assert birdie.load(tmp_path / "x.birdie", into=target) is target
+    assert all(
+        torch.equal(a, b) for a, b in zip(source.state_dict().values(), target.state_dict().values(), strict=True)
+    )
+
+
+def test_a_module_that_does_not_fit_is_told_how(tmp_path: Path) -> None:
+    birdie.save(nn.Linear(8, 9), tmp_path / "x.birdie", lossless=True)
+    with pytest.raises(WeightsError, match=r"different shape: weight \(9, 8\) in the file, \(8, 9\) in the module"):
+        birdie.load(tmp_path / "x.birdie", into=nn.Linear(9, 8))
+    with pytest.raises(WeightsError, match="unexpected: bias"):
+        birdie.load(tmp_path / "x.birdie", into=nn.Linear(8, 9, bias=False))
+    with pytest.raises(WeightsError, match=r"missing: 0\.bias, 0\.weight"):
+        birdie.load(tmp_path / "x.birdie", into=nn.Sequential(nn.Linear(8, 9)))
+
+
+def test_a_module_that_would_lose_the_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.birdie"
+    birdie.save(nn.Linear(8, 9), path, lossless=True)
+    for into, how in ((nn.Linear(8, 9, device="meta"), "to_empty"), (nn.LazyLinear(9), "run it once")):
+        with pytest.raises(WeightsError, match=rf"'weight' of the module, which has no memory; .*{how}"):
+            birdie.load(path, into=into)
+    birdie.save(nn.Linear(8, 9, dtype=torch.complex64), path, lossless=True)
+    with pytest.raises(WeightsError, match="numbers: weight complex64 in the file, float32 in the module"):
+        birdie.load(path, into=nn.Linear(8, 9))
+
+
+def test_summary_and_metadata(tmp_path: Path) -> None:
+    about = {"model": "gpt", "text": "ünïcode", "nested": {"a": [1, 2.5, None]}}
+    saved = birdie.save(model(), tmp_path / "x.birdie", metadata=about)
+    read = birdie.inspect(tmp_path / "x.birdie")
+    assert saved == read
+    assert read.metadata == about
+    answer = json.loads(json.dumps(read.to_json()))
+    assert list(answer) == ["path", "bytes", "budget", "weights", "bits_per_weight", "tensors"]
+    assert answer["bytes"] == (tmp_path / "x.birdie").stat().st_size
+    assert list(answer["tensors"][0]) == ["name", "shape", "dtype", "scheme", "bytes"]
+
+
+def test_progress_reaches_its_end(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    birdie.save(
+        model(), tmp_path / "x.birdie", bits=5, coder="fast", progress=lambda done, total: seen.append((done, total))
+    )
+    assert all(done <= total for done, total in seen)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_the_decoded_size_is_limited(tmp_path: Path) -> None:
+    """A small file can stand for a huge tensor of zeros; it is refused before memory is asked for."""
+    path = tmp_path / "x.birdie"
+    birdie.save({"w": torch.zeros(64, 64)}, path, lossless=True)
+    with pytest.raises(ArtifactError, match="16,384 bytes, more than the 1,000"):
+        birdie.load(path, max_bytes=1000)
+    with pytest.raises(ArtifactError, match="more than the 1,000"):
+        decode_tensor(path, "w", max_bytes=1000)
+    container.write(path, [Entry("w", 1, DTYPES.index(torch.float32), (1 << 40,), (), (Stream(0, b""),) * 4)])
+    with pytest.raises(ArtifactError, match="max_bytes"):
+        birdie.load(path)
+
+
+def test_not_yet_and_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lazy"):
+        birdie.load(tmp_path / "x.birdie", lazy=True)
+    with pytest.raises(ArtifactError, match="cannot open"):
+        birdie.load(tmp_path / "x.birdie")
+    birdie.save(model(), tmp_path / "x.birdie")
+    with pytest.raises(ArtifactError, match="no tensor 'nothing'"):
+        decode_tensor(tmp_path / "x.birdie", "nothing")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry("w", 99, 11, (2, 2)),
+        Entry("w", 1, 99, (2, 2)),
+        Entry("w", 1, 11, (2, 2)),
+        Entry("w", 2, 8, (2, 2), (), (Stream(0, b""), Stream(0, b""))),
+        Entry("w", 3, 11, (2, 2), (7,), (Stream(0, b""), Stream(0, b""))),
+        Entry("w", 1, 0, (2, 2), (), (Stream(0, b"\x05"),)),
+        Entry("w", 2, 11, (2, 2), (), (Stream(0, b""), Stream(0, b"\x7f\xff\x7f"))),
+    ],
+)
+def test_well_formed_files_with_impossible_contents_are_refused(tmp_path: Path, entry: Entry) -> None:
+    container.write(tmp_path / "x.birdie", [entry])
+    with pytest.raises(ArtifactError, match="w"):
+        birdie.load(tmp_path / "x.birdie")
+
+
+@pytest.mark.parametrize("metadata", [b"{", b"[]", b'{"budget":"x"}', b'{"metadata":3}', b"\xff"])
+def test_metadata_that_is_not_ours_is_refused(tmp_path: Path, metadata: bytes) -> None:
+    container.write(tmp_path / "x.birdie", [], metadata)
+    with pytest.raises(ArtifactError, match="metadata"):
+        birdie.inspect(tmp_path / "x.birdie")
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[bytearray], None]], Path]:
+    """Write the model's file with one change made to its bytes."""
+    folder = tmp_path_factory.mktemp("damaged")
+    birdie.save(model(), folder / "whole.birdie", coder="fast")
+    whole = (folder / "whole.birdie").read_bytes()
+
+    def write(change: Callable[[bytearray], None]) -> Path:
+        data = bytearray(whole)
+        change(data)
+        (folder / "damaged.birdie").write_bytes(data)
+        return folder / "damaged.birdie"
+
+    return write
+
+
+@settings(max_examples=100, deadline=None)
+@given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_noticed(damaged: Any, where: float, bit: int) -> None:
+    def flip(data: bytearray) -> None:
+        data[int(where * len(data))] ^= 1 << bit
+
+    with pytest.raises(ArtifactError):
+        birdie.load(damaged(flip))
+
+
+@settings(max_examples=60, deadline=None)
+@given(keep=st.floats(0, 1, exclude_max=True))
+def test_any_truncation_is_noticed(damaged: Any, keep: float) -> None:
+    def cut(data: bytearray) -> None:
+        del data[int(keep * len(data)) :]
+
+    with pytest.raises(ArtifactError):
+        birdie.load(damaged(cut))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_under_a_repaired_checksum_decodes_or_is_refused(
+    damaged: Any, tmp_path: Path, data: st.DataObject
+) -> None:
+    """Whoever can compute a CRC can write any payload: it may decode to other numbers, but never anything worse."""
+    with Reader(damaged(lambda data: None)) as reader:  # noqa: ARG005
+        entries = [reader.read(name) for name in reader.names]
+    chosen = data.draw(st.sampled_from([i for i, entry in enumerate(entries) if any(s.payload for s in entry.streams)]))
+    streams = []
+    for stream in entries[chosen].streams:
+        payload = bytearray(stream.payload)
+        for position in data.draw(st.lists(st.integers(0, max(len(payload) - 1, 0)), max_size=3)):
+            if payload:
+                payload[position] ^= data.draw(st.integers(1, 255))
+        streams.append(Stream(data.draw(st.sampled_from([stream.coder, 0, 1, 2, 3, 4, 5, 200])), bytes(payload)))
+    old = entries[chosen]
+    entries[chosen] = Entry(old.name, old.scheme, old.dtype, old.shape, old.params, tuple(streams))
+    container.write(tmp_path / "y.birdie", entries)
+    with contextlib.suppress(ArtifactError):
+        birdie.load(tmp_path / "y.birdie")
+
+
+@pytest.mark.slow
+def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> None:
+    """A float GPT: int8 under a byte per weight with less than 1 % error, and budgets met on real statistics."""
+    weights = torch.load(
+        shared_data / "weights/parameter_golf/nolanvild_128d_fp32.pt", map_location="cpu", weights_only=True
+    )
+    summary = birdie.save(weights, tmp_path / "x.birdie", coder="fast")
+    loaded = birdie.load(tmp_path / "x.birdie")
+    assert summary.bits_per_weight < 8
+    for name, weight in weights.items():
+        error = (loaded[name].double() - weight.double()).norm() / weight.double().norm().clamp_min(1e-12)
+        assert error < 0.01, name
+    for budget in (100_000, 250_000):
+        size = birdie.save(weights, tmp_path / "x.birdie", budget=budget, coder="fast").bytes
+        assert budget - max(64, budget // 1000) <= size <= budget

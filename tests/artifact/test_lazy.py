@@ -1,0 +1,420 @@
+"""Lazy loading: whatever reads a weight gets what eager loading gives, and no more is held than was allowed."""
+
+import copy
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from benchmarks import lazy as benchmark
+from birdie.artifact.lazy import Tensors
+from birdie.artifact.tensor_cache import Slot, Store
+from birdie.errors import ArtifactError, ConfigError, WeightsError
+from birdie.model.gpt import GPT, GPTConfig
+
+Build = Callable[[], nn.Module]
+
+
+class Tied(nn.Module):
+    """A head that reads the weight of the embedding without calling it, and a matrix of the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.mix = nn.Parameter(torch.randn(8, 8))
+        self.head = nn.Linear(8, 20)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embedding(ids) @ self.mix
+        return F.linear(hidden, self.embedding.weight) + self.head(hidden)
+
+
+class Normed(nn.Sequential):
+    """BatchNorm whose statistics are not those of a new one."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+        for _ in range(2):
+            self(torch.randn(6, 3, 8, 8) * 3 + 1)
+
+
+class Counting(nn.Module):
+    """A counter that forward writes into, in place, and one that it replaces; a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("total", torch.zeros(4))
+        self.register_buffer("scale", torch.full((4,), 2.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.total = self.total + x.sum(0)
+        return self.linear(x) * self.scale + self.calls + self.total
+
+
+def attention() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False)
+
+
+def gpt(tied: bool = True) -> GPT:
+    config = GPTConfig(vocab_size=50, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2, tie_embeddings=tied)
+    model = GPT(config)
+    with torch.no_grad():
+        for weight in model.parameters():  # new ones have zeros
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return model
+
+
+IDS = torch.arange(30).remainder(17).view(2, 15)
+CASES: dict[str, tuple[Build, tuple[Tensor, ...]]] = {
+    "linear": (lambda: nn.Linear(12, 7), (torch.randn(3, 12),)),
+    "sequential": (lambda: nn.Sequential(nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 2)), (torch.randn(3, 12),)),
+    "conv1d": (lambda: nn.Conv1d(3, 5, 3), (torch.randn(2, 3, 9),)),
+    "conv2d": (lambda: nn.Conv2d(4, 6, 3, groups=2), (torch.randn(2, 4, 9, 9),)),
+    "conv3d": (lambda: nn.Conv3d(2, 3, 3), (torch.randn(2, 2, 5, 5, 5),)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3), (torch.randn(2, 4, 5, 5),)),
+    "embedding": (lambda: nn.Embedding(20, 6), (IDS,)),
+    "lstm": (lambda: nn.LSTM(6, 8, num_layers=2, bidirectional=True), (torch.randn(5, 2, 6),)),
+    "gru": (lambda: nn.GRU(6, 8, num_layers=2), (torch.randn(5, 2, 6),)),
+    "attention": (lambda: nn.MultiheadAttention(16, 4, batch_first=True), (torch.randn(2, 5, 16),) * 3),
+    "attention of other widths": (lambda: nn.MultiheadAttention(16, 4, kdim=6, vdim=7),
+                                  (torch.randn(5, 2, 16), torch.randn(5, 2, 6), torch.randn(5, 2, 7))),
+    "encoder": (attention, (torch.randn(2, 5, 16),)),
+    "normed": (Normed, (torch.randn(2, 3, 8, 8),)),
+    "tied": (Tied, (IDS,)),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), (torch.randn(2, 6),)),
+    "counting": (Counting, (torch.randn(3, 4),)),
+    "gpt": (gpt, (IDS,)),
+    "untied gpt": (lambda: gpt(tied=False), (IDS,)),
+}  # fmt: skip
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """All tensors of an output, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    return [each for part in output if part is not None for each in tensors(part)]
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
+
+
+def store_of(model: nn.Module) -> Store:
+    return next(
+        held.store
+        for module in model.modules()
+        for held in (module.__dict__["_parameters"], module.__dict__["_buffers"])
+        if isinstance(held, Tensors)
+    )
+
+
+def slots_of(model: nn.Module) -> list[Slot]:
+    held = (module.__dict__[kind] for module in model.modules() for kind in ("_parameters", "_buffers"))
+    return [slot for each in held if isinstance(each, Tensors) for slot in each.slots().values()]
+
+
+def saved(model: nn.Module, folder: Path, **settings: Any) -> Path:
+    birdie.save(model, folder / "model.birdie", coder="fast", **settings)
+    return folder / "model.birdie"
+
+
+def deep(width: int = 64, depth: int = 6) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_outputs_are_those_of_eager_loading(case: str, where: str, tmp_path: Path) -> None:
+    build, inputs = CASES[case]
+    if where == "meta" and case in ("normed", "counting", "gpt", "untied gpt", "weight norm"):
+        build_there: Build = lambda: copy.deepcopy(build()).to("meta")  # noqa: E731  they compute when built
+    else:
+        build_there = build
+    path = saved(build(), tmp_path)
+    eager = birdie.load(path, into=build()).eval().requires_grad_(False)  # torch takes other kernels for gradients
+    with torch.device(where):
+        lazy = build_there()
+    if case == "counting":
+        lazy.scale = eager.scale.clone()
+    lazy = birdie.load(path, into=lazy, lazy=True)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            assert same(lazy(*inputs), eager(*inputs))
+
+
+def test_nothing_is_decoded_when_loading_and_each_tensor_once_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    decode = birdie.artifact.files._decode
+    monkeypatch.setattr("birdie.artifact.files._decode", lambda r, name, **_: decoded.append(name) or decode(r, name))
+    model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
+    assert decoded == []
+    for _ in range(2):
+        model(torch.randn(2, 64))
+    assert decoded == [f"{i}.weight" for i in range(6)] * 2
+
+
+def test_memory_of_the_module_is_given_back(tmp_path: Path) -> None:
+    model = deep()
+    before = [weakref.ref(weight) for weight in model.parameters()]
+    birdie.load(saved(model, tmp_path), into=model, lazy=True)
+    assert [ref() for ref in before] == [None] * len(before)
+
+
+@pytest.mark.parametrize("layers", [None, 1, 2, 3.5, 100])
+def test_the_cache_holds_what_was_allowed_and_never_more(tmp_path: Path, layers: float | None) -> None:
+    size = 64 * 64 * 4
+    allowed = None if layers is None else int(layers * size)
+    model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True, cache_bytes=allowed)
+    store, alive, most = store_of(model), weakref.WeakSet[Tensor](), 0
+    allowed = allowed or size * 3 // 2
+    decode, decoded = store._decode, 0
+
+    def watched(name: str) -> Tensor:
+        nonlocal decoded, most
+        decoded += 1
+        assert store.cached_bytes + size <= allowed
+        tensor = decode(name)
+        alive.add(tensor)
+        return tensor
+
+    store._decode = watched
+    for _ in range(3):
+        model(torch.randn(2, 64))
+        most = max(most, store.cached_bytes)
+        assert sum(each.nbytes for each in alive) <= store.cached_bytes <= allowed
+    assert most > allowed - 2 * size or most == 6 * size
+    settled = max(0, int((layers or 1.5) - 1.5))
+    assert decoded == (6 if layers == 100 else 18 - 2 * min(settled, 6))
+
+
+def test_a_tensor_in_use_is_not_decoded_again(tmp_path: Path) -> None:
+    model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
+    first = model[0].weight
+    model(torch.randn(2, 64))
+    assert model[0].weight is first
+    state = model.state_dict()
+    assert model[0].weight.data_ptr() == state["0.weight"].data_ptr()
+
+
+def test_a_model_is_still_a_model(tmp_path: Path) -> None:
+    path = saved(Tied(), tmp_path)
+    eager, lazy = birdie.load(path, into=Tied()), birdie.load(path, into=Tied(), lazy=True)
+    assert isinstance(lazy, Tied)
+    assert repr(lazy) == repr(eager)
+    assert lazy.head.weight is lazy.embedding.weight
+    assert isinstance(lazy.mix, nn.Parameter)
+    assert [name for name, _ in lazy.named_parameters()] == [name for name, _ in eager.named_parameters()]
+    assert sum(p.numel() for p in lazy.parameters()) == sum(p.numel() for p in eager.parameters())
+    state = lazy.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in eager.state_dict().items())
+    assert state["head.weight"].data_ptr() == state["embedding.weight"].data_ptr()
+    birdie.save(lazy, tmp_path / "again.birdie", lossless=True, coder="fast")
+    assert same(birdie.load(tmp_path / "again.birdie", into=Tied())(IDS), eager(IDS))
+    torch.save(lazy.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True).keys() == state.keys()
+
+
+def test_copies_run_and_share_the_cache(tmp_path: Path) -> None:
+    model = birdie.load(saved(gpt(), tmp_path), into=gpt(), lazy=True)
+    twin = copy.deepcopy(model)
+    assert store_of(twin) is store_of(model)
+    expected = model(IDS)
+    del model
+    assert same(twin(IDS), expected)
+
+
+@pytest.mark.parametrize("case", ["sequential", "normed", "lstm", "tied", "gpt"])
+@pytest.mark.parametrize("move", ["load", "to", "there and back"])
+def test_casts_are_those_of_the_eager_model(case: str, move: str, tmp_path: Path) -> None:
+    build, inputs = CASES[case]
+    path = saved(build(), tmp_path)
+
+    def moved(lazy: bool) -> nn.Module:
+        room = {"cache_bytes": 1 << 20} if lazy else {}
+        dtype = torch.bfloat16 if move == "load" else None
+        model = birdie.load(path, into=build(), lazy=lazy, dtype=dtype, **room).eval()
+        model(*inputs) if move != "load" else None
+        if move == "to":
+            model.to(dtype=torch.float64)
+        return model.half().float() if move == "there and back" else model
+
+    eager, lazy = moved(False), moved(True)
+    kinds = {name: weight.dtype for name, weight in lazy.state_dict().items()}
+    assert kinds == {name: weight.dtype for name, weight in eager.state_dict().items()}
+    assert all(torch.equal(lazy.state_dict()[name], weight) for name, weight in eager.state_dict().items())
+    dtype = next(eager.parameters()).dtype
+    inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in inputs)
+    assert same(lazy(*inputs), eager(*inputs))
+
+
+def test_a_file_of_another_precision_is_cast_as_it_is_copied(tmp_path: Path) -> None:
+    path = saved(deep().double(), tmp_path, lossless=True)
+    eager, lazy = birdie.load(path, into=deep()), birdie.load(path, into=deep(), lazy=True)
+    assert same(lazy(torch.ones(1, 64)), eager(torch.ones(1, 64)))
+
+
+def test_a_module_used_twice_takes_the_last_of_its_names(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        shared = nn.Linear(6, 6)
+        return nn.Sequential(shared, nn.ReLU(), shared)
+
+    apart = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    path = saved(apart, tmp_path)
+    eager, lazy = birdie.load(path, into=build()), birdie.load(path, into=build(), lazy=True)
+    assert same(lazy(torch.ones(1, 6)), eager(torch.ones(1, 6)))
+
+
+def test_what_a_forward_writes_is_kept(tmp_path: Path) -> None:
+    path = saved(Counting(), tmp_path)
+    eager, lazy = birdie.load(path, into=Counting()).eval(), birdie.load(path, into=Counting(), lazy=True)
+    x = torch.ones(2, 4)
+    for model in (eager, lazy):
+        with torch.no_grad():
+            model.linear.weight.mul_(2)
+            model.calls.add_(7)
+            model.linear.bias = nn.Parameter(torch.ones(4))
+        for _ in range(3):
+            model(x)
+        model.double().float()
+    assert same(lazy(x), eager(x))
+    assert lazy.state_dict()["calls"] == 11
+
+
+def test_gradients_reach_what_stands_before_it(tmp_path: Path) -> None:
+    """Adapters around a frozen model can be trained; the model itself cannot."""
+    path = saved(deep(), tmp_path)
+    adapters = [nn.Parameter(torch.ones(64)), nn.Parameter(torch.ones(64))]
+    for lazy, adapter in zip((False, True), adapters, strict=True):
+        birdie.load(path, into=deep(), lazy=lazy).eval()(adapter * torch.linspace(0, 1, 64)).sum().backward()
+    assert torch.equal(adapters[0].grad, adapters[1].grad)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: model.train(),
+        lambda model: nn.Sequential(model).train(),
+        lambda model: model.requires_grad_(True),
+    ],
+    ids=["train", "from outside", "gradients"],
+)
+def test_training_is_refused(tmp_path: Path, use: Callable[[nn.Module], Any]) -> None:
+    model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
+    with pytest.raises(ConfigError, match=r"cannot be trained; load it without lazy"):
+        use(model)
+    assert not model.training
+
+
+def test_what_cannot_work_says_so(tmp_path: Path) -> None:
+    path = saved(deep(), tmp_path)
+    model = birdie.load(path, into=deep(), lazy=True)
+    for dump in (pickle.dumps, lambda each: torch.save(each, tmp_path / "x.pt"), copy.copy):
+        with pytest.raises(ConfigError, match="cannot be pickled; save its state_dict"):
+            dump(model)
+    with pytest.raises(ConfigError, match="takes no other weights"):
+        model.load_state_dict(deep().state_dict())
+    with pytest.raises(ConfigError, match="already reads its weights from a file"):
+        birdie.load(path, into=model, lazy=True)
+    with pytest.raises(ConfigError, match=r"cache_bytes 24,576 is less than the 32,768 of tensor 'weight' in float64"):
+        birdie.load(path, into=deep(), lazy=True, cache_bytes=24_576).double()
+    with pytest.raises(ConfigError, match=r"cache_bytes 5 is less than the 16,384 of tensor '0.weight' in float32"):
+        birdie.load(path, into=deep(), lazy=True, cache_bytes=5)
+    with pytest.raises(ConfigError, match="give into="):
+        birdie.load(path, lazy=True)
+    with pytest.raises(ConfigError, match="give lazy=True"):
+        birdie.load(path, cache_bytes=5)
+    with pytest.raises(WeightsError, match=r"missing: 6.weight"):
+        birdie.load(path, into=deep(depth=7), lazy=True)
+    with pytest.raises(WeightsError, match=r"different shape: 0.weight"):
+        birdie.load(path, into=deep(width=32), lazy=True)
+    with pytest.raises(ArtifactError, match="max_bytes"):
+        birdie.load(path, into=deep(), lazy=True, max_bytes=1000)
+
+
+def test_a_refused_module_is_as_it_was(tmp_path: Path) -> None:
+    model, x = deep(depth=7), torch.ones(1, 64)
+    before = model(x)
+    with pytest.raises(WeightsError):
+        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
+    assert type(model) is nn.Sequential
+    assert model.training
+    assert torch.equal(model(x), before)
+
+
+def test_a_buffer_without_memory_is_named(tmp_path: Path) -> None:
+    path = saved(Counting(), tmp_path)
+    with torch.device("meta"):
+        model = Counting()
+    with pytest.raises(WeightsError, match=r"buffer 'scale' of the module is not in .* and has no memory"):
+        birdie.load(path, into=model, lazy=True)
+
+
+def test_a_weight_held_in_another_place_is_named(tmp_path: Path) -> None:
+    model = deep()
+    model.kept = {"first": model[0].weight}
+    with pytest.raises(ConfigError, match=r"kept of the module also holds tensor '0.weight'"):
+        birdie.load(saved(deep(), tmp_path), into=model, lazy=True)
+
+
+def test_damage_is_found_at_first_use_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = saved(deep(), tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    model = birdie.load(path, into=deep(), lazy=True)
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match=r"'5.weight' of .* fails its checksum"):
+            model(torch.ones(1, 64))
+    assert model[:5](torch.ones(1, 64)).shape == (1, 64)
+    assert store_of(model).cached_bytes <= store_of(model).cache_bytes
+
+
+def test_threads_may_share_a_model(tmp_path: Path) -> None:
+    path = saved(gpt(), tmp_path)
+    lazy, expected = birdie.load(path, into=gpt(), lazy=True), birdie.load(path, into=gpt())(IDS)
+    wrong: list[int] = []
+
+    def work() -> None:
+        for i in range(2):
+            if not same(lazy(IDS), expected):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_file_closes_with_the_last_module(tmp_path: Path) -> None:
+    model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
+    closed: list[bool] = []
+    weakref.finalize(store_of(model), closed.append, True)
+    twin = copy.deepcopy(model)
+    del model
+    assert not closed
+    del twin
+    assert closed
+
+
+def test_the_benchmark_s_file_holds_the_model_it_builds(tmp_path: Path) -> None:
+    path = benchmark.saved(tmp_path, 6, 32, "int4")
+    model = birdie.load(path, into=benchmark.build(6, 32), lazy=True)
+    assert torch.equal(model[0].weight, model[8].weight)
+    assert not torch.equal(model[0].weight, model[2].weight)
+    assert benchmark.saved(tmp_path, 6, 32, "int4") == path

@@ -1,0 +1,234 @@
+"""The challenge's entry point: its environment in, its log lines out, in its order and its number formats."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.challenge import main
+from birdie.cli.console import run
+from birdie.golf.code_size import code_bytes, source_files
+from tests.ranks import run_as_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY = ROOT / "train_gpt.py"
+
+NUMBER = r"[0-9]+"
+ORDER = [
+    r"val_bpb:enabled tokenizer_kind=\w+ tokenizer_path=\S+",
+    rf"train_loader:dataset:\S+ train_shards:{NUMBER}",
+    rf"val_loader:shards pattern=\S+ tokens:{NUMBER}",
+    rf"model_params:{NUMBER}",
+    rf"world_size:{NUMBER} grad_accum_steps:{NUMBER}",
+    r"sdp_backends:cudnn=\w+ flash=\w+ mem_efficient=\w+ math=\w+",
+    rf"attention_mode:gqa num_heads:{NUMBER} num_kv_heads:{NUMBER}",
+    r"tie_embeddings:True embed_lr:0.03 head_lr:0.0 matrix_lr:0.02 scalar_lr:0.02",
+    rf"train_batch_tokens:{NUMBER} train_seq_len:{NUMBER} iterations:{NUMBER} warmup_steps:{NUMBER} "
+    r"max_wallclock_seconds:0.000",
+    rf"seed:{NUMBER}",
+    r"cpu_cost:a step of .*",
+    rf"warmup_step:1/{NUMBER}",
+    r"step:0/6 val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4} train_time:\d+ms step_avg:\d+\.\d{2}ms",
+    r"step:1/6 train_loss:\d+\.\d{4} train_time:\d+ms step_avg:\d+\.\d{2}ms",
+    r"step:3/6 val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4} train_time:\d+ms step_avg:\d+\.\d{2}ms",
+    r"step:6/6 train_loss:.*",
+    r"step:6/6 val_loss:.*",
+    rf"peak memory allocated: {NUMBER} MiB reserved: {NUMBER} MiB",
+    rf"Serialized model: {NUMBER} bytes",
+    rf"Code size: {NUMBER} bytes",
+    rf"Serialized model int8\+zlib: {NUMBER} bytes \(payload:{NUMBER} raw_torch:{NUMBER} payload_ratio:\d+\.\d\dx\)",
+    rf"Total submission size int8\+zlib: {NUMBER} bytes",
+    r"final_int8_zlib_roundtrip val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4} eval_time:\d+ms",
+    rf"Serialized model birdie: {NUMBER} bytes.*",
+    r"quantization_gap: .*",
+    r"final_int8_zlib_roundtrip_exact val_loss:\d+\.\d{8} val_bpb:\d+\.\d{8}",
+    r"final_birdie_roundtrip_exact val_loss:\d+\.\d{8} val_bpb:\d+\.\d{8}",
+    rf"Total submission size birdie: {NUMBER} bytes",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    assert (
+        run(
+            build_app,
+            ["prepare", str(ROOT / "birdie" / "**" / "*.py"), "--tokenizer", "bytes", "-o", str(root), "--json"],
+        )
+        == 0
+    )
+    return next((root / "datasets").iterdir())
+
+
+def tiny(data: Path) -> dict[str, str]:
+    """The record's environment, made tiny."""
+    return {
+        "RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "VOCAB_SIZE": "260", "NUM_LAYERS": "3",
+        "MODEL_DIM": "32", "NUM_HEADS": "2", "NUM_KV_HEADS": "1", "MAX_WALLCLOCK_SECONDS": "0", "VAL_LOSS_EVERY": "3",
+        "TRAIN_LOG_EVERY": "5", "MATRIX_LR": "0.02", "SCALAR_LR": "0.02", "TIED_EMBED_LR": "0.03", "INT4_LAYERS": "1,2",
+        "INT4_STEP": "4", "ITERATIONS": "6", "WARMUP_STEPS": "2", "TRAIN_BATCH_TOKENS": "1024", "TRAIN_SEQ_LEN": "64",
+        "VAL_MAX_TOKENS": "4096", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
+def launch(folder: Path, data: Path, ranks: int = 1, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the record's command, made tiny, in `folder`."""
+    settings = tiny(data) | changes
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return subprocess.run(
+        [*start, str(ENTRY)], cwd=folder, env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+
+
+Play = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def play(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
+    """`play(NAME="value")` → (exit code, stdout, stderr) of what `launch` runs, without the seconds a process takes."""
+
+    def run_here(**changes: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(ENTRY)])
+        for name, value in (tiny(data) | changes).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run_here
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("record")
+    done = launch(folder, data)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.splitlines()
+
+
+def test_the_lines_come_in_the_challenge_order(logged: tuple[Path, list[str]]) -> None:
+    _, lines = logged
+    assert lines[0] == "logs/tiny.txt"
+    at = 0
+    for pattern in ORDER:
+        found = next((i for i in range(at, len(lines)) if re.fullmatch(pattern, lines[i])), None)
+        assert found is not None, f"no line like {pattern} after {lines[at - 1]!r}"
+        at = found + 1
+    assert at == len(lines), f"something follows the last line: {lines[at:]}"
+
+
+def test_the_log_holds_the_source_and_every_line(logged: tuple[Path, list[str]]) -> None:
+    folder, lines = logged
+    log = (folder / "logs" / "tiny.txt").read_text()
+    assert "class GPT(nn.Module)" in log
+    assert "Running PyTorch" in log
+    assert all(line in log for line in lines[1:])
+
+
+def number(lines: list[str], start: str) -> int:
+    return int(re.search(r": (\d+) bytes", next(line for line in lines if line.startswith(start)))[1])
+
+
+def test_code_counts_every_source_that_is_loaded(logged: tuple[Path, list[str]]) -> None:
+    folder, lines = logged
+    code = number(lines, "Code size")
+    assert code == code_bytes(ENTRY)
+    counted = {path.name for path in source_files(ENTRY)}
+    assert {"train_gpt.py", "gpt.py", "rans.py", "container.py", "bpb.py", "__init__.py"} <= counted
+    model = (folder / "runs" / "tiny" / "model.birdie").stat().st_size
+    assert number(lines, "Total submission size birdie") == model + code
+
+
+def test_birdie_is_smaller_and_as_good(logged: tuple[Path, list[str]]) -> None:
+    _, lines = logged
+    assert number(lines, "Serialized model birdie") < number(lines, "Serialized model int8+zlib")
+    old, new = (
+        float(re.search(r"val_bpb:(\S+)", next(line for line in lines if line.startswith(name)))[1])
+        for name in ("final_int8_zlib_roundtrip_exact", "final_birdie_roundtrip_exact")
+    )
+    assert abs(old - new) < 0.02
+
+
+def test_a_capped_run_stops_early_and_says_so_last(play: Play) -> None:
+    code, out, err = play(MAX_WALLCLOCK_SECONDS="1", ITERATIONS="100000", VAL_LOSS_EVERY="0", EVAL_STRIDE="16")
+    assert code == 0, err
+    every = out.splitlines()
+    lines = [line for line in every if not line.startswith("birdie:")]  # ours may stand between the challenge's
+    stopped = next(i for i, line in enumerate(lines) if line.startswith("stopping_early: wallclock_cap train_time:"))
+    assert re.match(r"step:\d+/100000 val_loss:", lines[stopped - 1])
+    assert lines[stopped + 1].startswith("peak memory")
+    assert sum("val_loss" in line and line.startswith("step:") for line in lines) == 1
+    last = r"final_sliding_window_eval{} stride:16 val_loss:\d\.\d{{{}}} val_bpb:\d\.\d{{{}}}{}"
+    assert re.fullmatch(last.format("", 4, 4, r" eval_time:\d+ms"), lines[-2])
+    assert re.fullmatch(last.format("_exact", 8, 8, ""), lines[-1])
+    exact = {line.split()[0]: float(line.rpartition(":")[2]) for line in lines if "_exact" in line}
+    assert abs(exact["final_sliding_window_eval_exact"] - exact["final_birdie_roundtrip_exact"]) < 0.05
+
+
+def test_a_profile_is_asked_for_by_a_variable(play: Play, tmp_path: Path) -> None:
+    code, out, err = play(PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
+    assert code == 0, err
+    told = [line for line in out.splitlines() if line.startswith("birdie:profile:")]
+    assert "of it attributed" in told[0]
+    assert any(re.fullmatch(r"birdie:profile:optimizer \d+\.\d{3}ms \d+\.\d\d%", line) for line in told)
+    assert (tmp_path / "runs" / "tiny" / "profile" / "table.json").is_file()
+
+
+def the_entry(path: str) -> None:
+    sys.argv = [path]
+    main()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "name"), [(2, ""), (8, "tiny")])
+def test_ranks_give_the_one_rank_result_under_one_name(
+    ranks: int, name: str, logged: tuple[Path, list[str]], data: Path, tmp_path: Path
+) -> None:
+    """Two as torchrun starts them; eight, as the records have, as it would."""
+    if ranks == 2:
+        done = launch(tmp_path, data, ranks, RUN_ID=name)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+    else:
+        lines = run_as_ranks(the_entry, (str(ENTRY),), ranks, tmp_path, tiny(data) | {"RUN_ID": name}).splitlines()
+    assert f"world_size:{ranks} grad_accum_steps:{8 // ranks}" in lines
+    assert lines[-1].startswith("Total submission size birdie")
+    assert number(lines, "Code size") == number(logged[1], "Code size")
+    last = [line for line in (logged[1], lines) for line in line if line.startswith("final_birdie_roundtrip_exact")]
+    one, many = (float(re.search(r"val_loss:(\S+)", line)[1]) for line in last)
+    assert many == pytest.approx(one, abs=2e-3)
+    runs = [run.name for run in (tmp_path / "runs").iterdir()]
+    assert len(runs) == 1
+    assert runs[0] == (name or Path(lines[0]).stem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"NUM_LAYERS": "ten"}, "NUM_LAYERS"),
+        ({"DATA_PATH": "nowhere"}, "nowhere"),
+        ({"TRAIN_BATCH_TOKENS": "1000"}, "1000"),
+        ({"INT4_LAYERS": "9"}, "layer 9"),
+        ({"VOCAB_SIZE": "100"}, "vocab_size"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(play: Play, changes: dict[str, str], said: str) -> None:
+    code, _, err = play(**changes)
+    assert code == 1
+    assert said in err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_a_wrong_setting_ends_the_process(data: Path, tmp_path: Path) -> None:
+    done = launch(tmp_path, data, NUM_LAYERS="ten")
+    assert done.returncode == 1
+    assert re.fullmatch("error: .*NUM_LAYERS.*\n", done.stderr)

@@ -1,0 +1,592 @@
+"""The command line as a user meets it: answers, `--json`, errors in one sentence, exit codes, nothing half-written."""
+
+import bisect
+import colorsys
+import contextlib
+import io
+import json
+import math
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from birdie.cli import COMMANDS, build_app
+from birdie.cli.console import run
+from birdie.data.shards import read_shard, write_shard
+from birdie.data.tokenizer import ByteTokenizer
+from tests.ranks import birdie, run_as_ranks
+
+Ask = Callable[..., tuple[int, dict, str]]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`ask("inspect", file)` → (exit code, the JSON object, stderr)."""
+
+    def call(*tokens: object) -> tuple[int, dict, str]:
+        code = run(build_app, [*map(str, tokens), "--json"])
+        out, err = capsys.readouterr()
+        lines = out.splitlines()
+        assert len(lines) == 1, f"stdout must carry one JSON object, got {out!r}"
+        return code, json.loads(lines[0]), err
+
+    return call
+
+
+TINY = [
+    "--model.vocab-size", "300", "--model.num-layers", "2", "--model.model-dim", "32", "--model.num-heads", "2",
+    "--model.num-kv-heads", "1", "--train.train-batch-tokens", "512", "--train.train-seq-len", "64",
+    "--train.accumulation", "2", "--train.warmup-steps", "1", "--train.iterations", "6",
+    "--train.max-wallclock-seconds", "0", "--validation.every", "3", "--validation.max-tokens", "2000",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small data set made of this project's own sources."""
+    root = tmp_path_factory.mktemp("prepared")
+    sources = Path(__file__).resolve().parents[2] / "birdie" / "**" / "*.py"
+    code = run(build_app, ["prepare", str(sources), "--tokenizer", "bytes", "-o", str(root), "--json"])
+    assert code == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def data_flags(prepared: Path) -> list[str]:
+    folder = next((prepared / "datasets").iterdir())
+    return ["--data.path", str(folder), "--data.tokenizer", "bytes"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, data_flags: list[str]) -> Path:
+    """A run folder with an artifact."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert run(build_app, ["train", "--folder", str(folder), *TINY, *data_flags, "--json"]) == 0
+    return folder
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "weights.safetensors"
+    save_file({"a.weight": torch.randn(256, 192), "b.weight": torch.randn(64, 256), "b.bias": torch.randn(64)}, path)
+    return path
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert run(build_app, [name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out, name
+
+
+def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
+    code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--lossless")
+    assert code == 0
+    assert answer["bytes"] == (tmp_path / "w.birdie").stat().st_size
+    assert {"path", "bytes", "budget", "weights", "bits_per_weight", "tensors"} <= answer.keys()
+    assert {"name", "shape", "dtype", "scheme", "bytes"} <= answer["tensors"][0].keys()
+    assert ask("decompress", tmp_path / "w.birdie", "-o", tmp_path / "back.safetensors")[0] == 0
+    before, after = load_file(weights), load_file(tmp_path / "back.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_budget_is_met(ask: Ask, weights: Path, tmp_path: Path) -> None:
+    code, answer, _ = ask("compress", weights, "-o", tmp_path / "w.birdie", "--budget", "40kB")
+    assert code == 0
+    assert answer["budget"] == 40_000
+    assert 39_900 <= answer["bytes"] <= 40_000
+    code, shown, _ = ask("inspect", tmp_path / "w.birdie")
+    assert code == 0
+    assert shown["bytes"] == answer["bytes"]
+
+
+def test_tables_are_for_people(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app, ["compress", str(weights), "-o", str(tmp_path / "w.birdie"), "--scheme", "a.*=int6"]) == 0
+    out = capsys.readouterr().out
+    assert "a.weight" in out
+    assert "× smaller" in out
+    assert run(build_app, ["inspect", str(tmp_path / "w.birdie")]) == 0
+    assert "256×192" in capsys.readouterr().out
+
+
+def test_train_leaves_a_run_folder(trained: Path) -> None:
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["bytes"] == (trained / "model.birdie").stat().st_size
+    assert summary["steps"] == 6
+    assert abs(summary["bpb_artifact"] - summary["bpb_float"]) < 0.1
+    assert (trained / "recipe.toml").is_file()
+    assert (trained / "checkpoints" / "latest").is_file()
+
+
+def test_a_profiled_run_shows_where_a_step_goes_and_ends_the_same(
+    ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path
+) -> None:
+    code, answer, said = ask("train", "--folder", tmp_path / "run", *TINY, *data_flags, "--profile")
+    assert code == 0
+    assert answer["bpb_float"] == json.loads((trained / "summary.json").read_text())["bpb_float"]
+    assert "none of it on the clock" in said
+    found = answer["profile"]
+    assert sum(part["ms"] for part in found["parts"]) + found["unattributed_ms"] == pytest.approx(found["step_ms"])
+    assert {"forward/layer 1/mlp", "backward/embedding", "optimizer"} <= {part["name"] for part in found["parts"]}
+    assert json.loads((tmp_path / "run" / "profile" / "table.json").read_text()) == found
+    assert (tmp_path / "run" / "profile" / "trace.json.gz").stat().st_size > 1000
+
+
+def test_evaluate_repeats_the_score(ask: Ask, trained: Path) -> None:
+    code, answer, _ = ask("evaluate", trained / "model.birdie")
+    summary = json.loads((trained / "summary.json").read_text())
+    assert code == 0
+    assert answer["bpb"] == pytest.approx(summary["bpb_artifact"], rel=1e-6)
+    assert {"bpb", "val_loss", "tokens", "bytes", "documents", "ci95", "seconds"} <= answer.keys()
+    assert set(answer["seconds"]) == {"import", "decode", "compile", "score", "adapt", "other"}
+
+
+WAYS = {
+    "sliding": (["--stride", "8"], "windows of 64, stride 8"),
+    "documents": (["--stride", "8", "--documents"], "windows of 64 in each document, stride 8"),
+    "longer": (["--seq-len", "128", "--batch-seqs", "3"], "windows of 128 end to end"),
+    "stream": (["--stream", "--chunk", "8"], "stream, context 64, moving on by 8 tokens"),
+    "segments": (["--stream", "--segments", "3", "--chunk", "8", "--sinks", "2"], "stream in 3 segments"),
+    "kept": (["--stream", "--chunk", "8", "--kv-bits", "4"], "stream, context 64, moving on by 8 tokens, keys and"),
+    "exact": (["--stream", "--exact", "--chunk", "8"], "exact stream, context 64"),
+    "tilt": (["--tilt"], "windows of 64 end to end, tilted by n-grams"),
+}
+
+
+@pytest.fixture(scope="module")
+def ways(trained: Path) -> dict[str, dict[str, Any]]:
+    return {"plain": evaluated(trained)} | {name: evaluated(trained, *flags) for name, (flags, _) in WAYS.items()}
+
+
+def evaluated(trained: Path, *flags: str) -> dict[str, Any]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert run(build_app, ["evaluate", str(trained / "model.birdie"), "--json", *flags]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def test_every_way_scores_the_same_targets(ways: dict[str, dict[str, Any]]) -> None:
+    for name, (_, way) in WAYS.items():
+        assert ways[name]["way"].startswith(way)
+    # but for windows of twice the length, which leave more over at the end
+    assert len({(found["tokens"], found["text_bytes"]) for name, found in ways.items() if name != "longer"}) == 1
+    assert ways["exact"]["bpb"] == pytest.approx(ways["plain"]["bpb"], abs=1e-4)
+    assert len({found["bpb"] for found in ways.values()}) >= 5  # six steps have taught it little of its context
+    alike = [found["bpb"] for name, found in ways.items() if name != "tilt"]
+    assert alike == pytest.approx([ways["plain"]["bpb"]] * len(alike), abs=1e-3)
+    assert ways["tilt"]["bpb"] < ways["plain"]["bpb"] - 1
+
+
+def test_a_recipe_says_how_its_artifact_is_scored(trained: Path, tmp_path: Path, ask: Ask) -> None:
+    recipe = trained / "recipe.toml"
+    code, answer, _ = ask("train", recipe, "--folder", tmp_path / "run", "--evaluation.stride", "8")
+    assert code == 0
+    assert answer["evaluation"]["way"] == "windows of 64 end to end"
+    assert answer["evaluation_asked"]["way"] == "windows of 64, stride 8"
+    artifact = tmp_path / "run" / "model.birdie"
+    assert ask("evaluate", artifact)[1]["bpb"] == answer["evaluation_asked"]["bpb"]
+    assert ask("evaluate", artifact, "--stride", "0")[1]["bpb"] == answer["evaluation"]["bpb"]
+    assert ask("evaluate", artifact, "--stream")[1]["settings"]["stride"] == 0
+
+
+LEARNING = ["--adapt", "sgd", "--sgd", "lr=0.3,epochs=2,chunk-tokens=512,batch_seqs=2"]
+
+
+def test_evaluate_learns_from_what_it_has_scored(
+    ways: dict[str, dict[str, Any]], trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = evaluated(trained, *LEARNING)
+    assert found["bpb"] < ways["plain"]["bpb"] - 0.1
+    assert (found["tokens"], found["text_bytes"]) == (ways["plain"]["tokens"], ways["plain"]["text_bytes"])
+    assert found["way"] == "windows of 64 end to end, learning from 512 tokens at a time"
+    assert found["seconds"]["adapt"] > 0
+    assert found["sgd"]["epochs"] == 2
+    assert "tokens learned from after they were scored" in found["evidence"]
+    assert (ways["plain"]["sgd"], ways["plain"]["evidence"], ways["plain"]["seconds"]["adapt"]) == (None, "", 0)
+
+    @contextlib.contextmanager
+    def asked(**_: object) -> Iterator[Callable[[], bool]]:
+        answers = iter([False, True])
+        yield lambda: next(answers)
+
+    keeping = [trained / "model.birdie", *LEARNING, "--state", tmp_path / "state"]
+    with monkeypatch.context() as patch:
+        patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
+        assert ask("evaluate", *keeping)[0] == 130
+    code, answer, _ = ask("evaluate", *keeping, "--resume")
+    assert (code, answer["bpb"], answer["evidence"]) == (0, found["bpb"], found["evidence"])
+    code, answer, _ = ask("evaluate", *keeping, "--resume", "--stride", "8")
+    assert (code, answer["error"]["type"]) == (1, "WeightsError")
+    assert "is of another scoring: windows" in answer["error"]["message"]
+
+
+def test_evaluate_learns_documents(trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them; the model learns the longer one before the other is scored."""
+    tokenizer, shard = ByteTokenizer(), tmp_path / "fineweb_val_000000.bin"
+    texts = [tokenizer.encode(Path(module.__file__ or "").read_text()[:2500]) for module in (bisect, colorsys)]
+    write_shard(shard, np.concatenate([[1], texts[0], [1], texts[1][:1500]]))
+    many = ["--data", str(shard), "--max-tokens", "0"]
+    plain = evaluated(trained, *many)
+    lora = [*many, "--lora", "rank=4,lr=0.01,chunk=64,batch_docs=1,parts=k+o+mlp+head"]
+    found = evaluated(trained, "--adapt", "lora", *lora)
+    assert (found["tokens"], found["text_bytes"]) == (plain["tokens"], plain["text_bytes"])
+    assert found["bpb"] < plain["bpb"] - 0.05
+    assert found["way"] == "each document in chunks of 64, windows of 64, adapters learning it"
+    assert (found["sgd"], found["phased"], found["lora"]["parts"]) == (None, None, ["k", "o", "mlp", "head"])
+    assert found["seconds"]["adapt"] > 0
+    phases = ["--adapt", "phased", *lora, "--phased", "prefix_docs=1,phases=1,lr=0.1,chunk_tokens=2048,batch_seqs=2"]
+    phased = evaluated(trained, *phases)
+    assert phased["bpb"] < found["bpb"]
+    assert phased["evidence"].startswith(found["evidence"].split(";")[0])
+    assert "1 phases, the last adapted by SGD" in phased["evidence"]
+
+    @contextlib.contextmanager
+    def asked(**_: object) -> Iterator[Callable[[], bool]]:
+        yield lambda: True
+
+    keeping = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
+    with monkeypatch.context() as patch:
+        patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
+        assert ask("evaluate", *keeping)[0] == 130
+    code, answer, _ = ask("evaluate", *keeping, "--resume")
+    assert (code, answer["bpb"], answer["tokens"]) == (0, phased["bpb"], phased["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--adapt", "lora", "--stream"], "adapt with windows"),
+        (["--adapt", "lora", "--tilt"], "leave out the tilt"),
+        (["--adapt", "lora", "--temperature", "0.9"], "leave the temperature out"),
+        (["--adapt", "lora", "--lora", "chunk=65"], "lora chunk 65 does not fit windows of 64"),
+        (["--adapt", "lora", "--lora", "parts=q+w"], "lora parts are q, w"),
+        (["--adapt", "lora", "--lora", "warm_a=perhaps"], "give such as warm_a=0"),
+        (["--adapt", "lora", "--phased", "phases=1"], "settings of phased given, but adaptation is lora"),
+        (["--adapt", "sgd", "--stream"], "adapt with windows"),
+        (["--adapt", "adam"], "choose none, sgd, lora, phased"),
+        (["--adapt", "sgd", "--sgd", "rate=1"], "[sgd] has no setting 'rate'"),
+        (["--adapt", "sgd", "--sgd", "lr=much"], "sgd lr is 'much'"),
+        (["--adapt", "sgd", "--sgd", "freeze_blocks=3"], "no parameter of block 2"),
+        (["--adapt", "sgd", "--resume"], "say which with --state"),
+        (["--sgd", "lr=1"], "settings of sgd given, but adaptation is none"),
+        (["--adapt", "sgd", "--tilt", "--state", "no"], "state of a tilted scoring cannot be kept"),
+        (["--stride", "65"], "stride 65 is longer than windows of 64"),
+        (["--sinks", "2"], "set stream as well"),
+        (["--kv-bits", "4"], "set stream as well"),
+        (["--stream", "--kv-bits", "5"], "choose 2, 3, 4 or 8"),
+        (["--stream", "--stride", "8"], "give stride or stream"),
+        (["--stream", "--chunk", "64", "--sinks", "1"], "1 sinks do not fit a context of 64"),
+        (["--temperature", "0"], "above 0"),
+    ],
+)
+def test_ways_that_cannot_be_are_refused(trained: Path, ask: Ask, flags: list[str], why: str) -> None:
+    code, answer, _ = ask("evaluate", trained / "model.birdie", *flags)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert why in answer["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--stride", "8"], ["--stream", "--segments", "4"], ["--tilt"]], ids=str)
+def test_ranks_agree_on_a_score(trained: Path, tmp_path: Path, flags: list[str]) -> None:
+    arguments = ["evaluate", str(trained / "model.birdie"), "--json", *flags]
+    one, two = evaluated(trained, *flags), json.loads(run_as_ranks(birdie, tuple(arguments), 2, tmp_path, {}))
+    assert two["bpb"] == pytest.approx(one["bpb"], rel=1e-6)
+    assert (two["tokens"], two["text_bytes"], two["documents"]) == (one["tokens"], one["text_bytes"], one["documents"])
+
+
+def test_sample_is_repeatable(ask: Ask, trained: Path) -> None:
+    tokens = ["sample", trained / "model.birdie", "--prompt", "def f(", "--tokens", "12", "--seed", "3"]
+    code, first, _ = ask(*tokens)
+    assert code == 0
+    assert first["text"].startswith("def f(")
+    assert ask(*tokens)[1] == first
+
+
+def test_a_recipe_file_trains_again(trained: Path, tmp_path: Path, ask: Ask) -> None:
+    code, answer, _ = ask("train", trained / "recipe.toml", "--folder", tmp_path / "again")
+    assert code == 0
+    before = json.loads((trained / "summary.json").read_text())
+    assert answer["bpb_float"] == before["bpb_float"]
+    assert answer["bytes"] == before["bytes"]
+
+
+def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
+    with subprocess.Popen(
+        [*command, "--train.iterations", "100000"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3 "):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert "saved in" in rest
+    state = next((folder / "checkpoints").glob("step-*/state.json"))
+    step = json.loads(state.read_text())["step"]
+    done = subprocess.run(
+        [*command, "--resume", "--train.iterations", str(step + 2), "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"resumed at step {step}" in done.stderr
+    assert json.loads(done.stdout)["steps"] == step + 2
+
+
+def test_ctrl_c_has_an_answer(ask: Ask, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("birdie.artifact.files.save", interrupted)
+    code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
+    assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
+    assert "Stopped by Ctrl-C" in err
+
+
+def test_a_run_is_not_overwritten_unasked(trained: Path, ask: Ask) -> None:
+    before = (trained / "recipe.toml").read_text()
+    code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--train.iterations", "2")
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert "--resume" in answer["error"]["message"]
+    assert (trained / "recipe.toml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "change", [["--model.logit-softcap", "5"], ["--data.order", "shuffled"], ["--train.train-seq-len", "32"]]
+)
+def test_resuming_something_else_is_refused(trained: Path, ask: Ask, change: list[str]) -> None:
+    before = (trained / "recipe.toml").read_text()
+    code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--resume", *change)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert change[0].removeprefix("--").replace("-", "_") in answer["error"]["message"]
+    assert (trained / "recipe.toml").read_text() == before
+
+
+@pytest.mark.slow
+def test_torchrun_trains_on_every_rank(trained: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "birdie"]
+    arguments = ["train", str(trained / "recipe.toml"), "--folder", str(tmp_path / "two"), "--json"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    one = json.loads((trained / "summary.json").read_text())
+    two = json.loads(done.stdout)
+    assert two["bpb_float"] == pytest.approx(one["bpb_float"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_killed_under_torchrun_costs_no_more_than_the_checkpoints_interval(
+    trained: Path, tmp_path: Path
+) -> None:
+    """`kill -9` of one of two ranks: torchrun starts both anew, and they go on from the last checkpoint unasked."""
+    folder, every = tmp_path / "two", 2
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m", "birdie"]
+    flags = ["--run.checkpoint-every", str(every), "--train.iterations", "40", "--run.log-every", "1"]
+    command = [sys.executable, "-m", *launcher, "train", str(trained / "recipe.toml"), "--folder", str(folder), *flags]
+    running = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    seen: list[str] = []
+    killed_at = 0
+    for line in running.stderr:
+        seen.append(line)
+        step = re.match(r"step (\d+)  loss", line)
+        if step and int(step[1]) == 7 and not killed_at:
+            killed_at = 7
+            os.kill(worker_of(running.pid), signal.SIGKILL)
+    out = running.communicate()[0]
+    assert running.returncode == 0, "".join(seen)
+    resumed = [int(found[1]) for found in map(re.compile(r".*resumed at step (\d+)").match, seen) if found]
+    assert len(resumed) == 1
+    assert killed_at - every < resumed[0] < 40
+    whole = tmp_path / "one"
+    arguments = ["train", str(trained / "recipe.toml"), "--folder", str(whole), *flags, "--json"]
+    assert run(build_app, arguments) == 0
+    one = json.loads((whole / "summary.json").read_text())
+    # the rank that lost its peer said so on the line before
+    assert json.loads(out.splitlines()[-1])["bpb_float"] == pytest.approx(one["bpb_float"], abs=1e-4)
+
+
+def worker_of(launcher: int) -> int:
+    """The process of the last rank that torchrun, of process id `launcher`, has started."""
+    found = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True, check=True)
+    return int(found.stdout.split()[-1])
+
+
+class Bomb:
+    """Unpickling this would leave a file behind."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.target}",)
+
+
+def damaged(path: Path, where: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * where)] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_a_pickle_that_wants_to_run_code_does_not(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+    code, answer, _ = ask("compress", tmp_path / "evil.pt", "-o", tmp_path / "out.birdie")
+    assert code == 1
+    assert answer["error"]["type"] == "WeightsError"
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "out.birdie").exists()
+
+
+def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
+    good = tmp_path / "good.birdie"
+    assert ask("compress", weights, "-o", good)[0] == 0
+    for number, share in enumerate((0.0, 0.001, 0.3, 0.999)):
+        bad = tmp_path / f"bad{number}.birdie"
+        bad.write_bytes(good.read_bytes())
+        damaged(bad, share)
+        code, answer, _ = ask("decompress", bad, "-o", tmp_path / "out.pt")
+        assert (code, answer["error"]["type"]) == (1, "ArtifactError"), share
+        assert "\n" not in answer["error"]["message"]
+    for size in (0, 5, 40, good.stat().st_size - 1):
+        bad = tmp_path / f"cut{size}.birdie"
+        bad.write_bytes(good.read_bytes()[:size])
+        assert ask("decompress", bad, "-o", tmp_path / "out.pt")[1]["error"]["type"] == "ArtifactError"
+    assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "said"),
+    [
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "1kB"], "BudgetError", "smallest"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "much"], "ConfigError", "'much'"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "9" * 400 + "GB"], "ConfigError", "no size"),
+        (["compress", "{weights}", "-o", "{tmp}"], "OutputError", "is a folder"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "2 to 8 bits"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int6"], "ConfigError", "PATTERN=SPEC"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"], "ConfigError", "judged on data"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate RECIPE"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate RECIPE"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x"], "ConfigError", "neither a run folder"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--bugdet", "1MB"], "ConfigError", "--budget"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--lossless", "--bits", "4"], "ConfigError", "--lossless"),
+        (["compress", "{weights}", "-o", "{weights}/o.birdie"], "OutputError", "cannot write"),
+        (["compress", "{tmp}/none.pt", "-o", "{tmp}/o.birdie"], "WeightsError", "none.pt"),
+        (["compress", "{nan}", "-o", "{tmp}/o.birdie"], "WeightsError", "'bad'"),
+        (["inspect", "{tmp}/none.birdie"], "ArtifactError", "none.birdie"),
+        (["inspect", "{weights}"], "ArtifactError", "weights.safetensors"),
+        (["evaluate", "{plain}"], "ArtifactError", "birdie GPT"),
+        (["decompress", "{plain}", "-o", "{tmp}/o.txt"], "ConfigError", ".safetensors"),
+        (["prepare"], "ConfigError", "source"),
+        (["prepare", "{tmp}/nothing*"], "DataError", "nothing"),
+        (["prepare", "stdlib", "--caseops", "--tokenizer", "bytes", "-o", "{tmp}"], "ConfigError", "operators"),
+        (["train", "{tmp}/none.toml"], "ConfigError", "none.toml"),
+        (["train", "--data.path", "{tmp}/nowhere"], "DataError", "nowhere"),
+        (["tarin"], "ConfigError", "train"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(
+    ask: Ask, weights: Path, tmp_path: Path, tokens: list[str], kind: str, said: str
+) -> None:
+    nan, plain = tmp_path / "nan.safetensors", tmp_path / "plain.birdie"
+    save_file({"bad": torch.full((128, 128), float("nan"))}, nan)
+    assert ask("compress", weights, "-o", plain)[0] == 0
+    places = {"weights": weights, "tmp": tmp_path, "nan": nan, "plain": plain}
+    code, answer, _ = ask(*(token.format(**places) for token in tokens))
+    assert code == 1
+    assert answer["error"]["type"] == kind, answer
+    assert said in answer["error"]["message"]
+    assert "\n" not in answer["error"]["message"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {weights.name, nan.name, plain.name}, "something half-written was left behind"
+
+
+def test_without_json_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(build_app, ["inspect", str(tmp_path / "none.birdie")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_names_reach_the_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tensor's name may look like markup or like an order to the terminal."""
+    torch.save({"[/x]": torch.zeros(3), "a[bold].w": torch.zeros(3), "\x1b[2Jclear": torch.zeros(3)}, tmp_path / "m.pt")
+    assert run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", str(tmp_path / "m[red].birdie")]) == 0
+    out, err = capsys.readouterr()
+    assert "[/x]" in out
+    assert "a[bold].w" in out
+    assert "\x1b[2J" not in out + err
+
+
+def test_the_output_is_never_the_input(ask: Ask, weights: Path) -> None:
+    before = weights.read_bytes()
+    code, answer, _ = ask("compress", weights, "-o", weights)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert weights.read_bytes() == before
+
+
+def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
+    """Prepared by flag, known by its model from then on, scored by the sidecar."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"Line {i} has {i * i} words for NASA and McX" for i in range(3000)))
+    code, prepared, _ = ask("prepare", text, "--caseops", "--vocab-size", "300", "-o", tmp_path / "data")
+    assert (code, prepared["tokenizer_kind"]) == (0, "caseops")
+    folder = Path(prepared["folder"])
+    flags = ["--data.path", folder, "--data.tokenizer", prepared["tokenizer"]]
+    code, _, said = ask("train", "--folder", tmp_path / "run", *TINY, *flags)
+    assert code == 0
+    assert "the byte sidecar counts" in said
+    artifact = tmp_path / "run" / "model.birdie"
+    code, score, _ = ask("evaluate", artifact)
+    assert code == 0
+    counts = np.array(read_shard(folder / "fineweb_val_bytes_000000.bin"))
+    assert counts.sum() == prepared["val"]["bytes"]
+    assert score["text_bytes"] == counts[1 : 1 + score["tokens"]].sum()
+    assert score["bpb"] == pytest.approx(score["val_loss"] * score["tokens"] / math.log(2) / score["text_bytes"])
+    assert ask("sample", artifact, "--prompt", "Line NASA", "--tokens", "3")[1]["text"].startswith("Line NASA")
+
+    counts[np.flatnonzero(counts)[1]] += 1  # within what is believed: so the sidecar is what counts
+    write_shard(folder / "fineweb_val_bytes_000000.bin", counts)
+    assert ask("evaluate", artifact)[1]["text_bytes"] == score["text_bytes"] + 1
+    (folder / "fineweb_val_bytes_000000.bin").unlink()
+    for again in (["evaluate", artifact], ["train", "--folder", tmp_path / "again", *TINY, *flags]):
+        code, answer, _ = ask(*again)
+        assert (code, answer["error"]["type"]) == (1, "DataError")
+        assert "has no byte sidecar (fineweb_val_bytes_000000.bin)" in answer["error"]["message"]
+
+
+def test_text_in_both_splits_is_refused(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "b.txt").write_text("two\nfour\n")
+    flags = ["--validation", tmp_path / "b.txt", "--documents", "line", "--tokenizer", "bytes", "-o", tmp_path / "data"]
+    code, answer, _ = ask("prepare", tmp_path / "a.txt", *flags)
+    assert (code, answer["error"]["type"]) == (1, "DataError")
+    assert f"the first of them document 2 of {tmp_path / 'a.txt'}" in answer["error"]["message"]
+    assert not list((tmp_path / "data").rglob("*.bin"))
+
+
+def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"line {i} has {i * i} words and more" for i in range(3000)))
+    ask("prepare", text, "--documents", "line", "--vocab-size", "300", "-o", tmp_path / "other")
+    model = next((tmp_path / "other" / "tokenizers").iterdir())
+    code, answer, _ = ask("evaluate", trained / "model.birdie", "--tokenizer", model)
+    assert (code, answer["error"]["type"]) == (1, "DataError")
+    flags = [*data_flags[:2], "--data.tokenizer", model]
+    code, answer, _ = ask("train", "--folder", tmp_path / "run", *TINY, *flags)
+    assert (code, answer["error"]["type"]) == (1, "DataError")
+    assert not (tmp_path / "run").exists()

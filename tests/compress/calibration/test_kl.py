@@ -1,0 +1,160 @@
+"""Laws of seeing what a loss predicts: whatever way it calls the cross-entropy; and of the KL that is told by it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from birdie.compress.calibration.kl import Judge, kl, predictions, summed_kl
+from birdie.errors import ConfigError, DataError
+
+CLASSES = 5
+Batch = tuple[Tensor, Tensor]
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def some_batches(count: int = 3, size: int = 12) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 6, generator=generator), torch.randint(0, CLASSES, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def nats(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="sum")
+
+
+def log_probabilities(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(3).log_softmax(-1)
+
+
+def told(call: Callable[[Tensor], Any], logits: Tensor) -> list[Tensor]:
+    """What is seen when a loss gives `logits` to `call`."""
+    return predictions(nn.Identity(), logits, lambda module, batch: call(module(batch)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.cross_entropy(x, torch.arange(4)),
+        lambda x: F.cross_entropy(input=x, target=torch.arange(4), reduction="none").sum(),
+        lambda x: nn.CrossEntropyLoss(label_smoothing=0.1, weight=torch.rand(CLASSES))(x, torch.arange(4)),
+        lambda x: F.cross_entropy(x, torch.full((4, CLASSES), 1 / CLASSES)),
+        lambda x: F.cross_entropy(x.view(2, 2, CLASSES).transpose(1, 2), torch.arange(4).view(2, 2)),
+        lambda x: F.cross_entropy(x.repeat_interleave(2, 0), torch.tensor([0, -100] * 4)),
+        lambda x: F.cross_entropy(x.repeat_interleave(2, 0), torch.tensor([0, 3] * 4), ignore_index=3),
+    ],
+)
+def test_however_it_is_called_the_same_is_seen(call: Callable[[Tensor], Tensor]) -> None:
+    logits = torch.randn(4, CLASSES)
+    (seen,) = told(call, logits)
+    assert torch.equal(seen, logits.log_softmax(-1))
+
+
+def test_a_single_prediction_has_no_batch() -> None:
+    logits = torch.randn(CLASSES)
+    (seen,) = told(lambda x: F.cross_entropy(x, torch.tensor(2)), logits)
+    assert torch.equal(seen, logits.log_softmax(-1)[None])
+    (ignored,) = told(lambda x: F.cross_entropy(x, torch.tensor(-100)), logits)
+    assert ignored.shape == (0, CLASSES)
+
+
+def test_every_cross_entropy_counts_and_none_is_computed() -> None:
+    def twice(x: Tensor) -> None:
+        assert F.cross_entropy(x, torch.arange(4)) == 0
+        assert F.cross_entropy(x[:2], torch.arange(2), reduction="none").tolist() == [0, 0]
+
+    first, second = told(twice, torch.randn(4, CLASSES))
+    assert torch.equal(first[:2], second)
+
+
+def test_a_loss_without_cross_entropy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cross_entropy"):
+        told(torch.sum, torch.randn(4, CLASSES))
+
+
+def test_kl_is_the_definitions_and_so_is_its_gradient() -> None:
+    p, logits = log_probabilities(7, 40), torch.randn(7, 40, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(kl(p, logits.log_softmax(-1)).sum(), logits)
+    torch.testing.assert_close(gradient, logits.detach().softmax(-1) - p.exp().double(), rtol=1e-5, atol=1e-6)
+    expected = (p.exp().double() * (p - logits.detach().log_softmax(-1))).sum(-1)
+    torch.testing.assert_close(kl(p, logits.detach().log_softmax(-1)), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_equals_cost_nothing_and_pull_nowhere() -> None:
+    logits = torch.randn(9, 40, requires_grad=True)
+    nothing = kl(logits.detach().log_softmax(-1), logits.log_softmax(-1))
+    (gradient,) = torch.autograd.grad(nothing.sum(), logits)
+    assert not nothing.any()
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("far", [math.inf, 300.0])
+def test_classes_ruled_out_leave_gradients_finite(far: float) -> None:
+    """Both of a mask that both models share, and of a class that one of them makes all but impossible."""
+    ours, theirs = torch.randn(3, 6), torch.randn(3, 6, requires_grad=True)
+    mask = torch.tensor([0.0, 0, 0, 0, -far, -far])
+    masked = kl((ours + mask).log_softmax(-1), (theirs + mask).log_softmax(-1))
+    four = kl(ours[:, :4].log_softmax(-1), theirs[:, :4].log_softmax(-1))
+    torch.testing.assert_close(masked, four, rtol=1e-5, atol=1e-7)
+    for other in (theirs, theirs + mask):
+        (gradient,) = torch.autograd.grad(kl((ours + mask).log_softmax(-1), other.log_softmax(-1)).sum(), theirs)
+        assert bool(gradient.isfinite().all())
+
+
+def test_sums_are_over_all_heads() -> None:
+    ours = [log_probabilities(4, 7), log_probabilities(3, 9)]
+    theirs = [log_probabilities(4, 7, seed=1), log_probabilities(3, 9, seed=1)]
+    total, count = summed_kl(ours, theirs)
+    assert count == 7
+    assert total.item() == pytest.approx(sum(kl(p, q).sum().item() for p, q in zip(ours, theirs, strict=True)))
+
+
+@pytest.mark.parametrize("theirs", [[(4, 7)], [(4, 7), (3, 8)], [(4, 7), (2, 9)]])
+def test_different_predictions_do_not_compare(theirs: list[tuple[int, int]]) -> None:
+    ours = [log_probabilities(4, 7), log_probabilities(3, 9)]
+    with pytest.raises(ConfigError, match=r"\(3, 9\).*do not compare"):
+        summed_kl(ours, [log_probabilities(*shape) for shape in theirs])
+
+
+def test_a_judge_leaves_the_module_as_it_was() -> None:
+    module = net().train()
+    module[3].eval()
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    assert Judge(module, some_batches(), nats)(net(1).state_dict()) > 0
+    assert [part.training for part in module] == [True, True, True, False]
+    assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
+
+
+def test_a_judge_remembers_what_it_is_not_told_again() -> None:
+    judge, other = Judge(net(), some_batches(), nats), net(1).state_dict()
+    whole = judge(other)
+    assert judge({"3.bias": other["3.bias"] + torch.arange(CLASSES)}) != whole
+    assert judge({"3.bias": other["3.bias"]}) == whole
+
+
+def test_a_judge_means_over_targets_however_they_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (torch.cat(parts) for parts in zip(*some_batches(4), strict=True))
+    whole = Judge(net(), [(x, y)], nats)(net(1).state_dict())
+    uneven = Judge(net(), [(x[:5], y[:5]), (x[5:], y[5:])], nats)(net(1).state_dict())
+    assert uneven == pytest.approx(whole, rel=1e-6)
+    monkeypatch.setattr("birdie.compress.calibration.kl._CACHED", 0)
+    forgetful = Judge(net(), [(x, y)], nats)
+    assert [forgetful(net(1).state_dict()) for _ in range(2)] == [whole, whole]
+
+
+def test_a_judge_refuses_what_tells_nothing() -> None:
+    module, (x, y) = net(), some_batches(1)[0]
+    with pytest.raises(DataError, match="no targets"):
+        Judge(module, [(x, torch.full_like(y, -100))], nats)(module.state_dict())
+    with pytest.raises(DataError, match="predicts NaN"):
+        Judge(module, [(x * math.nan, y)], nats)(module.state_dict())

@@ -1,0 +1,106 @@
+"""Laws of calibration without gradients: Hessians as ever, prices that explain what was measured, models left alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.calibration.kl import Judge
+from birdie.compress.calibration.probe import SIGMA, probe
+from birdie.compress.calibration.result import Knowledge
+from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.schemes.decoders import decode
+from birdie.compress.schemes.grid import Grid
+from birdie.errors import ConfigError, DataError, WeightsError
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Convolved(nn.Module):
+    """Embedded tokens, a convolution and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 16)
+        self.conv = nn.Conv1d(16, 24, 3, padding=1)
+        self.head = nn.Linear(24, 20)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = torch.relu(self.conv(self.embed(ids).transpose(1, 2)))
+        logits: Tensor = 3 * self.head(hidden.transpose(1, 2))
+        return logits
+
+
+def batches(count: int = 6, seed: int = 1) -> list[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(ids, ids.roll(-1, 1)) for ids in torch.randint(0, 20, (count, 8, 32), generator=generator)]
+
+
+def loss(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch[0]).flatten(0, 1), batch[1].flatten(), reduction="sum")
+
+
+def without_gradients(module: nn.Module, batch: Batch) -> Tensor:
+    assert not torch.is_grad_enabled()
+    return loss(module, batch)
+
+
+def test_hessians_are_those_of_a_full_calibration_and_rows_are_counted() -> None:
+    module, data = Convolved().eval(), batches()
+    full = calibrate(module, data, loss)
+    found = calibrate(module, data, without_gradients, gradients=False)
+    assert list(found) == list(full)
+    for name in ("conv.weight", "head.weight"):
+        ours, theirs = found[name].hessian, full[name].hessian
+        assert ours is not None
+        torch.testing.assert_close(ours, theirs)
+        assert found[name].row_fisher is None
+    rows = found["embed.weight"].row_fisher
+    assert rows is not None
+    used = torch.bincount(torch.cat([ids for ids, _ in data]).flatten(), minlength=20).float()
+    torch.testing.assert_close(rows / rows.sum(), used / used.sum())
+
+
+def test_what_a_matrix_is_worth_explains_the_kl_of_rounding_it() -> None:
+    module, data = Convolved().eval(), batches()
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    judge = Judge(module, data[-2:], loss)
+    found = probe(judge, data[:-2], without_gradients)
+    for name, weight in before.items():
+        assert torch.equal(module.state_dict()[name], weight)
+        if weight.ndim < 2:
+            continue
+        rounded = decode(Grid(sigma=SIGMA).encode(name, weight))
+        errors, rows, hessian = (rounded - weight).flatten(1), found[name].row_fisher, found[name].hessian
+        assert rows is not None
+        assert hessian is not None
+        nats = 0.5 * float(torch.einsum("i,ij,jk,ik->", rows, errors, hessian, errors))
+        assert nats == pytest.approx(judge(before | {name: rounded}), rel=1e-3)
+
+
+def test_it_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
+    module, data = Convolved().eval(), batches(20)
+    known = Knowledge.of(module.state_dict(), (module, data, without_gradients), gradients=False)
+    judge, found = Judge(module, batches(4, seed=9), loss), []
+    for calibration in (None, known):
+        summary = birdie.save(module, tmp_path / "x", bits=5, calibration=calibration)
+        assert summary.budget is not None
+        assert summary.bytes <= summary.budget
+        found.append(judge(birdie.load(tmp_path / "x")))
+    assert found[1] < 0.9 * found[0]
+
+
+def test_bad_input_is_named() -> None:
+    module = Convolved()
+    with pytest.raises(DataError, match="no calibration batches"):
+        probe(Judge(module, batches(), loss), [], loss)
+    with pytest.raises(ConfigError, match="cross_entropy"):
+        probe(Judge(module, batches(), lambda m, b: m(b[0]).sum()), batches(), loss)
+    with torch.no_grad():
+        module.conv.weight[0, 0, 0] = float("nan")
+    with pytest.raises(WeightsError, match=r"conv\.weight"):
+        probe(Judge(module, batches(), loss), batches(), loss)

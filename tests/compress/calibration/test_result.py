@@ -1,0 +1,255 @@
+"""Laws of calibrated compression: quality is met and judged on other data, budgets as ever, the function unchanged."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.calibration.kl import Judge
+from birdie.compress.calibration.result import Knowledge
+from birdie.compress.schemes.lossless import Lossless
+from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
+
+Batch = tuple[Tensor, Tensor]
+LABELS = 10
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, LABELS))
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight *= 2.5  # so that its predictions differ, as those of a trained one do
+    return net
+
+
+def batches(count: int = 10, size: int = 64, seed: int = 1) -> list[Batch]:
+    """Inputs that live in few dimensions, as activations do."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.exp(-torch.arange(64) / 8.0)
+    return [
+        (torch.randn(size, 64, generator=generator) * scale, torch.randint(0, LABELS, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def loss(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="sum")
+
+
+def measured(model: nn.Module, path: Path, data: list[Batch]) -> float:
+    """KL of the decoded file in a module of its own, by plain arithmetic."""
+    decoded = birdie.load(path, into=network(9))
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for x, _ in data:
+            p, q = (F.log_softmax(net(x).double(), -1) for net in (model, decoded))
+            total, count = total + float((p.exp() * (p - q)).sum()), count + len(x)
+    return total / count
+
+
+def test_a_quality_is_met_on_data_held_back_and_nearly_used_up(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    birdie.save(model, tmp_path / "x.birdie", quality=0.01, calibration=(model, data, loss))
+    held_back = data[-2:]
+    assert 0.8 * 0.01 < measured(model, tmp_path / "x.birdie", held_back) <= 0.01 * (1 + 1e-4)
+
+
+def test_a_better_quality_takes_more_bytes(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    sizes = [birdie.save(model, tmp_path / f"{q}", quality=q, calibration=known).bytes for q in (0.001, 0.01, 0.1)]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_calibration_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
+    model, data = network(), batches(20)
+    blind, known = tmp_path / "blind.birdie", tmp_path / "known.birdie"
+    birdie.save(model, blind, bits=3)
+    birdie.save(model, known, bits=3, calibration=(model, data, loss))
+    fresh = batches(4, seed=5)
+    assert known.stat().st_size <= 1.002 * blind.stat().st_size
+    assert measured(model, known, fresh) < 0.5 * measured(model, blind, fresh)
+
+
+def test_refit_gains_on_data_it_has_not_seen_at_next_to_no_bytes(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    plain, tuned = tmp_path / "plain.birdie", tmp_path / "tuned.birdie"
+    birdie.save(model, plain, scheme="ternary", calibration=known)
+    birdie.save(model, tuned, scheme="ternary", calibration=known, refit=40)
+    assert tuned.stat().st_size < 1.02 * plain.stat().st_size
+    fresh = batches(8, seed=5)
+    assert measured(model, tuned, fresh) < 0.8 * measured(model, plain, fresh)
+
+
+def test_refit_keeps_the_budget(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    budget = birdie.save(model, tmp_path / "x", bits=1.5, calibration=known, refit=10).budget
+    assert budget is not None
+    assert 0.97 * budget < (tmp_path / "x").stat().st_size <= budget
+
+
+def test_refit_makes_a_quality_no_dearer(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    sizes = [birdie.save(model, tmp_path / "x", quality=0.05, calibration=known, refit=n).bytes for n in (0, 40)]
+    assert sizes[1] < sizes[0]
+
+
+def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    kept = {name: Lossless().encode(name, weight) for name, weight in known.state.items()}
+    for name, each in known.recalibrated(kept, {}).sensitivities.items():
+        for part in ("hessian", "row_fisher", "output"):
+            ours, first = getattr(each, part), getattr(known.sensitivities[name], part)
+            torch.testing.assert_close(ours, first, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
+
+
+def test_recalibration_is_no_worse_by_the_judge_and_keeps_the_budget(tmp_path: Path) -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    assert known.judge is not None
+    found = []
+    for again in (False, True):
+        summary = birdie.save(model, tmp_path / "x", bits=1.5, calibration=known, recalibrate=again)
+        assert summary.budget is not None
+        assert summary.bytes <= summary.budget
+        found.append(known.judge(birdie.load(tmp_path / "x")))
+    assert found[1] <= found[0]
+    with pytest.raises(ConfigError, match="recalibrate"):
+        birdie.save(model, tmp_path / "x", bits=3, recalibrate=True)
+    with pytest.raises(ConfigError, match="recalibration"):
+        birdie.save(model, tmp_path / "x", bits=3, calibration=replace(known, judge=None), recalibrate=True)
+
+
+@pytest.mark.parametrize("refit", [-1, 1.5])
+def test_refit_takes_steps_and_needs_calibration(refit: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="number of steps"):
+        birdie.save(network(), tmp_path / "x", bits=3, refit=refit)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="calibration"):
+        birdie.save(network(), tmp_path / "x", bits=3, refit=5)
+
+
+def test_the_same_bytes_twice_and_nothing_of_the_caller_changes(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    model.train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    files = []
+    for name in ("a", "b"):
+        birdie.save(model, tmp_path / name, bits=4, calibration=(model, iter(data), loss))
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+    assert model.training
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_sorted_units_leave_the_function_as_it_was() -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    moved = network(3)
+    moved.load_state_dict(known.state)
+    assert not torch.equal(known.state["0.weight"], model.state_dict()["0.weight"])
+    x = batches()[0][0]
+    torch.testing.assert_close(moved(x), model(x))
+    assert Judge(model, batches(2), loss)(known.state) < 1e-6
+
+
+def test_units_stay_where_they_are_when_told_to() -> None:
+    model = network()
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss), symmetries=False)
+    assert all(torch.equal(known.state[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_schemes_by_hand_are_calibrated_too(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    plain, known = tmp_path / "plain.birdie", tmp_path / "known.birdie"
+    rules = [("*.weight", "trellis:states=4,sigma=0.8")]
+    birdie.save(model, plain, scheme=rules)
+    birdie.save(model, known, scheme=rules, calibration=(model, data, loss))
+    assert {row.scheme for row in birdie.inspect(known).tensors if row.name.endswith("weight")} == {"trellis"}
+    assert measured(model, known, data) < 0.8 * measured(model, plain, data)
+
+
+def test_schemes_by_hand_are_calibrated_beside_a_budget_too(tmp_path: Path) -> None:
+    model, path = network(), tmp_path / "x.birdie"
+    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    rules = [("2.weight", "gptq:bits=4,k=3")]
+    birdie.save(model, path, scheme=rules, calibration=known)
+    alone = birdie.load(path)["2.weight"]
+    birdie.save(model, path, scheme=rules, calibration=known, bits=4)
+    assert torch.equal(birdie.load(path)["2.weight"], alone)
+    birdie.save(model, path, scheme=rules)
+    assert not torch.equal(birdie.load(path)["2.weight"], alone)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "error"),
+    [
+        (lambda model: (model, [], loss), DataError),
+        (lambda model: (model, batches()), ConfigError),
+        (lambda _: ("model", batches(), loss), ConfigError),
+        (lambda _: (nn.Sequential(nn.Linear(4, 4)), batches(), loss), WeightsError),
+        (lambda model: (model, batches(), lambda *_: torch.zeros(())), ConfigError),
+        (lambda model: (model, [(torch.full((4, 64), torch.nan), torch.zeros(4).long())], loss), DataError),
+    ],
+)
+def test_calibration_that_cannot_be_is_refused(calibration, error, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    model = network()
+    with pytest.raises(error):
+        birdie.save(model, tmp_path / "x.birdie", bits=4, calibration=calibration(model))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_quality_judged_by_predictions_of_nan_says_so(tmp_path: Path) -> None:
+    model, data = network(), batches()
+    data[-1][0][0, 0] = float("nan")
+    with pytest.raises(DataError, match="held back"):
+        birdie.save(model, tmp_path / "x", quality=0.1, calibration=(model, data, loss))
+    assert not list(tmp_path.iterdir())
+
+
+def test_classes_that_are_ruled_out_cost_no_divergence() -> None:
+    """Logits of minus infinity: p log p of what cannot be is 0, not NaN."""
+    model, data = network(), batches(1)
+    mask = torch.zeros(LABELS)
+    mask[-3:] = float("-inf")
+
+    def masked(module: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(module(batch[0]) + mask, batch[1].clamp_max(LABELS - 4), reduction="sum")
+
+    judge = Judge(model, data, masked)
+    assert judge(model.state_dict()) == 0
+    other = judge(network(1).state_dict())
+    with torch.no_grad():
+        p, q = (F.log_softmax(net(data[0][0])[:, :-3].double(), -1) for net in (model, network(1)))
+    assert other == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
+
+
+def test_a_quality_needs_calibration(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="calibration"):
+        birdie.save(network(), tmp_path / "x", quality=0.1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_quality_needs_a_loss_by_cross_entropy(tmp_path: Path) -> None:
+    model = network()
+    squares = (model, batches(), lambda module, batch: module(batch[0]).square().sum())
+    with pytest.raises(ConfigError, match="cross_entropy"):
+        birdie.save(model, tmp_path / "x", quality=0.1, calibration=squares)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_quality_that_what_is_pinned_has_spoilt_is_refused(tmp_path: Path) -> None:
+    model = network()
+    rules = [("0.weight", "ternary")]
+    with pytest.raises(BudgetError, match="cannot be met"):
+        birdie.save(model, tmp_path / "x", quality=1e-9, scheme=rules, calibration=(model, batches(), loss))
+    assert not list(tmp_path.iterdir())

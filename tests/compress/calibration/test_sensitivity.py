@@ -1,0 +1,376 @@
+"""Calibration sums what plain loops over examples sum, whichever way a weight is used, and leaves the module alone."""
+
+import copy
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from birdie.compress.calibration.sensitivity import MAX_OUTPUTS, calibrate
+from birdie.compress.scheme import Sensitivity
+from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.runtime.distributed import World
+from tests.ranks import start_ranks
+
+Batch = tuple[Tensor, Tensor]
+
+
+def classify(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="sum")
+
+
+def project(module: nn.Module, batch: Batch) -> Tensor:
+    """A loss whose gradient at the outputs is given, so that sums can be told by hand."""
+    return (module(batch[0]) * batch[1]).sum()
+
+
+def close(found: Tensor | None, expected: Tensor) -> None:
+    assert found is not None
+    torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-4, atol=1e-5)
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4))
+
+
+def test_two_layers_by_hand() -> None:
+    module = mlp()
+    batches = [(seeded(6, 5, seed=seed), seeded(6, 4, seed=10 + seed)) for seed in range(3)]
+    found = calibrate(module, batches, project)
+    assert list(found) == ["0.weight", "2.weight"]
+    x = torch.cat([batch[0] for batch in batches])
+    g = torch.cat([batch[1] for batch in batches])
+    hidden = torch.tanh(F.linear(x, module[0].weight, module[0].bias)).detach()
+    back = (g @ module[2].weight.detach()) * (1 - hidden**2)
+    for name, inputs, outputs in (("0.weight", x, back), ("2.weight", hidden, g)):
+        close(found[name].hessian, inputs.T @ inputs / len(x))
+        close(found[name].output, outputs.T @ outputs / 3)  # a unit is a batch where no cross-entropy counts targets
+        close(found[name].row_fisher, (outputs**2).sum(0) / 3)
+
+
+def curvature(logits: Tensor) -> Tensor:
+    p = torch.softmax(logits, -1)
+    return torch.diag(p) - torch.outer(p, p)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_gradients_at_logits_have_the_curvature_of_the_kl(reduction: str) -> None:
+    """Diag(p) − p pᵀ, statistically, in nats per target, whatever the labels and the reduction."""
+    logits = torch.tensor([2.0, 0.5, -1.0, 0.0])
+    module = nn.Linear(1, 4, bias=False)
+    module.weight.data = logits[:, None]
+    count = 20_000
+    batch = torch.ones(count, 1), torch.zeros(count, dtype=torch.long)
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        each = F.cross_entropy(module(batch[0]), batch[1], reduction=reduction)
+        return each.sum() * (count if reduction == "mean" else 1)
+
+    found = calibrate(module, [batch], loss)["weight"]
+    assert found.output is not None
+    torch.testing.assert_close(found.output, curvature(logits), rtol=0, atol=0.01)
+    assert found.hessian is not None
+    assert found.hessian.item() == pytest.approx(1)
+    other = calibrate(module, [(batch[0], batch[1] + 3)], loss)["weight"]
+    assert torch.equal(other.output, found.output), "labels are not used"  # type: ignore[arg-type]
+    warm = calibrate(module, [batch], loss, temperature=3.0)["weight"]
+    torch.testing.assert_close(warm.output, curvature(logits / 3), rtol=0, atol=0.01)
+
+
+def test_seeds_tell_signs_and_nothing_else_is_random() -> None:
+    module, batches = mlp(), [(seeded(9, 5), torch.zeros(9, dtype=torch.long))]
+    one, two, other = (calibrate(module, batches, classify, seed=seed)["0.weight"] for seed in (1, 1, 2))
+    assert torch.equal(one.output, two.output)  # type: ignore[arg-type]
+    assert not torch.equal(one.output, other.output)  # type: ignore[arg-type]
+    assert torch.equal(one.hessian, other.hessian)  # type: ignore[arg-type]
+
+
+def test_targets_that_are_ignored_count_for_nothing() -> None:
+    module, x = mlp(), seeded(8, 5)
+    labels = torch.tensor([0, 1, -100, 2, -100, 3, 1, -100])
+    kept = labels != -100
+    often = [(x[kept].repeat(2000, 1), labels[kept].repeat(2000)), (x.repeat(2000, 1), labels.repeat(2000))]
+    alone, many = (calibrate(module, [batch], classify)["2.weight"].output for batch in often)
+    torch.testing.assert_close(alone, many, rtol=0, atol=0.02)
+
+
+def test_a_network_that_is_sure_of_its_labels_keeps_a_fisher() -> None:
+    """Where squared gradients at the labels have vanished, the curvature of the KL has not."""
+    module, labels = mlp(), torch.arange(12) % 4
+    x = 3 * F.one_hot(labels, 5) + 0.1 * seeded(12, 5)
+    for _ in range(60):
+        gradients = torch.autograd.grad(classify(module, (x, labels)), list(module.parameters()))
+        with torch.no_grad():
+            for weight, gradient in zip(module.parameters(), gradients, strict=True):
+                weight -= 0.1 * gradient
+    assert float((module(x).argmax(-1) == labels).float().mean()) == 1
+    p = torch.softmax(module(x).detach(), -1)
+    curved = float((p * (1 - p)).sum(-1).mean())
+    empirical = float(((p - F.one_hot(labels, 4)) ** 2).sum(-1).mean())
+    found = calibrate(module, [(x.repeat(200, 1), labels.repeat(200))], classify)["2.weight"].row_fisher
+    assert found is not None
+    assert float(found.sum()) == pytest.approx(curved, rel=0.1)
+    assert float(found.sum()) > 20 * empirical
+
+
+CONVOLUTIONS: list[tuple[nn.Module, tuple[int, ...]]] = [
+    (nn.Conv2d(3, 4, 3, bias=False), (2, 3, 7, 6)),
+    (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2, bias=False), (2, 4, 7, 6)),
+    (nn.Conv2d(3, 4, 3, padding="same", dilation=2, bias=False), (2, 3, 7, 6)),
+    (nn.Conv2d(3, 4, (2, 4), padding="same", bias=False), (1, 3, 6, 7)),
+    (nn.Conv2d(4, 4, 3, padding="valid", groups=4, bias=False), (2, 4, 5, 5)),
+    (nn.Conv1d(4, 6, 3, stride=2, padding=2, groups=2, bias=False), (3, 4, 9)),
+    (nn.Conv1d(3, 5, 4, padding="same", bias=False), (2, 3, 8)),
+    (nn.Conv2d(3, 4, 3, bias=False), (3, 7, 6)),
+    (nn.Conv1d(3, 4, 3, bias=False), (3, 9)),
+    (nn.Conv3d(2, 4, (2, 3, 2), stride=(1, 2, 1), padding=(1, 0, 1), groups=2, bias=False), (2, 2, 3, 7, 4)),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CONVOLUTIONS)))
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
+    """Patches by hand: the output's Jacobian in the weights of one kernel is what it multiplied."""
+    module, shape = CONVOLUTIONS[case]
+    x = seeded(*shape)
+    out = module(x)
+    g = seeded(*out.shape, seed=1)
+    found = calibrate(module, [(x, g)], project)["weight"]
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    rows, groups = len(weight), int(module.groups)  # type: ignore[arg-type]
+    channels = out.ndim - weight.ndim + 1
+    sums, count = torch.zeros(weight[0].numel(), weight[0].numel()), 0
+    for first in range(0, rows, rows // groups):  # any output of the group sees the group's patches
+        seen = out.movedim(channels, 0)[first].reshape(-1)
+        for value in seen:
+            patch = torch.autograd.grad(value, weight, retain_graph=True)[0][first].reshape(-1)
+            sums += torch.outer(patch, patch)
+            count += 1
+    close(found.hessian, sums / count)
+    gradients = g.movedim(channels, 0).reshape(rows, -1)
+    close(found.output, gradients @ gradients.T)
+
+
+def test_embeddings_know_how_often_and_how_much() -> None:
+    module = nn.Embedding(6, 3)
+    ids = torch.tensor([[0, 2, 2], [5, 2, 0]])
+    g = seeded(2, 3, 3, seed=1)
+    found = calibrate(module, [(ids, g)], project)["weight"]
+    squares = torch.zeros(6, 3).index_add_(0, ids.reshape(-1), g.reshape(-1, 3) ** 2)
+    assert found.hessian is not None
+    assert found.row_fisher is not None
+    close(found.hessian.diagonal().sum() * found.row_fisher, squares.sum(1))
+    close(found.hessian.diagonal() * found.row_fisher.sum(), squares.sum(0))
+    assert found.row_fisher[[1, 3, 4]].tolist() == [0, 0, 0]
+
+
+class Tied(nn.Module):
+    """The head is the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = nn.Embedding(6, 3)
+        self.head = nn.Linear(3, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embedding(ids))
+        return out
+
+
+def test_a_tied_embedding_has_both_uses_in_one() -> None:
+    module, ids, g = Tied(), torch.tensor([0, 2, 2, 5]), seeded(4, 6, seed=1)
+    found = calibrate(module, [(ids, g)], project)
+    assert list(found) == ["embedding.weight"]
+    weight = module.embedding.weight.detach()
+    x, back = weight[ids], g @ weight
+    looked_up = torch.zeros(6, 3).index_add_(0, ids, back**2)
+    used, fisher = x.T @ x / 4, (g**2).sum(0)
+    one = found["embedding.weight"]
+    assert one.output is None
+    # Diagonals of the Fisher information, over rows and over columns, are the sums of both uses'.
+    total = fisher.sum() * used.trace() + looked_up.sum()
+    close(one.hessian, fisher.sum() * used + torch.diag(looked_up.sum(0)))
+    close(one.row_fisher, (fisher * used.trace() + looked_up.sum(1)) / total)
+
+
+class Bank(nn.Module):
+    """Two matrices in one parameter, one of them used by a functional call after a cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.bank = nn.Parameter(torch.randn(2, 4, 4))
+
+    def named_matrices(self) -> list[tuple[str, Tensor]]:
+        return [(f"matrix.{index}", self.bank[index]) for index in range(2)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(F.linear(x, self.bank[0])), self.bank[1].to(torch.bfloat16).float())
+
+
+def test_views_of_banks_and_casts_are_known_by_name() -> None:
+    module, x, g = Bank(), seeded(7, 4), seeded(7, 4, seed=1)
+    found = calibrate(module, [(x, g)], project)
+    assert list(found) == ["matrix.0", "matrix.1"]
+    close(found["matrix.0"].hessian, x.T @ x / 7)
+    hidden = torch.tanh(x @ module.bank[0].detach().T)
+    close(found["matrix.1"].hessian, hidden.T @ hidden / 7)
+    close(found["matrix.1"].output, g.T @ g)
+
+
+def test_weights_cast_on_the_way_and_autocast_ones_are_the_same_weights() -> None:
+    class Cast(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return F.linear(input.to(torch.bfloat16), self.weight.to(torch.bfloat16)).float()
+
+    module, x, g = Cast(5, 3, bias=False), seeded(6, 5), seeded(6, 3, seed=1)
+    found = calibrate(module, [(x, g)], project)["weight"]
+    low = x.bfloat16().float()
+    close(found.hessian, low.T @ low / 6)
+    low = g.bfloat16().float()
+    torch.testing.assert_close(found.output, low.T @ low, rtol=0.02, atol=0.02)
+
+
+def test_wide_outputs_keep_their_diagonal_alone() -> None:
+    module = nn.Linear(2, MAX_OUTPUTS + 1, bias=False)
+    x, g = seeded(3, 2), seeded(3, MAX_OUTPUTS + 1, seed=1)
+    found = calibrate(module, [(x, g)], project)["weight"]
+    assert found.output is None
+    close(found.row_fisher, (g**2).sum(0))
+
+
+def fingerprint(module: nn.Module) -> list[Any]:
+    modes = [part.training for part in module.modules()]
+    return [modes, [(each.requires_grad, each.grad is None) for each in module.parameters()]]
+
+
+def failing(module: nn.Module, batch: Batch) -> Tensor:
+    module(batch[0])
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("loss", [classify, failing])
+def test_the_module_is_left_as_it_was(loss: Callable[[nn.Module, Batch], Tensor]) -> None:
+    module = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Dropout(0.5), nn.Linear(7, 4))
+    module.train()
+    module[1].eval()
+    module[0].weight.requires_grad_(False)
+    module[3].weight.grad = torch.ones(4, 7)
+    before, state = fingerprint(module), copy.deepcopy(module.state_dict())
+    batches = [(seeded(9, 5), torch.zeros(9, dtype=torch.long))]
+    if loss is failing:
+        with pytest.raises(ZeroDivisionError):
+            calibrate(module, batches, loss)
+    else:
+        assert set(calibrate(module, batches, loss)) == {"0.weight", "3.weight"}, "frozen weights are looked at too"
+    assert fingerprint(module) == before
+    assert module[3].weight.grad.tolist() == torch.ones(4, 7).tolist()
+    assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
+    with torch.no_grad():
+        if loss is classify:
+            calibrate(module, batches, loss)
+        assert not torch.is_grad_enabled()
+
+
+def test_progress_counts_batches() -> None:
+    seen: list[int] = []
+    batches = ((seeded(2, 5), torch.zeros(2, dtype=torch.long)) for _ in range(3))
+    calibrate(mlp(), batches, classify, progress=seen.append)
+    assert seen == [1, 2, 3]
+
+
+def test_what_cannot_be_calibrated_is_refused() -> None:
+    module, good = mlp(), (seeded(2, 5), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(DataError, match="no calibration batches"):
+        calibrate(module, [], classify)
+    with pytest.raises(ConfigError, match="one number that depends on the module's weights"):
+        calibrate(module, [good], lambda _, batch: batch[0].sum())
+    with pytest.raises(ConfigError, match="one number"):
+        calibrate(module, [good], lambda module, batch: module(batch[0]))
+    with pytest.raises(ConfigError, match="uses none of the module's matrices"):
+        calibrate(module, [good], lambda module, _: module[0].bias.sum())
+    with pytest.raises(ConfigError, match="has no matrices"):
+        calibrate(nn.LayerNorm(4), [good], classify)
+    for temperature in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="above 0"):
+            calibrate(module, [good], classify, temperature=temperature)
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(DataError, match="NaN, infinite"):
+            calibrate(module, [(torch.full((2, 5), bad), good[1])], classify)
+    with pytest.raises(DataError, match="exceed float32"):
+        calibrate(module, [(torch.full((2, 5), 1e25), good[1])], classify)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_named_not_the_layer_where_it_shows(bad: float) -> None:
+    module = mlp()
+    name, weight = next(iter(module.named_parameters()))
+    with torch.no_grad():
+        weight[0] = bad
+    with pytest.raises(WeightsError, match=f"'{name}' holds NaN or infinite"):
+        calibrate(module, [(seeded(2, 5), torch.zeros(2, dtype=torch.long))], classify)
+
+
+def calibrate_as_rank(rank: int, size: int, rendezvous: str, results: str, first: bool) -> None:
+    torch.set_num_threads(1)
+    wait = datetime.timedelta(minutes=2)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=wait)
+    batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(rank, 4, size)]
+    if first:  # all batches on rank 0
+        batches = [(seeded(6, 5, seed=i), seeded(6, 4, seed=10 + i)) for i in range(4)] if rank == 0 else []
+    found = calibrate(mlp(), batches, project, world=World(rank, size, rank))
+    torch.save({name: (each.hessian, each.output) for name, each in found.items()}, f"{results}.{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [False, True], ids=["shared out", "all on the first"])
+def test_two_ranks_have_the_sum_of_both(tmp_path: Path, first: bool) -> None:
+    places = str(tmp_path / "rendezvous"), str(tmp_path / "found")
+    start_ranks(calibrate_as_rank, (2, *places, first), 2)
+    batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(4)]
+    alone = calibrate(mlp(), batches, project)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"found.{rank}", weights_only=True)
+        assert list(found) == list(alone)
+        for name, (hessian, output) in found.items():
+            close(alone[name].hessian, hessian)
+            close(alone[name].output, output)
+
+
+def predicted(known: Sensitivity, change: Tensor) -> float:
+    assert known.hessian is not None
+    assert known.output is not None
+    return 0.5 * float(torch.trace(known.output @ change @ known.hessian @ change.T))
+
+
+@pytest.mark.parametrize("name", ["0.weight", "2.weight"])
+def test_a_small_change_costs_the_kl_that_is_predicted(name: str) -> None:
+    """½ tr(G E H Eᵀ) within a factor of two of what is measured; inputs and gradients are taken as independent."""
+    module, x = mlp(), seeded(3000, 5)
+    labels = torch.zeros(3000, dtype=torch.long)
+    known = calibrate(module, [(x, labels)], classify)[name]
+    before = torch.log_softmax(module(x).detach().double(), -1)
+    for seed in range(4):
+        changed = copy.deepcopy(module)
+        weight = dict(changed.named_parameters())[name]
+        change = 0.01 * seeded(*weight.shape, seed=seed)
+        with torch.no_grad():
+            weight += change
+            after = torch.log_softmax(changed(x).double(), -1)
+        measured = float((before.exp() * (before - after)).sum(-1).mean())
+        assert 0.5 < measured / predicted(known, change) < 2

@@ -1,0 +1,453 @@
+"""Units in another order are the same function, bit counts fall, nothing given is changed, and doubt means no."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from birdie.compress.calibration.symmetry import canonical, carried, restore
+from birdie.compress.calibration.symmetry_graph import find_symmetries, symmetries_of
+from birdie.compress.calibration.symmetry_units import Symmetry, UnitValues, level_columns, level_rows, members_of
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.schemes.grid import Grid
+from birdie.entropy import coder
+from birdie.errors import ConfigError, WeightsError
+from birdie.model.gpt import GPT, GPTConfig
+
+M = TypeVar("M", bound=nn.Module)
+SMALL: dict[str, Any] = {"vocab_size": 50, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
+SHAPES = [
+    GPTConfig(vocab_size=50, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2),
+    GPTConfig(vocab_size=50, num_layers=2, model_dim=48, num_heads=6, num_kv_heads=6, tie_embeddings=False),
+    GPTConfig(vocab_size=50, num_layers=1, model_dim=32, num_heads=4, num_kv_heads=1, mlp_mult=3),
+    GPTConfig(
+        **SMALL, xsa_last_n=1, value_embed_layers=(1, 2), value_embed_dim=8, attn_gate="dense", activation="swiglu"
+    ),
+    GPTConfig(**SMALL, value_residual=True, value_embed_layers=(1,), value_embed_dim=8, activation="leaky_relu2"),
+    GPTConfig(
+        **SMALL, xsa_last_n=3, attn_gate="sparse", num_loops=1, loop_end=1, parallel="lanes", parallel_start_layer=2
+    ),
+]
+NAMES = ["grouped", "untied", "one-kv-head", "value-embedding", "value-residual", "exclusive"]
+
+
+def randomized(module: M, seed: int = 0) -> M:
+    """`module` in float64 with no weight at zero or one, so that each has its effect."""
+    generator = torch.Generator().manual_seed(seed)
+    module.double().eval()
+    with torch.no_grad():
+        for name, each in module.state_dict().items():
+            if each.is_floating_point():
+                values = torch.randn(each.shape, generator=generator, dtype=torch.float64) * 0.3
+                each.copy_(values.abs() + 0.1 if "running_var" in name else values)
+    return module
+
+
+def gpt(config: GPTConfig) -> GPT:
+    model = randomized(GPT(config))
+    model.compute_dtype = torch.float64
+    return model
+
+
+def ids(config: GPTConfig) -> Tensor:
+    return torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def count(symmetry: Symmetry, state: Mapping[str, Tensor]) -> int:
+    return members_of(symmetry, state)[0].units
+
+
+def shuffled(seed: int) -> UnitValues:
+    """A key that puts the units in a random order."""
+    generator = np.random.default_rng(seed)
+    return lambda symmetry, state, _: generator.random(count(symmetry, state))
+
+
+@pytest.mark.parametrize("config", SHAPES, ids=NAMES)
+def test_a_gpt_in_another_order_is_the_same_function(config: GPTConfig) -> None:
+    model = gpt(config)
+    before, given_state = model(ids(config)), {k: v.clone() for k, v in model.state_dict().items()}
+    for key in (None, shuffled(3)):
+        state, report = canonical(model.state_dict(), model.symmetries(), key=key)
+        assert equal(given_state, dict(model.state_dict()))  # what was given is not changed
+        moved = {name for name in state if not torch.equal(state[name], given_state[name])}
+        assert any("c_v" in name for name in moved)
+        assert all("mlp" in name or "attn." in name or name == "value_embed.proj.weight" for name in moved)
+        assert {f"blocks.{i}.mlp.fc.weight" for i in range(config.num_layers)} <= moved
+        assert moved == set(report.orders)
+        assert not report.scales
+        other = gpt(config)
+        other.load_state_dict(state)
+        torch.testing.assert_close(other(ids(config)), before, rtol=1e-9, atol=1e-9)
+        assert equal(restore(state, report), given_state)
+
+
+@pytest.mark.parametrize("config", SHAPES, ids=NAMES)
+def test_every_declared_symmetry_of_a_gpt_holds_alone(config: GPTConfig) -> None:
+    model, other = gpt(config), gpt(config)
+    before = model(ids(config))
+    for symmetry in model.symmetries():
+        state, report = canonical(model.state_dict(), [symmetry], key=shuffled(5))
+        assert report.groups[0].moved or report.groups[0].units < 4
+        other.load_state_dict(state)
+        torch.testing.assert_close(other(ids(config)), before, rtol=1e-9, atol=1e-9)
+
+
+def test_every_kind_of_unit_of_a_gpt_is_declared() -> None:
+    units = [canonical(gpt(SHAPES[0]).state_dict(), [each])[1].groups[0].units for each in gpt(SHAPES[0]).symmetries()]
+    per_block = [64, *[8, 2] * 2, 2]  # hidden; channels of each kv head, query heads of each kv head; kv heads
+    assert units == per_block * 3
+
+
+@pytest.mark.parametrize("config", SHAPES, ids=NAMES)
+def test_units_can_be_rescaled_where_powers_say_so(config: GPTConfig) -> None:
+    model, other = gpt(config), gpt(config)
+    generator = np.random.default_rng(0)
+
+    def scale(symmetry, state, _) -> np.ndarray:
+        return np.exp(generator.standard_normal(count(symmetry, state)))
+
+    state, report = canonical(model.state_dict(), model.symmetries(), scale=scale)
+    assert [group.scaled for group in report.groups] == [len(s[0]) == 6 for s in model.symmetries()]
+    other.load_state_dict(state)
+    torch.testing.assert_close(other(ids(config)), model(ids(config)), rtol=1e-8, atol=1e-8)
+    back = restore(state, report)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(back[name], weight, rtol=1e-12, atol=0)
+
+
+def calibrated(model: GPT, names: list[str], config: GPTConfig) -> dict[str, Sensitivity]:
+    """Measured on one batch: input second moments and squared output gradients of the named layers."""
+    seen: dict[str, list[Tensor]] = {}
+    handles = []
+    for name in names:
+        layer = model.get_submodule(name.removesuffix(".weight"))
+
+        def note(_, inputs, output, name=name) -> None:
+            output.retain_grad()
+            seen[name] = [inputs[0].detach().flatten(0, 1), output]
+
+        handles.append(layer.register_forward_hook(note))
+    model.loss(ids(config)[:, :-1], ids(config)[:, 1:]).backward()
+    for handle in handles:
+        handle.remove()
+    known = {}
+    for name, (x, y) in seen.items():
+        g = y.grad.flatten(0, 1)
+        known[name] = Sensitivity(x.T @ x / len(x), g.square().mean(0), g.T @ g)
+    return known
+
+
+@pytest.mark.parametrize("level", [level_rows, level_columns])
+def test_sensitivities_are_carried_along_as_if_measured_again(level: UnitValues) -> None:
+    config = SHAPES[0]
+    model, other = gpt(config), gpt(config)
+    names = [name for name, _ in model.named_matrices() if "tok_emb" not in name]
+    known = calibrated(model, names, config)
+    state, report = canonical(model.state_dict(), model.symmetries(), scale=level, sensitivities=known)
+    other.load_state_dict(state)
+    again = calibrated(other, names, config)
+    for name in names:
+        moved = carried(name, known[name], report)
+        for mine, measured in ((moved.hessian, again[name].hessian), (moved.output, again[name].output)):
+            scale = measured.diagonal().sqrt().clamp_min(1e-100)
+            torch.testing.assert_close(mine / scale.outer(scale), measured / scale.outer(scale), rtol=0, atol=1e-5)
+        torch.testing.assert_close(moved.row_fisher, again[name].row_fisher, rtol=1e-5, atol=0)
+    for i in range(config.num_layers):
+        rows = again[f"blocks.{i}.mlp.fc.weight"].row_fisher
+        columns = again[f"blocks.{i}.mlp.proj.weight"].hessian.diagonal()
+        alive = (rows > 0) & (columns > 0)
+        one, left = (rows, columns) if level is level_rows else (columns, rows)
+        torch.testing.assert_close(one[alive], one[alive][:1].expand_as(one[alive]), rtol=1e-5, atol=0)
+        assert bool((left[alive].diff() >= -1e-5 * left[alive][1:]).all())
+
+
+def test_a_kernel_moves_with_its_channel_in_the_sensitivities_too() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 5, 1), nn.ReLU(), nn.Conv2d(5, 2, (2, 3)))
+    root = torch.randn(30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    known = {"2.weight": Sensitivity(root @ root.T, torch.ones(2))}
+    state, report = canonical(module.state_dict(), find_symmetries(module), key=shuffled(1), sensitivities=known)
+    moved = carried("2.weight", known["2.weight"], report)
+    before, after = (w.reshape(2, 30).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
+    torch.testing.assert_close(after @ moved.hessian @ after.T, before @ known["2.weight"].hessian @ before.T)
+    assert not torch.equal(after, before)
+    powers = known["2.weight"].hessian.diagonal().reshape(5, 6).sum(1)
+    _, by_power = canonical(module.state_dict(), find_symmetries(module), sensitivities=known)
+    assert by_power.orders["0.weight"][0].tolist() == powers.argsort().tolist()
+    with pytest.raises(ConfigError, match="recalibrate"):
+        carried("2.weight", Sensitivity(torch.eye(7)), report)
+
+
+def test_sorting_saves_bytes_of_the_real_coder() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(256, generator=generator).mul(0.7).exp()
+    state = {
+        "up": torch.randn(256, 64, generator=generator) * spread[:, None],
+        "down": torch.randn(64, 256, generator=generator) * spread,
+    }
+
+    def size(tensors: dict[str, Tensor]) -> int:
+        streams = [s for name, w in tensors.items() for s in Grid(sigma=0.4).encode(name, w).streams]
+        return sum(len(coder.encode(stream).payload) for stream in streams)
+
+    new, report = canonical(state, [(("up", 0, 1), ("down", 1, 1))])
+    saved = 8 * (size(state) - size(new))
+    assert saved > 0.5 * report.bits > 0
+    assert report.sorted_axes("up") == (0,)
+    assert report.sorted_axes("down") == (1,)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    block=st.integers(1, 3),
+    units=st.integers(1, 6),
+    dtype=st.sampled_from([torch.bfloat16, torch.int8, torch.float8_e4m3fn]),
+)
+def test_blocks_move_as_wholes_and_back(seed: int, block: int, units: int, dtype: torch.dtype) -> None:
+    labels = torch.arange(4 * units).view(units, 4)  # tell afterwards where each row and column came from
+    other = torch.randint(-60, 60, (2, 3 + units * block, 2), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    state = {"a": labels, "b": other, "c": torch.ones(3)}
+    symmetries = [(("a", 0, 1), ("b", -2, block, 3, 3 + units * block)), (("a", 1, 2), ("b", 0, 1))]
+    new, report = canonical(state, symmetries, key=shuffled(seed))
+    rows, halves = new["a"][:, 0] // 4, new["a"][0, ::2] % 4 // 2
+    moved = [3 + block * int(row) + k for row in rows for k in range(block)]
+    wide = other.float()[halves]
+    assert torch.equal(new["b"].float(), torch.cat((wide[:, :3], wide[:, moved]), 1))
+    assert new["c"] is state["c"]
+    back = restore(new, report)
+    assert all(torch.equal(back[name].float(), state[name].float()) for name in state)
+
+
+def test_what_is_sorted_stays_as_it_is() -> None:
+    model = gpt(SHAPES[0])
+    once, _ = canonical(model.state_dict(), model.symmetries())
+    twice, report = canonical(once, model.symmetries())
+    assert not report.orders
+    assert all(twice[name] is once[name] for name in once)
+    assert report.bits == pytest.approx(sum(math.log2(math.factorial(group.units)) for group in report.groups))
+
+
+def test_nan_zero_and_infinite_units_are_only_moved() -> None:
+    up = torch.tensor([[float("nan"), 1.0], [0.0, 0.0], [3.0, 1.0], [float("inf"), 0.0]])
+    new, _ = canonical({"up": up, "down": torch.arange(4.0)[None]}, [(("up", 0, 1), ("down", 1, 1))])
+    assert new["down"].tolist() == [[1.0, 2.0, 3.0, 0.0]]
+
+
+def test_tied_names_stay_tied_and_must_move_together() -> None:
+    weight = torch.randn(6, 3)
+    state = {"a": weight, "b": weight[:], "down": torch.randn(2, 6)}
+    new, _ = canonical(state, [(("a", 0, 1), ("b", 0, 1), ("down", 1, 1))])
+    assert new["a"] is new["b"]
+    assert not torch.equal(new["a"], weight)
+    for alone in ((("a", 0, 1), ("down", 1, 1)), (("a", 0, 1), ("b", 0, 1, 0, 6, 1), ("down", 1, 1))):
+        with pytest.raises(ConfigError, match="tied"):
+            canonical(state, [alone])
+    with pytest.raises(ConfigError, match="shares part of its memory"):
+        canonical({"a": weight, "part": weight[2:], "down": torch.randn(2, 6)}, [(("a", 0, 1), ("down", 1, 1))])
+    bank = torch.randn(2, 6, 3)  # two layers in one block of memory do not overlap
+    apart, _ = canonical({"a": bank[0], "b": bank[1], "down": torch.randn(2, 6)}, [(("a", 0, 1), ("down", 1, 1))])
+    assert apart["b"] is not bank
+    assert torch.equal(apart["b"], bank[1])
+
+
+BAD = {
+    "not a tuple": "up",
+    "empty": (),
+    "no member": ("up",),
+    "too short": (("up", 0),),
+    "a float": (("up", 0.0, 1),),
+    "a bool": (("up", True, 1),),
+    "no such tensor": (("upp", 0, 1),),
+    "no such axis": (("up", 2, 1),),
+    "block does not divide": (("up", 0, 4),),
+    "beyond the end": (("up", 0, 1, 0, 7),),
+    "empty range": (("up", 0, 1, 3, 3),),
+    "other number of units": (("up", 0, 1), ("down", 0, 1)),
+    "twice the same": (("up", 0, 1), ("up", 0, 1)),
+    "overlapping": (("up", 0, 1, 0, 3), ("up", 0, 1, 2, 5)),
+    "endless power": (("up", 0, 1, 0, 6, math.inf),),
+}
+
+
+@pytest.mark.parametrize("symmetry", BAD.values(), ids=BAD)
+def test_a_symmetry_that_does_not_fit_is_refused(symmetry) -> None:
+    with pytest.raises(ConfigError, match="symmetr"):
+        canonical({"up": torch.randn(6, 3), "down": torch.randn(2, 6)}, [symmetry])
+
+
+def test_keys_and_scales_that_do_not_fit_are_refused() -> None:
+    state = {"up": torch.ones(6, 3), "down": torch.full((2, 6), 1e38)}
+    symmetry = (("up", 0, 1, 0, 6, 1), ("down", 1, 1, 0, 6, -2))
+    with pytest.raises(ConfigError, match="key gave"):
+        canonical(state, [symmetry], key=lambda *_: np.zeros(5))
+    for values in (np.zeros(6), np.full(6, np.nan), np.ones(5)):
+        with pytest.raises(ConfigError, match="positive"):
+            canonical(state, [symmetry], scale=lambda *_, values=values: values)
+    with pytest.raises(WeightsError, match="beyond"):
+        canonical(state, [symmetry], scale=lambda *_: np.full(6, 0.1))
+    halves = {name: weight.half() for name, weight in state.items()}
+    assert not canonical(halves, [symmetry], scale=lambda *_: np.full(6, 2.0))[1].groups[0].scaled
+
+
+class Residual(nn.Module):
+    """A residual stream of convolutions, with norms, pooling and a head that reads means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.a, self.b, self.mid = (
+            nn.Conv2d(8, 12, 3, padding=1, bias=False),
+            nn.Conv2d(12, 8, 3, padding=1),
+            nn.BatchNorm2d(12),
+        )
+        self.last = nn.Conv2d(8, 5, 1)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = x + self.drop(self.b(F.silu(self.mid(self.a(x)))))
+        return self.last(F.avg_pool2d(x, 2)).mean((2, 3))
+
+
+class Gated(nn.Module):
+    """SwiGLU on weights that are cast at each use, as birdie's own layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(6, 16), nn.Linear(6, 16, bias=False), nn.Linear(16, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = F.linear(x, self.up.weight.to(x.dtype))
+        return x + self.down(F.silu(self.gate(x)) * up / 2)
+
+
+class Forward(nn.Module):
+    """Two layers, and what happens to them."""
+
+    def __init__(self, forward: Callable[["Forward", Tensor], object], **parts: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down, self.inner = nn.Linear(6, 6), nn.Linear(6, 6), forward
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> object:
+        return self.inner(self, x)
+
+
+FOUND: dict[str, tuple[nn.Module, tuple[int, ...], list[int]]] = {
+    "sequential": (
+        nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, 4)),
+        (5, 6),
+        [16, 9],
+    ),
+    "nested": (nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True)), nn.Linear(8, 3)), (5, 6), [8]),
+    "residual": (Residual(), (2, 3, 8, 8), [8, 12]),
+    "functional": (Forward(lambda m, x: m.down(F.relu(m.up(x)) * x.shape[-1])), (5, 6), [6]),
+    "gated": (Gated(), (2, 5, 6), [16]),
+    "1-d": (nn.Sequential(nn.Conv1d(3, 7, 3), nn.MaxPool1d(2), nn.Conv1d(7, 2, 1)), (2, 3, 20), [7]),
+}
+
+
+@pytest.mark.parametrize(("module", "shape", "units"), FOUND.values(), ids=FOUND)
+def test_what_the_graph_proves_holds(module: nn.Module, shape: tuple[int, ...], units: list[int]) -> None:
+    module = randomized(module)
+    symmetries = find_symmetries(module)
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    before, modes = module(x), [part.training for part in module.modules()]
+    state, report = canonical(module.state_dict(), symmetries, key=shuffled(7))
+    assert [group.units for group in report.groups] == units
+    assert all(group.moved for group in report.groups)
+    assert [part.training for part in module.modules()] == modes
+    module.load_state_dict(state)
+    torch.testing.assert_close(module(x), before, rtol=1e-9, atol=1e-9)
+
+
+def also_returned(m: Forward, x: Tensor) -> object:
+    hidden = F.relu(m.up(x))
+    return m.down(hidden), hidden
+
+
+def only_in_training(m: Forward, x: Tensor) -> object:
+    hidden = F.relu(m.up(x))
+    return (m.down(hidden), hidden) if m.training else m.down(hidden)
+
+
+def replaced() -> Forward:
+    module = Forward(lambda m, x: m.down(F.relu(m.up(x))))
+    module.up.register_forward_hook(lambda *_: None)
+    return module
+
+
+def tied() -> Forward:
+    module = Forward(lambda m, x: m.down(F.relu(m.up(x))))
+    module.down.weight = module.up.weight
+    return module
+
+
+def tied_to_unused() -> Forward:
+    module = Forward(lambda m, x: m.down(F.relu(m.up(x))), unused=nn.Linear(6, 6))
+    module.unused.weight = module.up.weight
+    return module
+
+
+UNSAFE: dict[str, nn.Module] = {
+    "softmax": Forward(lambda m, x: m.down(m.up(x).softmax(-1))),
+    "a sum over units": Forward(lambda m, x: m.down(F.relu(m.up(x))) + m.up(x).sum()),
+    "also returned": Forward(also_returned),
+    "returned in training": Forward(only_in_training),
+    "sliced": Forward(lambda m, x: m.down(F.relu(m.up(x))[..., torch.arange(6)])),
+    "a residual around it": Forward(lambda m, x: m.down(x + F.relu(m.up(x)))),
+    "a constant for each unit": Forward(lambda m, x: m.down(m.up(x) * torch.arange(6.0))),
+    "called twice": Forward(lambda m, x: m.down(F.relu(m.up(F.relu(m.up(x)))))),
+    "weight used elsewhere": Forward(lambda m, x: F.linear(m.down(F.relu(m.up(x))), m.up.weight)),
+    "transposed": Forward(lambda m, x: m.down(m.up(x).transpose(-1, -2))),
+    "flattened": nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(16, 2)),
+    "normalised along an unknown axis": nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)),
+    "groups": nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2)),
+    "tied": tied(),
+    "tied to what is not used": tied_to_unused(),
+    "hooked": replaced(),
+    "parametrized": nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 6)),
+    "a slope for each unit": nn.Sequential(nn.Linear(6, 6), nn.PReLU(6), nn.Linear(6, 6)),
+    "nothing reads it": nn.Sequential(nn.Linear(6, 6), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("module", UNSAFE.values(), ids=UNSAFE)
+def test_what_is_not_safe_is_not_found(module: nn.Module) -> None:
+    assert find_symmetries(module) == ()
+
+
+def test_a_module_that_cannot_be_traced_is_an_error_or_has_none() -> None:
+    branching = Forward(lambda m, x: m.down(F.relu(m.up(x))) if x.sum() > 0 else x)
+    with pytest.raises(ConfigError, match="declare"):
+        find_symmetries(branching)
+    assert symmetries_of(branching) == ()
+    patched = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    assert len(symmetries_of(patched)) == 1
+    patched.forward = lambda x: x  # type: ignore[method-assign]
+    assert symmetries_of(patched) == ()
+
+
+def test_declarations_of_parts_are_found_under_their_names() -> None:
+    model = gpt(SHAPES[0])
+    assert symmetries_of(model) == model.symmetries()
+    wrapped = nn.ModuleDict({"lm": model})
+    symmetries = symmetries_of(wrapped)
+    assert len(symmetries) == len(model.symmetries())
+    state, _ = canonical(wrapped.state_dict(), symmetries)
+    plain, _ = canonical(model.state_dict(), model.symmetries())
+    assert equal({name.removeprefix("lm."): weight for name, weight in state.items()}, plain)

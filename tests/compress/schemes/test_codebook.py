@@ -1,0 +1,169 @@
+"""Codebooks: k-means is the exact optimum, more levels never leave more error, prices buy fewer bits."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.compress.kmeans import kmeans
+from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.schemes.codebook import Codebook
+from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.entropy import coder
+from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.compress.schemes.test_grid import random_weight
+from tests.compress.schemes.test_ternary import DTYPES, error
+
+NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9, unique=True)
+
+
+def cost(values: np.ndarray, weights: np.ndarray, centres: np.ndarray) -> float:
+    return float((weights * ((values[:, None] - centres) ** 2).min(axis=1)).sum())
+
+
+@settings(deadline=None)
+@given(numbers=NUMBERS, k=st.integers(1, 5), seed=st.integers(0, 100))
+def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed: int) -> None:
+    values = np.sort(np.array(numbers))
+    weights = np.random.default_rng(seed).exponential(size=len(values)) + 0.01
+    best = np.inf
+    for cuts in itertools.combinations(range(1, len(values)), min(k, len(values)) - 1):
+        parts = np.split(np.arange(len(values)), cuts)
+        centres = np.array([np.average(values[part], weights=weights[part]) for part in parts])
+        best = min(best, cost(values, weights, centres))
+    found = kmeans(values, weights, k)
+    assert (np.diff(found) > 0).all()
+    assert cost(values, weights, found) <= best + 1e-9 * float((weights * values**2).sum() + 1e-9)
+
+
+@settings(deadline=None)
+@given(
+    scheme=st.sampled_from([Codebook(2), Codebook(16), Codebook(7, rows=True), Codebook(256), Codebook(8, rate=0.05)]),
+    shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)
+def test_every_weight_gets_its_nearest_level(
+    scheme: Codebook, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+) -> None:
+    weight = random_weight(*shape, seed=seed).to(dtype)
+    encoded = scheme.encode("w", weight)
+    decoded = decode(encoded)
+    assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
+    assert encoded.params[0] <= scheme.k
+    assert int(encoded.streams[0].max()) < encoded.params[0]
+    if scheme.rate == 0 and not scheme.rows:
+        every = decoded.double().unique()
+        nearest = (weight.double().reshape(-1, 1) - every).abs().amin(dim=1)
+        got = (weight.double() - decoded.double()).abs().reshape(-1)
+        assert bool((got <= nearest + torch.finfo(dtype).eps * weight.double().abs().reshape(-1)).all())
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_error_falls_as_levels_are_added(rows: bool, weighted: bool) -> None:
+    weight = random_weight(24, 64)
+    mass = torch.linspace(0.1, 4, 64).double()
+    told = Sensitivity(hessian=torch.diag(mass)) if weighted else None
+    found = [
+        error(weight, Codebook(k, rows).encode("w", weight, sensitivity=told), mass if weighted else None)
+        for k in (2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256)
+    ]
+    assert all(after < before for before, after in itertools.pairwise(found))
+    assert found[-1] < 0.001 * found[0]
+
+
+def test_few_values_are_kept_exactly_to_the_fineness_of_levels() -> None:
+    values = torch.tensor([-0.5, -0.1, 0.0, 0.25, 3.0])
+    weight = values[torch.randint(5, (50, 40), generator=torch.Generator().manual_seed(0))]
+    encoded = Codebook(16).encode("w", weight)
+    assert encoded.params[0] == 5
+    gap = 0.1
+    assert float((decode(encoded) - weight).abs().max()) <= gap / 32
+
+
+def test_weights_of_the_error_move_levels_to_where_they_count() -> None:
+    weight = torch.cat([torch.full((1, 50), 1.0), torch.full((1, 50), 1.4), torch.full((1, 50), 3.0)], dim=1)
+    weight += 0.01 * torch.randn(1, 150, generator=torch.Generator().manual_seed(0))
+    mass = torch.ones(150)
+    mass[:100] = 1000
+    decoded = decode(Codebook(2).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(mass))))
+    assert float((decoded[0, :50] - 1).abs().max()) < 0.05
+    plain = decode(Codebook(2).encode("w", weight))
+    assert float((plain[0, 100:] - 3).abs().max()) < 0.05
+
+
+def test_a_price_on_bits_buys_them() -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    sizes, errors = [], []
+    for rate in (0.0, 0.01, 0.05, 0.3):
+        encoded = Codebook(32, rate=rate).encode("w", weight)
+        sizes.append(len(coder.encode(encoded.streams[0], effort="fast").payload))
+        errors.append(error(weight, encoded))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 1.2 * sizes[2]
+    assert errors == sorted(errors)
+    same = Codebook(32, rate=0.05).encode("w", weight), Codebook(32).encode("w", weight, lam=0.05 * float(weight.var()))
+    assert abs(len(np.unique(same[0].streams[0])) - len(np.unique(same[1].streams[0]))) <= 1
+
+
+def test_priced_levels_leave_less_error_than_free_ones_at_the_same_size() -> None:
+    """Sixteen levels as they come against more levels that pay for their bits."""
+    weight = torch.randn(128, 512, generator=torch.Generator().manual_seed(0))
+    plain, paid = Codebook(16).encode("w", weight), Codebook(64, rate=0.0095).encode("w", weight)
+    sizes = [len(coder.encode(each.streams[0], effort="fast").payload) for each in (plain, paid)]
+    distance = np.log2(error(weight, paid) / error(weight, plain)) / 2 + (sizes[1] - sizes[0]) * 8 / weight.numel()
+    assert distance < -0.05  # bits a weight
+
+
+@pytest.mark.parametrize("scheme", [Codebook(4), Codebook(4, rows=True)])
+@pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-20, 1e20, 3.4e38])
+def test_extreme_magnitudes_stay_finite_and_near(scheme: Codebook, magnitude: float) -> None:
+    weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2]])
+    decoded = decode(scheme.encode("w", weight))
+    assert bool(((decoded - weight).abs() <= 0.05 * magnitude).all())
+
+
+def test_zeros_and_constants_survive() -> None:
+    assert not decode(Codebook().encode("w", torch.zeros(4, 5))).any()
+    assert not decode(Codebook(rows=True).encode("w", torch.zeros(4, 5))).any()
+    weight = random_weight(8, 16)
+    weight[2] = 0
+    assert not decode(Codebook(4, rows=True).encode("w", weight))[2].any()
+    torch.testing.assert_close(decode(Codebook(2).encode("w", torch.full((3, 3), -7.5))), torch.full((3, 3), -7.5))
+
+
+def test_one_outlier_does_not_eat_the_levels_of_the_rest() -> None:
+    weight = torch.randn(100, 3000, generator=torch.Generator().manual_seed(0))
+    weight[3, 3] = 1e4
+    decoded = decode(Codebook(16).encode("w", weight))
+    assert abs(float(decoded[3, 3]) - 1e4) < 10
+    weight[3, 3] = decoded[3, 3]
+    assert float((decoded - weight).square().mean()) < 0.013
+
+
+def test_wrong_input_is_refused_in_words() -> None:
+    with pytest.raises(WeightsError, match="NaN"):
+        Codebook().encode("w", torch.full((2, 2), float("inf")))
+    with pytest.raises(ConfigError, match="k=1"):
+        Codebook(1)
+    with pytest.raises(ConfigError, match="rate=nan"):
+        Codebook(rate=float("nan"))
+
+
+@pytest.mark.parametrize("params", [(), (16,), (0, 0), (257, 0), (16, 2), (16, 0, 0), (-1, 1)])
+def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError):
+        DECODERS["codebook"].layout((4, 5), torch.float32, params)
+
+
+@pytest.mark.parametrize("levels", [[1, 1], [2, 1], [0, (1 << 23) + 1], [-(1 << 31), 0]])
+def test_levels_that_do_not_rise_are_a_corrupt_file(levels: list[int]) -> None:
+    streams = np.array([[0, 1]], np.uint8), np.array([levels], np.int32), np.zeros((1, 1), np.int32)
+    with pytest.raises(ArtifactError, match="do not rise"):
+        decode(Encoded("codebook", (1, 2), torch.float32, (2, 0), streams))
+    with pytest.raises(ArtifactError, match="beyond a codebook"):
+        decode(Encoded("codebook", (1, 2), torch.float32, (1, 0), (streams[0], streams[1][:, :1], streams[2])))

@@ -1,0 +1,152 @@
+"""Low-rank corrections never make the error larger, and find what is of low rank."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.schemes.codebook import Codebook
+from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.lossless import Cast, Lossless
+from birdie.compress.schemes.lowrank import LowRank
+from birdie.compress.schemes.ternary import Ternary
+from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.compress.schemes.test_grid import random_weight
+from tests.compress.schemes.test_ternary import DTYPES, error
+
+
+def weighted(weight: torch.Tensor, encoded: Encoded, told: Sensitivity) -> float:
+    """Σ rows of fisher · e H eᵀ."""
+    e = decode(encoded).double() - weight.double()
+    hessian = torch.eye(e.shape[1]) if told.hessian is None else told.hessian
+    rows = torch.ones(len(e)) if told.row_fisher is None else told.row_fisher
+    return float(torch.einsum("r,ri,ij,rj->", rows.double(), e, hessian.double(), e))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    base=st.sampled_from([Grid(bits=3), Grid(sigma=1.0), Ternary(8), Codebook(3), Codebook(4, rows=True)]),
+    shape=st.sampled_from([(7, 5), (24, 33), (5, 40), (6, 4, 3, 3), (1, 9)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+    rank=st.integers(1, 5),
+)
+def test_a_correction_never_makes_the_error_larger(
+    base: Grid, shape: tuple[int, ...], dtype: torch.dtype, seed: int, rank: int
+) -> None:
+    weight = random_weight(*shape, seed=seed).to(dtype)
+    encoded = LowRank(rank, base).encode("w", weight)
+    decoded = decode(encoded)
+    assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
+    # Narrow dtypes round what is decoded once more.
+    slack = float((torch.finfo(dtype).eps * weight.double()).square().sum())
+    before, after = error(weight, base.encode("w", weight)), error(weight, encoded)
+    assert after**0.5 <= before**0.5 + 2 * slack**0.5 + 1e-9
+    if encoded.scheme == "lowrank":
+        assert encoded.params[0] <= rank
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 1000), full=st.booleans(), rows=st.booleans())
+def test_nor_the_error_that_a_sensitivity_weighs(seed: int, full: bool, rows: bool) -> None:
+    """Singular Hessians and dead columns included."""
+    weight, inputs = random_weight(20, 32, seed=seed), random_weight(16, 32, seed=seed + 1)
+    inputs[:, 3] = 0
+    hessian = inputs.T @ inputs
+    fisher = random_weight(20, 1, seed=seed + 2)[:, 0].square() + 0.01 if rows else None
+    told = Sensitivity(hessian=hessian if full else torch.diag(hessian.diagonal()), row_fisher=fisher)
+    base = Grid(bits=3)
+    before = weighted(weight, base.encode("w", weight), told)
+    last = before
+    for rank in (1, 2, 4, 8):
+        after = weighted(weight, LowRank(rank, base).encode("w", weight, sensitivity=told), told)
+        assert after <= last * (1 + 1e-5)
+        last = after
+    assert last < 0.9 * before
+
+
+@pytest.mark.parametrize("base", [Grid(bits=3), Ternary(8)])
+def test_factors_of_eight_bits_are_nearly_as_good_as_the_singular_vectors(base: Grid) -> None:
+    """Eckart–Young: nothing of rank r leaves less than the singular values beyond r."""
+    weight = random_weight(24, 33)
+    beyond = torch.linalg.svdvals(decode(base.encode("w", weight)).double() - weight.double())[4:]
+    least = float(beyond.square().sum())
+    assert least <= error(weight, LowRank(4, base, left=8, right=8).encode("w", weight)) < 1.03 * least
+    assert error(weight, LowRank(4, base, left=4, right=4).encode("w", weight)) < 1.2 * least
+
+
+def test_a_weight_of_low_rank_needs_little_of_the_base() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 2, generator=generator) @ torch.randn(2, 96, generator=generator)
+    nothing = Grid(sigma=1024.0)
+    assert not decode(nothing.encode("w", weight)).any()
+    encoded = LowRank(6, nothing, left=8, right=8).encode("w", weight)
+    assert error(weight, encoded) < 1e-4 * float(weight.double().square().sum())
+
+
+def test_a_hessian_turns_the_correction_to_what_matters() -> None:
+    weight, inputs = random_weight(48, 64), torch.randn(200, 4) @ torch.randn(4, 64)
+    told = Sensitivity(hessian=inputs.T @ inputs + 0.01 * torch.eye(64))
+    scheme = LowRank(4, Grid(bits=3))
+    informed = weighted(weight, scheme.encode("w", weight, sensitivity=told), told)
+    blind = weighted(weight, scheme.encode("w", weight), told)
+    assert informed < 0.5 * blind
+
+
+def test_components_that_are_not_worth_their_bits_are_left_out() -> None:
+    weight = random_weight(32, 48)
+    ranks = []
+    for lam in (0.0, 1e-4, 1e-2, 1e3):
+        encoded = LowRank(6, Grid(bits=3)).encode("w", weight, lam=lam)
+        ranks.append(encoded.params[0] if encoded.scheme == "lowrank" else 0)
+    assert ranks[0] == 6
+    assert ranks == sorted(ranks, reverse=True)
+    assert ranks[-1] == 0
+
+
+def test_what_the_base_keeps_exactly_needs_no_correction() -> None:
+    assert LowRank().encode("w", torch.zeros(4, 8)).scheme == "grid"
+    assert not decode(LowRank().encode("w", torch.zeros(4, 8))).any()
+    tiny = random_weight(8, 16) * 1e-42
+    assert torch.equal(decode(LowRank().encode("w", tiny)), tiny)
+    assert LowRank(base=Lossless()).encode("w", random_weight(4, 8)).scheme == "lossless"
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-20, 1e20, 3.4e38])
+def test_extreme_magnitudes_stay_finite_and_near(magnitude: float) -> None:
+    weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2], [magnitude, 0.3 * magnitude, 0.0, 0.0]])
+    decoded = decode(LowRank(2, Grid(bits=4)).encode("w", weight))
+    assert bool(((decoded - weight).abs() <= 0.1 * magnitude).all())
+
+
+def test_wrong_input_is_refused_in_words() -> None:
+    with pytest.raises(WeightsError, match="NaN"):
+        LowRank().encode("w", torch.full((2, 2), float("nan")))
+    with pytest.raises(ConfigError, match="rank=0"):
+        LowRank(0)
+    with pytest.raises(ConfigError, match="left=9"):
+        LowRank(left=9)
+    with pytest.raises(ConfigError, match="cannot correct cast"):
+        LowRank(base=Cast()).encode("w", random_weight(4, 8))
+
+
+@pytest.mark.parametrize("params", [(), (0, 2, 0), (5, 2, 0), (1, 3, 0), (1,), (1, 2, 0, 2, 0), (1, 2, 1), (-1, 2, 0)])
+def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError):
+        DECODERS["lowrank"].layout((4, 5), torch.float32, params)
+    assert len(DECODERS["lowrank"].layout((4, 5), torch.float32, (4, 2, 0))) == 5
+
+
+def test_the_decoded_sum_is_the_one_that_is_described() -> None:
+    weight = random_weight(12, 20)
+    encoded = LowRank(3, Grid(bits=3)).encode("w", weight)
+    base = Encoded("grid", (12, 20), torch.float32, (), encoded.streams[:2])
+    total = decode(base).numpy().astype(np.float64)
+    left, right, indices = encoded.streams[2:]
+    for k in range(3):
+        step = 2.0 ** (int(indices[k, 0]) // 16) * np.rint(2.0 ** (23 + int(indices[k, 0]) % 16 / 16)) * 2.0**-23
+        total = total + np.outer(left[:, k], right[k]) * step
+    np.testing.assert_array_equal(decode(encoded).numpy(), total.astype(np.float32))

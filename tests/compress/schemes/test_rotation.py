@@ -1,0 +1,158 @@
+"""Rotations: undone to the last digits, the same bits every time, Gaussian levels where they belong."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.schemes.codebook import Codebook
+from birdie.compress.schemes.decode_rotation import signs, turn
+from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.lossless import Cast
+from birdie.compress.schemes.rotation import Rotation, lloyd_max, rotated
+from birdie.compress.schemes.ternary import Ternary
+from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.compress.schemes.test_grid import random_weight
+from tests.compress.schemes.test_ternary import DTYPES, error
+
+
+@settings(deadline=None)
+@given(columns=st.integers(1, 300), seed=st.integers(0, 65_535))
+def test_a_rotation_keeps_lengths_and_angles_and_is_undone(columns: int, seed: int) -> None:
+    weight = np.random.default_rng(seed).standard_normal((columns, 3))
+    turned = weight.copy()
+    turn(turned, seed, back=False)
+    np.testing.assert_allclose(turned.T @ turned, weight.T @ weight, atol=1e-9 * columns)
+    turn(turned, seed)
+    np.testing.assert_allclose(turned, weight, atol=1e-12)
+
+
+def test_every_seed_is_another_rotation_and_the_same_twice() -> None:
+    rows = random_weight(4, 48).numpy()
+    found = [rotated(rows, seed) for seed in (0, 1, 2, 65_535)]
+    assert all(np.abs(one - other).max() > 0.01 for i, one in enumerate(found) for other in found[:i])
+    np.testing.assert_array_equal(found[0], rotated(rows, 0))
+    balance = [abs(signs(4096, seed).sum()) / 64 for seed in range(40)]  # in standard deviations
+    assert max(balance) < 4
+    assert abs(float(np.mean([signs(4096, seed) @ signs(4096, seed + 1) for seed in range(40)])) / 64) < 1
+
+
+def test_the_first_signs_are_pinned() -> None:
+    """What files are undone by: 1 for minus, the first columns of two seeds."""
+    found = ["".join("01"[int(sign < 0)] for sign in signs(24, seed)) for seed in (0, 131_071)]
+    assert found == ["101101010011010001101100", "111110110110001010000111"]
+
+
+def test_lloyd_max_levels_are_those_of_the_tables() -> None:
+    """Max 1960, as every textbook has them; errors 0.1175, 0.03454, 0.009497."""
+    np.testing.assert_allclose(lloyd_max(1), [-0.7979, 0.7979], atol=2e-3)
+    np.testing.assert_allclose(lloyd_max(2)[2:], [0.4528, 1.510], atol=2e-3)
+    np.testing.assert_allclose(lloyd_max(3)[4:], [0.2451, 0.7560, 1.344, 2.152], atol=2e-3)
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    for bits, wanted in ((2, 0.1175), (3, 0.03454), (4, 0.009497)):
+        found = error(weight, Rotation(bits).encode("w", weight)) / weight.numel()
+        assert abs(found / wanted - 1) < 0.03
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    scheme=st.sampled_from([Rotation(4), Rotation(3, residual=True), Rotation(base=Grid(sigma=0.2)), Rotation(1)]),
+    shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)
+def test_every_tensor_comes_back_near_itself_and_the_same_twice(
+    scheme: Rotation, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+) -> None:
+    weight = random_weight(*shape, seed=seed).to(dtype)
+    one, other = scheme.encode("w", weight), scheme.encode("w", weight)
+    assert one.params == other.params
+    assert all(np.array_equal(a, b) for a, b in zip(one.streams, other.streams, strict=True))
+    decoded = decode(one)
+    assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
+    assert torch.equal(decoded, decode(one))
+    norms = weight.double().reshape(one.streams[0].shape).square().sum(dim=1)
+    errors = (decoded - weight).double().reshape(one.streams[0].shape).square().sum(dim=1)
+    assert bool((errors <= norms + 1e-9).all())
+
+
+def test_bits_and_residuals_lessen_the_error() -> None:
+    weight = random_weight(16, 96)
+    found = [error(weight, Rotation(bits).encode("w", weight)) for bits in range(1, 9)]
+    assert found == sorted(found, reverse=True)
+    for bits in (1, 3, 5):
+        refined = error(weight, Rotation(bits, residual=True).encode("w", weight))
+        assert found[bits] < refined < 0.5 * found[bits - 1]  # a residual's bit is worth less than a bit of the grid
+
+
+def test_outliers_are_spread() -> None:
+    """One column of outliers costs a grid with as many levels far more than its rotation."""
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    weight[:, 7] *= 100
+    assert error(weight, Rotation(base=Grid(bits=4)).encode("w", weight)) < 0.5 * error(
+        weight, Grid(bits=4).encode("w", weight)
+    )
+
+
+def test_the_hessian_is_rotated_with_the_rows() -> None:
+    """A base scheme is told the sensitivity of what it sees: the weighted error is that of the rotated error."""
+
+    class Watching:
+        def encode(self, name: str, weight: torch.Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0):  # type: ignore[no-untyped-def]
+            assert sensitivity is not None
+            assert sensitivity.hessian is not None
+            self.seen = torch.einsum("ri,ij,rj->", weight, sensitivity.hessian, weight)
+            return Grid().encode(name, weight, sensitivity=sensitivity, lam=lam)
+
+    weight, inputs = random_weight(8, 24), random_weight(100, 24, seed=1)
+    watching, hessian = Watching(), inputs.T @ inputs
+    Rotation(base=watching, seed=5).encode("w", weight, sensitivity=Sensitivity(hessian=hessian))
+    torch.testing.assert_close(watching.seen, torch.einsum("ri,ij,rj->", weight, hessian, weight), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("scheme", [Rotation(), Rotation(2, residual=True), Rotation(base=Ternary())])
+def test_rows_of_zeros_stay_zero(scheme: Rotation) -> None:
+    weight = random_weight(8, 16)
+    weight[2] = 0
+    assert not decode(scheme.encode("w", weight))[2].any()
+    assert not decode(scheme.encode("w", torch.zeros(4, 5))).any()
+
+
+@pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-20, 1e20, 3.4e38])
+def test_extreme_magnitudes_stay_finite_and_near(magnitude: float) -> None:
+    weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2]])
+    decoded = decode(Rotation(6).encode("w", weight))
+    assert bool(((decoded - weight).abs() <= 0.2 * magnitude).all())
+
+
+def test_wrong_input_is_refused_in_words() -> None:
+    with pytest.raises(WeightsError, match="NaN"):
+        Rotation().encode("w", torch.full((2, 2), float("nan")))
+    with pytest.raises(ConfigError, match="bits=9"):
+        Rotation(9)
+    with pytest.raises(ConfigError, match="seed=65536"):
+        Rotation(seed=1 << 16)
+    with pytest.raises(ConfigError, match="cannot hold cast"):
+        Rotation(base=Cast()).encode("w", random_weight(4, 8))
+    with pytest.raises(ConfigError, match="cannot hold rotation"):
+        Rotation(base=Rotation()).encode("w", random_weight(4, 8))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [(), (0,), (-1, 2, 0), (65_536, 2, 0), (0, 3, 0), (0, 7, 0), (0, 2, 1), (0, 2, 2, 5), (0, 2, -1), (0, 2, 0) * 9],
+)
+def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError):
+        DECODERS["rotation"].layout((4, 5), torch.float32, params)
+
+
+def test_codebooks_and_ternary_can_be_rotated() -> None:
+    weight = random_weight(16, 64)
+    for base in (Codebook(8), Codebook(8, rows=True), Ternary(16), Grid(bits=4, group=16)):
+        encoded = Rotation(base=base).encode("w", weight)
+        assert encoded.scheme == "rotation"
+        assert error(weight, encoded) < 0.3 * float(weight.double().square().sum())

@@ -1,0 +1,306 @@
+"""Spectral coefficients: decoded as trained, the identity bit for bit, and an automatic choice that never lies."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import birdie
+from birdie.compress.log_steps import steps
+from birdie.compress.rate.assignment import QUANTIZERS, parse_spec, suit
+from birdie.compress.scheme import Encoded
+from birdie.compress.schemes.decode_transform import KINDS
+from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.lossless import Cast
+from birdie.compress.schemes.spectral import (
+    MOST,
+    SCANS,
+    Spectral,
+    best_scan,
+    best_transform,
+    candidates,
+    encoded,
+    gains,
+    scan_named,
+)
+from birdie.compress.spectral.transforms import Transform
+from birdie.entropy import coder
+from birdie.errors import ArtifactError, ConfigError, WeightsError
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+SHAPES = [(1, 1), (9,), (7, 5), (40, 33), (64, 24), (6, 4, 3, 3), (16, 8, 5), (2, 3, 4, 3, 3)]
+TRANSFORMS = [
+    *(Transform(kind) for kind in KINDS),
+    *(Transform("dct", axes="kernel"), Transform("dct", 4), Transform("wavelet97", levels=9)),
+]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def smooth_kernels(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Kernels that are little but their mean and slope."""
+    weight = Transform(axes="kernel").forward(noise(*shape, seed=seed))
+    for axis in (2, 3):
+        weight = weight * torch.tensor([0.05**place for place in range(shape[axis])]).reshape(
+            [-1 if each == axis else 1 for each in range(4)]
+        )
+    return Transform(axes="kernel").inverse(weight)
+
+
+def mean_error(weight: torch.Tensor, found: Encoded) -> float:
+    return float((decode(found).double() - weight.double()).square().mean())
+
+
+def matches_layout(found: Encoded) -> None:
+    layout = DECODERS[found.scheme].layout(found.shape, found.dtype, found.params)
+    for stream, expected in zip(found.streams, layout, strict=True):
+        assert stream.shape == (expected.rows, expected.columns)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=st.sampled_from(SHAPES),
+    transform=st.sampled_from(TRANSFORMS),
+    scan=st.sampled_from(SCANS),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_trained_coefficients_come_back(
+    shape: tuple[int, ...], transform: Transform, scan: str, dtype: torch.dtype, seed: int
+) -> None:
+    """The decoded weight is the inverse of symbol · step of its class, whatever the scan."""
+    axes, rng = transform.plan, np.random.default_rng(seed)
+    if not scan_named(scan).fits(shape, axes):
+        with pytest.raises(ConfigError, match="evenly"):
+            encoded(shape, dtype, np.zeros(shape, int), np.zeros((), int), transform, scan)
+        return
+    symbols = rng.integers(-40, 41, shape)
+    indices = rng.integers(-160, 0, axes.counts(shape))
+    found = encoded(shape, dtype, symbols, indices, transform, scan)
+    matches_layout(found)
+    wide = torch.from_numpy(steps(indices)).double()
+    for axis, classes in enumerate(transform.classes(shape)):
+        wide = wide.index_select(axis, classes)
+    expected = transform.inverse(torch.from_numpy(symbols).double() * wide)
+    back = decode(found)
+    assert (back.shape, back.dtype) == (torch.Size(shape), dtype)
+    torch.testing.assert_close(back, expected.float().to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    if transform.kind == "identity":
+        assert torch.equal(back, (torch.from_numpy(symbols).float() * wide.float()).to(dtype))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    shape=st.sampled_from(SHAPES),
+    transform=st.sampled_from([*TRANSFORMS, "auto"]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_every_tensor_comes_back_near_itself_and_the_same_twice(
+    shape: tuple[int, ...], transform: Transform | str, dtype: torch.dtype, seed: int
+) -> None:
+    weight = noise(*shape, seed=seed).to(dtype)
+    scheme = Spectral(transform, 0.3)
+    one, other = scheme.encode("w", weight), scheme.encode("w", weight)
+    assert one.params == other.params
+    assert all(np.array_equal(a, b) for a, b in zip(one.streams, other.streams, strict=True))
+    if one.scheme == "spectral":
+        matches_layout(one)
+    assert torch.equal(decode(one), decode(other))
+    variance = float(weight.double().var(correction=0))
+    assert mean_error(weight, one) <= 0.09 * variance + 1e-9  # a step of 0.3 deviations, with room
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_every_transform_leaves_the_error_of_the_plain_grid(transform: Transform) -> None:
+    weight = noise(48, 40)
+    for sigma in (0.2, 0.8):
+        plain = mean_error(weight, Spectral(Transform("identity"), sigma).encode("w", weight))
+        found = mean_error(weight, Spectral(transform, sigma).encode("w", weight))
+        assert abs(math.log2(found / plain)) < 0.15  # steps come in sixteenths of an octave
+
+
+def test_auto_takes_the_identity_for_noise_and_a_transform_where_it_pays() -> None:
+    noisy = noise(64, 96)
+    assert best_transform(noisy).kind == "identity"
+    assert Spectral(sigma=0.5).encode("w", noisy).params[0] == KINDS.index("identity")
+    smooth = smooth_kernels(24, 16, 3, 3)
+    found = best_transform(smooth)
+    assert (found.kind, found.axes) == ("dct", "kernel")
+    plain, chosen = (
+        len(coder.encode(Spectral(each, 0.5).encode("w", smooth).streams[0]).payload)
+        for each in (Transform("identity"), "auto")
+    )
+    assert chosen < 0.8 * plain
+    assert best_transform(torch.zeros(64, 64)).kind == "identity"
+
+
+def test_auto_finds_smooth_rows() -> None:
+    """Along a smooth axis the DCT gathers what counts."""
+    weight = noise(64, 64).cumsum(dim=1) + 0.1 * noise(64, 64, seed=1)
+    assert best_transform(weight).kind in ("dct", "wavelet53", "wavelet97")
+
+
+def test_the_cheapest_scan_is_taken() -> None:
+    rng, transform = np.random.default_rng(0), Transform(axes="kernel")
+    widths = np.array([[40, 9, 2], [9, 2, 1], [2, 1, 0.3]])
+    symbols = np.rint(rng.standard_normal((16, 16, 3, 3)) * widths).astype(np.int32)
+    chosen = best_scan(symbols, transform.plan)
+
+    def size(scan: str) -> int:
+        found = encoded(symbols.shape, torch.float32, symbols, np.zeros((), int), transform, scan)
+        return len(coder.encode(found.streams[0]).payload)
+
+    assert size("auto") == min(size(scan) for scan in SCANS)
+    assert chosen.layout != "none"
+
+
+@pytest.mark.parametrize("shape", [(64,), (33, 20), (8, 6, 3, 3)])
+@pytest.mark.parametrize("kind", ["wavelet53", "wavelet97"])
+def test_steps_of_wavelets_follow_what_coefficients_stand_for(kind: str, shape: tuple[int, ...]) -> None:
+    """Unit noise in every coefficient, divided by the gains, is unit noise in the weights."""
+    transform = Transform(kind, levels=4)
+    grid = torch.from_numpy(gains(transform.plan, shape))
+    for axis, classes in enumerate(transform.classes(shape)):
+        grid = grid.index_select(axis, classes)
+    found = [transform.inverse(noise(*shape, seed=seed).double() / grid).square().mean() for seed in range(40)]
+    assert abs(float(torch.stack(found).mean()) - 1) < 0.12
+
+
+def test_candidates_fit_the_tensor() -> None:
+    assert candidates((5,))[0] == Transform("identity")
+    assert {each.axes for each in candidates((8, 8))} == {"all"}
+    assert Transform("dct", axes="kernel") in candidates((8, 8, 3, 3))
+    assert candidates((1, 1)) == [Transform("identity")]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_zeros_and_constants_survive(transform: Transform) -> None:
+    assert not decode(Spectral(transform).encode("w", torch.zeros(6, 7))).any()
+    constant = torch.full((6, 7), -3.25)
+    torch.testing.assert_close(decode(Spectral(transform).encode("w", constant)), constant, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-20, 1e20, 3.4e38])
+def test_extreme_magnitudes_stay_finite_and_near(magnitude: float) -> None:
+    weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2]])
+    for transform in (Transform(), "auto"):
+        decoded = decode(Spectral(transform, 0.05).encode("w", weight))
+        assert bool(((decoded - weight).abs() <= 0.2 * magnitude).all())
+
+
+def test_wrong_input_is_refused_in_words() -> None:
+    with pytest.raises(WeightsError, match="NaN"):
+        Spectral().encode("w", torch.full((2, 2), float("nan")))
+    with pytest.raises(ConfigError, match="sigma=0"):
+        Spectral(sigma=0)
+    with pytest.raises(ConfigError, match="'haar'"):
+        Spectral("haar")
+    with pytest.raises(ConfigError, match="scan 'snake'"):
+        Spectral(scan="snake")
+    zeros, transform = np.zeros((4, 6), int), Transform(edge=2)
+    with pytest.raises(ConfigError, match="do not fit"):
+        encoded((4, 6), torch.float32, zeros, np.zeros((4, 6), int), transform)
+    with pytest.raises(ConfigError, match="beyond"):
+        encoded((4, 6), torch.float32, zeros + MOST + 1, np.zeros((), int), transform)
+    with pytest.raises(ConfigError, match="step index"):
+        encoded((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *((), (1, 8, 0, 0, 0), (1, 8, 0, 0, 0, 0, 0), (5, 0, 0, 0, 0, 0), (-1, 0, 0, 0, 0, 0), (1, 1, 0, 0, 0, 0)),
+        *((1, 65, 0, 0, 0, 0), (1, 8, 1, 0, 0, 0), (2, 0, 0, 0, 0, 0), (2, 8, 3, 0, 0, 0), (2, 0, 17, 0, 0, 0)),
+        *((0, 8, 0, 0, 0, 0), (1, 8, 0, 2, 0, 0), (1, 8, 0, 0, 3, 0), (1, 8, 0, 0, 0, 3), (1, 3, 0, 0, 2, 0)),
+    ],
+)
+def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError):
+        DECODERS["spectral"].layout((4, 5), torch.float32, params)
+    assert len(DECODERS["spectral"].layout((4, 5), torch.float32, (1, 8, 0, 0, 0, 0))) == 2
+
+
+def test_a_file_of_each_loads(tmp_path: Path) -> None:
+    path = tmp_path / "m.birdie"
+    state = {f"{index} {each.kind}": noise(8, 8, 3, 3, seed=index) for index, each in enumerate(TRANSFORMS)}
+    rules = [(name, Spectral(each, scan="planes")) for name, each in zip(state, TRANSFORMS, strict=True)]
+    summary = birdie.save(state, path, scheme=rules, coder="fast")
+    assert {row.scheme for row in summary.tensors} == {"spectral"}
+    loaded = birdie.load(path)
+    for name, weight in state.items():
+        torch.testing.assert_close(loaded[name], decode(dict(rules)[name].encode(name, weight)), rtol=0, atol=0)
+
+
+def test_identity_is_no_worse_than_a_grid_of_one_step() -> None:
+    weight = noise(40, 64)
+    found = Spectral(Transform("identity"), 0.4).encode("w", weight)
+    assert mean_error(weight, found) == pytest.approx(
+        mean_error(weight.reshape(1, -1), Grid(sigma=0.4).encode("w", weight.reshape(1, -1))), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("spectral", Spectral()),
+        ("spectral:auto", Spectral()),
+        ("spectral:sigma=0.5", Spectral(sigma=0.5)),
+        ("spectral:auto,sigma=0.5,scan=planes-morton", Spectral(sigma=0.5, scan="planes-morton")),
+        ("spectral:dct,edge=16,sigma=0.2", Spectral(Transform("dct", 16), 0.2)),
+        ("spectral:dct,axes=kernel", Spectral(Transform("dct", axes="kernel"))),
+        ("spectral:wavelet97,levels=2", Spectral(Transform("wavelet97", levels=2))),
+        ("spectral:identity,sigma=1", Spectral(Transform("identity"), 1.0)),
+    ],
+)
+def test_specs(text: str, scheme: Spectral) -> None:
+    assert parse_spec(text) == scheme
+    assert isinstance(scheme, QUANTIZERS)
+    assert suit(scheme, torch.ones(2)) == Cast()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(("spectral:haar", "'haar' is unknown"), ("spectral:dct,edge=0", "edge=0"), ("spectral:dct,k=2", "edge=…")),
+        *(("spectral:dct,axes=rows", "'rows' is unknown"), ("spectral:dct,sigma=x", "'x' is not a number")),
+        *(("spectral:auto,scan=snake", "'snake' is unknown"), ("spectral:auto,edge=4", "what auto chooses")),
+        ("spectrl:dct", "did you mean 'spectral:auto"),
+    ],
+)
+def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_spec(text)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    params=st.tuples(*(st.integers(-1, 6) for _ in range(6))),
+    shape=st.sampled_from([*SHAPES, (), (0, 3), (1, 1, 1)]),
+    symbol=st.sampled_from([-(1 << 31), (1 << 31) - 1, 1, 0]),
+    index=st.sampled_from([-2016, 2047, -2017, 2048]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_whatever_a_file_says_is_refused_or_decoded_to_finite_numbers(
+    params: tuple[int, ...], shape: tuple[int, ...], symbol: int, index: int, dtype: torch.dtype
+) -> None:
+    try:
+        symbols, scales = DECODERS["spectral"].layout(shape, dtype, params)
+        streams = (
+            np.where(np.arange(symbols.rows * symbols.columns) % 3, symbol, -(symbol // 2))
+            .reshape(symbols.rows, symbols.columns)
+            .astype(np.int32),
+            np.full((scales.rows, scales.columns), index, np.int32),
+        )
+        found = decode(Encoded("spectral", shape, dtype, params, streams))
+    except ArtifactError:
+        return
+    assert found.shape == torch.Size(shape)
+    assert bool(found.isfinite().all())

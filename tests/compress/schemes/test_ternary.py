@@ -1,0 +1,164 @@
+"""Ternary and binary scales are the best there are, symbols stay in {−1, 0, 1}, and zeros stay zero."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.compress.log_steps import steps
+from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.ternary import Ternary
+from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.compress.schemes.test_grid import random_weight
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def error(weight: torch.Tensor, encoded: Encoded, columns: torch.Tensor | None = None) -> float:
+    """The squared error, weighted by columns."""
+    difference = (decode(encoded).double() - weight.double()).reshape(len(weight), -1) ** 2
+    return float((difference if columns is None else difference * columns).sum())
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    scheme=st.sampled_from([Ternary(), Ternary(5), Ternary(1), Ternary(binary=True), Ternary(7, binary=True)]),
+    shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 1000),
+)
+def test_every_tensor_comes_back_in_its_shape_and_dtype_with_three_values_a_group(
+    scheme: Ternary, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+) -> None:
+    weight = random_weight(*shape, seed=seed).to(dtype)
+    encoded = scheme.encode("w", weight)
+    decoded = decode(encoded)
+    assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
+    symbols, indices = encoded.streams
+    assert set(np.unique(symbols)) <= {-1, 0, 1}
+    group = encoded.params[0]
+    step = torch.from_numpy(np.repeat(steps(indices), group, axis=1)[:, : symbols.shape[1]])
+    expected = (torch.from_numpy(symbols).float() * step).reshape(shape).to(dtype)
+    assert torch.equal(decoded, expected)
+    assert bool(((decoded == 0) | (decoded.sign() == weight.sign())).all())
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10_000), weighted=st.booleans())
+def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> None:
+    """Against all 3^6 choices of symbols with their least-squares scales; the step's rounding costs a little."""
+    rng = np.random.default_rng(seed)
+    row = rng.standard_t(3, 6)
+    mass = rng.exponential(size=6) + 0.1 if weighted else np.ones(6)
+    best = float((mass * row**2).sum())
+    for choice in itertools.product((-1, 0, 1), repeat=6):
+        q = np.array(choice)
+        if q.any():
+            scale = (mass * row * q).sum() / (mass * q * q).sum()
+            best = min(best, float((mass * (row - scale * q) ** 2).sum()))
+    told = Sensitivity(hessian=torch.diag(torch.from_numpy(mass)))
+    weight = torch.from_numpy(row)[None].float()
+    found = error(weight, Ternary().encode("w", weight, sensitivity=told), torch.from_numpy(mass))
+    total = float((mass * row**2).sum())
+    assert found <= best + 0.0225**2 * total + 1e-6 * total
+
+
+def test_zeros_gain_over_binary_and_smaller_groups_over_larger() -> None:
+    weight = random_weight(32, 256)
+    errors = [error(weight, scheme.encode("w", weight)) for scheme in (Ternary(binary=True), Ternary(), Ternary(32))]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_binary_weights_have_no_zeros_but_in_groups_of_zeros() -> None:
+    weight = random_weight(4, 16)
+    weight[1, 3] = 0
+    weight[2, 8:] = 0
+    encoded = Ternary(8, binary=True).encode("w", weight)
+    zeros = torch.from_numpy(encoded.streams[0] == 0)
+    assert bool(zeros[2, 8:].all())
+    assert int(zeros.sum()) == 8
+    assert not decode(encoded)[2, 8:].any()
+
+
+def test_a_price_on_bits_makes_zeros() -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    kept, errors = [], []
+    for lam in (0.0, 0.05, 0.2, 1.0, 100.0):
+        encoded = Ternary().encode("w", weight, lam=lam)
+        kept.append(int(np.count_nonzero(encoded.streams[0])))
+        errors.append(error(weight, encoded))
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0] > 2 * kept[3]
+    assert kept[-1] == 0
+    assert errors == sorted(errors)
+
+
+@pytest.mark.parametrize("scheme", [Ternary(), Ternary(3), Ternary(binary=True)])
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e38, 1e-30])
+def test_constants_are_kept_to_the_resolution_of_a_step(scheme: Ternary, value: float) -> None:
+    weight = torch.full((3, 10), value)
+    torch.testing.assert_close(decode(scheme.encode("w", weight)), weight, rtol=0.023, atol=0)
+
+
+@pytest.mark.parametrize("scheme", [Ternary(), Ternary(binary=True)])
+def test_what_is_below_the_smallest_step_is_kept_losslessly(scheme: Ternary) -> None:
+    for weight in (random_weight(8, 16) * 1e-42, random_weight(8, 16).double() * 1e-60):
+        assert torch.equal(decode(scheme.encode("w", weight)), weight)
+
+
+def test_wrong_input_is_refused_in_words() -> None:
+    with pytest.raises(WeightsError, match="NaN"):
+        Ternary().encode("w", torch.full((2, 2), float("nan")))
+    with pytest.raises(WeightsError, match="int64"):
+        Ternary().encode("w", torch.arange(4))
+    with pytest.raises(ConfigError, match="group=0"):
+        Ternary(0)
+    with pytest.raises(ConfigError, match="calibrate again"):
+        Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=torch.eye(2)))
+    with pytest.raises(ConfigError, match="negative or not finite"):
+        Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=-torch.eye(3)))
+    with pytest.raises(ConfigError, match="of 3 rows, not 2"):
+        Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(row_fisher=torch.ones(3)))
+
+
+@pytest.mark.parametrize("params", [(), (0,), (6,), (-1,), (1, 1)])
+@pytest.mark.parametrize("scheme", ["ternary", "grid"])
+def test_impossible_groups_are_a_corrupt_file(scheme: str, params: tuple[int, ...]) -> None:
+    if scheme == "grid" and params == ():
+        assert DECODERS[scheme].layout((4, 5), torch.float32, params)[1].columns == 1
+        return
+    with pytest.raises(ArtifactError):
+        DECODERS[scheme].layout((4, 5), torch.float32, params)
+
+
+def test_a_symbol_of_two_is_a_corrupt_file() -> None:
+    encoded = Encoded("ternary", (1, 2), torch.float32, (2,), (np.array([[0, 2]]), np.zeros((1, 1), np.int32)))
+    with pytest.raises(ArtifactError, match="-1, 0 or 1"):
+        decode(encoded)
+
+
+@settings(deadline=None)
+@given(
+    group=st.sampled_from([1, 3, 8, 33, 100]),
+    scheme=st.sampled_from([{"bits": 4}, {"bits": 8, "multiple": 4}, {"sigma": 0.3}]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_a_grouped_grid_is_a_grid_for_each_group(group: int, scheme: dict[str, float], dtype: torch.dtype) -> None:
+    weight = random_weight(6, 33).to(dtype)
+    whole = decode(Grid(**scheme, group=group).encode("w", weight))  # type: ignore[arg-type]
+    for start in range(0, 33, group):
+        part = weight[:, start : start + group]
+        assert torch.equal(whole[:, start : start + group], decode(Grid(**scheme).encode("w", part)))  # type: ignore[arg-type]
+
+
+def test_wide_groups_are_decoded_block_by_block_alike() -> None:
+    """Groups wider than what the kernel works on at a time, and not a multiple of it."""
+    weight = random_weight(2, 13_000)
+    whole = decode(Grid(bits=6, group=5000).encode("w", weight))
+    parts = [decode(Grid(bits=6).encode("w", weight[:, at : at + 5000])) for at in (0, 5000, 10_000)]
+    assert torch.equal(whole, torch.cat(parts, dim=1))

@@ -1,0 +1,317 @@
+"""Tucker in the file: core and factors come back from bytes alone, in sums of one order, and pay for few components."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import birdie
+from birdie.artifact.writer import SCHEMES
+from birdie.compress.rate.assignment import QUANTIZERS, parse_spec, suit
+from birdie.compress.scheme import Encoded, Scheme
+from birdie.compress.schemes.decode_tucker import INNER, NAMES, cut, fits, numbers, times
+from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.lossless import Cast
+from birdie.compress.schemes.lowrank import LowRank
+from birdie.compress.schemes.rotation import Rotation
+from birdie.compress.schemes.spectral import Spectral
+from birdie.compress.schemes.ternary import Ternary
+from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.schemes.tucker import Tucker, cheaper, coded_size
+from birdie.compress.spectral.transforms import Transform
+from birdie.errors import ArtifactError, ConfigError, WeightsError
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+SHAPES = [(1, 1), (9,), (12, 10), (24, 31), (8, 6, 3, 3), (10, 8, 5), (2, 5, 4, 3, 3)]
+BASES: list[Scheme] = [
+    Grid(sigma=0.1),
+    Trellis(8, 0.1),
+    Spectral(Transform("dct", 4), 0.1),
+    Grid(),
+    Spectral(sigma=0.1),
+]
+GRID = (2, 0)  # an inner tensor on a grid
+
+
+def few(*shape: int, rank: int = 3, seed: int = 0) -> torch.Tensor:
+    """A sum of few outer products, of falling size, and a little noise."""
+    source = torch.Generator().manual_seed(seed)
+    found = 0.01 * torch.randn(shape, generator=source)
+    for k in range(rank):
+        part = torch.ones(())
+        for size in shape:
+            part = part[..., None] * torch.randn(size, generator=source)
+        found = found + part / (k + 1)
+    return found
+
+
+def error(weight: torch.Tensor, found: Encoded) -> float:
+    """Of the squares, the share that is lost."""
+    wide = weight.double()
+    return float((decode(found).double() - wide).square().sum() / wide.square().sum())
+
+
+def matches_layout(found: Encoded) -> None:
+    layout = DECODERS[found.scheme].layout(found.shape, found.dtype, found.params)
+    for stream, expected in zip(found.streams, layout, strict=True):
+        assert stream.shape == (expected.rows, expected.columns)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shape=st.sampled_from(SHAPES),
+    base=st.sampled_from(BASES[:-1]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_few_components_come_back_whatever_holds_them(
+    shape: tuple[int, ...], base: Scheme, dtype: torch.dtype, seed: int
+) -> None:
+    weight = few(*shape, seed=seed).to(dtype)
+    scheme = Tucker(0.995, base=base)
+    one, other = scheme.encode("w", weight), scheme.encode("w", weight)
+    assert one.params == other.params
+    assert all(np.array_equal(a, b) for a, b in zip(one.streams, other.streams, strict=True))
+    matches_layout(one)
+    back = decode(one)
+    assert (back.shape, back.dtype) == (weight.shape, dtype)
+    assert error(weight, one) < 0.03
+
+
+def test_it_is_taken_and_pays_where_components_are_few() -> None:
+    for shape in ((64, 80), (24, 20, 3, 3)):
+        weight = few(*shape)
+        found = Tucker(0.999, base=Grid(sigma=0.05)).encode("w", weight)
+        plain = Grid(sigma=0.1).encode("w", weight)
+        assert found.scheme == "tucker"
+        assert error(weight, found) < error(weight, plain)
+        assert coded_size(found) < 0.5 * coded_size(plain)
+
+
+def test_an_automatic_choice_takes_it_where_it_is_smaller_at_equal_error() -> None:
+    for shape in ((64, 80), (24, 20, 3, 3)):
+        weight = few(*shape)
+        plain, auto = (Spectral(each, 0.3).encode("w", weight) for each in (Transform("identity"), "auto"))
+        assert auto.scheme == "tucker"
+        assert error(weight, auto) <= 1.1 * error(weight, plain)
+        assert coded_size(auto) < 0.8 * coded_size(plain)
+    fixed = Spectral("auto", 0.3, "none").encode("w", few(64, 80))
+    assert fixed.scheme == "spectral"  # a scan was asked for
+
+
+def test_an_automatic_choice_leaves_it_where_there_is_nothing_to_cut() -> None:
+    noise = torch.randn(64, 80, generator=torch.Generator().manual_seed(0))
+    for weight, sigma in ((noise, 0.3), (noise, 2.0), (torch.zeros(64, 80), 0.3), (few(12, 10), 0.3)):
+        found = Spectral(Transform("identity"), sigma).encode("w", weight)
+        assert cheaper("w", weight, found, sigma) is found
+
+
+def test_every_base_leaves_about_the_error_of_its_steps() -> None:
+    weight = few(48, 40, rank=6)
+    exact = Tucker(0.99999, base=Grid(sigma=1e-4)).encode("w", weight)
+    grid, trellis, spectral = (
+        error(weight, Tucker(0.99999, base=base).encode("w", weight))
+        for base in (Grid(sigma=0.1), Trellis(8, 0.1), Spectral(Transform("identity"), 0.1))
+    )
+    assert error(weight, exact) < 0.1 * grid
+    assert spectral == pytest.approx(grid, rel=0.3)
+    assert trellis == pytest.approx(grid, rel=0.6)
+
+
+def test_the_core_makes_up_for_what_factors_lost() -> None:
+    """Fitted to the quantized factors it leaves less than the core of the exact ones."""
+    weight = few(32, 40, rank=4)
+    found = Tucker(0.999, base=Grid(sigma=0.3)).encode("w", weight)
+    ranks = found.params[:2]
+    assert ranks != (32, 40)
+    projected = error(weight, found)
+    left, _, right = torch.linalg.svd(weight, full_matrices=False)
+    spoiled = left[:, : ranks[0]] + 0.3 * weight.std() * 12**-0.5 * torch.randn(32, ranks[0])
+    core = left[:, : ranks[0]].T @ weight @ right[: ranks[1]].T
+    plain = float((spoiled @ core @ right[: ranks[1]] - weight).square().sum() / weight.square().sum())
+    assert projected < plain
+
+
+def test_what_is_not_cut_is_as_the_base_alone() -> None:
+    noise = torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
+    for weight in (noise, few(30), few(1, 1)):
+        found, base = Tucker().encode("w", weight), Grid(sigma=0.3).encode("w", weight)
+        assert found.scheme == "grid"
+        assert torch.equal(decode(found), decode(base))
+    nine = torch.ones(2, 2, 2, 2, 2, 2, 2, 2, 2)
+    assert Tucker().encode("w", nine).scheme == "grid"
+    assert Tucker(ranks=(19, 19)).encode("w", noise).scheme == "grid"  # more numbers than there were
+
+
+def test_zeros_constants_and_extremes_survive() -> None:
+    assert not decode(Tucker().encode("w", torch.zeros(6, 7))).any()
+    constant = torch.full((16, 17), -3.25)
+    torch.testing.assert_close(decode(Tucker().encode("w", constant)), constant, rtol=1e-4, atol=0)
+    for magnitude in (1e-44, 1e-38, 1e-20, 1e20, 1e36):
+        weight = torch.ones(12, 1) * torch.linspace(-1, 1, 20) * magnitude
+        for base in (Grid(sigma=0.05), Trellis(8, 0.05), Spectral(Transform("identity"), 0.05)):
+            back = decode(Tucker(base=base).encode("w", weight))
+            assert bool(((back.double() - weight.double()).abs() <= 0.2 * magnitude).all())
+
+
+def test_the_sum_is_the_one_that_the_format_describes() -> None:
+    """Axes from the last to the first, k rising, in plain Python's float64."""
+    core, first = np.array([[5, -3]]), np.array([[7, 2, -4, 1]])
+    last = np.array([[1, -6, 2, 9], [3, 8, -5, 1]])
+    steps = [np.array([[index]], np.int32) for index in (-33, -7, 5)]
+    params = (1, 2, *GRID, *GRID, *GRID)
+    inner = (
+        (first, steps[1], np.array([[3]], np.int32)),
+        (last, np.array([[-1], [9]], np.int32), np.array([[2], [-30]])),
+    )
+    streams = (core, steps[0], *inner[0], *inner[1])
+    found = decode(Encoded("tucker", (4, 4), torch.float64, params, streams)).tolist()  # type: ignore[arg-type]
+
+    def step(index: int) -> float:
+        table = {0: 8388608, 2: 9147842, 3: 9552851, 5: 10417458, 9: 12388516, 15: 16065917}
+        return float(table[index % 16] * 2.0 ** (index // 16 - 23))
+
+    a = [float(x) * step(-33) for x in (5, -3)]
+    u = [float(np.float32(x * step(-7))) * step(3) for x in (7, 2, -4, 1)]
+    kept = zip(last.tolist(), (-1, 9), (2, -30), strict=True)
+    v = [[float(np.float32(x * step(k))) * step(s) for x in row] for row, k, s in kept]
+    line = [v[0][j] * float(np.float32(a[0])) + v[1][j] * float(np.float32(a[1])) for j in range(4)]
+    assert found == [[float(np.float32(u[i] * line[j])) for j in range(4)] for i in range(4)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=4), length=st.integers(1, 9), data=st.data())
+def test_products_along_an_axis_are_what_einsum_says(shape: list[int], length: int, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    rng = np.random.default_rng(0)
+    x, factor = rng.standard_normal(shape), rng.standard_normal((shape[axis], length))
+    expected = np.moveaxis(np.tensordot(factor.T, x, (1, axis)), 0, axis)
+    np.testing.assert_allclose(times(x, factor, axis), expected, atol=1e-12)
+
+
+def test_products_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x, factor = rng.standard_normal((7, 5, 11)), rng.standard_normal((5, 9))
+    whole = times(x, factor, 1)
+    for part in (1, 9, 20, 70):
+        monkeypatch.setattr("birdie.compress.schemes.decode_tucker._PART", part)
+        np.testing.assert_array_equal(times(x, factor, 1), whole)
+
+
+def test_inner_codes_are_those_of_the_file() -> None:
+    assert {name: SCHEMES[name] for name in NAMES} == NAMES
+    assert {SCHEMES[name]: DECODERS[name] for name in NAMES} == INNER
+
+
+def test_what_fits() -> None:
+    assert cut((8, 6, 3), (4, 6, 2)) == [0, 2]
+    assert numbers((8, 6, 3), (4, 6, 2)) == 48 + 32 + 6
+    assert fits((8, 6, 3), (4, 6, 2))
+    assert not fits((8, 6), (8, 6))
+    assert not fits((8, 8), (5, 5))  # 105 numbers
+    assert not fits((9,), (2,))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *((), (4,), (2, 2), (0, 2, *GRID * 3), (9, 2, *GRID * 3), (8, 10, *GRID * 3), (6, 6, *GRID * 3)),
+        *(
+            (2, 2, *GRID * 2),
+            (2, 2, *GRID * 4),
+            (2, 2, *GRID * 2, 2),
+            (2, 2, 2, 1, *GRID * 2),
+            (2, 2, *GRID * 2, 2, -1),
+        ),
+        *((1, 1, 1, 0, *GRID * 2), (1, 1, 8, 0, *GRID * 2), (1, 1, 10, 0, *GRID * 2), (1, 1, 4, 5, 3, 1, 0, 0, 0)),
+        (1, 1, 9, 6, 1, 65, 0, 0, 0, 0, *GRID * 2),
+    ],
+)
+def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError):
+        DECODERS["tucker"].layout((8, 10), torch.float32, params)
+    assert len(DECODERS["tucker"].layout((8, 10), torch.float32, (2, 2, *GRID * 3))) == 8
+    assert len(DECODERS["tucker"].layout((8, 10), torch.float32, (2, 10, *GRID * 2))) == 5
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    ranks=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    shape=st.sampled_from([(40, 30), (9, 8, 3, 3), (7, 3), (5,), (0, 3)]),
+    code=st.sampled_from([(2, 0), (4, 5, 8, 16, 0, 0, 0), (5, 1, 1), (9, 6, 0, 0, 0, 0, 0, 0)]),
+    symbol=st.sampled_from([-(1 << 31), (1 << 31) - 1, 1, 0]),
+    index=st.sampled_from([-2016, 2047, 2048, 100]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_whatever_a_file_says_is_refused_or_decoded_to_finite_numbers(
+    ranks: list[int], shape: tuple[int, ...], code: tuple[int, ...], symbol: int, index: int, dtype: torch.dtype
+) -> None:
+    params = (*ranks, *code * (1 + sum(rank < size for rank, size in zip(ranks, shape, strict=False))))
+    try:
+        layout = DECODERS["tucker"].layout(shape, dtype, params)
+        streams = tuple(
+            np.full(
+                (each.rows, each.columns), index if each.hints.role == "scales" else symbol, np.int64
+            ).clip(np.iinfo(each.dtype).min, np.iinfo(each.dtype).max).astype(each.dtype)
+            for each in layout
+        )  # fmt: skip
+        found = decode(Encoded("tucker", shape, dtype, params, streams))
+    except ArtifactError:
+        return
+    assert found.shape == torch.Size(shape)
+    assert bool(found.isfinite().all())
+
+
+def test_a_file_of_each_loads(tmp_path: Path) -> None:
+    path = tmp_path / "m.birdie"
+    state = {f"{index}": few(24, 20, 3, 3, seed=index) for index in range(len(BASES))}
+    rules = [(name, Tucker(0.995, base=base)) for name, base in zip(state, BASES, strict=True)]
+    summary = birdie.save(state, path, scheme=rules, coder="fast")
+    assert {row.scheme for row in summary.tensors} == {"tucker"}
+    loaded = birdie.load(path)
+    for name, weight in state.items():
+        assert torch.equal(loaded[name], decode(dict(rules)[name].encode(name, weight)))
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("tucker", Tucker()),
+        ("tucker:energy=0.9", Tucker(0.9)),
+        ("tucker:ranks=16x8x3x3", Tucker(ranks=(16, 8, 3, 3))),
+        ("tucker:energy=0.9,base=trellis:states=8,sigma=0.2", Tucker(0.9, base=Trellis(8, 0.2))),
+        ("tucker:base=spectral:dct,edge=4", Tucker(base=Spectral(Transform("dct", 4)))),
+        ("tucker:base=ternary", Tucker(base=Ternary())),
+    ],
+)
+def test_specs(text: str, scheme: Tucker) -> None:
+    assert parse_spec(text) == scheme
+    assert isinstance(scheme, QUANTIZERS)
+    assert suit(scheme, torch.ones(2)) == Cast()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(("tucker:energy=0", "energy=0.0"), ("tucker:energy=x", "'x' is not a share"), ("tucker:k=3", "ranks=…")),
+        *(("tucker:ranks=3xx", "unclear"), ("tucker:ranks=3x4,energy=0.9", "unclear"), ("tucker:ranks=0x4", "ranks=")),
+        ("tuker:energy=1", "did you mean 'tucker:energy=0.99'"),
+    ],
+)
+def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_spec(text)
+
+
+def test_wrong_input_is_refused_in_words() -> None:
+    with pytest.raises(WeightsError, match="NaN"):
+        Tucker().encode("w", torch.full((2, 2), float("nan")))
+    with pytest.raises(ConfigError, match="ranks"):
+        Tucker(ranks=(2, 2, 2)).encode("w", few(12, 10))
+    for base in (LowRank(), Rotation()):
+        with pytest.raises(ConfigError, match="tucker cannot hold"):
+            Tucker(base=base).encode("w", few(24, 20))

@@ -1,0 +1,90 @@
+"""Scans: permutations, undone; zig-zag as JPEG has it, Morton's curve as its bits say, for any number of axes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.compress.schemes.decode_transform import KINDS, Axes
+from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan, morton, places_of, raster, zigzag
+
+SIZES = st.lists(st.integers(1, 7), min_size=0, max_size=5).map(tuple)
+
+
+def block(*sizes: int) -> np.ndarray:
+    return places_of(tuple(np.arange(size) for size in sizes))
+
+
+@settings(deadline=None)
+@given(sizes=SIZES)
+def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
+    places = block(*sizes)
+    for order in (raster, zigzag, morton):
+        assert sorted(order(places)) == list(range(len(places)))
+    assert list(raster(places)) == list(range(len(places)))
+    sums = places[zigzag(places)].sum(axis=1)
+    assert (np.diff(sums) >= 0).all()
+
+
+@settings(deadline=None)
+@given(sizes=SIZES.filter(len))
+def test_morton_rises_in_interleaved_bits(sizes: tuple[int, ...]) -> None:
+    """Python integers of any length are the judge."""
+
+    def code(place: np.ndarray) -> int:
+        bits = [f"{int(part):04b}" for part in place]
+        return int("".join("".join(column) for column in zip(*bits, strict=True)), 2)
+
+    places = block(*sizes)
+    codes = [code(places[index]) for index in morton(places)]
+    assert codes == sorted(set(codes))
+
+
+def test_morton_knows_no_64_bits() -> None:
+    """Twenty axes of sixteen bits are 320 bits of code."""
+    places = np.random.default_rng(0).integers(0, 1 << 16, (500, 20))
+
+    def code(place: np.ndarray) -> int:
+        return int("".join(str(int(part) >> bit & 1) for bit in reversed(range(16)) for part in place), 2)
+
+    codes = [code(places[index]) for index in morton(places)]
+    assert codes == sorted(codes)
+
+
+def test_zigzag_turns_as_in_jpeg() -> None:
+    found = [tuple(place) for place in block(3, 3)[zigzag(block(3, 3))].tolist()]
+    assert found == [(0, 0), (0, 1), (1, 0), (2, 0), (1, 1), (0, 2), (1, 2), (2, 1), (2, 2)]
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 9]), min_size=0, max_size=5).map(tuple),
+    scan=st.builds(Scan, st.sampled_from(LAYOUTS), st.sampled_from(ORDERS)),
+    axes=st.builds(Axes, st.sampled_from(KINDS), st.sampled_from([2, 4]), st.integers(1, 3), st.booleans()),
+)
+def test_layouts_are_undone(sizes: tuple[int, ...], scan: Scan, axes: Axes) -> None:
+    if not scan.fits(sizes, axes):
+        assert scan.layout == "blocks"
+        return
+    places = np.arange(int(np.prod(sizes))).reshape(sizes)
+    matrix = scan.arrange(places, axes)
+    assert matrix.shape == scan.matrix(sizes, axes)
+    assert sorted(matrix.ravel().tolist()) == list(range(places.size))
+    np.testing.assert_array_equal(scan.restore(matrix, sizes, axes), places)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_of_planes_and_columns_of_blocks_have_one_class(order: str) -> None:
+    """What has one scale lies together, and the lowest frequencies come first."""
+    axes, shape = Axes("dct", 4, 1), (8, 12, 3, 3)
+    classes = np.stack(np.meshgrid(*axes.classes(shape), indexing="ij"), axis=-1)
+    numbers = np.ravel_multi_index(tuple(np.moveaxis(classes, -1, 0)), axes.counts(shape))
+    blocks = Scan("blocks", order).arrange(numbers, axes)
+    assert (blocks == blocks[:1]).all()
+    assert sorted(blocks[0].tolist()) == list(range(4 * 4 * 3 * 3))
+    planes = Scan("planes", order).arrange(np.ascontiguousarray(classes[..., 0]), axes)
+    assert (planes == planes[:, :1]).all()
+    kernel = Scan("planes", order).arrange(np.ascontiguousarray(classes[..., 2] * 3 + classes[..., 3]), axes)
+    assert (kernel.reshape(9, -1) == kernel.reshape(9, -1)[:, :1]).all()
+    assert kernel[0, 0] == 0
+    assert kernel[-1, -1] == 8

@@ -1,0 +1,197 @@
+"""Transforms: undone to rounding for any shape, norms kept, and in numpy the very same numbers to the last digits."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birdie.compress.schemes.decode_rotation import turn
+from birdie.compress.schemes.decode_transform import KINDS, LIFTING, cosines, invert, lift
+from birdie.compress.spectral.transforms import Transform
+from birdie.compress.tensors import rows_columns
+from birdie.errors import ConfigError
+
+LENGTHS = st.sampled_from([1, 2, 3, 5, 7, 17])
+SHAPES = st.lists(LENGTHS, min_size=0, max_size=5).filter(lambda sizes: np.prod(sizes) <= 5_000).map(tuple)
+TRANSFORMS = st.builds(
+    Transform,
+    kind=st.sampled_from(KINDS),
+    edge=st.sampled_from([2, 3, 4, 8, 16]),
+    levels=st.integers(1, 5),
+    axes=st.sampled_from(["all", "kernel"]),
+)
+SOME = [
+    *(Transform(kind) for kind in KINDS),
+    *(Transform("dct", edge=3), Transform("dct", edge=16), Transform("dct", axes="kernel")),
+    *(Transform("wavelet53", levels=9), Transform("wavelet97", levels=1, axes="kernel")),
+]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@settings(deadline=None, max_examples=40)
+@given(transform=TRANSFORMS, shape=SHAPES, seed=st.integers(0, 99), content=st.sampled_from(["noise", "ones", "zeros"]))
+def test_the_inverse_undoes_and_both_decoders_agree(
+    transform: Transform, shape: tuple[int, ...], seed: int, content: str
+) -> None:
+    weight = {"noise": noise(*shape, seed=seed), "ones": torch.ones(shape), "zeros": torch.zeros(shape)}[content]
+    weight = weight.double()
+    coefficients = transform.forward(weight)
+    assert coefficients.shape == weight.shape
+    torch.testing.assert_close(transform.inverse(coefficients), weight, rtol=0, atol=1e-12)
+    decoded = coefficients.numpy().copy()
+    invert(transform.plan, decoded)
+    np.testing.assert_allclose(decoded, weight.numpy(), rtol=0, atol=1e-12)
+    single = transform.forward(weight.float())
+    assert single.dtype is torch.float32
+    torch.testing.assert_close(single.double(), coefficients, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(300, 5), (5, 300), (2, 700, 3), (4, 4, 4, 257)])
+@pytest.mark.parametrize("transform", SOME)
+def test_long_axes_are_undone_alike(transform: Transform, shape: tuple[int, ...]) -> None:
+    """Where wavelets are lifted instead of multiplied, and Hadamard matrices have several factors."""
+    weight = noise(*shape)
+    coefficients = transform.forward(weight)
+    torch.testing.assert_close(transform.inverse(coefficients), weight, rtol=0, atol=1e-11)
+    decoded = coefficients.numpy().copy()
+    invert(transform.plan, decoded)
+    np.testing.assert_allclose(decoded, weight.numpy(), rtol=0, atol=1e-11)
+
+
+@settings(deadline=None, max_examples=40)
+@given(shape=SHAPES, kind=st.sampled_from(["dct", "hadamard"]), edge=st.integers(2, 20))
+def test_rotations_keep_lengths(shape: tuple[int, ...], kind: str, edge: int) -> None:
+    weight = noise(*shape)
+    found = Transform(kind, edge).forward(weight)
+    torch.testing.assert_close(found.square().sum(), weight.square().sum(), rtol=1e-12, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(shape=SHAPES, edge=st.integers(2, 20))
+def test_a_constant_block_has_one_coefficient(shape: tuple[int, ...], edge: int) -> None:
+    transform = Transform("dct", edge)
+    found = transform.forward(torch.full(shape, 3.0, dtype=torch.float64))
+    lowest = torch.ones(shape, dtype=torch.bool)
+    for axis, classes in enumerate(transform.classes(shape)):
+        lowest &= (classes == 0).reshape([-1 if other == axis else 1 for other in range(len(shape))])
+    assert float(found[~lowest].abs().sum()) < 1e-10
+    assert bool((found[lowest] > 1).all())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 16, 64])
+def test_the_basis_is_the_cosines(size: int) -> None:
+    k, i = np.arange(size)[:, None], np.arange(size)
+    scale = np.where(k == 0, 1.0, 2.0**0.5) / size**0.5
+    np.testing.assert_allclose(cosines(size), scale * np.cos(np.pi * k * (2 * i + 1) / (2 * size)), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [4, 8, 9, 32, 33])
+def test_ramps_vanish_in_the_details(size: int) -> None:
+    """5/3 details are free of ramps and 9/7 details of cubics, away from the ends; constants have none anywhere."""
+    places = np.arange(size, dtype=np.float64)
+    for kind, signal, margin in (("wavelet53", 2 * places + 1, 1), ("wavelet97", places**3, 3)):
+        signal = signal[:, None].copy()
+        lift(signal, kind, 1, back=False)
+        inside = signal[(size + 1) // 2 :][margin:-margin]
+        assert np.abs(inside).max(initial=0) < 1e-8 * size**3
+    for kind in LIFTING:
+        signal = np.ones((size, 1))
+        lift(signal, kind, 9, back=False)
+        details = Transform(kind, levels=9).plan.classes((size,))[0] > 0
+        assert np.abs(signal[details]).max() < 1e-12
+
+
+@pytest.mark.parametrize("size", [8, 33, 64])
+def test_wavelets_nearly_keep_lengths(size: int) -> None:
+    """No signal shrinks or grows to twice its length, and away from the ends what one coefficient stands for hardly."""
+    for kind, off in (("wavelet97", 0.16), ("wavelet53", 0.25)):
+        basis = np.eye(size)
+        lift(basis, kind, 3)
+        values = np.linalg.svd(basis, compute_uv=False)
+        assert 0.5 < values.min() < values.max() < 2
+        norms = np.linalg.norm(basis, axis=0)
+        assert abs(np.median(norms) - 1) < off
+
+
+@pytest.mark.parametrize("transform", SOME)
+def test_gradients(transform: Transform) -> None:
+    for shape in ((3, 5), (2, 1, 3, 3)):
+        weight = noise(*shape).requires_grad_()
+        assert torch.autograd.gradcheck(transform.inverse, (weight,))
+        assert torch.autograd.gradcheck(transform.forward, (weight,))
+
+
+def test_hadamard_is_the_rotation_of_files() -> None:
+    for shape in ((3, 16), (4, 130), (7,), (2, 5, 3)):
+        weight = noise(*shape)
+        columns = weight.numpy().reshape(rows_columns(shape)).T.copy()
+        turn(columns, 0, back=False)
+        found = Transform("hadamard").forward(weight).numpy().reshape(rows_columns(shape))
+        np.testing.assert_allclose(found, columns.T, rtol=0, atol=1e-12)
+
+
+def test_kernels_alone_leave_channels_be() -> None:
+    weight = noise(4, 5, 3, 3)
+    found = Transform(axes="kernel").forward(weight)
+    torch.testing.assert_close(found[2, 3], Transform().forward(weight[2, 3]))
+    flat = noise(6, 7)
+    assert torch.equal(Transform(axes="kernel").forward(flat), flat)
+    assert [int(each.max()) for each in Transform(axes="kernel").classes((4, 5, 3, 3))] == [0, 0, 2, 2]
+
+
+def test_classes_are_frequencies_and_bands() -> None:
+    assert [each.tolist() for each in Transform(edge=4).classes((3, 6))] == [[0, 1, 2], [0, 1, 2, 3, 0, 1]]
+    assert Transform("wavelet53", levels=2).classes((7,))[0].tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert [each.tolist() for each in Transform("hadamard").classes((2, 3))] == [[0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_are_computed_in_thirty_two(dtype: torch.dtype) -> None:
+    weight = noise(16, 24).to(dtype)
+    found = Transform().forward(weight)
+    assert torch.equal(found, Transform().forward(weight.float()).to(dtype))
+
+
+def test_autocast_does_not_round_weights() -> None:
+    weight = noise(16, 24).float()
+    plain = Transform().forward(weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(Transform().forward(weight), plain)
+
+
+def test_what_inference_kept_serves_training() -> None:
+    transform, weight = Transform("dct", edge=13), noise(26, 13)
+    with torch.inference_mode():
+        transform.forward(weight)
+    weight.requires_grad_()
+    torch.autograd.backward(transform.forward(weight).square().sum())
+    torch.testing.assert_close(weight.grad, 2 * weight.detach())
+    assert copy.deepcopy(transform) == transform
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"kind": "haar"}, "haar"), ({"edge": 1}, "edge=1"), ({"levels": 0}, "levels=0"), ({"axes": "rows"}, "rows")],
+)
+def test_wrong_settings_are_refused_in_words(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Transform(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", [Transform(edge=11), Transform("wavelet53", levels=2), Transform("hadamard")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiler_makes_one_graph(transform: Transform) -> None:
+    """Once the transform has been used forward, as it is on any weight that is compressed."""
+    weight = noise(13, 23)
+    coefficients = transform.forward(weight).requires_grad_()
+    compiled = torch.compile(transform.inverse, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(coefficients), weight)
+    torch.autograd.backward(compiled(coefficients).square().sum())
+    assert coefficients.grad is not None

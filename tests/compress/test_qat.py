@@ -1,0 +1,379 @@
+"""Quantization-aware training: what layers see, what gradients see, and that the switch works under the compiler."""
+
+import copy
+import math
+import pickle
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from birdie.artifact import files as artifact
+from birdie.compress.qat import Qat, Quantizing
+from birdie.compress.rate.assignment import is_matrix
+from birdie.compress.schemes.decoders import decode
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.ternary import Ternary
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.run.recipe import Recipe, load_recipe
+from birdie.train.groups import OptimizerSettings
+from birdie.train.loop import Fit, fit
+from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings
+
+SHARP = torch.tensor(24.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def small_gpt(seed: int = 0) -> GPT:
+    """As small as matrices can be that take a grid."""
+    torch.manual_seed(seed)
+    return GPT(GPTConfig(vocab_size=VOCAB, num_layers=2, model_dim=64, num_heads=4, num_kv_heads=4))
+
+
+def some_batch() -> tuple[Tensor, Tensor]:
+    return TinyBatches().next()
+
+
+def two_layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
+
+
+@pytest.mark.parametrize(("qat", "grid"), [(Qat(bits=4), Grid(bits=4)), (Qat(sigma=0.4), Grid(sigma=0.4))])
+@pytest.mark.parametrize("shape", [(64, 96), (16, 8, 3, 3)])
+def test_layers_see_what_the_grid_will_store(qat: Qat, grid: Grid, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(shape) * torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    weight[3] = 0
+    stored = decode(grid.encode("w", weight))
+    assert not torch.equal(stored, weight)
+    torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize(("shape", "group"), [((64, 96), 32), ((48, 100), 64), ((16, 8, 3, 3), 128)])
+def test_layers_see_the_levels_that_ternary_will_store(shape: tuple[int, ...], group: int, binary: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(shape) * torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    weight[3] = 0
+    stored = decode(Ternary(group=group, binary=binary).encode("w", weight))
+    qat = Qat(levels="binary" if binary else "ternary", group=group)
+    torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
+    again = qat.quantized(stored, SHARP)
+    torch.testing.assert_close(again, stored, rtol=1e-6, atol=0)  # levels stay what they are
+
+
+def test_a_layer_learns_on_levels() -> None:
+    """Where inputs leave a choice of weights, that among three values a row is better than rounding afterwards."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 8) @ torch.randn(8, 64)
+    y = torch.tanh(x @ torch.randn(64, 64) / 20)
+
+    def trained(qat: Qat | None) -> float:
+        torch.manual_seed(1)
+        layer = nn.Linear(64, 64, bias=False)
+        if qat is not None:
+            qat.prepare(layer).switch(True)
+        optimizer = torch.optim.Adam(layer.parameters(), lr=0.003)
+        for _ in range(150):
+            optimizer.zero_grad()
+            (layer(x) - y).square().mean().backward()
+            optimizer.step()
+        stored = decode(Ternary(group=64).encode("w", layer._parameters["weight"].detach()))
+        assert all(len(row.abs().unique()) <= 2 for row in stored)
+        return float((x @ stored.T - y).square().mean())
+
+    assert trained(Qat(levels="ternary", group=64)) < 0.7 * trained(None)
+
+
+@pytest.mark.parametrize("rounding", ["hard", "soft", "noise"])
+def test_gradients_pass_straight_through(rounding: Any) -> None:
+    """The gradient at the parameter is the one at the quantized weight, element by element."""
+    layer = nn.Linear(64, 96, bias=False)
+    prepared = Qat(bits=3, rounding=rounding).prepare(layer)
+    prepared.switch(True)
+    coefficients = torch.randn(96, 64)
+    (layer.weight * coefficients).sum().backward()
+    gradient = layer._parameters["weight"].grad
+    assert torch.equal(gradient, coefficients)
+    assert not torch.equal(layer.weight, layer._parameters["weight"])
+
+
+def test_names_and_values_of_the_state_stay() -> None:
+    model = two_layers()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    prepared = Qat(bits=2).prepare(model)
+    prepared.switch(True)
+    assert dict(model.named_parameters()).keys() == parameters.keys()
+    assert all(a is b for a, b in zip(model.parameters(), parameters.values(), strict=True))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    model.load_state_dict({name: weight + 1 for name, weight in before.items()})
+    assert torch.equal(parameters["0.weight"], before["0.weight"] + 1)
+    prepared.remove()
+    assert type(model[0]) is nn.Linear
+    assert model[0].weight is parameters["0.weight"]
+    pickle.dumps(model)
+
+
+def test_evaluation_sees_the_float_model() -> None:
+    model, x = two_layers(), torch.randn(5, 64)
+    plain = model(x)
+    Qat(bits=2).prepare(model).switch(True)
+    assert not torch.allclose(model(x), plain)
+    assert torch.equal(model.eval()(x), plain)
+
+
+def test_only_matrices_that_match_are_quantized() -> None:
+    model = small_gpt()
+    assert set(Qat(bits=6, tensors=("*.mlp.*",)).prepare(model).names) == {
+        f"blocks.{i}.mlp.{name}.weight" for i in range(2) for name in ("fc", "proj")
+    }
+    other = small_gpt()
+    everything = {name for name, weight in other.named_parameters() if is_matrix(weight)}
+    assert set(Qat(bits=6).prepare(other).names) == everything
+
+
+def test_a_tied_matrix_is_quantized_at_both_of_its_uses() -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=128, num_layers=2, model_dim=64, num_heads=4, num_kv_heads=4))
+    ids = torch.randint(0, 128, (2, 8))
+    prepared = Qat(bits=2, tensors=("tok_emb.weight",)).prepare(model)
+    prepared.switch(True)
+    seen = model(ids)
+    prepared.remove()
+    with torch.no_grad():
+        model.tok_emb.weight.copy_(prepared.settings.quantized(model.tok_emb.weight, SHARP))
+    torch.testing.assert_close(seen, model(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_the_switch_works_under_the_compiler_without_a_new_graph(backend: str) -> None:
+    """The flag is read by the graph: it is not a constant of it, and flipping it costs no recompilation."""
+    if backend == "eager":
+        layers, x = two_layers(), torch.randn(5, 64)
+        model, layer, loss = layers, layers[0], lambda: layers(x).square().mean()
+    else:
+        gpt, batch = small_gpt(), some_batch()
+        for p in gpt.parameters():
+            if p.ndim == 2:
+                nn.init.normal_(p, std=0.1)
+        model, layer, loss = gpt, gpt.blocks[0].mlp.fc, lambda: gpt.loss(*batch)
+    prepared = Qat(bits=3).prepare(model)
+    weight = layer._parameters["weight"]
+    plain = loss().item()  # also makes the rotary tables, which graphs depend on
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(loss, backend=counter, fullgraph=True)
+    assert compiled().item() == pytest.approx(plain, abs=1e-6)
+    prepared.switch(True)
+    quantized = loss().item()
+    assert abs(quantized - plain) > 1e-4
+    assert compiled().item() == pytest.approx(quantized, abs=1e-6)
+    (from_graph,), (from_eager,) = torch.autograd.grad(compiled(), weight), torch.autograd.grad(loss(), weight)
+    torch.testing.assert_close(from_graph, from_eager, rtol=1e-4, atol=1e-6)
+    prepared.switch(False)
+    assert compiled().item() == pytest.approx(plain, abs=1e-6)
+    assert counter.frame_count == 1
+
+
+def test_soft_rounding_hardens() -> None:
+    torch.manual_seed(0)
+    weight, qat = torch.randn(64, 96), Qat(sigma=0.5, rounding="soft")
+    hard = Qat(sigma=0.5).quantized(weight, SHARP)
+    gaps = [
+        (qat.quantized(weight, torch.tensor(slope)) - hard).abs().mean().item() for slope in (1.0, 6.0, 24.0, 200.0)
+    ]
+    assert gaps == sorted(gaps, reverse=True)
+    nothing = (weight - hard).abs().mean().item()
+    assert gaps[0] == pytest.approx(nothing, rel=0.1)
+    assert gaps[-1] < 0.05 * nothing
+
+
+def test_noise_is_uniform_over_a_step_and_new_at_each_use() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(512, 64, bias=False)
+    Qat(sigma=0.5, rounding="noise").prepare(layer).switch(True)
+    step = Qat(sigma=0.5).step(layer._parameters["weight"].detach())
+    first, second = ((layer.weight - layer._parameters["weight"]).detach() / step for _ in range(2))
+    assert not torch.equal(first, second)
+    assert first.abs().max() <= 0.5 + 1e-4
+    assert first.std().item() == pytest.approx(math.sqrt(1 / 12), rel=0.02)
+
+
+def test_the_rate_is_the_entropy_of_laplacian_symbols() -> None:
+    torch.manual_seed(0)
+    weight = torch.distributions.Laplace(0.0, 1.0).sample((4, 100_000))
+    for sigma in (0.1, 0.5, 2.0):
+        symbols = torch.round(weight / (sigma * weight.std(1, correction=0, keepdim=True)))
+        chances = torch.unique(symbols, return_counts=True)[1] / symbols.numel()
+        entropy = -(chances * chances.log2()).sum().item()
+        assert Qat(sigma=sigma).bits_of(weight).item() / weight.numel() == pytest.approx(entropy, abs=0.01)
+
+
+def test_a_penalty_on_the_rate_lowers_the_bytes_of_the_file(tmp_path: Any) -> None:
+    def size(rate: float) -> int:
+        model, _ = trained(Qat(sigma=0.5, rate=rate))
+        matrices = {name: weight for name, weight in model.state_dict().items() if is_matrix(weight)}
+        return artifact.save(matrices, tmp_path / "m.birdie", scheme="sigma:0.5", coder="fast").bytes
+
+    assert size(2.0) < 0.98 * size(0.0)
+
+
+def test_the_gradient_of_the_rate_is_the_slope_of_the_estimate() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(16, 300, dtype=torch.float64, requires_grad=True)
+    qat, direction = Qat(sigma=0.5), torch.randn(16, 300, dtype=torch.float64)
+    slope = (torch.autograd.grad(qat.bits_of(weight), weight)[0] * direction).sum().item()
+    with torch.no_grad():
+        change = (qat.bits_of(weight + 1e-6 * direction) - qat.bits_of(weight - 1e-6 * direction)).item() / 2e-6
+    assert slope == pytest.approx(change, rel=1e-3)
+
+
+@lru_cache
+def trained(qat: Qat | None) -> tuple[GPT, list[str]]:
+    """A model after 60 quick steps, and the log."""
+    model, lines = small_gpt(), []
+    prepared = qat.prepare(model, lines.append) if qat else None
+    settings = tiny_settings(iterations=60, warmdown_iters=30, accumulation=1)
+    optimizers = OptimizerSettings(matrix_lr=0.05, newton_schulz_dtype="float32")
+    for _ in fit(model, TinyBatches(), settings, optimizers, prepared=[prepared] if prepared else []):
+        pass
+    if prepared is not None:
+        prepared.remove()
+    return model, lines
+
+
+def losses(model: GPT, grid: Grid) -> tuple[float, float]:
+    """Nats a token of the float model and of what the grid makes of it, on tokens that training has not seen."""
+    batches = TinyBatches()
+    batches.position = 10**6
+    ids, targets = (torch.cat(parts) for parts in zip(*(batches.next() for _ in range(64)), strict=True))
+    state = model.state_dict()
+    other = copy.deepcopy(model)
+    other.load_state_dict({n: decode(grid.encode(n, w)) if is_matrix(w) else w for n, w in state.items()})
+    with torch.no_grad():
+        return model.loss(ids, targets).item(), other.loss(ids, targets).item()
+
+
+@pytest.mark.parametrize("qat", [Qat(bits=2), Qat(bits=2, start=0.5), Qat(bits=2, below=0.9, rounding="soft")])
+def test_it_narrows_the_quantization_gap(qat: Qat) -> None:
+    (model, lines), (plain, none) = trained(qat), trained(None)
+    (before, after), (plain_before, plain_after) = losses(model, Grid(bits=2)), losses(plain, Grid(bits=2))
+    assert after - before < 0.5 * (plain_after - plain_before)
+    assert after < plain_after
+    assert len(lines) == 1
+    assert "12 tensors, 65,536 weights" in lines[0]
+    assert not none
+
+
+def test_it_is_off_before_its_start_to_the_last_bit() -> None:
+    def curve(qat: Qat | None) -> list[float]:
+        model = small_gpt()
+        prepared = qat.prepare(model) if qat else None
+        run = fit(
+            model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, prepared=[prepared] if prepared else []
+        )
+        return [step.loss for step in run]
+
+    plain, late = curve(None), curve(Qat(bits=2, start=0.5))
+    assert plain[:5] == late[:5]
+    assert all(a != b for a, b in zip(plain[5:], late[5:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("qat", "on"),
+    [
+        (Qat(bits=4), [True] * 5),
+        (Qat(bits=4, start=0.5), [False, False, True, True, True]),
+        (Qat(bits=4, below=0.3), [False, False, False, True, True]),
+        (Qat(bits=4, start=0.9, below=0.3), [False, False, False, False, True]),
+    ],
+)
+def test_it_starts_by_share_or_by_rate(qat: Qat, on: list[bool]) -> None:
+    prepared, seen = qat.prepare(two_layers()), []
+    for step, (share, multiplier) in enumerate([(0, 1), (0.25, 1), (0.5, 0.6), (0.75, 0.29), (0.95, 0.05)]):
+        prepared.before_step(step, share, multiplier)
+        seen.append(prepared.on)
+    assert seen == on
+
+
+def test_a_resumed_run_goes_on_as_one_that_was_not_stopped() -> None:
+    def start(model: GPT, **more: Any) -> Fit:
+        prepared = Qat(bits=3, start=0.5, rounding="soft", rate=0.1).prepare(model)
+        return fit(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, prepared=[prepared], **more)
+
+    whole = list(start(small_gpt()))
+    first = start(small_gpt())
+    for step in first:
+        if step.number == 7:
+            break
+    rest = list(start(small_gpt(seed=1), resume=first.state()))
+    assert [step.loss for step in rest] == [step.loss for step in whole[7:]]
+
+
+def test_the_line_in_the_log_says_how_far_weights_move() -> None:
+    lines: list[str] = []
+    prepared: Quantizing = Qat(sigma=0.5).prepare(two_layers(), lines.append)
+    prepared.before_step(41, 0.5, 1.0)
+    prepared.before_step(42, 0.5, 1.0)
+    (line,) = lines
+    assert line.startswith("qat sigma:0.5 hard: 2 tensors, 12,288 weights, moved by 14.")  # 0.5 / sqrt(12)
+    assert line.endswith("from step 42 on")
+
+
+def test_a_recipe_switches_it_on() -> None:
+    recipe = load_recipe(flags=["--qat.bits", "6", "--qat.below", "0.15"])
+    assert recipe.qat == Qat(bits=6, below=0.15)
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert not Recipe().qat.enabled
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bits": 4, "sigma": 0.4}, "bits 4 and sigma 0.4"),
+        ({"bits": 1}, "qat bits 1"),
+        ({"sigma": 0.0}, "qat sigma 0.0"),
+        ({"bits": 4, "start": 1.0}, "qat start 1.0"),
+        ({"bits": 4, "below": 0.0}, "qat below 0.0"),
+        ({"bits": 4, "rounding": "odd"}, "qat rounding 'odd'"),
+        ({"bits": 4, "rate": -1.0}, "qat rate -1.0"),
+        ({"bits": 4, "tensors": ()}, "qat tensors is empty"),
+    ],
+)
+def test_settings_out_of_range_are_refused_with_their_value(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Qat(**settings)
+
+
+def test_what_cannot_be_prepared_is_refused() -> None:
+    with pytest.raises(ConfigError, match="match no matrix"):
+        Qat(bits=4, tensors=("nothing.*",)).prepare(two_layers())
+    with pytest.raises(ConfigError, match="set bits, sigma or levels"):
+        Qat().prepare(two_layers())
+    model = two_layers()
+    Qat(bits=4).prepare(model)
+    with pytest.raises(ConfigError, match="already"):
+        Qat(bits=4).prepare(model)
+
+
+def test_degenerate_weights_stay_finite() -> None:
+    for qat in (Qat(bits=4), Qat(sigma=0.4)):
+        for weight in (torch.zeros(64, 64), torch.full((64, 64), 0.1), torch.randn(64, 64) * 1e-40):
+            weight.requires_grad_(True)
+            assert bool(torch.isfinite(qat.quantized(weight, SHARP)).all())
+            bits = qat.bits_of(weight)
+            assert bool(torch.isfinite(torch.autograd.grad(bits, weight)[0]).all())
+            assert 0 <= bits.item() < 32 * weight.numel()

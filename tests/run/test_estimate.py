@@ -1,0 +1,320 @@
+"""What is estimated is what is there: counts equal those of real models and steps, forecasts hold on runs left out."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
+
+import birdie
+from benchmarks.estimate import CURVES, held_out
+from birdie.cli import main
+from birdie.compress.rate.assignment import parse_spec
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+from birdie.errors import ConfigError, DataError
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.model.work import work
+from birdie.run import history
+from birdie.run.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
+from birdie.run.events import Validated
+from birdie.run.forecast import FIRST, forecast
+from birdie.run.history import Entry
+from birdie.run.pipeline import Run
+from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
+from birdie.run.registry import find
+from birdie.runtime.distributed import Arriving, World
+from birdie.score.bpb import ValidationSettings
+from birdie.train.loop import Step, fit
+from birdie.train.muon import newton_schulz
+from birdie.train.settings import TrainSettings
+from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+
+TINY = GPTConfig(vocab_size=32, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2)
+SHAPES = {
+    "plain": TINY,
+    "loops": dataclasses.replace(TINY, num_loops=2, loop_start=1, loop_end=2),
+    "techniques": dataclasses.replace(
+        TINY, tie_embeddings=False, activation="swiglu", bigram_vocab_size=16, bigram_dim=8, attn_gate="dense"
+    ),
+    "factored": dataclasses.replace(TINY, embed_dim=16, value_embed_layers=(1,), value_embed_dim=8),
+}
+
+
+def tiny_recipe(**train: Any) -> Recipe:
+    return Recipe(model=TINY, train=tiny_settings(**train), optimizer=OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", ["baseline", "sota"])
+def test_parameters_by_group_are_those_of_the_model(name: str) -> None:
+    config = find(name).recipe().model
+    with torch.device("meta"):
+        whole = sum(p.numel() for p in GPT(config).parameters())
+    assert sum(groups(config).values()) == whole
+
+
+def test_parameters_are_those_of_a_model_that_is_built() -> None:
+    for config in SHAPES.values():
+        assert sum(groups(config).values()) == sum(p.numel() for p in GPT(config).parameters())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_flops_are_those_torch_counts(name: str) -> None:
+    """Products to the unit; attention, which torch counts whole where it is products, by half."""
+    config, ids = SHAPES[name], torch.randint(32, (2, 16))
+    model = GPT(config)
+    with FlopCounterMode(display=False) as products:
+        model.loss(ids, ids).backward()  # type: ignore[no-untyped-call]
+    with torch.device("meta"):
+        shapes, nothing = GPT(config), torch.zeros((2, 16), dtype=torch.int64)
+    with FlopCounterMode(display=False) as everything:
+        shapes.loss(nothing, nothing).backward()  # type: ignore[no-untyped-call]
+    found = work(config, 2, 16, torch.float32, looping=True)
+    assert found.matrix_flops == products.get_total_flops()
+    assert 2 * found.attention_flops == everything.get_total_flops() - products.get_total_flops()
+
+
+def test_loops_are_counted_as_they_run() -> None:
+    plain, looped = (work(SHAPES["loops"], 2, 16, torch.float32, looping=on) for on in (False, True))
+    assert looped.attention_flops * 3 == plain.attention_flops * 7  # layers 0 1 2 1 2 1 2
+    assert looped.kept_bytes > plain.kept_bytes
+    assert looped.kernels > plain.kernels
+
+
+@pytest.mark.parametrize("shape", [(32, 64), (64, 32), (16, 16)])
+def test_newton_schulz_is_counted_to_the_unit(shape: tuple[int, int]) -> None:
+    with FlopCounterMode(display=False) as counted:
+        newton_schulz(torch.randn(shape), 5)
+    assert newton_schulz_flops(torch.Size(shape), 5) == counted.get_total_flops()
+
+
+def test_the_kept_bytes_are_those_autograd_saves() -> None:
+    """On a CPU, whose fused attention keeps what the count says it does."""
+    ids, model, kept = torch.randint(32, (2, 16)), GPT(TINY), {}
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.loss(ids, ids)
+    held = sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in weights)
+    # a table of rotations is made once and kept by the model; the heads of the real attention lie interleaved
+    assert work(TINY, 2, 16, torch.float32, looping=False).kept_bytes == pytest.approx(held, rel=0.05)
+
+
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of float tensors that are summed over the ranks, on a rank whose peer adds nothing and updates nothing."""
+    found: list[int] = []
+
+    def count(tensor: torch.Tensor) -> Arriving:
+        found.append(tensor.nbytes if tensor.is_floating_point() else 0)
+        return Arriving(None, lambda: tensor)
+
+    def share(_world: World, tensor: torch.Tensor, _room: torch.Tensor) -> Arriving:
+        count(tensor)
+        return Arriving(None, lambda: tensor[: len(tensor) // 2].float())
+
+    monkeypatch.setattr(World, "start_sum_", lambda _, tensor: count(tensor))
+    monkeypatch.setattr(World, "start_reduce_scatter", share)
+    monkeypatch.setattr(World, "start_all_gather", lambda *arguments: Arriving(None, lambda: arguments[-1]))
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the square of the norm
+    for name in ("broadcast", "barrier"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    return found
+
+
+def test_the_bytes_reduced_are_those_of_a_step(reduced: list[int]) -> None:
+    world = World(0, 2)
+    going = iter(fit(tiny_model(), TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world))
+    reduced.clear()
+    next(going)
+    expected = load(tiny_recipe(), 2, torch.float32, looping=False)
+    assert expected.reduced_bytes == sum(reduced)
+    assert expected.sent_bytes == expected.reduced_bytes  # 2 · (2 − 1) / 2 of it
+    assert load(tiny_recipe(), 1, torch.float32, looping=False).reduced_bytes == 0
+
+
+def test_memory_grows_with_batch_depth_and_vocabulary() -> None:
+    def total(**model: Any) -> int:
+        tokens = model.pop("tokens", 128)
+        recipe = dataclasses.replace(tiny_recipe(train_batch_tokens=tokens), model=dataclasses.replace(TINY, **model))
+        return memory(recipe, load(recipe, 1, torch.float32, looping=False), h100(1)).total
+
+    assert total() < total(num_layers=4) < total(num_layers=5)
+    assert total() < total(vocab_size=64)
+    assert total() < total(tokens=256)
+
+
+def test_a_schedule_ends_by_steps_or_by_the_cap() -> None:
+    machine = h100(1)
+    by_steps = schedule(tiny_recipe(), machine)
+    assert (by_steps.steps, by_steps.tokens) == (12, 12 * 128)
+    capped = schedule(tiny_recipe(iterations=10**6, max_wallclock_seconds=10), machine)
+    assert capped.steps == math.ceil(10 / capped.step_s)
+    assert 10 <= capped.seconds < 10 + capped.step_s
+    with pytest.raises(ConfigError, match="do not divide accumulation"):
+        schedule(tiny_recipe(), h100(8))
+
+
+def test_loops_that_begin_late_slow_the_rest_down() -> None:
+    recipe = dataclasses.replace(
+        tiny_recipe(iterations=10**6, max_wallclock_seconds=10),
+        model=dataclasses.replace(SHAPES["loops"], enable_looping_at=0.25),
+    )
+    plan = schedule(recipe, h100(1))
+    assert plan.step_s < plan.mean_s < plan.looping_s
+    expected = 2.5 / plan.step_s + 7.5 / plan.looping_s
+    assert plan.steps == pytest.approx(expected, abs=2)
+
+
+def test_gaussian_bits_are_the_entropy() -> None:
+    """½ log₂ 2πe − log₂ of the step in deviations, and little more; three symbols at most log₂ 3 and their scales."""
+    assert gaussian_bits(parse_spec("sdclip:bits=6,k=12.85"), (512, 512)) == pytest.approx(3.329, abs=0.05)
+    assert gaussian_bits(parse_spec("sigma:0.2"), (512, 512)) == pytest.approx(2.047 - math.log2(0.2), abs=0.05)
+    fine, coarse = (gaussian_bits(parse_spec(spec), (512, 512)) for spec in ("int8", "int8:step=4"))
+    assert fine - coarse == pytest.approx(2, abs=0.05)
+    assert 1.3 < gaussian_bits(parse_spec("ternary"), (512, 512)) < math.log2(3) + 0.1
+
+
+@pytest.mark.parametrize("scheme", ["int5", "ternary", "fp16"])
+def test_the_artifact_of_gaussian_weights_has_the_bytes_that_are_foretold(scheme: str, tmp_path: Path) -> None:
+    config = GPTConfig(vocab_size=256, num_layers=2, model_dim=128, num_heads=2, num_kv_heads=2)
+    recipe = Recipe(model=config, export=ExportSettings(scheme=scheme, coder="fast"))
+    model = GPT(config)
+    generator = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, generator=generator)
+    saved = birdie.save(model, tmp_path / "model.birdie", scheme=recipe.export.schemes(), coder="fast")
+    found = artifact(recipe)
+    assert found.bytes == pytest.approx(saved.bytes, rel=0.02)
+    assert found.low < saved.bytes < found.high
+
+
+def test_a_budget_is_what_the_artifact_takes() -> None:
+    found = artifact(Recipe(export=ExportSettings(budget="16MB")))
+    assert found.bytes == found.budget == 16_000_000
+    assert found.bits_per_weight == pytest.approx(8 * 16e6 / 17_059_912)
+
+
+def test_a_history_is_told_once(tmp_path: Path) -> None:
+    for step in (0, 100, 200, 300):
+        history.record(tmp_path, Entry(step, 10.0 * step, 3 - step / 1000))
+    history.cut(tmp_path, 200)  # resumed there
+    history.record(tmp_path, Entry(250, 2500, 2.7))
+    history.record(tmp_path, Entry(250, 2600, 2.6))
+    assert [each.step for each in history.read(tmp_path)] == [0, 100, 200, 250]
+    assert history.read(tmp_path)[-1] == Entry(250, 2600, 2.6)
+    for line in ("{}", "[1]", '{"step": Infinity, "train_ms": 1, "bpb": 2}', '{"step": 3'):
+        (tmp_path / history.NAME).write_text(line + "\n")
+        with pytest.raises(DataError, match=r"history.jsonl cannot be read"):
+            history.read(tmp_path)
+    history.cut(tmp_path, 10)  # a run goes on all the same
+    assert history.read(tmp_path) == []
+
+
+def test_a_run_keeps_its_validations_and_goes_on_with_them(tmp_path: Path) -> None:
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=tmp_path))
+    recipe = dataclasses.replace(
+        tiny_recipe(iterations=8),
+        data=DataSettings(path=str(next((tmp_path / "datasets").iterdir())), tokenizer="bytes"),
+        model=dataclasses.replace(TINY, vocab_size=260),
+        validation=ValidationSettings(every=2, max_tokens=100),
+        run=RunSettings(checkpoint_every=3),
+        device="cpu",
+    )
+    folder = tmp_path / "run"
+    told: list[Validated] = []
+    for event in Run(recipe, folder).train():
+        told += [event] if isinstance(event, Validated) else []
+        if isinstance(event, Step) and event.number == 5:
+            break  # killed: the last checkpoint is that of step 3, and 4 was validated
+    assert [each.step for each in history.read(folder)] == [0, 2, 4]
+    told = told[:2] + [each for each in Run(recipe, folder).train(resume=True) if isinstance(each, Validated)]
+    kept = history.read(folder)
+    assert [each.step for each in kept] == [0, 2, 4, 6, 8]
+    assert [(each.step, each.bpb) for each in kept] == [(each.step, each.score.bpb) for each in told]
+
+
+def test_forecasts_hold_on_runs_that_were_left_out() -> None:
+    """Each published run foretold by the others: nine in ten within the interval, which narrows as the run goes on."""
+    rows = held_out(CURVES)
+    inside = [row["low"] <= row["end"] <= row["high"] for row in rows]
+    assert sum(inside) / len(inside) >= 0.9
+    early, late = ([r["high"] - r["low"] for r in rows if (r["share"] < 0.3) is first] for first in (True, False))
+    assert sum(early) / len(early) > sum(late) / len(late)
+    assert not all(row["high"] - row["low"] > 0.2 for row in rows), "an interval that wide says nothing"
+
+
+def test_a_forecast_needs_something_to_go_by() -> None:
+    settings = TrainSettings(iterations=1000, max_wallclock_seconds=0)
+    with pytest.raises(DataError, match="has none yet"):
+        forecast([], settings)
+    with pytest.raises(DataError, match="the last is at 0"):
+        forecast([Entry(0, 0.0, 4.1)], settings)
+    with pytest.raises(DataError, match="is not a positive number"):
+        forecast([Entry(FIRST, 1.0, math.nan)], settings)
+    with pytest.raises(DataError, match="or its time, is not a positive number"):
+        forecast([Entry(FIRST, math.nan, 2.0)], settings)
+    with pytest.raises(DataError, match="of step 900000000000, but the recipe has"):
+        forecast([Entry(900_000_000_000, 1.0, 2.0)], settings)
+    ended = forecast([Entry(500, 1.0, 1.5), Entry(1000, 2.0, 1.4)], settings)
+    assert (ended.low, ended.bpb, ended.high) == (1.4, 1.4, 1.4)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *tokens: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit):
+        main(["estimate", *tokens, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_command_answers_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.toml").write_text(
+        tiny_recipe(iterations=1000, accumulation=8, train_batch_tokens=128).to_toml()
+    )
+    for step in (0, 200, 400):
+        history.record(tmp_path, Entry(step, float(step), 3.0 - step / 1000))
+    found = answer(capsys, str(tmp_path))
+    assert set(found) == {
+        *("name", "parameters", "artifact", "step", "communication", "machines", "recorded", "forecast")
+    }
+    assert found["parameters"]["total"] == sum(found["parameters"]["groups"].values())
+    assert found["forecast"]["steps"] == 1000
+    assert found["forecast"]["low"] < found["forecast"]["bpb"] < found["forecast"]["high"]
+    assert [each["devices"] for each in found["machines"]] == [1, 8, 1]
+    assert all(each["step_ms"] > 0 and each["memory"]["total"] > 0 for each in found["machines"])
+    with pytest.raises(SystemExit) as done:
+        main(["estimate", str(tmp_path / "recipe.toml")])
+    assert done.value.code == 0
+    assert "Newton–Schulz" in capsys.readouterr().out
+
+
+def test_what_cannot_be_estimated_is_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean sota" in answer(capsys, "sotta")["error"]["message"]
+    assert "no recipe.toml" in answer(capsys, str(tmp_path))["error"]["message"]
+    (tmp_path / "recipe.toml").write_text(tiny_recipe().to_toml())
+    assert "has none yet" in answer(capsys, str(tmp_path))["error"]["message"]
+
+
+def test_micro_batches_are_counted() -> None:
+    """Of one tokens go through as often as they take less room; the work of a step stays what it is."""
+    span = tiny_recipe(iterations=10, accumulation=4, train_batch_tokens=256)
+    plain = load(span, 2, torch.float32, looping=False)
+    found = {}
+    for tokens in (32, 64, 128, 256):
+        train = dataclasses.replace(span.train, micro_batch_tokens=tokens)
+        found[tokens] = load(dataclasses.replace(span, train=train), 2, torch.float32, looping=False)
+    assert [found[tokens].micro_steps for tokens in found] == [4, 2, 1, 1]
+    assert found[64] == plain
+    assert found[128] == found[256]
+    assert found[128].flops == pytest.approx(plain.flops)
+    assert found[32].flops == pytest.approx(plain.flops)
+    assert found[32].work.kept_bytes < plain.work.kept_bytes < found[128].work.kept_bytes

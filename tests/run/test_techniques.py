@@ -1,0 +1,163 @@
+"""A run with every technique on says what is at work, goes on as if it was never stopped, and its file is the model."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from birdie.artifact.files import load
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPTConfig
+from birdie.run.evaluation import load_gpt
+from birdie.run.events import Started
+from birdie.run.pipeline import Run
+from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
+from birdie.runtime.distributed import World
+from birdie.score.bpb import ValidationSettings
+from birdie.train.settings import TrainSettings
+from tests.tiny_run import EVERYTHING
+
+LENGTH = 32
+TECHNIQUES = {**EVERYTHING, "enable_looping_at": 0.5}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    root = tmp_path_factory.mktemp("data")
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
+    train = {"iterations": 8, "warmdown_iters": 4, "warmup_steps": 2, "max_wallclock_seconds": 0, "accumulation": 2}
+    return Recipe(
+        data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
+        model=GPTConfig(vocab_size=260, num_layers=5, model_dim=32, num_heads=2, num_kv_heads=1, **TECHNIQUES),
+        train=TrainSettings(train_batch_tokens=4 * LENGTH, train_seq_len=LENGTH, compute_dtype="float32", **train),
+        validation=ValidationSettings(every=0, max_tokens=500),
+        calibration=CalibrationSettings(data="own", tokens=1024),
+        export=ExportSettings(coder="fast"),
+        run=RunSettings(checkpoint_every=0),
+        device="cpu",
+    )
+
+
+def finished(
+    recipe: Recipe, folder: Path, *, resume: bool = False, stop_after: int | None = None
+) -> tuple[Run, list[str]]:
+    told: list[str] = []
+    run = Run(recipe, folder, notify=told.append)
+    for _ in run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after):
+        pass
+    return run, told
+
+
+def test_a_run_tells_what_is_at_work_and_when_loops_come_on(recipe: Recipe, tmp_path: Path) -> None:
+    _, told = finished(recipe, tmp_path)
+    assert [line for line in told if line.startswith("looping")] == ["looping from step 5 on: layers 0,1,2,1,2,1,2,3,4"]
+    at_work = [line for line in told if line.startswith("at work: ")]
+    for technique in ("bigram and trigram", "gated smear", "value embeddings", "sparse gate", "gated skips", "lanes"):
+        assert any(technique in line for line in at_work), technique
+
+
+@pytest.mark.parametrize("stop_after", [3, 6])
+def test_stopping_before_or_after_loops_came_on_changes_nothing(
+    recipe: Recipe, tmp_path: Path, stop_after: int
+) -> None:
+    whole, _ = finished(recipe, tmp_path / "whole")
+    finished(recipe, tmp_path / "parts", stop_after=stop_after)
+    parts, _ = finished(recipe, tmp_path / "parts", resume=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, parts.model.state_dict()[name]), name
+
+
+def test_the_file_is_the_model_calibrated_on_its_own_samples(recipe: Recipe, tmp_path: Path) -> None:
+    run, _ = finished(recipe, tmp_path)
+    summary = run.export(tmp_path / "model.birdie", budget=30_000)
+    assert summary.bytes <= 30_000
+    model, same, _ = load_gpt(tmp_path / "model.birdie", torch.device("cpu"))
+    assert same == recipe
+    assert model.looping
+    held = load(tmp_path / "model.birdie")
+    ids = torch.randint(2, 260, (2, LENGTH))
+    twin = run.model_of({name: weight.float() for name, weight in held.items()}).eval()
+    torch.testing.assert_close(model(ids), twin(ids))
+    nearer = (model(ids) - run.model.eval()(ids)).abs().mean()
+    assert nearer < 0.1 * run.model(ids).std()
+
+
+def test_techniques_are_settings_of_file_environment_and_flag_alike(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "recipe.toml") == recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    for name, value in {"BIGRAM_VOCAB_SIZE": "2048", "XSA_LAST_N": "4", "LN_SCALE": "1", "VE_LAYERS": "7,8"}.items():
+        monkeypatch.setenv(name, value)
+    model = load_recipe(flags=["--model.smear", "fixed", "--model.mlp-mult", "3"]).model
+    assert (model.bigram_vocab_size, model.xsa_last_n, model.ln_scale, model.mlp_mult) == (2048, 4, True, 3)
+    assert (model.smear, model.value_embed_layers) == ("fixed", (7, 8))
+    assert dataclasses.replace(GPTConfig(), mlp_mult=3).mlp_hidden == 1536
+
+
+def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe: Recipe, tmp_path: Path) -> None:
+    packed = dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(recipe.data, order="packed"),
+        model=GPTConfig(
+            vocab_size=260,
+            num_layers=2,
+            model_dim=32,
+            num_heads=2,
+            num_kv_heads=1,
+            isolate_documents=True,
+            attn_window=20,
+        ),
+        train=dataclasses.replace(recipe.train, seq_len_start=8, seq_schedule_fraction=0.5, micro_batch_tokens="auto"),
+    )
+    whole, told = finished(packed, tmp_path / "whole")
+    finished(packed, tmp_path / "parts", stop_after=3)
+    parts, _ = finished(packed, tmp_path / "parts", resume=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, parts.model.state_dict()[name]), name
+    for words in (
+        "micro-batches of 128 tokens, 1 to a step",
+        "documents: ",
+        "primed 3 sizes of a step",
+        "from step 5 on: sequences of 32, 128 tokens a step",
+        "at work: isolated documents",
+        "at work: window: layers 0, 1 see 20 places back",
+    ):
+        assert any(words in line for line in told), words
+
+
+def test_a_run_of_several_lengths_goes_on_with_them_alone(recipe: Recipe, tmp_path: Path) -> None:
+    model = GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
+    recipe = dataclasses.replace(recipe, model=model)
+    mixed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, mixed_seq_lens=(LENGTH, 8)))
+    whole, told = finished(mixed, tmp_path / "whole")
+    assert "sequences of several lengths: rank 0: 32 and 8" in told
+    assert any("rank 0 took 512 tokens as 16 sequences of 32, 512 tokens as 64 sequences of 8" in line for line in told)
+    finished(mixed, tmp_path / "parts", stop_after=3)
+    with pytest.raises(
+        ConfigError, match=r"cannot resume: train.mixed_seq_lens is \[\], but the run in .* has \[32, 8\]"
+    ):
+        finished(recipe, tmp_path / "parts", resume=True)
+    parts, _ = finished(mixed, tmp_path / "parts", resume=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, parts.model.state_dict()[name]), name
+
+
+def test_a_restart_goes_on_with_what_its_own_job_left_and_with_nothing_else(recipe: Recipe, tmp_path: Path) -> None:
+    """torchrun starts ranks anew after any failure, a refusal to overwrite another run among them."""
+
+    def attempt(number: int, job: str, stop_after: int | None = None) -> list[str]:
+        told: list[str] = []
+        run = Run(recipe, tmp_path / "run", world=World(restarts=number, job=job), notify=told.append)
+        events = list(run.train(stop=lambda: run.steps + 1 == stop_after))
+        return [*told, *(f"resumed at {event.resumed_at}" for event in events if isinstance(event, Started))]
+
+    attempt(0, "one", stop_after=3)
+    for number in (0, 1):
+        with pytest.raises(ConfigError, match="holds a run already"):
+            attempt(number, "another")
+    assert "resumed at 3" in attempt(1, "one")

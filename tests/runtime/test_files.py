@@ -1,0 +1,58 @@
+"""Writing: whole or not at all, and never over something that is not a file."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from birdie.errors import OutputError
+from birdie.runtime import files
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    files.write_bytes(target, b"old")
+    with pytest.raises(ZeroDivisionError), files.atomic_path(target) as path:
+        path.write_bytes(b"new"[: 1 // 0])
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    for text in ("old", "new"):
+        with files.atomic_folder(target) as folder:
+            (folder / text).write_text(text)
+            assert not (target / text).exists()
+    assert [path.name for path in target.iterdir()] == ["new"]
+    with pytest.raises(ZeroDivisionError), files.atomic_folder(target) as folder:
+        (folder / "newer").write_text("x" * (1 // 0))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_link_is_followed_and_special_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    files.write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "real").read_bytes() == b"new"
+    assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in (tmp_path / "pipe", tmp_path, Path(os.devnull)):
+        with pytest.raises(OutputError, match="cannot write"):
+            files.write_bytes(wrong, b"x")
+
+
+def test_permissions_follow_the_umask_in_any_thread(tmp_path: Path) -> None:
+    threads = [threading.Thread(target=files.write_bytes, args=(tmp_path / str(number), b"x")) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~files.UMASK}
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", os.devnull + "/below"])
+def test_a_place_that_cannot_be_written_is_found_out_first(place: str) -> None:
+    with pytest.raises(OutputError, match="choose another folder"):
+        files.require_writable(place)

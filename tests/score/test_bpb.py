@@ -1,0 +1,147 @@
+"""Bits per byte: the definition, spelled out token by token, and its independence of batches and ranks."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from birdie.errors import DataError
+from birdie.runtime.distributed import World
+from birdie.score import forward
+from birdie.score.bpb import bits_per_byte
+
+BOS, VOCABULARY = 1, 16
+CPU = torch.device("cpu")
+
+
+class Bigram:
+    """A model whose loss depends on the token before the target alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.nats = -torch.log_softmax(torch.randn(VOCABULARY, VOCABULARY, generator=generator), 1)
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        assert reduction == "none"
+        return self.nats[ids, targets]
+
+
+class Table:
+    """Token t stands for t mod 4 bytes, one more after an even token; BOS for none."""
+
+    def count(self, previous: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        return np.where(targets == BOS, 0, targets % 4 + (previous % 2 == 0))
+
+
+def stream(length: int, seed: int = 0) -> np.ndarray:
+    tokens = np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.uint16)
+    tokens[:: max(7, length // 5)] = BOS
+    return tokens
+
+
+def score(tokens: np.ndarray, **changes: object):
+    chosen = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": CPU} | changes
+    return bits_per_byte(Bigram(), tokens, Table(), **chosen)
+
+
+@settings(deadline=None)
+@given(st.integers(9, 400), st.integers(1, 12), st.integers(1, 200))
+def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> None:
+    tokens, model, table = stream(length), Bigram(), Table()
+    windows = (length - 1) // seq_len
+    if windows < 1:
+        return
+    nats = bytes_ = 0.0
+    for i in range(windows * seq_len):
+        nats += float(model.nats[int(tokens[i]), int(tokens[i + 1])])
+        bytes_ += int(table.count(tokens[i : i + 1], tokens[i + 1 : i + 2])[0])
+    result = score(tokens, seq_len=seq_len, batch_tokens=batch_tokens)
+    assert result.tokens == windows * seq_len
+    assert result.bytes == bytes_
+    assert result.val_loss == pytest.approx(nats / result.tokens, rel=1e-6)
+    assert result.bpb == pytest.approx(nats / math.log(2) / bytes_, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
+def test_bytes_given_by_token_count_as_the_table_does(batch_tokens: int) -> None:
+    tokens, table = stream(1000), Table()
+    counts = np.concatenate(([9], table.count(tokens[:-1], tokens[1:]))).astype(np.uint16)  # the first is no target
+    chosen = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
+    by_token, by_table = (bits_per_byte(Bigram(), tokens, each, **chosen) for each in (counts, table))
+    assert (by_token.bytes, by_token.bpb, by_token.ci95) == (by_table.bytes, by_table.bpb, by_table.ci95)
+    assert bits_per_byte(Bigram(), tokens, 2 * counts, **chosen).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
+    with pytest.raises(DataError, match="bytes are given for 999 tokens, but 1,000 are scored"):
+        bits_per_byte(Bigram(), tokens, counts[:-1], **chosen)
+
+
+def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = stream(1000)
+    whole = score(tokens, batch_tokens=10_000).bpb
+    assert score(tokens, batch_tokens=1).bpb == pytest.approx(whole, rel=1e-12)
+    monkeypatch.setitem(forward._AT_ONCE, "cpu", 8)
+    assert score(tokens, batch_tokens=10_000).bpb == pytest.approx(whole, rel=1e-12)
+
+
+class Together(World):
+    """A rank among threads: sums are those of all of them."""
+
+    def __init__(self, rank: int, size: int, sums: list[Tensor], barrier: Barrier) -> None:
+        super().__init__(rank, size)
+        object.__setattr__(self, "_shared", (sums, barrier))
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        sums, barrier = self._shared
+        sums.append(tensor)
+        barrier.wait(timeout=30)
+        return torch.stack(sums).sum(0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_ranks_share_the_windows_and_agree_with_one(size: int) -> None:
+    tokens, one = stream(1001), score(stream(1001))
+    sums: list[Tensor] = []
+    barrier = Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [Together(rank, size, sums, barrier) for rank in range(size)]
+        for found in pool.map(lambda world: score(tokens, world=world), ranks):
+            assert (found.bytes, found.tokens, found.documents) == (one.bytes, one.tokens, one.documents)
+            assert found.bpb == pytest.approx(one.bpb, rel=1e-12)
+            assert found.ci95 == pytest.approx(one.ci95, rel=1e-9)
+
+
+def test_interval_shrinks_with_documents_and_covers() -> None:
+    few, many = score(stream(500)), score(np.concatenate([stream(500, seed) for seed in range(16)]))
+    assert many.documents > few.documents
+    assert 0 < many.ci95 < few.ci95
+    assert abs(many.bpb - few.bpb) < 3 * few.ci95
+
+
+def test_one_document_has_no_interval() -> None:
+    tokens = stream(100)
+    tokens[1:] = np.where(tokens[1:] == BOS, 2, tokens[1:])
+    assert math.isnan(score(tokens).ci95)
+
+
+def test_progress_ends_at_the_total() -> None:
+    seen: list[tuple[float, float | None]] = []
+    score(stream(1000), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_stream_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(DataError, match="fewer than one window"):
+        score(stream(8))
+
+
+def test_a_loss_that_is_not_finite_is_refused() -> None:
+    model = Bigram()
+    model.nats[3] = math.nan
+    with pytest.raises(DataError, match="not finite"):
+        bits_per_byte(model, stream(500), Table(), seq_len=8, batch_tokens=64, bos_id=BOS, device=CPU)

@@ -1,0 +1,249 @@
+"""The loop learns, undoes its priming, keeps its clock, and computes the same on any number of ranks."""
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.distributed import World
+from birdie.train.checkpoint import Checkpoint
+from birdie.train.groups import OptimizerSettings
+from birdie.train.loop import Fit, fit
+from tests.ranks import start_ranks
+from tests.tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, SPANS, VOCAB, TinyBatches, tiny_model, tiny_settings
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Products this small only wait for each other on more threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def start(optimizers: OptimizerSettings = OPTIMIZERS, **changes: Any) -> Fit:
+    return fit(tiny_model(), TinyBatches(), tiny_settings(**changes), optimizers)
+
+
+def losses(run: Fit) -> list[float]:
+    return [step.loss for step in run]
+
+
+def test_training_lowers_the_loss() -> None:
+    curve = losses(start(iterations=60))
+    assert sum(curve[-5:]) / 5 < 0.8 * curve[0]
+
+
+def test_steps_report_what_happened() -> None:
+    steps = list(start(iterations=10, warmdown_iters=5))
+    assert [step.number for step in steps] == list(range(1, 11))
+    assert [step.stopping for step in steps] == [False] * 9 + [True]
+    assert {step.tokens for step in steps} == {SPANS * SEQUENCES * LENGTH}
+    assert [step.lr_multiplier for step in steps] == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
+    assert steps[0].momentum == OPTIMIZERS.muon_momentum_warmup_start
+    assert all(step.grad_norm > 0 for step in steps)
+    assert all(a.train_ms < b.train_ms for a, b in pairwise(steps))
+
+
+def test_the_same_run_twice_is_bit_identical() -> None:
+    assert losses(start()) == losses(start())
+
+
+class NoisyBatches(TinyBatches):
+    """Takes torch's global generator along, as dropout or a loader that augments would."""
+
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, targets = super().next()
+        return (ids + torch.randint(0, VOCAB, ids.shape)) % VOCAB, targets
+
+
+def test_priming_leaves_no_trace() -> None:
+    def curve(warmup_steps: int) -> list[float]:
+        return losses(fit(tiny_model(), NoisyBatches(), tiny_settings(warmup_steps=warmup_steps), OPTIMIZERS))
+
+    assert curve(5) == curve(0)
+
+
+def test_priming_leaves_no_trace_in_optimizer_loader_or_generators() -> None:
+    def after_one_step(warmup_steps: int) -> tuple[Checkpoint, torch.Tensor]:
+        run = fit(tiny_model(), NoisyBatches(), tiny_settings(warmup_steps=warmup_steps, iterations=1), OPTIMIZERS)
+        next(iter(run))
+        return run.state(), torch.rand(())
+
+    (a, next_a), (b, next_b) = after_one_step(5), after_one_step(0)
+    assert torch.equal(next_a, next_b)
+    assert a.loader == b.loader
+    assert a.optimizer.keys() == b.optimizer.keys()
+    assert all(torch.equal(a.optimizer[key], b.optimizer[key]) for key in a.optimizer)
+
+
+def test_priming_is_not_on_the_clock() -> None:
+    begin = time.perf_counter()
+    (step,) = start(warmup_steps=30, iterations=1)
+    assert step.train_ms < 500 * (time.perf_counter() - begin)
+
+
+def test_the_clock_stands_still_at_a_yield() -> None:
+    clock = []
+    for step in start(iterations=3):
+        clock.append(step.train_ms)
+        time.sleep(0.5)
+    assert clock[-1] - clock[0] < 900
+
+
+@dataclasses.dataclass(frozen=True)
+class Late(World):
+    """Another rank is late at every meeting."""
+
+    met: list[float] = dataclasses.field(default_factory=list)
+
+    def barrier(self) -> None:
+        time.sleep(0.5)
+        self.met.append(time.perf_counter())
+
+
+def test_what_another_rank_does_at_a_yield_is_not_on_the_clock() -> None:
+    """Ranks meet before each step, and only then does its clock start."""
+    world = Late()
+    run = fit(tiny_model(), TinyBatches(), tiny_settings(iterations=4), OPTIMIZERS, world=world)
+    clock = [step.train_ms for step in run]
+    assert len(world.met) == 4
+    assert clock[-1] - clock[0] < 900  # three meetings take 1,500
+
+
+def test_the_cap_ends_the_run_after_the_step_that_reaches_it() -> None:
+    steps = list(start(iterations=10**6, max_wallclock_seconds=0.3, warmdown_iters=5))
+    assert [step.stopping for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert steps[-1].train_ms >= 300
+    assert all(step.train_ms < 300 for step in steps[:-1])
+    assert steps[-1].lr_multiplier < 1
+
+
+def test_a_stop_asked_for_during_a_step_makes_it_the_last(tmp_path: Path) -> None:
+    run = fit(tiny_model(), (batches := TinyBatches()), tiny_settings(), OPTIMIZERS, stop=lambda: batches.position > 9)
+    steps = list(run)
+    assert [step.stopping for step in steps] == [False, False, True]  # a step takes 4 spans
+    assert run.interrupted
+    assert list(run) == []
+    run.save(tmp_path)
+
+
+def test_a_stop_asked_for_during_priming_leaves_the_run_at_its_start() -> None:
+    done: list[int] = []
+    run = fit(
+        tiny_model(),
+        TinyBatches(),
+        tiny_settings(warmup_steps=5),
+        OPTIMIZERS,
+        stop=lambda: done[-1:] == [2],
+        on_priming=lambda step, _: done.append(step),
+    )
+    assert list(run) == []
+    assert done == [1, 2]
+    assert run.interrupted
+    assert (run.step, run.train_ms) == (0, 0)
+    plain = start().state()
+    assert all(torch.equal(value, plain.weights[name]) for name, value in run.state().weights.items())
+    assert run.state().loader == plain.loader
+
+
+def test_accumulation_does_not_change_the_gradient() -> None:
+    """Four spans one by one, and the same four side by side in one micro-step."""
+
+    class Joined(TinyBatches):
+        def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+            spans = [super(Joined, self).next() for _ in range(SPANS)]
+            return torch.cat([x for x, _ in spans]), torch.cat([y for _, y in spans])
+
+    joined = fit(tiny_model(), Joined(), tiny_settings(accumulation=1), OPTIMIZERS)
+    assert losses(joined) == pytest.approx(losses(start()), abs=1e-4)
+
+
+def test_clipping_bounds_the_gradient_that_the_optimizers_see() -> None:
+    run = start(optimizers=OptimizerSettings(grad_clip_norm=0.01), iterations=1)
+    (step,) = run
+    norm = torch.stack([p.grad.norm() for p in run._model.parameters() if p.grad is not None]).norm()
+    assert step.grad_norm > 0.01
+    assert norm.item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_update() -> None:
+    run = start()
+    steps = iter(run)
+    next(steps)
+    model = run._model
+    with torch.no_grad():
+        model.skip_weights[0, 0] = float("nan")
+    before = model.tok_emb.weight.detach().clone()
+    with pytest.raises(ConfigError, match="the loss of step 2 is nan"):
+        next(steps)
+    assert torch.equal(model.tok_emb.weight, before)
+    with pytest.raises(WeightsError, match="interrupted inside step 2"):
+        run.state()
+
+
+def test_what_auto_became_is_on_record() -> None:
+    run = fit(tiny_model(), TinyBatches(), tiny_settings(compute_dtype="auto"), OptimizerSettings())
+    assert run.facts["newton_schulz_dtype"] in ("float32", "bfloat16")
+    assert run.state().settings["newton_schulz_dtype"] == run.facts["newton_schulz_dtype"]
+    assert run.facts["groups"]["matrices"]["tensors"] == 18
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"iterations": -1}, "iterations is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"accumulation": 0}, "accumulation is 0"),
+        ({"max_wallclock_seconds": float("inf")}, "max_wallclock_seconds is inf"),
+        ({"train_batch_tokens": 100}, "train_batch_tokens 100 is not a whole number of sequences of 16"),
+    ],
+)
+def test_settings_out_of_range_are_refused_with_their_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_settings(**change)
+
+
+def test_ranks_that_do_not_divide_the_accumulation_are_refused() -> None:
+    with pytest.raises(ConfigError, match="3 ranks do not divide accumulation 4"):
+        fit(tiny_model(), TinyBatches(), tiny_settings(), OPTIMIZERS, world=World(size=3))
+
+
+def train_as_rank(rank: int, size: int, rendezvous: str, results: str) -> None:
+    """One process of a run; rank 0 leaves the losses and the final checkpoint's tensors in `results`."""
+    torch.set_num_threads(1)
+    wait = datetime.timedelta(minutes=2)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=wait)
+    world = World(rank, size, rank)
+    # ranks begin with different weights: rank 0's must win
+    run = fit(tiny_model(seed=rank), TinyBatches(world), tiny_settings(iterations=50), OPTIMIZERS, world=world)
+    curve = losses(run)
+    state = run.state()
+    if world.is_main:
+        torch.save({"losses": curve, "weights": state.weights, "optimizer": state.optimizer}, results)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_ranks_equal_one(size: int, tmp_path: Path) -> None:
+    """Over 50 steps with Newton–Schulz in float32: losses to 1e-4, and all optimizer state gathered."""
+    results = tmp_path / "results.pt"
+    start_ranks(train_as_rank, (size, str(tmp_path / "rendezvous"), str(results)), size)
+    several = torch.load(results, weights_only=True)
+    alone = start(iterations=50)
+    assert several["losses"] == pytest.approx(losses(alone), abs=1e-4)
+    state = alone.state()
+    assert several["optimizer"].keys() == state.optimizer.keys()
+    for name, value in several["weights"].items():
+        torch.testing.assert_close(value, state.weights[name], rtol=0, atol=5e-3)
