@@ -27,7 +27,7 @@ from birdie.artifact.lazy import attach
 from birdie.artifact.summary import Summary as Summary
 from birdie.artifact.summary import TensorSummary
 from birdie.artifact.tensor_cache import Stored
-from birdie.artifact.writer import DTYPES, SCHEMES, Meter, Packer, Progress
+from birdie.artifact.writer import DTYPES, SCHEMES, Meter, Packer
 from birdie.compress.calibration.result import Knowledge, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.rate.assignment import Schemes, match, rules_of
@@ -48,6 +48,7 @@ from birdie.entropy import coder as entropy
 from birdie.entropy.stream import Effort
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import dtype_name
 
 Source = str | os.PathLike[str]

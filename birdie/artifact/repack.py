@@ -9,9 +9,9 @@ from typing import Any
 from birdie.artifact import files as artifact
 from birdie.artifact import pytree as tree
 from birdie.artifact.files import Source, Summary
-from birdie.artifact.writer import Progress
 from birdie.entropy.stream import Effort
 from birdie.errors import WeightsError
+from birdie.runtime.callbacks import Progress
 
 
 def save_object(

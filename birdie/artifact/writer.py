@@ -3,7 +3,7 @@
 Coding a tensor twice is coding it once: a search over steps pays only for what changed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -16,8 +16,7 @@ from birdie.compress.schemes.decoders import DECODERS
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
 from birdie.entropy.stream import Effort
-
-Progress = Callable[[int, int], None]
+from birdie.runtime.callbacks import Progress
 
 SCHEMES = {name: number for number, name in enumerate(DECODERS, 1)}
 # The numbers in the file. Never change one; new ones go at the end.

@@ -27,10 +27,10 @@ from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.model.gpt import GPT
 from birdie.model.sample import sample_sequences
 from birdie.run.recipe import CalibrationSettings, DataSettings, Recipe, load_recipe
+from birdie.runtime.callbacks import Progress
 
 _BATCH_TOKENS = 4096  # bounds memory: activations of so many are kept at a time
 Batch = tuple[Tensor, Tensor]
-Progress = Callable[[float, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)

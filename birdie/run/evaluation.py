@@ -28,6 +28,7 @@ from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.model.gpt import GPT
 from birdie.model.shape import config_of
 from birdie.run.recipe import DataSettings, Recipe
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import choose_device, choose_dtype, dtype_name
 from birdie.runtime.distributed import World
 from birdie.score.chunks import Keeping
@@ -38,8 +39,6 @@ from birdie.score.plan import Plan, plan
 from birdie.score.scoring import score as score_by_plan
 from birdie.score.settings import CHUNK, DOCUMENTWISE, LEARN_BY, EvaluationSettings, parse_changes
 from birdie.score.tally import BytesPerToken, Score
-
-Progress = Callable[[float, float | None], None]
 
 OF_WINDOWS = ("stride", "documents", "batch_seqs")
 """Settings that have no part in adaptation by documents."""

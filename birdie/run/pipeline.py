@@ -34,6 +34,7 @@ from birdie.run.dataset import read
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
+from birdie.runtime.callbacks import Notify, Progress, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
 from birdie.runtime.files import require_writable, write_bytes
@@ -45,17 +46,6 @@ from birdie.train.loop import Fit, fit
 from birdie.train.precision import MULTIPLE, Float8, remove_fp8
 from birdie.train.profile import Profile, profile
 from birdie.train.protocols import Preparation
-
-Notify = Callable[[str], None]
-Progress = Callable[[float, float | None], None]
-
-
-def _silent(_: str) -> None:
-    return None
-
-
-def _unseen(_done: float, _total: float | None) -> None:
-    return None
 
 
 class Run:
@@ -92,7 +82,7 @@ class Run:
         replace: bool = False,
         profiled: bool = False,
         world: World | None = None,
-        notify: Notify = _silent,
+        notify: Notify = no_message,
     ) -> None:
         self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
         self.profiled = profiled
@@ -124,7 +114,7 @@ class Run:
         return self.folder / "checkpoints"
 
     def train(
-        self, *, resume: bool = False, stop: Callable[[], bool] = lambda: False, on_priming: Progress = _unseen
+        self, *, resume: bool = False, stop: Callable[[], bool] = lambda: False, on_priming: Progress = no_progress
     ) -> Iterator[Event]:
         """Train to the last step, the wall-clock cap, or until `stop()`; yields what happens as it happens.
 

@@ -14,8 +14,9 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from birdie.errors import ConfigError, DataError
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.score.forward import LanguageModel, Progress, score_windows
+from birdie.score.forward import LanguageModel, score_windows
 from birdie.score.tally import BytesPerToken, Score, Tally
 from birdie.score.windows import Windows, blocks
 

@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
 from birdie.runtime.files import require_file, require_writable
 from birdie.score.adapt import Learner, SGDSettings, cosine
-from birdie.score.forward import Progress, score_windows
+from birdie.score.forward import score_windows
 from birdie.score.lean import Lean
 from birdie.score.ledger import Ledger, Places
 from birdie.score.resume import Midway, identity, load_midway, save_midway

@@ -8,7 +8,6 @@ in. No score depends on batches or ranks beyond the rounding of the model's own 
 """
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol
 
@@ -19,11 +18,11 @@ from torch import Tensor
 
 from birdie.errors import ConfigError
 from birdie.model.attention import Rotary
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
 from birdie.score.windows import Windows
 
-Progress = Callable[[float, float | None], None]
 Nats = NDArray[np.float64]
 
 _AT_ONCE = {"cpu": 2048}

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import Claims, World
 from birdie.score.adapt import SGDSettings, learn
 from birdie.score.chunks import Adapted, Keeping
-from birdie.score.forward import Progress
 from birdie.score.lora import DocumentLearner, LoraSettings
 from birdie.score.queue import Queue, dealt, queue
 from birdie.score.resume import identity, read_state, reading, write_state

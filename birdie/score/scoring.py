@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
 from birdie.score.adapt import SGDSettings
 from birdie.score.chunks import Adapted, Keeping, score_adapting
-from birdie.score.forward import LanguageModel, Progress, score_windows
+from birdie.score.forward import LanguageModel, score_windows
 from birdie.score.lean import Lean
 from birdie.score.lora import LoraSettings
 from birdie.score.ngram import TiltSettings

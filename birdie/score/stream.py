@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
-from birdie.score.forward import Progress, Sink, asked_at, at_once, check_temperature, read_off
+from birdie.score.forward import Sink, asked_at, at_once, check_temperature, read_off
 from birdie.score.windows import Windows, documents, sliding
 
 _ROOM = {"cpu": 2**30}

@@ -17,8 +17,7 @@ import numpy as np
 from birdie.data.byte_accounting import Tokens
 from birdie.data.shards import read_shard
 from birdie.golf.audit.rules import OVERLAP, Finding, Verdict
-
-Progress = Callable[[float, float | None], None]
+from birdie.runtime.callbacks import Progress
 
 LEAST = 16
 """Tokens of a document that is looked for: shorter ones may be the same by chance."""

@@ -32,10 +32,11 @@ from birdie.golf.audit.probes import probe
 from birdie.golf.audit.rules import Finding, Verdict
 from birdie.golf.audit.splits import SPLITS, whole
 from birdie.golf.audit.text import check_bytes, check_table
-from birdie.golf.audit.ways import Progress, batched, length_of, one_by_one, scorer_of
+from birdie.golf.audit.ways import batched, length_of, one_by_one, scorer_of
 from birdie.model.gpt import GPT
 from birdie.run.evaluation import check_same_tokenizer, evaluate, load_gpt
 from birdie.run.recipe import Recipe
+from birdie.runtime.callbacks import Progress
 from birdie.score.scorer import Scorer
 
 _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as names of shards may spell it

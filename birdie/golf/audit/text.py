@@ -9,7 +9,7 @@ twice (#1545), bytes for control tokens, spaces charged after a boundary, normal
 """
 
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,7 @@ from birdie.data.byte_accounting import ByteTable, Tokens
 from birdie.data.tokenizer import RESERVED, SPACE, Tokenizer
 from birdie.errors import DataError
 from birdie.golf.audit.rules import BYTES, Finding, Verdict
-
-Progress = Callable[[float, float | None], None]
+from birdie.runtime.callbacks import Progress
 
 CONTROL, OPERATOR, BYTE, LONE, WORD, PLAIN = range(6)
 KINDS = ("control", "operator", "byte", "lone space", "word-initial", "ordinary")

@@ -19,14 +19,13 @@ from birdie.data.byte_accounting import Tokens
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.run.recipe import Recipe
+from birdie.runtime.callbacks import Progress
 from birdie.score.plan import plan
 from birdie.score.scorer import Scorer
 from birdie.score.scorers import StreamScorer, WindowScorer
 from birdie.score.scoring import enter
 from birdie.score.tally import Tally
 from birdie.score.tilt import Tilted
-
-Progress = Callable[[float, float | None], None]
 
 
 class SteppedWindows:
