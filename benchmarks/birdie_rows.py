@@ -17,7 +17,8 @@ import torch
 
 from benchmarks.rivals import Measure, Measured
 from benchmarks.symbols import SymbolSet
-from birdie.artifact import files as artifact
+from birdie.artifact.load import decode_tensor, inspect, load
+from birdie.artifact.save import save
 from birdie.entropy.stream import Effort
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,9 +35,9 @@ def birdie(effort: Effort, *, threads: int = 1, repeat: int = 1) -> Measure:
             path = Path(folder) / "set.birdie"
             _warm(given, path, effort)
             start = time.perf_counter()
-            artifact.save(given.tensors, path, lossless=True, coder=effort, workers=threads)
+            save(given.tensors, path, lossless=True, coder=effort, workers=threads)
             encode_s = time.perf_counter() - start
-            decoded = artifact.load(path, workers=threads)
+            decoded = load(path, workers=threads)
             decode_s = min(_load_seconds(path, threads) for _ in range(repeat))
             exact = decoded.keys() == given.tensors.keys() and all(
                 decoded[name].dtype == tensor.dtype and torch.equal(_bits(decoded[name]), _bits(tensor))
@@ -52,13 +53,13 @@ def birdie(effort: Effort, *, threads: int = 1, repeat: int = 1) -> Measure:
 def _warm(given: SymbolSet, path: Path, effort: Effort) -> None:
     """Compile or load every kernel the tensors of `given` need, on a few rows of each."""
     part = {name: tensor[:64].clone() for name, tensor in given.tensors.items()}
-    artifact.save(part, path, lossless=True, coder=effort)
-    artifact.load(path)
+    save(part, path, lossless=True, coder=effort)
+    load(path)
 
 
 def _load_seconds(path: Path, threads: int) -> float:
     start = time.perf_counter()
-    artifact.load(path, workers=threads)
+    load(path, workers=threads)
     return time.perf_counter() - start
 
 
@@ -84,11 +85,11 @@ def main() -> None:
     """Decode one tensor, which loads the kernels, then all of them with the peak reset before."""
     torch.set_num_threads(1)
     path = sys.argv[1]
-    smallest = min(artifact.inspect(path).tensors, key=lambda tensor: (tensor.scheme == "alias", tensor.bytes))
-    artifact.decode_tensor(path, smallest.name)
+    smallest = min(inspect(path).tensors, key=lambda tensor: (tensor.scheme == "alias", tensor.bytes))
+    decode_tensor(path, smallest.name)
     _CLEAR.write_text(_RESET_PEAK)
     before = _kilobytes("VmRSS")
-    artifact.load(path, workers=1)
+    load(path, workers=1)
     print(round((_kilobytes("VmHWM") - before) * 1024 / 1e6, 1))
 
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from benchmarks.bench_model import bench_model
 from benchmarks.report import report
 from birdie.artifact import container
-from birdie.artifact import files as artifact
 from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.container import Reader
+from birdie.artifact.save import save
 from birdie.errors import BirdieError, BudgetError
 
 COUNT, LOWEST, HIGHEST = 50, 2.0, 8.0
@@ -83,7 +83,7 @@ def rows(state: Mapping[str, Tensor], budgets: list[int], **arguments: Any) -> I
         for budget in budgets:
             start = time.perf_counter()
             try:
-                summary = artifact.save(state, path, budget=budget, **arguments)
+                summary = save(state, path, budget=budget, **arguments)
             except BudgetError as error:
                 yield _row(budget, None, None, time.perf_counter() - start, str(error))
                 continue

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie.artifact import files as artifact
-from birdie.compress.calibration.result import Knowledge
+from birdie.artifact.load import load
+from birdie.artifact.save import save
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import MAX_OUTPUTS
-from birdie.compress.rate.assignment import is_matrix
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.small_tensors import is_matrix
 from birdie.errors import BirdieError
 from birdie.model.gpt import GPT, GPTConfig
 
@@ -39,14 +40,14 @@ Row = dict[str, Any]
 # (stage, module, name): functions whose time is taken where that module calls them. A name that is not there is left
 # out, so that stages may come and go.
 STAGES = (
-    ("save, in all", "birdie.artifact.files", "save"),
+    ("save, in all", "birdie.artifact.save", "save"),
     ("factors of Hessians", "birdie.compress.rate.allocation", "feedback"),
     ("trellis and feedback", "birdie.compress.schemes.trellis", "quantize"),
     ("budget search", "birdie.compress.rate.plan", "fit_budget"),
-    ("quantizing", "birdie.artifact.files", "encode_all"),
+    ("quantizing", "birdie.artifact.save", "encode_all"),
     ("entropy coding", "birdie.entropy.coder", "encode"),
     ("container", "birdie.artifact.container", "to_bytes"),
-    ("load, in all", "birdie.artifact.files", "load"),
+    ("load, in all", "birdie.artifact.save", "load"),
 )
 
 
@@ -127,8 +128,8 @@ def rows(state: Mapping[str, Tensor], known: Mapping[str, Sensitivity], **argume
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder, watch.on():
         path = Path(folder) / "model.birdie"
-        summary = artifact.save(state, path, calibration=Knowledge(dict(state), dict(known)), **arguments)
-        artifact.load(path)
+        summary = save(state, path, calibration=CalibrationResult(dict(state), dict(known)), **arguments)
+        load(path)
     weights = summary.weights
     return [
         {

@@ -24,7 +24,7 @@ import birdie
 from benchmarks import symbols
 from benchmarks.report import report
 from birdie.artifact.container import Reader
-from birdie.compress.log_steps import steps
+from birdie.compress.log_scales import scales_of
 from birdie.compress.schemes.grid import Grid
 from birdie.entropy import coder, rans
 
@@ -141,7 +141,7 @@ def plainly(grid: Grid, weight: Tensor) -> Tensor:
     """What `weight` must decode to, by torch."""
     encoded = grid.encode("weight", weight)
     levels, indices = (torch.from_numpy(stream.astype(np.int32)) for stream in encoded.streams)
-    return (levels.float() * torch.from_numpy(steps(indices.numpy()))).to(weight.dtype).reshape(weight.shape)
+    return (levels.float() * torch.from_numpy(scales_of(indices.numpy()))).to(weight.dtype).reshape(weight.shape)
 
 
 def main() -> None:

@@ -199,7 +199,7 @@ SHAPES = {
         GPTConfig(vocab_size=4096, num_layers=2, model_dim=64, num_heads=2, num_kv_heads=2), 1024, 128,
     ),
 }  # fmt: skip
-SCHEMES = ("int8", "int8:step=4", "int6", "ternary")
+SCHEMES = ("int8", "int8:level_stride=4", "int6", "ternary")
 _ALONE = "from benchmarks.estimate import SHAPES, trained; trained(*SHAPES[{name!r}], 3)"
 _IDLE = "from benchmarks.estimate import SHAPES"
 

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie.artifact import files as artifact
-from birdie.compress.log_steps import PER_OCTAVE
-from birdie.compress.rate.assignment import parse_spec
+from birdie.artifact.load import load
+from birdie.artifact.save import save
+from birdie.compress.log_scales import PER_OCTAVE
+from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Scheme
 from birdie.errors import BirdieError
 
@@ -57,9 +58,9 @@ def coded(scheme: Scheme, source: Tensor, label: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "source.birdie"
         start = time.perf_counter()
-        artifact.save({"x": source}, path, scheme=scheme)
+        save({"x": source}, path, scheme=scheme)
         middle = time.perf_counter()
-        decoded = artifact.load(path)["x"]
+        decoded = load(path)["x"]
         end = time.perf_counter()
         size = path.stat().st_size
     distortion = float((decoded.double() - source.double()).square().mean())

@@ -31,8 +31,9 @@ from benchmarks.record_search import Tuner, measured
 from benchmarks.report import report
 from benchmarks.resnet import augmented
 from benchmarks.rivals import HERE, NotInstalledError
-from birdie.artifact import files as artifact
-from birdie.compress.calibration.result import Knowledge
+from birdie.artifact.load import load
+from birdie.artifact.save import save
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.errors import BirdieError, ConfigError
 from birdie.runtime.files import atomic_path, write_bytes
 
@@ -61,16 +62,16 @@ def birdie_rows(
     version = metadata.version("birdie")
     start = time.perf_counter()
     calibration = subject.calibration if subject.bits is not None else augmented(subject.calibration)
-    known = Knowledge.of(subject.state, (subject.module, calibration, subject.loss))
+    known = CalibrationResult.of(subject.state, (subject.module, calibration, subject.loss))
     calibration_s = time.perf_counter() - start
     _say(f"calibrated in {calibration_s:.0f} s")
     for curve, scheme, arguments in birdie_settings(subject) if settings is None else settings:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.birdie"
             start = time.perf_counter()
-            artifact.save(subject.state, path, **{"calibration": known, **arguments})
+            save(subject.state, path, **{"calibration": known, **arguments})
             seconds = calibration_s + time.perf_counter() - start
-            size, quality = path.stat().st_size, subject.measure(artifact.load(path))
+            size, quality = path.stat().st_size, subject.measure(load(path))
         yield row(curve, scheme, size, quality, seconds, version)
         _say(f"{scheme}: {size:,} bytes, KL {quality.kl:.5f}")
 

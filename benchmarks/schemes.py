@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,24 @@ from torch import Tensor
 from benchmarks.curves import bytes_at
 from benchmarks.quality import Subject, bench_subject
 from benchmarks.report import report
-from birdie.artifact import files as artifact
+from birdie.artifact.load import load
+from birdie.artifact.save import save
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
-from birdie.compress.rate.assignment import is_matrix, parse_spec
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.registry import parse_spec
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.small_tensors import is_matrix
 from birdie.errors import ConfigError
 
 TOKENS, CALIBRATION_TOKENS = 8_192, 8_192
 GRID = tuple(f"sigma:{c:g}" for c in (0.05, 0.15, 0.4, 0.7, 1.1, 1.6, 2.2, 3.0))
 SPECS = (
     *("int8", "int6", "int6:clip=search", "int6:clip=search + data"),
-    *("int4", "int4:clip=search", "int4:clip=search + data", "int4:group=64", "int3", "int3:clip=search"),
-    *("sdclip:bits=6,k=12.85", "gptq:bits=6,k=12.85 + data"),
+    *("int4", "int4:clip=search", "int4:clip=search + data", "int4:group_size=64", "int3", "int3:clip=search"),
+    *("sdclip:bits=6,clip_sigmas=12.85", "gptq:bits=6,clip_sigmas=12.85 + data"),
     *("trellis:states=1,sigma=0.4145 + data", "trellis:states=32,sigma=0.4145 + data"),
-    *("ternary", "ternary + data", "ternary:group=32", "binary"),
-    *("codebook:k=4", "codebook:k=16", "codebook:k=16 + data", "codebook:k=16,rows", "codebook:k=64,rows,rate=0.008"),
+    *("ternary", "ternary + data", "ternary:group_size=32", "binary"),
+    *("codebook:k=4", "codebook:k=16", "codebook:k=16 + data", "codebook:k=16,per_row", "codebook:k=64,per_row,rate=0.008"),
     *("rotation:bits=2", "rotation:bits=3", "rotation:bits=4", "rotation:bits=3,residual", "rotation:base=sigma:0.4"),
     *("lowrank:rank=4,base=int4", "lowrank:rank=4,base=int4 + data", "lowrank:rank=4,base=sigma:0.4 + data"),
     *("lowrank:rank=16,base=sigma:0.8", "lowrank:rank=16,base=sigma:0.8 + data", "lowrank:rank=8,base=ternary + data"),
@@ -50,32 +52,22 @@ SPECS = (
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Told:
-    """A scheme that is given what calibration found."""
-
-    scheme: Scheme
-    sensitivities: Mapping[str, Sensitivity]
-
-    def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Encode with the sensitivity of the tensor's name."""
-        return self.scheme.encode(name, weight, sensitivity=self.sensitivities.get(name, sensitivity), lam=lam)
-
-
 def row(subject: Subject, spec: str, told: Mapping[str, Sensitivity]) -> Row:
     """Compress, decode from the file, measure."""
     text, _, data = spec.partition(" + ")
     scheme = parse_spec(text)
     names = [name for name, weight in subject.state.items() if is_matrix(weight) and "emb" not in name]
-    chosen = Told(scheme, told) if data else scheme
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.birdie"
         start = time.perf_counter()
-        summary = artifact.save(
-            subject.state, path, scheme=[*((name, chosen) for name in names), ("*emb*", "lossless")]
+        summary = save(
+            subject.state,
+            path,
+            scheme=[*((name, scheme) for name in names), ("*emb*", "lossless")],
+            calibration=CalibrationResult(dict(subject.state), dict(told)) if data else None,
         )
         encoded = time.perf_counter()
-        state = artifact.load(path)
+        state = load(path)
         decoded, size = time.perf_counter(), sum(each.bytes for each in summary.tensors if each.name in names)
     weights = sum(subject.state[name].numel() for name in names)
     error = predicted = 0.0

@@ -39,7 +39,7 @@ from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row,
 from benchmarks.report import report
 from benchmarks.resnet import augmented
 from benchmarks.rivals import NotInstalledError
-from birdie.artifact import files as artifact
+from birdie.artifact.load import load
 from birdie.data.shards import read_shard
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.registry import find
@@ -164,7 +164,7 @@ class Bench:
             self.tuned(model, data, loss, self.options.steps, budget)
             with tempfile.TemporaryDirectory() as folder:
                 size = birdie.save(model, Path(folder) / "x.birdie").bytes
-                quality = self.subject.measure(artifact.load(Path(folder) / "x.birdie"))
+                quality = self.subject.measure(load(Path(folder) / "x.birdie"))
             seconds = time.perf_counter() - start
             scheme = f"spectral, {self.options.transform}"
             yield row("spectral", scheme, size, quality, seconds, metadata.version("birdie"))
@@ -173,7 +173,7 @@ class Bench:
         """birdie's files of the float network at the same sizes and finer, by what it is allowed to know."""
         nothing: dict[str, Any] = {"calibration": None}
         grids: list[tuple[str, str, dict[str, Any]]] = [
-            ("plain grids", f"plain grid, {step:g} σ", nothing | {"scheme": f"sigma:{step},whole"}) for step in GRIDS
+            ("plain grids", f"plain grid, {step:g} σ", nothing | {"scheme": f"sigma:{step},per_tensor"}) for step in GRIDS
         ]
         trellis = [("trellis", "trellis, no data", nothing | {"budget": size}) for size in self.finer()]
         fisher = [("Fisher steps", "trellis, Fisher steps", {"budget": size}) for size in self.finer()]

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from benchmarks.report import report
 from birdie.artifact.checkpoints import read_state_dict
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.schemes.decoders import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.spectral import Spectral
-from birdie.compress.schemes.tucker import Tucker, coded_size
+from birdie.compress.schemes.tucker import Tucker, coded_bytes
 from birdie.compress.spectral.transforms import Transform
 
 SHARES = (0.1, 0.4, 0.8)  # of the error, lost to the cut
@@ -52,7 +52,7 @@ def bytes_at(weight: Tensor, scheme: Callable[[float], Scheme], sigma: float, wa
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         encoded = scheme(2**middle).encode("w", weight)
-        found[middle] = error(weight, encoded), coded_size(encoded)
+        found[middle] = error(weight, encoded), coded_bytes(encoded)
         low, high = (middle, high) if found[middle][0] <= wanted else (low, middle)
     if low not in found or high not in found:
         return None
@@ -64,7 +64,7 @@ def bytes_at(weight: Tensor, scheme: Callable[[float], Scheme], sigma: float, wa
 def row(name: str, weight: Tensor, sigma: float) -> Row:
     """One layer at one step."""
     plain = Spectral(Transform("identity"), sigma, "none").encode("w", weight)
-    wanted, whole = error(weight, plain), coded_size(plain)
+    wanted, whole = error(weight, plain), coded_bytes(plain)
     scan = "planes" if weight.ndim > 2 else "none"
     taps = Transform("dct", axes="kernel" if weight.ndim > 2 else "all")
 

@@ -14,8 +14,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from birdie.artifact.files import Summary, inspect, load, save
     from birdie.artifact.in_memory import compress_weights, load_weights
+    from birdie.artifact.load import inspect, load
+    from birdie.artifact.save import save
+    from birdie.artifact.summary import Summary
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
     from birdie.errors import (
         ArtifactError,
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "birdie.artifact.files": ("Summary", "inspect", "load", "save"),
+    "birdie.artifact.load": ("inspect", "load"),
+    "birdie.artifact.save": ("save",),
+    "birdie.artifact.summary": ("Summary",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (

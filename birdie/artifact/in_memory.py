@@ -2,7 +2,7 @@
 
     compress_weights(model) ─► {"0.weight": uint8 bytes, …} ─► torch.save, safetensors ─► load_weights(…, into=model)
 
-For one file of a whole model, `birdie.save` is smaller by the header each of these repeats.
+For one file of a whole model, `birdie.save` is smaller by the header that each of these repeats.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact import files as artifact
-from birdie.artifact import metadata as about_file
-from birdie.artifact.writer import Meter, Packer
-from birdie.compress.rate.assignment import assign, encode_all
-from birdie.compress.schemes.grid import Grid
-from birdie.compress.spectral.export import trained
-from birdie.compress.state import fill, named_tensors, without_ties
+from birdie.artifact.load import load
+from birdie.artifact.writer import Meter, Writer
+from birdie.compress.rate.assignment import assign
+from birdie.compress.rate.encoding import encode_tensors
+from birdie.compress.rate.target import Target
+from birdie.compress.state import ModelState, fill
 from birdie.entropy.stream import Effort
 from birdie.errors import ArtifactError
 
@@ -27,9 +26,10 @@ _NAME = "tensor"
 
 
 def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | None = None) -> dict[str, Tensor]:
-    """Every tensor of `model`'s state dict, by its plain name, as bytes (uint8, 1-D).
+    """Return every tensor of `model`'s state dict, by its plain name, as bytes (uint8, 1-D).
 
-    What `birdie.spectral` wrapped is stored as trained; other matrices become per-row int8, small tensors 16 bits.
+    Weights that `birdie.spectral` wrapped are stored as trained; other matrices become per-row int8, small tensors take
+    16 bits.
 
     Args:
         model: a module, wrapped or not; never changed. Tied names share one tensor of bytes.
@@ -39,16 +39,13 @@ def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | 
     Raises:
         WeightsError: a tensor cannot be stored.
     """
-    everything = named_tensors(model)
-    state, ties = without_ties(everything)
-    schemes = assign(state, {ties.get(name, name): scheme for name, scheme in trained(model).items()}, Grid())
-    encoded = encode_all(state, schemes, workers=workers)
-    about = about_file.to_bytes(None, None, None)
+    state, target = ModelState.of(model), Target()
     with ThreadPoolExecutor(workers) as pool:
-        packer = Packer(pool, coder, [], about, Meter(None, len(encoded)))
-        packed = {name: np.frombuffer(packer({_NAME: one}), np.uint8) for name, one in encoded.items()}
+        writer = Writer(pool, coder, [], {}, Meter(None, len(state.tensors)))
+        encoded = encode_tensors(assign(state, None, target), target, writer.size, workers=workers)
+        packed = {name: np.frombuffer(writer.to_bytes({_NAME: one}), np.uint8) for name, one in encoded.items()}
     bytes_of = {name: torch.from_numpy(data.copy()) for name, data in packed.items()}
-    return {name: bytes_of[ties.get(name, name)] for name in everything}
+    return {name: bytes_of[state.ties.get(name, name)] for name in state.names}
 
 
 @overload
@@ -56,7 +53,7 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: None = None) -> dict
 @overload
 def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module) -> nn.Module: ...
 def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = None) -> dict[str, Tensor] | nn.Module:
-    """Undo `compress_weights`.
+    """Return the tensors that `compress_weights` compressed.
 
     Args:
         compressed: name → bytes.
@@ -70,15 +67,15 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = N
         WeightsError: names or shapes do not match `into`.
     """
     state: dict[str, Tensor] = {}
-    known: dict[tuple[int, int], Tensor] = {}
+    decoded: dict[tuple[int, int], Tensor] = {}
     for name, data in compressed.items():
         if not isinstance(data, Tensor) or data.dtype != torch.uint8 or data.ndim != 1:
             raise ArtifactError(f"item {name!r} is not the bytes of a tensor; give what compress_weights returned")
         key = (data.data_ptr(), data.numel())
-        if key not in known:
+        if key not in decoded:
             try:
-                known[key] = artifact.load(data.cpu().numpy().tobytes())[_NAME]  # type: ignore[call-overload]
+                decoded[key] = load(data.cpu().numpy().tobytes())[_NAME]  # type: ignore[call-overload]
             except (ArtifactError, KeyError) as error:
                 raise ArtifactError(f"the bytes of {name!r} are corrupt ({error})") from error
-        state[name] = known[key]
+        state[name] = decoded[key]
     return state if into is None else fill(into, state, "the compressed weights")

@@ -1,17 +1,19 @@
-"""A whole checkpoint as one .birdie file and back: every tensor bit for bit, and all that lies around them.
+"""A whole checkpoint as one .birdie file and back: every tensor bit for bit, and everything around them.
 
-torch.load(…) ──tree.flatten──► tensors, skeleton ──artifact.save(lossless)──► model.birdie
-              ◄──tree.rebuild── tensors, skeleton ◄──artifact.load, inspect──
+torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossless)──► model.birdie
+              ◄──pytree.rebuild── tensors, skeleton ◄──load, inspect──
 """
 
 from typing import Any
 
-from birdie.artifact import files as artifact
-from birdie.artifact import pytree as tree
-from birdie.artifact.files import Source, Summary
+from birdie.artifact import pytree
+from birdie.artifact.load import inspect, load
+from birdie.artifact.save import save
+from birdie.artifact.summary import Summary
 from birdie.entropy.stream import Effort
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.files import Source
 
 
 def save_object(
@@ -30,18 +32,18 @@ def save_object(
         WeightsError: it holds no tensor, or something that cannot be stored.
         OutputError: the file cannot be written.
     """
-    tensors, skeleton = tree.flatten(content)
+    tensors, skeleton = pytree.flatten(content)
     if not tensors:
         raise WeightsError("the checkpoint holds no tensor, so there is nothing to compress; check the file")
-    return artifact.save(tensors, path, coder=coder, lossless=True, tree=skeleton, progress=progress, workers=workers)
+    return save(tensors, path, coder=coder, lossless=True, tree=skeleton, progress=progress, workers=workers)
 
 
 def load_object(path: Source, *, max_bytes: int | None = None, workers: int | None = None) -> Any:
-    """What `save_object` was given; of any other .birdie file the dict that `birdie.load` gives.
+    """Return what `save_object` was given; of any other .birdie file the dict that `birdie.load` gives.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
     """
-    skeleton = artifact.inspect(path).tree
-    tensors = artifact.load(path, max_bytes=max_bytes, workers=workers)
-    return tensors if skeleton is None else tree.rebuild(skeleton, tensors)
+    skeleton = inspect(path).tree
+    tensors = load(path, max_bytes=max_bytes, workers=workers)
+    return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)

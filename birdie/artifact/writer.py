@@ -1,31 +1,23 @@
-"""Encoded tensors → the bytes of a file, and the numbers by which files call schemes and dtypes.
-
-Coding a tensor twice is coding it once: a search over steps pays only for what changed.
-"""
+"""Encoded tensors → the bytes of a file. Coding a tensor twice is coding it once: a search pays only for changes."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from birdie.artifact import container
-from birdie.artifact.container import Entry, Stream
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.codes import foreign_names, scheme_codes
+from birdie.artifact.container import ALIAS, Entry, Stream
+from birdie.artifact.decoding import DTYPES
+from birdie.compress import registry
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.decoders import DECODERS
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
 from birdie.entropy.stream import Effort
 from birdie.runtime.callbacks import Progress
-
-SCHEMES = {name: number for number, name in enumerate(DECODERS, 1)}
-# The numbers in the file. Never change one; new ones go at the end.
-DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
-    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
-    torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
-)  # fmt: skip
 
 
 class Meter:
@@ -35,47 +27,81 @@ class Meter:
         self.progress, self.total, self.done = progress, total, 0
 
     def step(self) -> None:
+        """Count one tensor."""
         self.done += 1
         self.total = max(self.total, self.done)
         self.report(self.done)
 
     def finish(self) -> None:
+        """Report that all are done."""
         self.report(self.total)
 
     def report(self, done: int) -> None:
+        """Call the callback."""
         if self.progress is not None:
             self.progress(done, self.total)
 
 
-class Packer:
-    """Encoded tensors → the bytes of the whole file. What the last call coded is not coded again."""
+class Writer:
+    """Encoded tensors → the bytes of the whole file. What the last call coded is not coded again.
+
+    Args:
+        pool: threads that code.
+        effort: of the entropy coder.
+        aliases: second names, which have no bytes of their own.
+        about: what the file says about itself besides its tensors (`birdie.artifact.metadata`).
+        meter: counts coded tensors.
+    """
 
     def __init__(
-        self, pool: ThreadPoolExecutor, effort: Effort, aliases: list[Entry], metadata: bytes, meter: Meter
+        self, pool: ThreadPoolExecutor, effort: Effort, aliases: list[Entry], about: Mapping[str, Any], meter: Meter
     ) -> None:
-        self.pool, self.effort, self.aliases, self.metadata, self.meter = pool, effort, aliases, metadata, meter
-        self.known: dict[int, tuple[Encoded, Entry]] = {}
+        self.pool, self.effort, self.aliases, self.about, self.meter = pool, effort, aliases, about, meter
+        self._coded: dict[int, tuple[Encoded, tuple[Stream, ...]]] = {}
+        self._metadata: dict[tuple[str, ...], bytes] = {}
 
-    def __call__(self, encoded: Mapping[str, Encoded]) -> bytes:
+    def to_bytes(self, encoded: Mapping[str, Encoded]) -> bytes:
+        """Return the file that holds these tensors."""
         futures = {
-            name: self.pool.submit(self._entry, name, item)
-            for name, item in encoded.items()
-            if id(item) not in self.known
+            name: self.pool.submit(self._streams, item) for name, item in encoded.items() if id(item) not in self._coded
         }
-        entries = {}
+        coded = {}
         for name, item in encoded.items():
-            entries[name] = futures[name].result() if name in futures else self.known[id(item)][1]
+            streams = futures[name].result() if name in futures else self._coded[id(item)][1]
+            coded[id(item)] = item, streams
             self.meter.step()
-        self.known = {id(item): (item, entries[name]) for name, item in encoded.items()}
-        return container.to_bytes([*entries.values(), *self.aliases], self.metadata)
+        self._coded = coded
+        codes = scheme_codes(item.scheme for item in encoded.values())
+        entries = [
+            Entry(name, codes[item.scheme], DTYPES.index(item.dtype), item.shape, item.params, coded[id(item)][1])
+            for name, item in encoded.items()
+        ]
+        return container.to_bytes([*entries, *self.aliases], self._about(foreign_names(codes)))
 
-    def _entry(self, name: str, encoded: Encoded) -> Entry:
-        layout = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
+    def size(self, encoded: Mapping[str, Encoded]) -> int:
+        """Return the bytes of the file that holds these tensors."""
+        return len(self.to_bytes(encoded))
+
+    def _streams(self, encoded: Encoded) -> tuple[Stream, ...]:
+        layout = registry.decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
         streams = []
         for values, expected in zip(encoded.streams, layout, strict=True):
-            whole = kernel(encoded.shape, expected.columns)
-            hints = expected.hints if whole == (1, 1) else replace(expected.hints, kernel=whole)
+            taps = kernel(encoded.shape, expected.columns)
+            hints = expected.hints if taps == (1, 1) else replace(expected.hints, kernel=taps)
             coded = entropy.encode(values, hints, self.effort)
             streams.append(Stream(coded.coder, coded.payload))
-        code = DTYPES.index(encoded.dtype)
-        return Entry(name, SCHEMES[encoded.scheme], code, encoded.shape, encoded.params, tuple(streams))
+        return tuple(streams)
+
+    def _about(self, schemes: Mapping[str, str]) -> bytes:
+        key = tuple(schemes.values())
+        if key not in self._metadata:
+            self._metadata[key] = file_metadata.to_bytes(**self.about, schemes=schemes)
+        return self._metadata[key]
+
+
+def alias_entries(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> list[Entry]:
+    """Return the entries of second names (`ties`: second → first)."""
+    return [
+        Entry(name, ALIAS, DTYPES.index(tensors[first].dtype), tuple(tensors[first].shape), target=first)
+        for name, first in ties.items()
+    ]

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from birdie.artifact import files as artifact
 from birdie.artifact.checkpoints import read_checkpoint, read_state_dict
 from birdie.artifact.repack import save_object
+from birdie.artifact.save import save
 from birdie.cli.console import Json, compiling_told, emit, progress_bar, say, show, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.rate.size import parse_size
@@ -95,7 +95,7 @@ def compress(
         if whole:
             summary = save_object(content, output, coder=coder, progress=update)
         else:
-            summary = artifact.save(
+            summary = save(
                 content,
                 output,
                 scheme=[_pattern(text) for text in scheme] if scheme else None,

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.artifact import files as artifact
+from birdie.artifact.load import inspect, load
 from birdie.artifact.repack import load_object
 from birdie.cli.console import Json, compiling_told, emit, say, size
 from birdie.compress.rate.size import parse_size
@@ -43,13 +43,13 @@ def decompress(
     limit = None if max_size is None else parse_size(max_size)
     flat = output.suffix == ".safetensors"
     with compiling_told():
-        content = artifact.load(file, max_bytes=limit) if flat else load_object(file, max_bytes=limit)
+        content = load(file, max_bytes=limit) if flat else load_object(file, max_bytes=limit)
     with atomic_path(output) as path:
         try:
             _write(content, path, output.suffix)
         except (RuntimeError, SafetensorError) as error:  # how torch and safetensors say that the disk is full
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-    written, tensors = output.stat().st_size, len(artifact.inspect(file).tensors)
+    written, tensors = output.stat().st_size, len(inspect(file).tensors)
     if json:
         emit({"path": str(output), "bytes": written, "tensors": tensors})
     else:

@@ -6,7 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.artifact import files as artifact
+from birdie.artifact.load import inspect as inspect_file
+from birdie.artifact.summary import Summary
 from birdie.cli.console import Json, emit, plain, say, show, size
 
 
@@ -18,7 +19,7 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what is in a .birdie file and who paid which bytes. Reads the header only."""
-    summary = artifact.inspect(file)
+    summary = inspect_file(file)
     if json:
         answer = summary.to_json()
         emit({**answer, "metadata": dict(summary.metadata)} if metadata else answer)
@@ -30,7 +31,7 @@ def inspect(
         say(pretty_repr(dict(summary.metadata)))
 
 
-def summary_table(summary: artifact.Summary) -> Table:
+def summary_table(summary: Summary) -> Table:
     """Who paid what: one row a tensor."""
     table = Table(title=plain(f"{summary.path}: {size(summary.bytes)}, {summary.bits_per_weight:.3f} bits per weight"))
     table.add_column("tensor", overflow="fold")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from cyclopts.config import Dict
 from rich.table import Table
 
-from birdie.artifact.files import Summary
+from birdie.artifact.summary import Summary
 from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, say, show
 from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of

@@ -1,7 +1,8 @@
-"""Where the error of one weight goes: triangular factors of the Fisher information of rows and columns.
+"""Error feedback: triangular factors of the Fisher information of rows and columns.
 
-Quantizing a column and moving those not yet quantized to make up for it leaves, of the Hessian's weight on that column,
-only the pivot of its LDL factorisation (GPTQ, arXiv 2210.17323); the same holds for rows under the output covariance.
+When a column is quantized and the columns not yet quantized are moved to compensate its error, only the pivot of the
+Hessian's LDL factorization remains of the Hessian's weight on that column (GPTQ, arXiv 2210.17323). The same holds for
+rows under the output covariance.
 """
 
 from dataclasses import dataclass
@@ -13,24 +14,24 @@ from numpy.typing import NDArray
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import WeightsError
 
-BLOCK = 32  # rows that a path runs through before its errors are fed back
+BLOCK = 32  # rows that a trellis path runs through before its errors are fed back
 INPUT_DAMPING, OUTPUT_DAMPING = 0.01, 0.1  # of the mean of the diagonal
-FLOOR = 1e-3  # of the mean: the least a row's Fisher counts
-_TRIES = 5
+FLOOR = 1e-3  # of the mean: the least that a row's Fisher counts
+_ATTEMPTS = 5
 
 Matrix = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """How quantization errors travel, and what each row and column weighs once they do.
+    """How quantization errors are fed back, and what each row and column weighs once they are.
 
     Attributes:
         order: columns in the order they are quantized.
-        columns: (columns, columns) in that order: error of j times [j, k] is taken off column k > j.
-        rows: (rows, rows): error of row i times [i, k] is taken off row k of a later block; (0, 0) without.
+        columns: (columns, columns) in that order: the error of j times [j, k] is subtracted from column k > j.
+        rows: (rows, rows): the error of row i times [i, k] is subtracted from row k of a later block; (0, 0) without.
         column_weight, row_weight: what is left of the Fisher of each, in their own order.
-        fed: whether anything is fed to later columns.
+        feeds_columns: whether anything is fed to later columns.
     """
 
     order: NDArray[np.int64]
@@ -38,10 +39,10 @@ class Feedback:
     rows: Matrix
     column_weight: NDArray[np.float64]
     row_weight: NDArray[np.float64]
-    fed: bool
+    feeds_columns: bool
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
-        """w H wᵀ of each row w, its own weight aside: what it costs to leave the row out. (rows, columns) → (rows,)."""
+        """Return w H wᵀ of each row w, the cost of leaving the row out but for its row weight: (rows, columns) → (rows,)."""
         unit = torch.from_numpy(self.columns.T.astype(np.float64))
         ordered = torch.from_numpy(matrix[:, self.order].T.astype(np.float64))
         parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
@@ -49,13 +50,15 @@ class Feedback:
 
 
 def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output: bool = True) -> Feedback:
-    """The factors for a matrix (rows, columns); without sensitivity nothing is fed back and all weigh alike.
+    """Return the factors for a matrix (rows, columns); without sensitivity nothing is fed back and all weigh alike.
 
     Args:
+        sensitivity: of the matrix.
+        rows, columns: its shape.
         output: whether errors are fed back to rows too, where their covariance is known.
 
     Raises:
-        WeightsError: what was calibrated is of another shape or not finite.
+        WeightsError: the sensitivity is of another shape or not finite.
     """
     order, along, weight = np.arange(columns), np.zeros((columns, columns), np.float32), np.ones(columns)
     down, row_weight = np.zeros((0, 0), np.float32), np.ones(rows)
@@ -79,21 +82,21 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     return Feedback(order, along, down, weight, row_weight, hessian is not None)
 
 
-def _checked(values: NDArray[np.float64], shape: tuple[int, ...], what: str) -> NDArray[np.float64]:
+def _checked(values: NDArray[np.float64], shape: tuple[int, ...], kind: str) -> NDArray[np.float64]:
     if values.shape != shape or not np.isfinite(values).all():
-        raise WeightsError(f"a {what} of shape {values.shape} is not finite or not {shape}; calibrate this model again")
+        raise WeightsError(f"a {kind} of shape {values.shape} is not finite or not {shape}; calibrate this model again")
     return values
 
 
 def _inverse_root(matrix: NDArray[np.float64], damping: float) -> NDArray[np.float64]:
-    """L of matrix⁻¹ = L Lᵀ, L lower triangular; the damping grows until there is one."""
+    """Return L of matrix⁻¹ = L Lᵀ, L lower triangular; the damping grows until the factorization succeeds."""
     mean = float(matrix.diagonal().mean())
     if mean <= 0:
         return np.eye(len(matrix))
     one = torch.eye(len(matrix), dtype=torch.float64)
-    for attempt in range(_TRIES):
+    for attempt in range(_ATTEMPTS):
         damped = torch.from_numpy(matrix) + one * (mean * damping * 10.0**attempt)
-        # Reversed, its lower factor is the upper one of matrix = U Uᵀ, and L is the transpose of U⁻¹.
+        # The lower factor of the reversed matrix is, reversed, the upper one of matrix = U Uᵀ; L is the transpose of U⁻¹.
         root, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not failed:
             return np.asarray(torch.linalg.solve_triangular(root.flip(0, 1), one, upper=True).T.contiguous())
@@ -101,7 +104,7 @@ def _inverse_root(matrix: NDArray[np.float64], damping: float) -> NDArray[np.flo
 
 
 def _blocks(lower: NDArray[np.float64]) -> tuple[Matrix, NDArray[np.float64]]:
-    """Coefficients from each block of rows to those after it, and what is left of each row's weight."""
+    """Return the coefficients from each block of rows to those after it, and what is left of each row's weight."""
     rows = len(lower)
     down, weight = np.zeros((rows, rows), np.float32), np.empty(rows)
     for start in range(0, rows, BLOCK):

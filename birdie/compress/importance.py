@@ -1,4 +1,4 @@
-"""How much an error in each weight counts, as far as a sensitivity tells: a factor of its row and one of its column.
+"""How much an error in each weight counts, as far as a sensitivity says: a factor of its row and one of its column.
 
 The diagonal of the input Hessian is what a scheme without error feedback can use: the expected loss of an error e is
 ½ Σ row(i) · column(j) · e(i, j)², correlations between columns aside.
@@ -19,21 +19,14 @@ _ROW_FLOOR, _COLUMN_FLOOR = 1e-3, 1e-6  # of the mean: a factor is an estimate, 
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Factors of rows (rows,) and columns (columns,), float64, positive, of mean 1.
-
-    Attributes:
-        rows: how much each row counts.
-        columns: how much each column counts.
-        told: whether a sensitivity said so; else all are 1.
-    """
+    """Factors of rows (rows,) and columns (columns,), float64, positive, of mean 1; all 1 without a sensitivity."""
 
     rows: Factors
     columns: Factors
-    told: bool
 
 
 def importance(name: str, sensitivity: Sensitivity | None, rows: int, columns: int) -> Importance:
-    """The factors of a (rows, columns) matrix; ones where the sensitivity says nothing.
+    """Return the factors of a (rows, columns) matrix; ones where the sensitivity says nothing.
 
     Raises:
         ConfigError: the sensitivity is of another matrix, or holds numbers that are negative or not finite.
@@ -46,15 +39,15 @@ def importance(name: str, sensitivity: Sensitivity | None, rows: int, columns: i
         )
     across = _factors(name, fisher, rows, _ROW_FLOOR)
     down = _factors(name, None if hessian is None else hessian.diagonal(), columns, _COLUMN_FLOOR)
-    return Importance(across, down, fisher is not None or hessian is not None)
+    return Importance(across, down)
 
 
-def _factors(name: str, given: Tensor | None, count: int, floor: float) -> Factors:
-    if given is None:
+def _factors(name: str, diagonal: Tensor | None, count: int, floor: float) -> Factors:
+    if diagonal is None:
         return np.ones(count)
-    if tuple(given.shape) != (count,):
-        raise ConfigError(f"the sensitivity of {name!r} is of {given.numel()} rows, not {count}; calibrate again")
-    values: Factors = given.detach().cpu().double().numpy()
+    if tuple(diagonal.shape) != (count,):
+        raise ConfigError(f"the sensitivity of {name!r} is of {diagonal.numel()} rows, not {count}; calibrate again")
+    values: Factors = diagonal.detach().cpu().double().numpy()
     if not np.isfinite(values).all() or float(values.min()) < 0:
         raise ConfigError(f"the sensitivity of {name!r} has entries that are negative or not finite; calibrate again")
     mean = float(values.mean())

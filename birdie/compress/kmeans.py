@@ -17,7 +17,7 @@ _ROUNDS = 100
 
 
 def kmeans(values: _Array, weights: _Array, k: int) -> _Array:
-    """The at most `k` centres that leave the least Σ weight · (value − centre)².
+    """Return the at most `k` centers that leave the least Σ weight · (value − center)².
 
     Args:
         values: (n,), rising.
@@ -38,40 +38,40 @@ def kmeans(values: _Array, weights: _Array, k: int) -> _Array:
         np.cumsum(mass * x**power, out=sums[power, 1:])
     ends = _split(sums, k)
     totals, firsts = np.diff(sums[0, ends]), np.diff(sums[1, ends])
-    centres: _Array = np.unique(firsts / totals * spread + middle)
-    return centres
+    centers: _Array = np.unique(firsts / totals * spread + middle)
+    return centers
 
 
 @njit(nogil=True, cache=True)
 def _split(sums, k):  # type: ignore[no-untyped-def]
-    """Where the best k clusters begin and end: (k + 1,) from 0 to n."""
+    """Return where the best k clusters begin and end, (k + 1,) from 0 to n, by dynamic programming."""
     n = sums.shape[1] - 1
     back = np.zeros((k + 1, n + 1), np.int32)
-    before, now = np.empty(n + 1), np.empty(n + 1)
+    previous, current = np.empty(n + 1), np.empty(n + 1)
     for j in range(n + 1):
-        before[j] = _error(sums, 0, j)
+        previous[j] = _error(sums, 0, j)
     stack = np.empty((64, 4), np.int64)
     for m in range(2, k + 1):
         depth = 1
-        stack[0] = np.array([m, n, m - 1, n - 1])  # first and last j, first and last i
+        stack[0] = np.array([m, n, m - 1, n - 1])  # first and last j, first and last i: halves still to do
         while depth:
             depth -= 1
             low, high, first, last = stack[depth]
             j = (low + high) // 2
-            best, place = np.inf, first
+            best, split = np.inf, first
             for i in range(first, min(last, j - 1) + 1):
-                cost = before[i] + _error(sums, i, j)
+                cost = previous[i] + _error(sums, i, j)
                 if cost < best:
-                    best, place = cost, i
-            now[j] = best
-            back[m, j] = place
+                    best, split = cost, i
+            current[j] = best
+            back[m, j] = split
             if j < high:
-                stack[depth] = np.array([j + 1, high, place, last])
+                stack[depth] = np.array([j + 1, high, split, last])
                 depth += 1
             if low < j:
-                stack[depth] = np.array([low, j - 1, first, place])
+                stack[depth] = np.array([low, j - 1, first, split])
                 depth += 1
-        before, now = now, before
+        previous, current = current, previous
     ends = np.empty(k + 1, np.int64)
     ends[k] = n
     for m in range(k, 0, -1):
@@ -88,54 +88,57 @@ def _error(sums, i, j):  # type: ignore[no-untyped-def]
     return max(sums[2, j] - sums[2, i] - first * first / mass, 0.0)
 
 
-def priced(values: _Array, weights: _Array, counts: _Array, centres: _Array, price: float) -> tuple[_Array, _Array]:
-    """Centres that trade error for bits, from `centres` on, and the bits of each one's label.
+def priced(values: _Array, weights: _Array, counts: _Array, centers: _Array, price: float) -> tuple[_Array, _Array]:
+    """Return centers that trade error for bits, starting from `centers`, and the bits of each one's label.
 
     Args:
         values: (n,).
         weights: (n,), of the squared error of all that a value stands for.
         counts: (n,), how many numbers each value stands for.
-        centres: where to begin, (k,), rising.
+        centers: where to begin, (k,), rising.
         price: of a bit, in units of the weighted squared error.
 
     Returns:
-        (centres, bits), both (at most k,): what nothing chooses is gone.
+        (centers, bits), both (at most k,): centers that no value chooses are dropped.
     """
-    bits = np.full(len(centres), np.log2(len(centres)))
+    bits = np.full(len(centers), np.log2(len(centers)))
     for _ in range(_ROUNDS):
-        cost = weights[:, None] * (values[:, None] - centres) ** 2 + price * counts[:, None] * bits
+        cost = weights[:, None] * (values[:, None] - centers) ** 2 + price * counts[:, None] * bits
         labels = cost.argmin(axis=1)
-        seen, mass, firsts = (np.bincount(labels, of, len(centres)) for of in (counts, weights, weights * values))
+        seen, mass, firsts = (np.bincount(labels, of, len(centers)) for of in (counts, weights, weights * values))
         kept = seen > 0
         moved: _Array = np.asarray(firsts[kept] / mass[kept], np.float64)
         rates = np.log2(seen.sum() / seen[kept])
-        done = len(moved) == len(centres) and bool(np.allclose(rates, bits, atol=1e-3))
-        centres, bits = moved, rates
+        done = len(moved) == len(centers) and bool(np.allclose(rates, bits, atol=1e-3))
+        centers, bits = moved, rates
         if done:
             break
-    order = np.argsort(centres)
-    return centres[order], bits[order]
+    order = np.argsort(centers)
+    return centers[order], bits[order]
 
 
 @njit(nogil=True, cache=True)
 def cheapest(values, rows, columns, levels, bits, out):  # type: ignore[no-untyped-def]
-    """out(r, c) = the index of the level that costs least: rows(r) · columns(c) · (value − level)² + bits(index)."""
+    """out(r, c) = index of the level with the least rows(r) · columns(c) · (value − level)² + bits(index).
+
+    Levels rise, so the search goes outwards from the nearest and stops where the error alone costs too much.
+    """
     least = bits.min()
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
             value, weight = np.float64(values[row, column]), rows[row] * columns[column]
-            near = np.searchsorted(levels, value)
-            best, place = np.inf, 0
-            for at in range(near, levels.size):
-                error = weight * (levels[at] - value) ** 2
+            nearest = np.searchsorted(levels, value)
+            best, index = np.inf, 0
+            for candidate in range(nearest, levels.size):
+                error = weight * (levels[candidate] - value) ** 2
                 if error + least >= best:
                     break
-                if error + bits[at] < best:
-                    best, place = error + bits[at], at
-            for at in range(near - 1, -1, -1):
-                error = weight * (levels[at] - value) ** 2
+                if error + bits[candidate] < best:
+                    best, index = error + bits[candidate], candidate
+            for candidate in range(nearest - 1, -1, -1):
+                error = weight * (levels[candidate] - value) ** 2
                 if error + least >= best:
                     break
-                if error + bits[at] < best:
-                    best, place = error + bits[at], at
-            out[row, column] = place
+                if error + bits[candidate] < best:
+                    best, index = error + bits[candidate], candidate
+            out[row, column] = index

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from birdie.compress.importance import importance
-from birdie.compress.log_steps import steps
+from birdie.compress.log_scales import scales_of
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.errors import ConfigError
 
@@ -53,5 +53,5 @@ def _costs(name: str, item: Encoded, sensitivity: Sensitivity | None) -> tuple[n
     row, column = np.divmod(places, symbols.shape[1])
     group = item.params[0] if item.params else symbols.shape[1]
     told = importance(name, sensitivity, *symbols.shape)
-    step = steps(scales).astype(np.float64)[row, column // group]
+    step = scales_of(scales).astype(np.float64)[row, column // group]
     return places, step**2 * told.rows[row] * told.columns[column]

@@ -24,10 +24,10 @@ from cyclopts import Parameter
 from torch import Tensor, nn
 
 from birdie.compress.calibration.modes import in_mode
-from birdie.compress.log_steps import PER_OCTAVE
-from birdie.compress.rate.assignment import is_matrix
-from birdie.compress.schemes.grid import FINEST, SMALLEST
-from birdie.compress.schemes.ternary import GROUP
+from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
+from birdie.compress.schemes.grid import FINEST
+from birdie.compress.schemes.ternary import GROUP_SIZE
+from birdie.compress.small_tensors import is_matrix
 from birdie.errors import ConfigError
 
 Rounding = Literal["hard", "soft", "noise"]
@@ -51,7 +51,7 @@ class Qat:
     levels: Annotated[
         Levels | None, Parameter(help="Train on the grid of `ternary` (-s, 0, s) or `ternary:binary` (-s, s).")
     ] = None
-    group: Annotated[int, Parameter(help="Columns of a row that share the scale s of levels.")] = GROUP
+    group: Annotated[int, Parameter(help="Columns of a row that share the scale s of levels.")] = GROUP_SIZE
     start: Annotated[float, Parameter(help="Share of the run after which it is on.")] = 0.0
     below: Annotated[
         float | None,
@@ -98,7 +98,7 @@ class Qat:
 
     def stored(self, module: nn.Module) -> list[tuple[str, str]]:
         """(name, spec) of what is trained on levels and must be stored on them; any other grid is free to choose."""
-        spec = f"{self.levels}:group={self.group}"
+        spec = f"{self.levels}:group_size={self.group}"
         return [] if self.levels is None else [(name, spec) for name, _, _ in _matrices(module, self.tensors)]
 
     def prepare(self, module: nn.Module, notify: Callable[[str], None] = lambda _: None) -> "Quantizing":

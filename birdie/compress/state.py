@@ -1,19 +1,16 @@
-"""A model as name → tensor: what can be stored, which names share one tensor, and the way back into a module.
+"""A model as name → tensor: what can be stored, which names share one tensor, and the way back into a module."""
 
-The `require_…` checks refuse what a caller may not ask of either way, before anything is copied or written.
-"""
-
-import operator
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from birdie.compress.scheme import Scheme
 from birdie.compress.tensors import FORMATS
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
 # A view may stand for more bytes than lie in memory (`expand`), and so may a small file; beyond this it is refused.
@@ -21,8 +18,50 @@ MIN_VIEW_LIMIT = 1 << 30
 VIEW_PER_BYTE = 64
 
 
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """The tensors of a model as a file holds them.
+
+    Attributes:
+        tensors: name → tensor, sorted by name, tied ones once.
+        ties: second name → first name.
+        stored_as: name → scheme of what was trained in the very form in which it is stored (`birdie.spectral`).
+    """
+
+    tensors: Mapping[str, Tensor]
+    ties: Mapping[str, str]
+    stored_as: Mapping[str, Scheme]
+
+    @classmethod
+    def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
+        """Take the tensors of a module or a state dict; nothing is copied.
+
+        Raises:
+            WeightsError: `model` is neither, or an item is not a dense tensor that can be stored.
+        """
+        tensors, ties = without_ties(named_tensors(model))
+        trained = folded(model) if isinstance(model, nn.Module) else {}
+        by_chain: dict[int, Scheme] = {}  # tied weights share a parametrization, and so their scheme
+        stored_as = {}
+        for name, (owner, attribute) in trained.items():
+            chain: Any = owner.parametrizations[attribute]  # type: ignore[index]
+            if id(chain) not in by_chain:
+                by_chain[id(chain)] = chain[0].stored_as(name, chain.original)
+            stored_as[name] = by_chain[id(chain)]
+        return cls(tensors, ties, stored_as)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, those of ties included."""
+        return tuple(sorted((*self.tensors, *self.ties)))
+
+    def every(self) -> dict[str, Tensor]:
+        """Return the tensor of every name, tied ones under both."""
+        return {name: self.tensors[self.ties.get(name, name)] for name in self.names}
+
+
 def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of `model`, sorted by name.
+    """Return the tensors of `model`, sorted by name.
 
     Raises:
         WeightsError: `model` is neither module nor dict, or an item is not a dense tensor that can be stored.
@@ -47,28 +86,28 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def folded(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Plain name → (owner, attribute) of what is trained in another form and stored as the weight it gives.
+    """Return plain name → (owner, attribute) of weights that are trained in another form and stored as what they give.
 
-    Such are parametrizations (`torch.nn.utils.parametrize`) whose first step says `folds = True`.
+    Such are parametrizations (`torch.nn.utils.parametrize`) whose first step says `folds = True` and gives, by
+    `stored_as(name, original)`, the scheme that stores what was trained.
     """
-    found = {}
+    weights = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
         chains = getattr(owner, "parametrizations", None)
         if isinstance(chains, nn.ModuleDict):
             for attribute, chain in chains.items():
                 if getattr(chain[0], "folds", False):  # type: ignore[index]
-                    found[f"{prefix}.{attribute}" if prefix else attribute] = (owner, attribute)
-    return found
+                    weights[f"{prefix}.{attribute}" if prefix else attribute] = (owner, attribute)
+    return weights
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """The module's state dict, with what is `folded` under plain names; tied weights share their memory."""
+    """Return the module's state dict, `folded` weights under their plain names; tied weights share their memory."""
     state: dict[str, Tensor] = module.state_dict()
-    found = folded(module)
     weights: dict[int, Tensor] = {}
-    for name, (owner, attribute) in found.items():
-        before = name.removesuffix(attribute) + f"parametrizations.{attribute}."
-        state = {other: weight for other, weight in state.items() if not other.startswith(before)}
+    for name, (owner, attribute) in folded(module).items():
+        prefix = name.removesuffix(attribute) + f"parametrizations.{attribute}."
+        state = {other: weight for other, weight in state.items() if not other.startswith(prefix)}
         chain = owner.parametrizations[attribute]  # type: ignore[index]
         if id(chain) not in weights:
             weights[id(chain)] = getattr(owner, attribute).detach()
@@ -77,12 +116,12 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_text(name: str) -> bool:
-    """Whether a file can name a tensor so: no NUL, and no half of a surrogate pair."""
+    """Return whether a file can hold the name: no NUL, and no half of a surrogate pair."""
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _problem(weight: Tensor) -> str | None:
-    """Why `weight` cannot be stored, if so."""
+    """Return why `weight` cannot be stored, or None."""
     if is_lazy(weight):
         return "lazy, without a shape until its module has run"
     if weight.is_nested:
@@ -102,7 +141,7 @@ def _problem(weight: Tensor) -> str | None:
 
 
 def without_ties(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors by their first name, second name → first name): tied means the same view of the same memory."""
+    """Return (tensors by their first name, second name → first name); tied means the same view of the same memory."""
     first: dict[tuple[object, ...], str] = {}
     ties: dict[str, str] = {}
     for name, weight in state.items():
@@ -115,108 +154,43 @@ def without_ties(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
     return {name: weight for name, weight in state.items() if name not in ties}, ties
 
 
-def require_target(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:
-    """Say early that the state in `path` cannot go into `into`, onto `device` or to `dtype`.
-
-    Raises:
-        ConfigError: one is no path, no module, no device of this machine, or no dtype for a module.
-    """
-    if not isinstance(path, bytes | memoryview):  # a whole file in memory is read as well
-        _require_path(path)
-    if into is not None and not isinstance(into, nn.Module):
-        raise ConfigError(f"into is a {type(into).__name__}, not a module; leave it out to get a dict of tensors")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"dtype {dtype!r} is not a torch.dtype; give for example torch.float32")
-    if into is not None and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        raise ConfigError(f"a module cannot be cast to {dtype_name(dtype)}; choose a floating dtype")
-    if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except Exception as error:  # torch raises a different kind for every kind of device
-            raise ConfigError(
-                f"device {device if isinstance(device, torch.device) else repr(device)} is unknown or not available on "
-                "this machine; use 'cpu', or leave it out"
-            ) from error
-
-
-def require_request(path: Any, scheme: Any, metadata: Any) -> None:
-    """Say early that nothing can be saved at `path` by `scheme` with `metadata`; specs themselves are parsed elsewhere.
-
-    Raises:
-        ConfigError: one is no path, neither spec nor (pattern, spec) rules, or no dict.
-    """
-    _require_path(path)
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise ConfigError(f"metadata is a {type(metadata).__name__}; give a dict")
-    if scheme is None or _is_spec(scheme):
-        return
-    rules = list(scheme.items()) if isinstance(scheme, Mapping) else scheme
-    for rule in rules if isinstance(rules, list | tuple) else [rules]:
-        pair = isinstance(rule, list | tuple) and len(rule) == 2
-        if not (pair and isinstance(rule[0], str) and _is_spec(rule[1])):
-            raise ConfigError(f"scheme {rule!r} is neither spec nor rule; write 'int6' or [('blocks.*', 'int6')]")
-
-
-def _require_path(path: Any) -> None:
-    try:
-        if isinstance(path, str | os.PathLike) and b"\0" not in os.fsencode(path):
-            return
-    except (TypeError, ValueError):
-        pass
-    raise ConfigError(f"{path!r} is not a path that a file can have; give a str or Path without NUL")
-
-
-def _is_spec(spec: Any) -> bool:
-    return isinstance(spec, str) or (callable(getattr(spec, "encode", None)) and not isinstance(spec, type))
-
-
-def whole(name: str, value: Any, least: int = 1) -> int | None:
-    """`value` as an int (numpy's are taken, floats are not); None stays None. Raises ConfigError."""
-    try:
-        if value is None or (operator.index(value) >= least and not isinstance(value, bool)):
-            return None if value is None else operator.index(value)
-    except TypeError:
-        pass
-    raise ConfigError(f"{name} {value!r} is not a whole number from {least} up; give an int")
-
-
-def placed(weight: Tensor, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
-    """`weight` on `device`, cast to `dtype` if it is floating."""
+def moved(weight: Tensor, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
+    """Return `weight` on `device`, cast to `dtype` if it is floating."""
     return weight.to(device=device, dtype=dtype if weight.is_floating_point() else None)
 
 
 def fill(
     module: nn.Module,
     state: Mapping[str, Tensor],
-    where: str,
+    source: str,
     remedy: str = "load it without into, or build the right module",
 ) -> nn.Module:
-    """Copy `state` into `module`; `where` it comes from and what to do are said if it does not fit.
+    """Copy `state` into `module`; the error of a misfit names `source`, where it comes from, and the remedy.
 
     Raises:
         WeightsError: the module has no memory yet, or names, shapes or kinds of numbers do not match; lists them all.
     """
-    own = plain_state(module)
-    for name, weight in own.items():
+    current = plain_state(module)
+    for name, weight in current.items():
         if isinstance(weight, Tensor) and (weight.is_meta or is_lazy(weight)):
             how = "run it once on an input" if is_lazy(weight) else "call its to_empty(device='cpu')"
             raise WeightsError(
-                f"{where} cannot be copied into {name!r} of the module, which has no memory; {how} first"
+                f"{source} cannot be copied into {name!r} of the module, which has no memory; {how} first"
             )
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    missing, unexpected = sorted(current.keys() - state.keys()), sorted(state.keys() - current.keys())
     mismatched = [
         f"{name} {tuple(state[name].shape)} in the file, {tuple(weight.shape)} in the module"
-        for name, weight in own.items()
+        for name, weight in current.items()
         if name in state and isinstance(weight, Tensor) and weight.shape != state[name].shape
     ]
     lossy = [
         f"{name} {dtype_name(state[name].dtype)} in the file, {dtype_name(weight.dtype)} in the module"
-        for name, weight in own.items()
+        for name, weight in current.items()
         if name in state and isinstance(weight, Tensor) and not torch.can_cast(state[name].dtype, weight.dtype)
     ]
     problems = [
-        f"{what}: {', '.join(names)}"
-        for what, names in (
+        f"{problem}: {', '.join(names)}"
+        for problem, names in (
             ("missing", missing),
             ("unexpected", unexpected),
             ("different shape", mismatched),
@@ -225,9 +199,9 @@ def fill(
         if names
     ]
     if problems:
-        raise WeightsError(f"{where} does not fit the module ({'; '.join(problems)}); {remedy}")
+        raise WeightsError(f"{source} does not fit the module ({'; '.join(problems)}); {remedy}")
     trained = folded(module)
     for name, (owner, attribute) in trained.items():
-        setattr(owner, attribute, state[name].to(own[name]))
+        setattr(owner, attribute, state[name].to(current[name]))
     module.load_state_dict({name: weight for name, weight in state.items() if name not in trained}, strict=not trained)
     return module

@@ -4,6 +4,7 @@ Rows are the first dimension and columns everything else, flattened; vectors and
 coding and quantization only ever see this form.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,11 @@ FORMATS: dict[torch.dtype, tuple[str, int]] = {
 }
 
 REAL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_BLOCK = 1 << 16  # elements computed at a time
 
 
 def rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) of a tensor of `shape`: the first dimension against the rest; one row below two dimensions."""
+    """Return (rows, columns) of a tensor of `shape`: the first dimension against the rest; one row below two."""
     if len(shape) < 2:
         return 1, shape[0] if shape else 1
     columns = 1
@@ -57,7 +59,7 @@ def rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def to_bits(weight: Tensor) -> Bits:
-    """Bit patterns of `weight`, (rows, columns · words), unsigned integers of the word's width."""
+    """Return the bit patterns of `weight`, (rows, columns · words), unsigned integers of the word's width."""
     rows, columns = rows_columns(tuple(weight.shape))
     flat = weight.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     words = flat.view(torch.uint8).numpy().view(word_dtype(FORMATS[weight.dtype][0]))
@@ -65,7 +67,7 @@ def to_bits(weight: Tensor) -> Bits:
 
 
 def from_bits(bits: Bits, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Inverse of `to_bits`.
+    """Return the tensor of these bit patterns: the inverse of `to_bits`.
 
     Raises:
         ArtifactError: a boolean is neither 0 nor 1.
@@ -77,15 +79,17 @@ def from_bits(bits: Bits, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
-    """Height and width of the kernels of a convolution's weights (output, input, …), if a matrix with so many columns
-    holds them as they are; else (1, 1)."""
+    """Return height and width of the kernels of a convolution's weights (output, input, …), in a matrix of `columns`.
+
+    (1, 1) for other tensors, and where the matrix has not the tensor's own columns.
+    """
     if len(shape) not in (3, 4) or columns != rows_columns(shape)[1]:
         return (1, 1)
     return (shape[2], shape[3]) if len(shape) == 4 else (1, shape[2])
 
 
 def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
-    """The numbers of `weight` as float32, (rows, columns); a view of it where it already is that.
+    """Return the numbers of `weight` as float32, (rows, columns); a view of it where it already is that.
 
     Raises:
         WeightsError: some are NaN or infinite, or beyond float32.
@@ -101,3 +105,54 @@ def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
         raise WeightsError(f"tensor {name!r} holds values beyond float32; compress it with lossless")
     array: NDArray[np.float32] = rows.numpy()
     return array
+
+
+def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
+    """Return the numbers of `weight` as float32, (rows, columns), for a scheme that quantizes.
+
+    Raises:
+        WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
+    """
+    if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
+        raise WeightsError(
+            f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) cannot be quantized; use lossless"
+        )
+    return finite_rows(name, weight)
+
+
+def underflows(weight: Tensor, rows: NDArray[np.float32]) -> bool:
+    """Return whether a row of float64 that is not zero became all zeros in the `rows` of float32."""
+    if weight.dtype is not torch.float64:
+        return False
+    used = weight.detach().cpu().reshape(rows.shape).ne(0).any(dim=1).numpy()
+    return bool((used & ~rows.any(axis=1)).any())
+
+
+def real_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:
+    """Return (rows, columns) of a tensor in a file that holds quantized real numbers.
+
+    Raises:
+        ArtifactError: it is empty, or of another kind.
+    """
+    rows, columns = rows_columns(shape)
+    if dtype not in REAL_DTYPES or rows * columns == 0:
+        raise ArtifactError(f"a tensor of {dtype} and shape {shape} cannot be quantized; the file is corrupt")
+    return rows, columns
+
+
+def tensor_of_rows(
+    shape: tuple[int, ...], dtype: torch.dtype, values: Callable[[slice], NDArray[np.float64]]
+) -> Tensor:
+    """Return the tensor whose rows are `values` of a slice of them, (some rows, columns) without NaN.
+
+    Values are clipped to the finite range of float32 and of the dtype, rounded to float32 and cast once. A block of
+    rows is computed at a time, so that no second copy of the tensor is held.
+    """
+    rows, columns = rows_columns(shape)
+    limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+    out = torch.empty(rows, columns, dtype=dtype)
+    height = max(1, _BLOCK // columns)
+    for start in range(0, rows, height):
+        block = slice(start, start + height)
+        out[block] = torch.from_numpy(np.clip(values(block), -limit, limit).astype(np.float32))
+    return out.reshape(shape)

@@ -133,7 +133,7 @@ def _quantized(
         stop = min(start + COLUMNS, columns)
         part = slice(start, stop)
         _block(left[part], steps[part], places[part], row, feedback.columns[part, part], *shared, numbers[part], errors)
-        if stop < columns and feedback.fed:
+        if stop < columns and feedback.feeds_columns:
             left[stop:] -= feedback.columns[part, stop:].T @ errors[: stop - start]
     out = np.empty((columns, rows), np.int32)
     out[feedback.order] = numbers

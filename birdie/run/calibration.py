@@ -1,6 +1,6 @@
 """What a run's model minds, learnt from its own training data or from what it writes itself.
 
-    RUN folder or recipe.toml ─► recipe ─► GPT with these weights ─┬─► Knowledge
+    RUN folder or recipe.toml ─► recipe ─► GPT with these weights ─┬─► CalibrationResult
                                     ├─► spread over the shards ────┤
                                     └─► or sampled from that GPT ──┘
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.result import Knowledge, held_back
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.state import fill
 from birdie.data.dataset import Dataset, open_dataset
 from birdie.data.shards import read_shard
@@ -43,7 +43,7 @@ class Calibrated:
         seconds: all of it, sampling included.
     """
 
-    knowledge: Knowledge
+    knowledge: CalibrationResult
     tokens: int
     seconds: float
 
@@ -101,13 +101,13 @@ def calibrated(
         if progress is not None:
             progress(sampled + sum(sizes[:done]), total)
 
-    known = Knowledge.of(dict(state), (model, batches, loss), progress=counted)
+    known = CalibrationResult.of(dict(state), (model, batches, loss), progress=counted)
     return Calibrated(known, sum(sizes), time.perf_counter() - began)
 
 
 def used(batches: int) -> int:
     """How many of so many batches are calibrated on; the others are held back for judging."""
-    return batches - held_back(batches)
+    return batches - held_out_batches(batches)
 
 
 def calibration_batches(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from birdie.compress.calibration.result import Knowledge
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
 from birdie.errors import ConfigError
 from birdie.model.cache import Cache
@@ -61,7 +61,7 @@ def expected(recipe: Recipe, device: torch.device) -> Expected:
         ids = torch.randint(recipe.model.vocab_size, (min(rows, count), length + 1))
         batch = ids[:, :-1], ids[:, 1:]
         state = {name: weight.cpu() for name, weight in model.state_dict().items()}
-        first = _timed(device, lambda: Knowledge.of(state, (model, [batch], loss)))
+        first = _timed(device, lambda: CalibrationResult.of(state, (model, [batch], loss)))
         second = _timed(device, lambda: calibrate(model, [batch], loss))
         sampling = _sampling(model, count, length + 1, device) if settings.data == "own" else 0.0
     return Expected(max(first - second, 0.0), second * used(-(-count // rows)), sampling)

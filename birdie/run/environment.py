@@ -272,7 +272,7 @@ def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Ma
 
     def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
         width, k = _number(environ, bits, BITS[setting]), _number(environ, deviations, DEVIATIONS[setting])
-        return {"export": {setting: f"gptq:bits={width:g},k={k:g}"}}
+        return {"export": {setting: f"gptq:bits={width:g},clip_sigmas={k:g}"}}
 
     return read
 

@@ -20,10 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from birdie.compress.rate.assignment import match, rules_of, suit, takes_grid
+from birdie.compress.rate.assignment import match, parse_rules
 from birdie.compress.rate.size import parse_size
+from birdie.compress.registry import decoder
 from birdie.compress.scheme import Scheme
-from birdie.compress.schemes.decoders import DECODERS
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.small_tensors import can_quantize
 from birdie.entropy import coder as entropy
 from birdie.errors import ConfigError
 from birdie.model.config import GPTConfig
@@ -326,16 +328,15 @@ def artifact(recipe: Recipe) -> Artifact:
         budget = parse_size(recipe.export.budget)
         size = min(budget, 4 * count)
         return Artifact(size, round(0.999 * size), size, budget, 8 * size / count)
-    default, rules = rules_of(recipe.export.schemes(), targeted=False)
-    pinned = match(state, rules)
+    pinned = match(state, parse_rules(recipe.export.schemes())[1])
     bits: dict[tuple[Scheme, tuple[int, ...]], float] = {}
     coded = fixed = 0.0
     for name, weight in state.items():
         fixed += _ENTRY
-        if not takes_grid(weight):
+        if not can_quantize(weight):
             fixed += 2 * weight.numel()
             continue
-        key = (suit(pinned.get(name, default), weight), tuple(weight.shape))
+        key = (pinned.get(name, Grid()), tuple(weight.shape))
         if key not in bits:
             bits[key] = gaussian_bits(*key)
         coded += bits[key] * weight.numel() / 8
@@ -350,7 +351,7 @@ def gaussian_bits(scheme: Scheme, shape: tuple[int, ...]) -> float:
     rows = min(shape[0], max(64, _SAMPLE // columns))
     sample = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     encoded = scheme.encode("sample", sample)
-    layouts = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
+    layouts = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
     streams = zip(encoded.streams, layouts, strict=True)
     return 8 * sum(len(entropy.encode(each, layout.hints, "fast").payload) for each, layout in streams) / sample.numel()
 

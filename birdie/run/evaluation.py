@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.artifact import files as artifact
 from birdie.artifact import int8_zlib as baseline
+from birdie.artifact.load import inspect, load
 from birdie.artifact.repack import load_object
 from birdie.compress.state import fill
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
@@ -88,7 +88,7 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
         ArtifactError: the file is corrupt, or is not a birdie GPT.
         WeightsError: it is an export of a model other than the challenge's GPT.
     """
-    summary = artifact.inspect(path)
+    summary = inspect(path)
     metadata = summary.metadata
     if summary.tree is not None:
         return *_load_export(path, device), metadata
@@ -101,7 +101,7 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path} describes its model in a way this version does not know: {error}") from error
     model = GPT(recipe.model)
-    artifact.load(path, into=model)
+    load(path, into=model)
     return model.to(device).eval(), recipe, metadata
 
 

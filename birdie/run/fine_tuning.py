@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact import files as artifact
+from birdie.artifact.save import save
+from birdie.compress.rate.target import whole_number
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
 from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
-from birdie.compress.state import whole
 from birdie.errors import BudgetError, ConfigError, DataError
 
 Batch = TypeVar("Batch")
@@ -103,7 +103,7 @@ def fine_tune(
         DataError: batches ended and do not start again, or the loss is not finite (when iterated over).
         BudgetError: the file does not come down to the budget (when iterated over).
     """
-    budget = whole("budget", budget)
+    budget = whole_number("budget", budget)
     if steps < 1 or not rate > 0 or not network_rate > 0:
         raise ConfigError(f"steps={steps}, rate={rate}, network_rate={network_rate}; all must be above zero")
     if budget is not None and bits is not None:
@@ -181,7 +181,7 @@ class _Aim:
         if self.budget is None:
             return self.control.measure() <= 1.01 * self.control.target
         with tempfile.TemporaryDirectory() as folder:
-            summary = artifact.save(self.model, Path(folder) / "weighed.birdie")
+            summary = save(self.model, Path(folder) / "weighed.birdie")
         self.bytes = summary.bytes
         coded = sum(tensor.bytes for tensor in summary.tensors if tensor.name in self.names)
         left = self.budget * (1 - _SPARE) - (summary.bytes - coded)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact import files as artifact
+from birdie.artifact.save import save
+from birdie.artifact.summary import Summary
 from birdie.compress.rate.size import parse_size
 from birdie.data.batches import Batches
 from birdie.errors import ConfigError, OutputError
@@ -398,7 +399,7 @@ class Run:
 
     def export(
         self, path: Path | None = None, *, budget: int | None = None, progress: Progress | None = None
-    ) -> artifact.Summary:
+    ) -> Summary:
         """Compress the trained weights into one file: the recipe's schemes, or what fits `budget` bytes.
 
         Calibrates first where the recipe wants it; several exports of one model share that. Rank 0 writes; call it
@@ -408,7 +409,7 @@ class Run:
         if budget is None and settings.budget is not None:
             budget = parse_size(settings.budget)
         known = self.calibrate()
-        return artifact.save(
+        return save(
             self.model,
             path or self.folder / "model.birdie",
             scheme=[

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend
 
-from birdie.artifact import files as artifact
+from birdie.artifact.load import load as load_file
+from birdie.artifact.save import save
 from birdie.data.shards import read_shard
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.kernels import installed
@@ -311,8 +312,8 @@ def ready_coder(recipe: Recipe) -> float | None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "little.birdie"
-            artifact.save({"weight": weight}, path, scheme="int8", coder=recipe.export.coder)
-            back = artifact.load(path)["weight"]
+            save({"weight": weight}, path, scheme="int8", coder=recipe.export.coder)
+            back = load_file(path)["weight"]
     except (BirdieError, OSError, ImportError, RuntimeError):
         return None
     return time.perf_counter() - began if float((back - weight).abs().max()) < 0.1 else None

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 from cyclopts import App, CycloptsError, Parameter
 
 from birdie.compress.qat import Qat
-from birdie.compress.rate.assignment import parse_spec
 from birdie.compress.rate.size import parse_size
+from birdie.compress.registry import parse_spec
 from birdie.data.orders import Order, unknown
 from birdie.entropy.stream import Effort
 from birdie.errors import BirdieError, ConfigError
@@ -171,7 +171,7 @@ class ExportSettings:
 
     def schemes(self) -> list[tuple[str, str]]:
         """(name pattern, spec) pairs, first match first."""
-        special = [(f"blocks.{layer}.*", f"int8:step={self.int4_step}") for layer in self.int4_layers]
+        special = [(f"blocks.{layer}.*", f"int8:level_stride={self.int4_step}") for layer in self.int4_layers]
         return [*self.pinned(), *special, ("*", self.scheme)]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from birdie.errors import OutputError
+from birdie.errors import ConfigError, OutputError
 
 UMASK = os.umask(0o022)  # it can only be read by setting it, which threads must not see: once, here
 os.umask(UMASK)
@@ -153,3 +153,20 @@ def _closed(status: os.stat_result) -> bool:
     """Whether only this user and root can change what a folder holds; in a sticky one others touch only their own."""
     owned = status.st_uid in (0, os.getuid())
     return owned and (not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX))
+
+
+Source = str | os.PathLike[str]
+
+
+def require_path(path: object) -> None:
+    """Refuse what no file can be called.
+
+    Raises:
+        ConfigError: it is neither text nor path, or has a NUL.
+    """
+    try:
+        if isinstance(path, str | os.PathLike) and b"\0" not in os.fsencode(path):
+            return
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{path!r} is not a path that a file can have; give a str or Path without NUL")

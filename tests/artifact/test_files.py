@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decoders import DECODERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,8 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 import birdie
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
-from birdie.artifact.files import DTYPES, SCHEMES, decode_tensor
-from birdie.compress.schemes.decoders import DECODERS
+from birdie.artifact.save import DTYPES, SCHEMES, decode_tensor
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.tensors import FORMATS, to_bits
 from birdie.entropy import coder as entropy

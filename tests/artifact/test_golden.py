@@ -12,8 +12,8 @@ from torch import Tensor
 import birdie
 from birdie.artifact import container, metadata
 from birdie.artifact import pytree as tree
-from birdie.artifact.files import SCHEMES
-from birdie.compress.schemes.integers import DIFFERENCES, HALVES, LISTED, VALUES
+from birdie.artifact.save import SCHEMES
+from birdie.compress.schemes.lossless import DIFFERENCES, HALVES, LISTED, VALUES
 from tests.reference.decoder import decode
 from tests.reference.trellis import decode_trellis
 
@@ -23,8 +23,13 @@ FITTED = {
     SCHEMES[name] for name in ("grid", "trellis", "ternary", "codebook", "rotation", "lowrank")
 }  # by floats: may differ
 RULES = [
-    *(("*matrix", "int6"), ("*grouped", "int4:group=20"), ("*ternary", "ternary:group=12"), ("*table", "codebook:k=9")),
-    *(("*rotated", "rotation:bits=3,residual"), ("*corrected", "lowrank:rank=2,base=codebook:k=4,rows")),
+    *(
+        ("*matrix", "int6"),
+        ("*grouped", "int4:group_size=20"),
+        ("*ternary", "ternary:group_size=12"),
+        ("*table", "codebook:k=9"),
+    ),
+    *(("*rotated", "rotation:bits=3,residual"), ("*corrected", "lowrank:rank=2,base=codebook:k=4,per_row")),
     *(("*paths", "trellis:states=8,sigma=0.4"), ("*norm", "bf16"), ("*", "lossless")),
 ]
 

@@ -158,8 +158,8 @@ def test_nothing_is_decoded_when_loading_and_each_tensor_once_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
-    decode = birdie.artifact.files._decode
-    monkeypatch.setattr("birdie.artifact.files._decode", lambda r, name, **_: decoded.append(name) or decode(r, name))
+    decode = birdie.artifact.save._decode
+    monkeypatch.setattr("birdie.artifact.save._decode", lambda r, name, **_: decoded.append(name) or decode(r, name))
     model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
     assert decoded == []
     for _ in range(2):

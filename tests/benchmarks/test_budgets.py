@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import budgets, compress_time, gaussian_source
-from birdie.artifact import files as artifact
-from birdie.compress.rate.assignment import parse_spec
+from birdie.artifact.save import save
+from birdie.compress.registry import parse_spec
 from birdie.errors import ArtifactError
 
 
@@ -37,7 +37,7 @@ def test_what_is_over_far_under_or_padded_is_not_met() -> None:
 
 def test_a_file_belongs_to_its_tensors_to_the_last_byte(tmp_path: Path) -> None:
     path = tmp_path / "model.birdie"
-    artifact.save(budgets.small_state(), path, scheme="int6", coder="fast", metadata={"a": 1})
+    save(budgets.small_state(), path, scheme="int6", coder="fast", metadata={"a": 1})
     assert budgets.padding(path) == 0
     path.write_bytes(path.read_bytes() + bytes(7))
     with pytest.raises(ArtifactError):

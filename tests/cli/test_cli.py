@@ -352,7 +352,7 @@ def test_ctrl_c_has_an_answer(ask: Ask, weights: Path, monkeypatch: pytest.Monke
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("birdie.artifact.files.save", interrupted)
+    monkeypatch.setattr("birdie.artifact.save.save", interrupted)
     code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
     assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
     assert "Stopped by Ctrl-C" in err

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.log_steps import steps
+from birdie.compress.log_scales import scales_of
 from birdie.compress.prune import prune
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.codebook import Codebook
-from birdie.compress.schemes.decoders import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
 from birdie.entropy import coder
@@ -21,7 +21,7 @@ from tests.compress.schemes.test_grid import random_weight
 def model() -> dict[str, Encoded]:
     return {
         "b": Grid(sigma=0.7).encode("b", random_weight(12, 20)),
-        "a": Grid(bits=3, group=6).encode("a", random_weight(9, 15, seed=1)),
+        "a": Grid(bits=3, group_size=6).encode("a", random_weight(9, 15, seed=1)),
         "t": Ternary(10).encode("t", random_weight(5, 20, seed=2)),
         "c": Codebook(4).encode("c", random_weight(5, 20, seed=3)),
     }
@@ -47,7 +47,7 @@ def test_exactly_so_many_ones_become_zero_and_nothing_else_changes(count: int) -
         assert not new.streams[0][changed].any()
         np.testing.assert_array_equal(old.streams[1], new.streams[1])
         group = old.params[0] if old.params else old.streams[0].shape[1]
-        step = np.repeat(steps(old.streams[1]), group, axis=1)[:, : changed.shape[1]]
+        step = np.repeat(scales_of(old.streams[1]), group, axis=1)[:, : changed.shape[1]]
         gone.append(step[changed])
         left.append(step[np.abs(new.streams[0]) == 1])
     if 0 < count < total:

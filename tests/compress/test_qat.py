@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from birdie.artifact import files as artifact
+from birdie.artifact.save import save
 from birdie.compress.qat import Qat, Quantizing
-from birdie.compress.rate.assignment import is_matrix
-from birdie.compress.schemes.decoders import decode
+from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
+from birdie.compress.small_tensors import is_matrix
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import Recipe, load_recipe
@@ -67,7 +67,7 @@ def test_layers_see_the_levels_that_ternary_will_store(shape: tuple[int, ...], g
     torch.manual_seed(0)
     weight = torch.randn(shape) * torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     weight[3] = 0
-    stored = decode(Ternary(group=group, binary=binary).encode("w", weight))
+    stored = decode(Ternary(group_size=group, binary=binary).encode("w", weight))
     qat = Qat(levels="binary" if binary else "ternary", group=group)
     torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
     again = qat.quantized(stored, SHARP)
@@ -90,7 +90,7 @@ def test_a_layer_learns_on_levels() -> None:
             optimizer.zero_grad()
             (layer(x) - y).square().mean().backward()
             optimizer.step()
-        stored = decode(Ternary(group=64).encode("w", layer._parameters["weight"].detach()))
+        stored = decode(Ternary(group_size=64).encode("w", layer._parameters["weight"].detach()))
         assert all(len(row.abs().unique()) <= 2 for row in stored)
         return float((x @ stored.T - y).square().mean())
 
@@ -226,7 +226,7 @@ def test_a_penalty_on_the_rate_lowers_the_bytes_of_the_file(tmp_path: Any) -> No
     def size(rate: float) -> int:
         model, _ = trained(Qat(sigma=0.5, rate=rate))
         matrices = {name: weight for name, weight in model.state_dict().items() if is_matrix(weight)}
-        return artifact.save(matrices, tmp_path / "m.birdie", scheme="sigma:0.5", coder="fast").bytes
+        return save(matrices, tmp_path / "m.birdie", scheme="sigma:0.5", coder="fast").bytes
 
     assert size(2.0) < 0.98 * size(0.0)
 

@@ -16,7 +16,7 @@ import torch
 import birdie
 from birdie.artifact import container, repack
 from birdie.artifact.container import Entry, Stream
-from birdie.artifact.files import DTYPES, SCHEMES
+from birdie.artifact.save import DTYPES, SCHEMES
 from birdie.entropy import coder as entropy
 from birdie.errors import ConfigError
 from birdie.golf.standalone import build as standalone
@@ -31,7 +31,7 @@ from tests.reference.streams import FEATURES
 
 LIMITS = {"fast": 12_000, "max": 16_000}
 SPECS = (
-    *("trellis:states=8,sigma=0.3", "ternary", "int4:group=48", "codebook:k=9,rows"),
+    *("trellis:states=8,sigma=0.3", "ternary", "int4:group_size=48", "codebook:k=9,per_row"),
     *("rotation:bits=3,residual", "lowrank:rank=2,base=int4"),
 )
 LARGER = {SCHEMES[name] for name in ("codebook", "rotation", "lowrank")}  # what only the max decoder carries

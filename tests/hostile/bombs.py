@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from birdie.artifact import container
-from birdie.artifact import files as artifacts
 from birdie.artifact.container import Entry, Reader, Stream
+from birdie.artifact.decoding import DTYPES
+from birdie.artifact.load import load
 from birdie.entropy import coder, prediction
 from birdie.entropy import varint as cursor
 from birdie.entropy.numbers import Writer
@@ -181,7 +182,7 @@ def decoded_mib(data: bytes) -> int:
         entry = Reader(data).entry("bomb")
     except ArtifactError:
         return 0
-    return max(1, math.prod(entry.shape) * artifacts.DTYPES[entry.dtype].itemsize >> 20)
+    return max(1, math.prod(entry.shape) * DTYPES[entry.dtype].itemsize >> 20)
 
 
 def attempt(data: bytes, folder: Path) -> str:
@@ -196,7 +197,7 @@ def attempt(data: bytes, folder: Path) -> str:
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         if wanted:
-            artifacts.load(path, workers=1)
+            load(path, workers=1)
         else:
             Reader(path).close()
     except ArtifactError as error:

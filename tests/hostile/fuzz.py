@@ -33,8 +33,9 @@ from typing import Any
 import torch
 
 from birdie.artifact import container, repack
-from birdie.artifact import files as artifacts
 from birdie.artifact import pytree as tree
+from birdie.artifact.decoding import DTYPES
+from birdie.artifact.load import load
 from birdie.entropy import coder
 from birdie.entropy.stream import Hints
 from birdie.entropy.trellis import STATES
@@ -74,13 +75,13 @@ def decode_streams(data: bytes, _: Path) -> Content:
 def decode_artifact(data: bytes, path: Path) -> Content:
     """The file as a user loads it."""
     path.write_bytes(data)
-    loaded = artifacts.load(path, max_bytes=MAX_BYTES, workers=1)
+    loaded = load(path, max_bytes=MAX_BYTES, workers=1)
     reader = container.Reader(data)
     if tuple(loaded) != reader.names:
         raise BrokenError(f"loaded {list(loaded)}, not {reader.names}")
     for name, tensor in loaded.items():
         entry = reader.entry(name)
-        if tuple(tensor.shape) != entry.shape or tensor.dtype != artifacts.DTYPES[entry.dtype]:
+        if tuple(tensor.shape) != entry.shape or tensor.dtype != DTYPES[entry.dtype]:
             raise BrokenError(f"{name} loaded as {tensor.dtype} {tuple(tensor.shape)}, not {entry.shape}")
     return {name: _bits(tensor) for name, tensor in loaded.items()}
 

@@ -15,14 +15,24 @@ import torch
 from numpy.typing import NDArray
 
 from birdie.artifact import container, repack
-from birdie.artifact import files as artifact
 from birdie.artifact.container import ALIAS, Entry, Stream
+from birdie.artifact.save import save as save_file
 from birdie.entropy import coder, mixed, numbers, small, static, trellis
 from birdie.entropy.varint import varint
 
 _SPECS = (
-    *("trellis:states=8,sigma=0.3", "ternary:group=7", "int4:group=6", "codebook:k=9,rows", "rotation:bits=3,residual"),
-    *("lowrank:rank=2,base=int3:group=7", "spectral:dct,edge=4,sigma=0.3", "spectral:wavelet53,sigma=0.3,scan=none"),
+    *(
+        "trellis:states=8,sigma=0.3",
+        "ternary:group_size=7",
+        "int4:group_size=6",
+        "codebook:k=9,per_row",
+        "rotation:bits=3,residual",
+    ),
+    *(
+        "lowrank:rank=2,base=int3:group_size=7",
+        "spectral:dct,edge=4,sigma=0.3",
+        "spectral:wavelet53,sigma=0.3,scan=none",
+    ),
     *("tucker:energy=0.4", "tucker:energy=0.3,base=spectral:dct,edge=4", "tucker:energy=0.5,base=trellis:states=8"),
 )
 Values = NDArray[np.integer]
@@ -207,7 +217,7 @@ def artifacts() -> list[Seed]:
         (real, {"scheme": "bf16"}),
         *((real, {"scheme": [("[abct]*", spec), ("*", "fp16")]}) for spec in _SPECS),
     ]
-    return [_written(partial(artifact.save, some, workers=1, **how)) for some, how in options]
+    return [_written(partial(save_file, some, workers=1, **how)) for some, how in options]
 
 
 def trees() -> list[Seed]:

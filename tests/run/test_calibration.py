@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.artifact.files import inspect, load, save
+from birdie.artifact.load import inspect, load
+from birdie.artifact.save import save
 from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
@@ -248,7 +249,9 @@ def test_the_embedding_is_stored_as_it_was_told_budget_or_not(
 
 
 def test_an_embedding_of_its_own_is_calibrated_like_the_rest(recipe: Recipe, tmp_path: Path) -> None:
-    told = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, embedding="gptq:bits=7,k=14"))
+    told = dataclasses.replace(
+        recipe, export=dataclasses.replace(recipe.export, embedding="gptq:bits=7,clip_sigmas=14")
+    )
     run, _ = finished(told, tmp_path)
     run.export(tmp_path / "known.birdie", budget=30_000)
     run.calibration = None

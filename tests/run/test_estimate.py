@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import birdie
 from benchmarks.estimate import CURVES, held_out
 from birdie.cli import main
-from birdie.compress.rate.assignment import parse_spec
+from birdie.compress.registry import parse_spec
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, DataError
@@ -177,9 +177,9 @@ def test_loops_that_begin_late_slow_the_rest_down() -> None:
 
 def test_gaussian_bits_are_the_entropy() -> None:
     """½ log₂ 2πe − log₂ of the step in deviations, and little more; three symbols at most log₂ 3 and their scales."""
-    assert gaussian_bits(parse_spec("sdclip:bits=6,k=12.85"), (512, 512)) == pytest.approx(3.329, abs=0.05)
+    assert gaussian_bits(parse_spec("sdclip:bits=6,clip_sigmas=12.85"), (512, 512)) == pytest.approx(3.329, abs=0.05)
     assert gaussian_bits(parse_spec("sigma:0.2"), (512, 512)) == pytest.approx(2.047 - math.log2(0.2), abs=0.05)
-    fine, coarse = (gaussian_bits(parse_spec(spec), (512, 512)) for spec in ("int8", "int8:step=4"))
+    fine, coarse = (gaussian_bits(parse_spec(spec), (512, 512)) for spec in ("int8", "int8:level_stride=4"))
     assert fine - coarse == pytest.approx(2, abs=0.05)
     assert 1.3 < gaussian_bits(parse_spec("ternary"), (512, 512)) < math.log2(3) + 0.1
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birdie.artifact import files as artifact
+from birdie.artifact.save import save
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
@@ -63,7 +63,7 @@ def file(data: Path) -> Path:
     """A tiny GPT over bytes."""
     recipe = recipe_of(data)
     about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
-    artifact.save(model_of(recipe), data.parent / "model.birdie", lossless=True, coder="fast", metadata=about)
+    save(model_of(recipe), data.parent / "model.birdie", lossless=True, coder="fast", metadata=about)
     return data.parent / "model.birdie"
 
 
@@ -208,7 +208,7 @@ def test_any_number_of_tokens_is_a_chunk(file: Path) -> None:
 def test_text_the_model_cannot_know_is_refused(data: Path, tmp_path: Path) -> None:
     recipe = recipe_of(data, vocab_size=100)
     about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
-    artifact.save(model_of(recipe), tmp_path / "model.birdie", lossless=True, coder="fast", metadata=about)
+    save(model_of(recipe), tmp_path / "model.birdie", lossless=True, coder="fast", metadata=about)
     with pytest.raises(DataError, match="but the model knows only 0 to 99"):
         evaluate(tmp_path / "model.birdie", device="cpu")
 

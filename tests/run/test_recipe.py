@@ -59,7 +59,7 @@ def test_the_record_command_is_understood(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert recipe.export.int4_layers == (3, 4, 5, 6)
     assert (recipe.validation.every, recipe.run.log_every) == (200, 50)
-    assert recipe.export.schemes()[0] == ("blocks.3.*", "int8:step=4")
+    assert recipe.export.schemes()[0] == ("blocks.3.*", "int8:level_stride=4")
 
 
 def test_what_is_written_reads_back(file: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from birdie.artifact.files import load
+from birdie.artifact.load import load
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError

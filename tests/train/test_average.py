@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from birdie.artifact.files import load
+from birdie.artifact.load import load
 from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare

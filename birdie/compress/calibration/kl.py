@@ -77,7 +77,7 @@ def summed_kl(reference: Sequence[Tensor], candidate: Sequence[Tensor]) -> tuple
 
 
 @dataclass(slots=True)
-class Judge:
+class HeldOutKL:
     """Mean KL of other weights in the same module, on the same batches."""
 
     module: nn.Module
@@ -106,7 +106,7 @@ class Judge:
                 nats, targets = summed_kl(self._expected(index, batch), predictions(self._candidate, batch, self.loss))
                 total, count = total + float(nats), count + targets
         if not count:
-            raise DataError("the calibration batches have no targets to judge by; give others")
+            raise DataError("the calibration batches have no targets to held_out by; give others")
         return total / count
 
     def _expected(self, index: int, batch: Batch) -> list[Tensor]:
@@ -117,7 +117,7 @@ class Judge:
             found = predictions(self.module, batch, self.loss)
         if any(bool(p.isnan().any()) for p in found):
             raise DataError(
-                "the model predicts NaN on batches held back to judge by; check the weights and the batches"
+                "the model predicts NaN on batches held back to held_out by; check the weights and the batches"
             )
         held = sum(p.nbytes for kept in self._reference.values() for p in kept)
         if held + sum(p.nbytes for p in found) <= _CACHED:

@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from birdie.compress.calibration.kl import Judge
+from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.sensitivity import Batch, Loss, calibrate
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.schemes.decoders import decode
 from birdie.compress.schemes.grid import Grid
 
 SIGMA = 0.4  # step of the grid in deviations of a row: coarse enough to be told from nothing, fine enough to be local
@@ -25,12 +25,12 @@ _LEAST = 1e-12  # nats that a matrix costs at least
 
 
 def probe(
-    judge: Judge, batches: Iterable[Batch], loss: Loss, *, progress: Callable[[int], None] | None = None
+    held_out: HeldOutKL, batches: Iterable[Batch], loss: Loss, *, progress: Callable[[int], None] | None = None
 ) -> dict[str, Sensitivity]:
-    """Sensitivities from forward passes alone: one for each of `batches`, and one of the judge for each matrix.
+    """Sensitivities from forward passes alone: one for each of `batches`, and one of the held_out for each matrix.
 
     Args:
-        judge: of the module these are of.
+        held_out: of the module these are of.
         batches: what Hessians are taken from.
         loss: (module, batch) → anything.
         progress: called with the number of batches done.
@@ -40,14 +40,14 @@ def probe(
         DataError: there are no batches, or what they give is not finite.
         WeightsError: a weight is not finite.
     """
-    found = calibrate(judge.module, batches, loss, gradients=False, progress=progress)
-    weights: Mapping[str, Tensor] = judge.module.state_dict()
+    found = calibrate(held_out.module, batches, loss, gradients=False, progress=progress)
+    weights: Mapping[str, Tensor] = held_out.module.state_dict()
     priced = {}
     for name in [name for name in found if name in weights]:
         weight = weights[name].detach().cpu()
         rounded = decode(Grid(sigma=SIGMA).encode(name, weight))
-        nats = max(judge({name: rounded}), _LEAST)
-        judge({name: weight})
+        nats = max(held_out({name: rounded}), _LEAST)
+        held_out({name: weight})
         priced[name] = _priced(found[name], (rounded - weight).float().flatten(1), nats)
     return priced
 

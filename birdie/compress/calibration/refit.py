@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import Judge, predictions, summed_kl
+from birdie.compress.calibration.kl import HeldOutKL, predictions, summed_kl
 from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.rate.assignment import small_scheme
-from birdie.compress.schemes.decoders import decode
-from birdie.compress.schemes.lossless import Cast
+from birdie.compress.registry import decode
+from birdie.compress.schemes.cast import Cast
+from birdie.compress.small_tensors import small_scheme
 from birdie.errors import ConfigError, DataError
 
 HELD_BACK = 0.2  # of the batches
@@ -78,8 +78,8 @@ def refit(
     own = dict(student.named_parameters(remove_duplicate=False))
     free = {name: own[name] for name in wanted if name in own}
     best = {name: decoded_state[name].detach().cpu().clone() for name in wanted}
-    judge = Judge(teacher, judged, loss)
-    lowest = judge(decoded_state)
+    held_out = HeldOutKL(teacher, judged, loss)
+    lowest = held_out(decoded_state)
     if not math.isfinite(lowest):
         raise DataError("refit met a KL that is not finite; check the weights and the batches")
     if progress is not None:
@@ -89,7 +89,7 @@ def refit(
             name: stored(name, _no_wider(weight.detach(), best[name])).to(best[name].dtype)
             for name, weight in free.items()
         }
-        mean = judge(candidate)
+        mean = held_out(candidate)
         if progress is not None:
             progress(done, mean)
         if mean < lowest:
@@ -110,9 +110,9 @@ def _check(module: nn.Module, state: Mapping[str, Tensor], names: Sequence[str],
 
 
 def _split(batches: Sequence[Batch], seed: int) -> tuple[list[Batch], list[Batch]]:
-    """(to tune on, to judge by), drawn at random."""
+    """(to tune on, to held_out by), drawn at random."""
     if len(batches) < 2:
-        raise DataError(f"refit needs two batches, one to tune on and one to judge by, and got {len(batches)}")
+        raise DataError(f"refit needs two batches, one to tune on and one to held_out by, and got {len(batches)}")
     order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed)).tolist()
     held = max(1, round(HELD_BACK * len(batches)))
     return [batches[i] for i in order[held:]], [batches[i] for i in order[:held]]

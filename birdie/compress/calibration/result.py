@@ -1,8 +1,8 @@
-"""What calibration tells a compressor: the state in its best order, what each weight is worth, what a file costs.
+"""What calibration measures of a model: its tensors in their best order, sensitivities, and the KL of any encoding.
 
 module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
-                       │                               ├─► symmetries ─► sorted state, sensitivities to match
-                       └─► batches held back ─► KL(float ‖ decoded) of any encoding
+                       │                               ├─► symmetries ─► sorted tensors, sensitivities to match
+                       └─► held-out batches ─► KL(float ‖ decoded) of any encoding
 """
 
 import copy
@@ -14,34 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import Judge
+from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, calibrate
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.feedback import FLOOR
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.decoders import decode
+from birdie.compress.state import ModelState
 from birdie.errors import ConfigError, WeightsError
 
-HELD_BACK = 5  # every so many batches one is kept for judging, the last ones
+HELD_OUT = 5  # one batch in so many is held out, the last ones
 
 
 @dataclass(slots=True)
-class Knowledge:
-    """What is known of a model.
+class CalibrationResult:
+    """What was measured of a model; `birdie.save` takes it in place of calibration data, for several files from one.
 
     Attributes:
         state: name → tensor, units in the order that saves bits; the function is the module's.
-        sensitivities: for that order.
-        judge: of the KL, on the batches held back.
-        batches: what was calibrated on; none of the judge's.
+        sensitivities: name → sensitivity, for that order.
+        held_out: measures the KL, on batches that were not calibrated on.
+        batches: what was calibrated on.
     """
 
     state: dict[str, Tensor]
     sensitivities: dict[str, Sensitivity]
-    judge: Judge | None = None
+    held_out: HeldOutKL | None = None
     batches: Sequence[Batch] = ()
 
     @classmethod
@@ -53,109 +54,131 @@ class Knowledge:
         symmetries: bool = True,
         gradients: bool = True,
         progress: Callable[[int], None] | None = None,
-    ) -> "Knowledge":
+    ) -> "CalibrationResult":
         """Calibrate.
 
         Args:
             state: what is compressed, under the names of the module's state dict.
             calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
-            symmetries: whether units may change places.
+            symmetries: whether units may be permuted.
             gradients: without them nothing is differentiated (`probe`): quicker, and files are larger.
+            progress: called with the number of batches done.
 
         Raises:
             ConfigError: the calibration is no such triple, or the loss does not depend on the weights.
-            DataError: there are no batches, or what they give is not finite.
+            DataError: there are no batches, or activations are not finite.
             WeightsError: the module's state has other names or shapes.
         """
         require_triple(calibration)
-        module, given, loss = calibration
-        batches = given if isinstance(given, Sequence) else list(given)
+        module, batches, loss = calibration
+        batches = batches if isinstance(batches, Sequence) else list(batches)
         _require_match(module, state)
-        held = held_back(len(batches))
-        used, kept = (batches[:-held], batches[-held:]) if held else (batches, batches)
-        judge = Judge(module, kept, loss)
+        count = held_out_batches(len(batches))
+        used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
+        held_out = HeldOutKL(module, kept, loss)
         if gradients:
-            found = calibrate(module, used, loss, progress=progress)
+            sensitivities = calibrate(module, used, loss, progress=progress)
         else:
-            found = probe(judge, used, loss, progress=progress)
-        found = {name: _floored(each) for name, each in found.items()}
+            sensitivities = probe(held_out, used, loss, progress=progress)
+        sensitivities = {name: _floored(sensitivity) for name, sensitivity in sensitivities.items()}
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
-            return cls(dict(state), found, judge, used)
-        sorted_state, report = canonical(state, groups, sensitivities=found)
-        return cls(sorted_state, {name: carried(name, each, report) for name, each in found.items()}, judge, used)
+            return cls(dict(state), sensitivities, held_out, used)
+        sorted_state, report = canonical(state, groups, sensitivities=sensitivities)
+        sensitivities = {name: carried(name, sensitivity, report) for name, sensitivity in sensitivities.items()}
+        return cls(sorted_state, sensitivities, held_out, used)
 
-    def ordered(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of these names, units in the calibrated order.
+    def ordered(self, state: ModelState) -> ModelState:
+        """Return the same model with its units in the calibrated order.
 
         Raises:
-            WeightsError: one was not calibrated, or in another shape.
+            WeightsError: a tensor was not calibrated, or in another shape.
         """
-        for name, weight in state.items():
+        for name, weight in state.tensors.items():
             if name not in self.state or self.state[name].shape != weight.shape:
                 raise WeightsError(f"tensor {name!r} is not one that was calibrated; calibrate this very model")
-        return {name: self.state[name] for name in state}
+        return replace(state, tensors={name: self.state[name] for name in state.tensors})
 
     def divergence(self, encoded: Mapping[str, Encoded]) -> float:
-        """Mean KL(float ‖ decoded) in nats per target on the batches held back."""
-        if self.judge is None:
-            raise ConfigError("no batches were held back, so no quality can be told; ask for a budget instead")
-        return self.judge({name: decode(each) for name, each in encoded.items()})
+        """Return the mean KL(float ‖ decoded) on the held-out batches, in nats per target."""
+        if self.held_out is None:
+            raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
+        return self.held_out({name: decode(each) for name, each in encoded.items()})
 
     def refitted(
         self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], steps: int, workers: int | None = None
     ) -> dict[str, Tensor]:
-        """What `encoded` keeps in 16 bits (norms, gains, biases), tuned to the KL of the rest: `refit`.
+        """Return what `encoded` keeps in 16 bits (norms, gains, biases), tuned to the quantized rest by `refit`.
 
         Args:
+            encoded: every tensor.
             ties: second name → first name, of what `encoded` holds once.
             steps: of Adam, one batch each.
+            workers: threads; None takes every core.
 
         Raises:
-            ConfigError: nothing was calibrated on in this process.
-            DataError: fewer than two batches are left beside the judge's.
+            ConfigError: nothing was calibrated in this process.
+            DataError: fewer than two batches are left beside those held out.
         """
-        judge = self._witness("refit")
-        own = self._decoded(encoded, ties, workers)
-        names = [name for name, each in encoded.items() if each.scheme == "cast"]
-        return refit(judge.module, judge.module.state_dict() | own, names, self.batches, judge.loss, steps=steps)
+        held_out = self._require_batches("refit")
+        decoded = _decode_all(encoded, ties, workers)
+        names = [name for name, tensor in encoded.items() if tensor.scheme == "cast"]
+        state = held_out.module.state_dict() | decoded
+        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps)
 
     def recalibrated(
         self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], workers: int | None = None
-    ) -> "Knowledge":
-        """What weights are worth halfway between the float and the quantized model: the means of both calibrations.
+    ) -> "CalibrationResult":
+        """Return the means of this calibration and one of the quantized model.
 
-        Inputs are then partly those that quantized layers give, and a unit that only quantization woke counts.
+        Inputs are then partly those that quantized layers give, and a unit that only quantization activates counts.
 
         Args:
+            encoded: every tensor.
             ties: second name → first name, of what `encoded` holds once.
+            workers: threads; None takes every core.
 
         Raises:
-            ConfigError: nothing was calibrated on in this process.
+            ConfigError: nothing was calibrated in this process.
         """
-        judge = self._witness("recalibration")
-        module = copy.deepcopy(judge.module).eval()
-        module.load_state_dict(module.state_dict() | self._decoded(encoded, ties, workers))
-        found = calibrate(module, self.batches, judge.loss)
-        both = {name: _mean(each, _floored(found[name])) for name, each in self.sensitivities.items() if name in found}
-        return replace(self, sensitivities=self.sensitivities | both)
+        held_out = self._require_batches("recalibration")
+        module = copy.deepcopy(held_out.module).eval()
+        module.load_state_dict(module.state_dict() | _decode_all(encoded, ties, workers))
+        quantized = calibrate(module, self.batches, held_out.loss)
+        means = {
+            name: _mean(sensitivity, _floored(quantized[name]))
+            for name, sensitivity in self.sensitivities.items()
+            if name in quantized
+        }
+        return replace(self, sensitivities=self.sensitivities | means)
 
-    def _witness(self, what: str) -> Judge:
-        if self.judge is None:
-            raise ConfigError(f"{what} needs the batches of a calibration; give calibration=(module, batches, loss)")
-        return self.judge
-
-    def _decoded(
-        self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], workers: int | None
-    ) -> dict[str, Tensor]:
-        with ThreadPoolExecutor(workers) as pool:
-            decoded = dict(zip(encoded, pool.map(decode, encoded.values()), strict=True))
-        return decoded | {name: decoded[first] for name, first in ties.items()}
+    def _require_batches(self, purpose: str) -> HeldOutKL:
+        if self.held_out is None:
+            raise ConfigError(f"{purpose} needs calibration batches; give calibration=(module, batches, loss)")
+        return self.held_out
 
 
-def held_back(batches: int) -> int:
-    """How many of so many batches are kept for judging, and not calibrated on."""
-    return max(1, batches // HELD_BACK) if batches > 1 else 0
+def calibrated_state(
+    state: ModelState, calibration: "Calibration | CalibrationResult | None", *, symmetries: bool = True
+) -> tuple[ModelState, CalibrationResult | None]:
+    """Return the state in its calibrated order and what was measured of it; unchanged without calibration.
+
+    Raises:
+        ConfigError: the model is stored as it was trained (`birdie.spectral`), so there is nothing to calibrate.
+        WeightsError: the calibration is of another model.
+    """
+    if calibration is None:
+        return state, None
+    if state.stored_as:
+        raise ConfigError("a spectral model is stored as it was trained; leave calibration out, or remove() it first")
+    if not isinstance(calibration, CalibrationResult):
+        calibration = CalibrationResult.of(state.every(), calibration, symmetries=symmetries)
+    return calibration.ordered(state), calibration
+
+
+def held_out_batches(batches: int) -> int:
+    """Return how many of so many batches are held out, and not calibrated on."""
+    return max(1, batches // HELD_OUT) if batches > 1 else 0
 
 
 def require_triple(calibration: Any) -> None:
@@ -180,8 +203,14 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             )
 
 
+def _decode_all(encoded: Mapping[str, Encoded], ties: Mapping[str, str], workers: int | None) -> dict[str, Tensor]:
+    with ThreadPoolExecutor(workers) as pool:
+        decoded = dict(zip(encoded, pool.map(decode, encoded.values()), strict=True))
+    return decoded | {name: decoded[first] for name, first in ties.items()}
+
+
 def _floored(sensitivity: Sensitivity) -> Sensitivity:
-    """Rows that calibration never saw used are not free: they may be on other data."""
+    """Raise rows that calibration never saw used to a floor: on other data they may be used."""
     rows, output = sensitivity.row_fisher, sensitivity.output
     if rows is None:
         return sensitivity
@@ -191,10 +220,12 @@ def _floored(sensitivity: Sensitivity) -> Sensitivity:
     return Sensitivity(sensitivity.hessian, rows.clamp_min(floor), output)
 
 
-def _mean(one: Sensitivity, other: Sensitivity) -> Sensitivity:
-    def half(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:
+    def mean(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return a if a is None or b is None else (a + b) / 2
 
     return Sensitivity(
-        half(one.hessian, other.hessian), half(one.row_fisher, other.row_fisher), half(one.output, other.output)
+        mean(first.hessian, second.hessian),
+        mean(first.row_fisher, second.row_fisher),
+        mean(first.output, second.output),
     )

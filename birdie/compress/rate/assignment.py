@@ -1,206 +1,149 @@
-"""Which scheme each tensor gets: specs as people write them, and name patterns.
+"""Which scheme each tensor gets: name patterns first, then the default or, with a target, the search.
 
-    SPEC     lossless · fp16 · bf16 · int2 … int8 · int8:step=4 · int4:group=64 · int6:clip=0.9995 · int4:clip=search
-             sigma:0.3 · sigma:0.3,group=64 · sigma:0.3,whole · sdclip:bits=6,k=12.85[,group=64] · gptq:bits=6,k=12.85
-             trellis:states=32[,sigma=0.3][,whole] · ternary[:group=64] · binary · codebook:k=16[,rows][,rate=0.01]
-             rotation:bits=4[,residual] · rotation:base=SPEC · lowrank:rank=4[,left=4][,right=4][,base=SPEC]
-             spectral:auto,sigma=0.3[,scan=planes] · spectral:dct,edge=8,sigma=0.3[,axes=kernel]
-             tucker:energy=0.99[,base=SPEC] · tucker:ranks=16x16x3x3[,base=SPEC] (base comes last)
-    rule     PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins
+    model state, rules, target ──► Assignment: settled schemes, and the matrices that the search may coarsen
 
-What the rules leave gets the default; there, matrices of a few thousand weights and up take it, and what is smaller
-(norms, biases, gains) is kept in 16 bits or losslessly, as it costs next to nothing and matters much. A rule that names
-a tensor goes further: its grid is used for any matrix, and for a vector, as one row, from as many elements up; below
-that, the vector is kept in 16 bits or losslessly even so.
+A rule is PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins. A rule that
+names a tensor puts any matrix, and a vector of a few thousand elements as one row, on its scheme. Tensors without a
+rule get the default; without a target their matrices take it, and with one the search chooses for them.
 """
 
 import difflib
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-import torch
 from torch import Tensor
 
+from birdie.compress.rate.target import Target
+from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.schemes.codebook import Codebook
-from birdie.compress.schemes.grid import CLIP_QUANTILE, Grid
-from birdie.compress.schemes.lossless import Cast, Lossless
-from birdie.compress.schemes.lowrank import LowRank
-from birdie.compress.schemes.rotation import Rotation
-from birdie.compress.schemes.spectral import Spectral
-from birdie.compress.schemes.ternary import GROUP, Ternary
-from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.schemes.tucker import Tucker
-from birdie.compress.spectral.transforms import Transform
-from birdie.compress.tensors import REAL_DTYPES
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.small_tensors import applicable, can_quantize, is_matrix, small_scheme
+from birdie.compress.state import ModelState
+from birdie.compress.tensors import rows_columns
 from birdie.errors import ConfigError
 
-SMALL = 4096  # elements below which a tensor is not worth a grid
+SHORT_ROW = 8  # columns below which a row is no smaller with a scale of its own than in 16 bits
+LEAST_CALIBRATED = 256  # elements of a calibrated matrix below which 16 bits cost less than its scales and name, about
 Rule = tuple[str, Scheme]
-Spec = str | Scheme
-Schemes = Spec | Mapping[str, Spec] | Sequence[tuple[str, Spec]]
-
-_FORMS = (
-    *("lossless", "fp16", "bf16", *(f"int{bits}" for bits in range(2, 9)), "int8:step=4", "int4:group=64", "sigma:0.3"),
-    *("int4:clip=search", "sdclip:bits=6,k=12.85", "gptq:bits=6,k=12.85", "trellis:states=8,sigma=0.3"),
-    *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6"),
-    *("spectral:auto,sigma=0.3", "spectral:dct,edge=8,sigma=0.3", "tucker:energy=0.99"),
-)
-_INT = re.compile(r"int(\d+)")
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "int": ("step", "group", "clip"),
-    "sigma": ("group", "whole"),
-    "sdclip": ("bits", "k", "group"),
-    "gptq": ("bits", "k"),
-    "trellis": ("states", "sigma", "whole"),
-    "ternary": ("group",),
-    "binary": ("group",),
-    "codebook": ("k", "rows", "rate"),
-    "rotation": ("bits", "residual", "seed", "base"),
-    "lowrank": ("rank", "left", "right", "base"),
-    "spectral": ("edge", "levels", "axes", "sigma", "scan"),
-    "tucker": ("energy", "ranks", "base"),
-}
-_FLAGS = ("rows", "residual", "whole")
-QUANTIZERS = (Grid, Trellis, Ternary, Codebook, Rotation, LowRank, Spectral, Tucker)
-
-
-def parse_spec(text: str) -> Scheme:
-    """The scheme that `text` spells.
-
-    Raises:
-        ConfigError: it is not a spec, or its number is out of range.
-    """
-    spec = text.strip()
-    if spec == "lossless":
-        return Lossless()
-    if spec == "fp16":
-        return Cast("fp16")
-    if spec == "bf16":
-        return Cast("bf16")
-    head, _, rest = spec.partition(":")
-    width = _INT.fullmatch(head)
-    if width:
-        found = _options(text, "int", rest)
-        clip = found.values.get("clip", str(CLIP_QUANTILE))
-        quantile = (
-            None if clip == "search" else _number(clip, "a quantile; write for example clip=0.9995 or clip=search")
-        )
-        return Grid(int(width[1]), found.whole("step", 1), clip=quantile, group=found.maybe("group"))
-    if head == "sigma" and rest:
-        sigma, _, rest = rest.partition(",")
-        found = _options(text, head, rest)
-        return Grid(
-            sigma=_number(sigma, "a number of standard deviations; write for example sigma:0.3"),
-            group=found.maybe("group"),
-            whole="whole" in found.values,
-        )
-    if head in ("sdclip", "gptq"):
-        found = _options(text, head, rest)
-        k = _number(found.values.get("k", "12.85"), "a number of standard deviations; write for example k=12.85")
-        clipped = Grid(found.whole("bits", 6), group=found.maybe("group"), deviations=k)
-        return clipped if head == "sdclip" else Trellis(1, k / clipped.top, rate=0.0, output=False)
-    if head == "trellis":
-        found = _options(text, head, rest)
-        given = found.values.get("sigma")
-        wanted = "a number of standard deviations; write for example sigma=0.3"
-        step = None if given is None else _number(given, wanted)
-        return Trellis(found.whole("states", 32), step, whole="whole" in found.values)
-    if head in ("ternary", "binary"):
-        return Ternary(_options(text, head, rest).whole("group", GROUP), binary=head == "binary")
-    if head == "codebook":
-        found = _options(text, head, rest)
-        rate = _number(found.values.get("rate", "0"), "a number of variances; write for example rate=0.01")
-        return Codebook(found.whole("k", 16), "rows" in found.values, rate)
-    if head == "rotation":
-        found = _options(text, head, rest)
-        return Rotation(found.whole("bits", 4), "residual" in found.values, found.base, found.whole("seed", 0))
-    if head == "lowrank":
-        found = _options(text, head, rest)
-        return LowRank(
-            found.whole("rank", 4), found.base or Grid(bits=6), found.whole("left", 4), found.whole("right", 4)
-        )
-    if head == "spectral":
-        return _spectral(text, rest)
-    if head == "tucker":
-        return _tucker(text, rest)
-    heads = {form.partition(":")[0]: form for form in reversed(_FORMS)}
-    near = heads[difflib.get_close_matches(head, heads, n=1, cutoff=0.0)[0]]
-    raise ConfigError(f"scheme {text!r} is unknown; did you mean {near!r}? (one of {', '.join(_FORMS)})")
-
-
-def _spectral(text: str, rest: str) -> Spectral:
-    """`KIND,option=value…`; "auto" where no kind is named."""
-    kind, _, after = rest.partition(",") if "=" not in rest.partition(",")[0] else ("", "", rest)
-    found = _options(text, "spectral", after)
-    sigma = _number(found.values.get("sigma", "0.3"), "a number of standard deviations; write for example sigma=0.3")
-    scan = found.values.get("scan", "auto")
-    if kind.strip() in ("", "auto"):
-        if {"edge", "levels", "axes"} & set(found.values):
-            raise ConfigError(f"scheme {text!r} sets what auto chooses; name a transform: spectral:dct,edge=8")
-        return Spectral("auto", sigma, scan)
-    axes = found.values.get("axes", "all")
-    transform = Transform(kind.strip(), found.whole("edge", 8), found.whole("levels", 3), axes)  # type: ignore[arg-type]
-    return Spectral(transform, sigma, scan)
-
-
-def _tucker(text: str, rest: str) -> Tucker:
-    found = _options(text, "tucker", rest)
-    base, ranks = found.base or Grid(sigma=0.3), found.values.get("ranks")
-    if ranks is None:
-        return Tucker(_number(found.values.get("energy", "0.99"), "a share; write for example energy=0.99"), base=base)
-    if "energy" in found.values or not all(each.isdecimal() for each in ranks.split("x")):
-        raise ConfigError(f"scheme {text!r} is unclear; give energy=0.99 or one rank for each axis: ranks=16x16x3x3")
-    return Tucker(ranks=tuple(int(each) for each in ranks.split("x")), base=base)
-
-
-def _number(text: str, wanted: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not {wanted}") from None
+Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | Scheme]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    """What follows the colon of a spec: `values` by name, flags with "", and the scheme inside, if any."""
+class Assignment:
+    """Which tensors a file holds, the schemes that are settled, and what is left to a search.
 
-    values: Mapping[str, str]
-    base: Scheme | None
+    Attributes:
+        tensors: name → tensor, tied ones once.
+        ties: second name → first name.
+        settled: name → scheme that a rule names; without a target, that of every tensor.
+        small: name → scheme of what is too small for a search.
+        free: matrices whose precision a search chooses; empty without a target.
+        reserve: small matrices, kept in 16 bits unless a budget is too tight for that.
+        steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
+    """
 
-    def whole(self, name: str, default: int) -> int:
-        given = self.values.get(name, str(default))
-        if not given.isdecimal():
-            raise ConfigError(f"{name}={given!r} is not a whole number; write for example {name}={default}")
-        return int(given)
+    tensors: Mapping[str, Tensor]
+    ties: Mapping[str, str]
+    settled: Mapping[str, Scheme]
+    small: Mapping[str, Scheme]
+    free: tuple[str, ...] = ()
+    reserve: tuple[str, ...] = ()
+    steered: Scheme | None = None
 
-    def maybe(self, name: str) -> int | None:
-        return self.whole(name, 64) if name in self.values else None
+    def with_reserve_freed(self) -> "Assignment":
+        """Return the same with the small matrices left to the search, too."""
+        freed = {*self.free, *self.reserve}
+        return replace(self, free=tuple(name for name in self.tensors if name in freed), reserve=())
+
+    def reserve_bytes(self) -> int:
+        """Return the bytes that the small matrices take in 16 bits."""
+        return sum(self.tensors[name].numel() * min(self.tensors[name].itemsize, 2) for name in self.reserve)
+
+    def by_stored_name(self, sensitivities: Mapping[str, Sensitivity]) -> dict[str, Sensitivity]:
+        """Return what was measured under either name of a tie under the name that is stored."""
+        return {self.ties.get(name, name): sensitivity for name, sensitivity in sensitivities.items()}
 
 
-def _options(text: str, kind: str, rest: str) -> _Options:
-    """`a=1,flag,base=SPEC` → its options; the base, which may have options itself, is all that follows `base=`.
+def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrated: Collection[str] = ()) -> Assignment:
+    """Settle the scheme of every tensor, or leave it to a search for the target.
+
+    Args:
+        state: the model's tensors.
+        schemes: a spec or scheme for all, or (pattern, spec) rules; None: per-row int8, or whatever the target needs.
+        target: what the file is to be.
+        calibrated: names of tensors with a sensitivity: matrices among them are worth coarsening though small.
 
     Raises:
-        ConfigError: an option is unknown to `kind`, lacks its value, or is there twice.
+        ConfigError: a spec or pattern is wrong, or a scheme for every tensor leaves the target nothing to choose.
     """
-    before, based, inside = (rest, "", "") if "base" not in _OPTIONS[kind] else rest.partition("base=")
-    values: dict[str, str] = {}
-    for item in filter(None, before.split(",")):
-        name, equals, value = item.strip().partition("=")
-        if name not in _OPTIONS[kind] or (not equals) != (name in _FLAGS) or name in values or name == "base":
-            offered = ", ".join(each if each in _FLAGS else f"{each}=…" for each in _OPTIONS[kind])
-            raise ConfigError(f"option {item!r} of scheme {text!r} is unknown or there twice; choose from {offered}")
-        values[name] = value.strip()
-    return _Options(values, parse_spec(inside) if based else None)
+    default, rules = parse_rules(schemes)
+    for scheme in (*([] if default is None else [default]), *(scheme for _, scheme in rules)):
+        register(type(scheme))  # by passing the object, the caller asks for its scheme
+    steered = default if target.searched else None
+    if steered is not None and steered.at_scale(1.0) is None:
+        raise ConfigError(
+            "a scheme of fixed precision for every tensor leaves the target nothing to choose; give (pattern, spec) "
+            "rules, a scheme with a scale, or drop one of the two"
+        )
+    by_name = {**state.stored_as, **match(state.names, rules)}
+    named = {state.ties.get(name, name): scheme for name, scheme in by_name.items()}
+    settled: dict[str, Scheme] = {}
+    small: dict[str, Scheme] = {}
+    free, reserve = [], []
+    for name, weight in state.tensors.items():
+        if target.lossless:
+            settled[name] = Lossless()
+        elif name in named:
+            settled[name] = applicable(named[name], weight)
+        elif not target.searched:
+            settled[name] = _by_default(default or Grid(), weight)
+        elif _is_worth_coarsening(weight, name in calibrated):
+            free.append(name)
+        elif _shrinks(weight):
+            reserve.append(name)
+        else:
+            small[name] = small_scheme(weight)
+    return Assignment(state.tensors, state.ties, settled, small, tuple(free), tuple(reserve), steered)
+
+
+def _by_default(default: Scheme, weight: Tensor) -> Scheme:
+    if default.quantizes and not is_matrix(weight):
+        return small_scheme(weight)
+    return applicable(default, weight)
+
+
+def _is_worth_coarsening(weight: Tensor, calibrated: bool) -> bool:
+    """Return whether a search takes it: large matrices always, small ones when calibration knows their worth."""
+    small = calibrated and weight.ndim >= 2 and weight.numel() >= LEAST_CALIBRATED and _shrinks(weight)
+    return small or is_matrix(weight)
+
+
+def _shrinks(weight: Tensor) -> bool:
+    """Return whether a grid makes it smaller than 16 bits: not where scales weigh more than short rows."""
+    return can_quantize(weight) and rows_columns(tuple(weight.shape))[1] >= SHORT_ROW
+
+
+def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
+    """Return (scheme for every tensor, rules) of what a caller gave as schemes: one of the two, or neither."""
+    if schemes is None:
+        return None, []
+    if isinstance(schemes, Mapping):
+        schemes = list(schemes.items())
+    if isinstance(schemes, Sequence) and not isinstance(schemes, str):
+        return None, [(pattern, _scheme(spec)) for pattern, spec in schemes]
+    return _scheme(schemes), []
+
+
+def _scheme(spec: str | Scheme) -> Scheme:
+    return parse_spec(spec) if isinstance(spec, str) else spec
 
 
 def parse_rule(text: str) -> Rule:
-    """`PATTERN=SPEC` → (pattern, scheme).
+    """Return (pattern, scheme) of `PATTERN=SPEC`.
 
     Raises:
         ConfigError: there is no "=", or the spec is not one.
@@ -211,70 +154,8 @@ def parse_rule(text: str) -> Rule:
     return pattern, parse_spec(spec)
 
 
-def rules_of(scheme: Schemes | None, *, targeted: bool) -> tuple[Scheme, list[Rule]]:
-    """(default, rules) of what the caller gave as `scheme`; `targeted` when a budget decides what no rule names."""
-    if scheme is None:
-        return Grid(), []
-    if isinstance(scheme, Mapping):
-        scheme = list(scheme.items())
-    if isinstance(scheme, Sequence) and not isinstance(scheme, str):
-        return Grid(), [(pattern, _scheme(spec)) for pattern, spec in scheme]
-    if targeted:
-        raise ConfigError(
-            "a scheme for every tensor leaves a budget nothing to choose; give (pattern, spec) rules or drop one"
-        )
-    return _scheme(scheme), []
-
-
-def _scheme(spec: Spec) -> Scheme:
-    return parse_spec(spec) if isinstance(spec, str) else spec
-
-
-def is_matrix(weight: Tensor) -> bool:
-    """Whether a grid pays: a real floating tensor of two or more dimensions and at least `SMALL` elements."""
-    return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL
-
-
-def takes_grid(weight: Tensor) -> bool:
-    """Whether a grid can hold it at some gain: any matrix of real floats, and vectors of at least `SMALL` elements."""
-    return weight.dtype in REAL_DTYPES and (weight.numel() > 0 if weight.ndim >= 2 else weight.numel() >= SMALL)
-
-
-def small_scheme(weight: Tensor) -> Scheme:
-    """For what is too small for a grid: float16 where that keeps about ten bits of every value, else lossless.
-
-    Integers stay as they are, and so does a tensor with a value that float16 cannot reach or would make zero or
-    subnormal: a variance of 1e-9 counts, however large its neighbours are.
-    """
-    if weight.dtype not in (torch.float32, torch.float64) or not bool(torch.isfinite(weight).all()):
-        return Lossless() if weight.dtype not in REAL_DTYPES else Cast()
-    rounded = weight.detach().to(torch.float16).double().abs()
-    normal = (rounded >= torch.finfo(torch.float16).tiny) & rounded.isfinite()
-    return Cast() if bool((normal | (weight == 0)).all()) else Lossless()
-
-
-def suit(scheme: Scheme, weight: Tensor) -> Scheme:
-    """`scheme` where it can hold `weight`, else the nearest that can: see `takes_grid` for what quantizers can."""
-    if not isinstance(scheme, QUANTIZERS):
-        return scheme if weight.dtype in REAL_DTYPES else Lossless()
-    return scheme if takes_grid(weight) else small_scheme(weight)
-
-
-def assign(state: Mapping[str, Tensor], pinned: Mapping[str, Scheme], default: Scheme) -> dict[str, Scheme]:
-    """The scheme of every tensor in `state`: the one it is pinned to (by `match`), else the default."""
-    schemes: dict[str, Scheme] = {}
-    for name, weight in state.items():
-        if name in pinned:
-            schemes[name] = suit(pinned[name], weight)
-        elif isinstance(default, QUANTIZERS) and not is_matrix(weight):
-            schemes[name] = small_scheme(weight)
-        else:
-            schemes[name] = suit(default, weight)
-    return schemes
-
-
 def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:
-    """Name → scheme of the first rule whose pattern matches; names that no rule matches are left out.
+    """Return name → scheme of the first rule whose pattern matches; names without a rule are left out.
 
     Raises:
         ConfigError: a pattern matches no tensor.
@@ -292,19 +173,17 @@ def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:
 
 
 def encode_all(
-    state: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     schemes: Mapping[str, Scheme],
     *,
     sensitivities: Mapping[str, Sensitivity] | None = None,
     workers: int | None = None,
-    done: Callable[[], None] = lambda: None,
 ) -> dict[str, Encoded]:
-    """Encode every tensor of `state` by its scheme, several at a time; `done` is called after each, from any thread."""
+    """Encode every tensor by its scheme, several at a time; the order is that of `tensors`."""
+    known = sensitivities or {}
 
     def encode(name: str) -> Encoded:
-        encoded = schemes[name].encode(name, state[name], sensitivity=(sensitivities or {}).get(name))
-        done()
-        return encoded
+        return schemes[name].encode(name, tensors[name], sensitivity=known.get(name))
 
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        return dict(zip(state, pool.map(encode, state), strict=True))
+        return dict(zip(tensors, pool.map(encode, tensors), strict=True))

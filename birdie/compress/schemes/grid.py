@@ -1,22 +1,26 @@
-"""Uniform grids, a step per row or per group of columns in a row: w ≈ symbol · step.
+"""Uniform grids, one scale per row, per group of columns, or per tensor: w ≈ symbol · scale.
 
-Three ways to choose the step:
+    grid   params ()             a scale per row
+           params (group_size,)  a scale for every `group_size` columns of a row
+    streams: symbols (rows, columns), scale indices (rows, groups)
 
-- by the range: `bits` nominal bits over the row's clipped maximum, as the challenge's int8 export does (clip at the
-  0.9999984 quantile of |row|, symbols ±127). `multiple=4` keeps only every fourth level, which the mixed int8/int6
-  record called INT4_STEP; the symbols are stored divided by it, so the coder is not left to find the gaps. With `clip`
-  None each row takes the quantile that leaves the least squared error (the clip search that parameter-golf's record of
-  2026-03-22 calls GPTQ-lite).
-- by the spread: step = `sigma` · standard deviation of the row, symbols unbounded. The entropy coder pays for what is
-  used, so nominal bits lose their meaning.
-- by both: clip at `deviations` standard deviations of the row, `bits` nominal bits over that (SDClip, parameter-golf PR
-  1394). At the records' 12.85 next to nothing is clipped, and it is the spread with other words.
+Three ways to choose the scale:
 
-With `group` all this holds for every so many columns of a row instead. Groups pay where outliers sit in few columns and
-the width is nominal; a coder that learns the scales of rows and columns by itself gains nothing from them.
+- By the range: `bits` nominal bits over the row's clipped maximum, as the challenge's int8 export does (clip at the
+  0.9999984 quantile of |row|, symbols ±127). `level_stride=4` keeps only every fourth level, which the mixed int8/int6
+  record called INT4_STEP; symbols are stored divided by it, so the coder need not discover the gaps. With
+  `clip_quantile=None` each row takes the quantile that leaves the least squared error (the clip search that the record
+  of 2026-03-22, openai/parameter-golf, calls GPTQ-lite).
+- By the spread: scale = `sigma` · standard deviation of the row, symbols unbounded. The entropy coder charges for the
+  levels that occur, so nominal bits mean nothing here.
+- By both: clip at `clip_sigmas` standard deviations of the row, `bits` nominal bits over that (SDClip,
+  openai/parameter-golf PR 1394). At the records' 12.85 almost nothing is clipped, and it equals the spread.
 
-A row of zeros needs no floor on the scale: its symbols are zeros under any step, so it borrows its neighbour's. Rows so
-small that float32 has no step for them (weights around 1e-40) would all become zero: such a tensor is kept losslessly.
+With `group_size` the same holds for every so many columns of a row. Groups help where outliers sit in few columns and
+the width is nominal; an entropy coder that models the scales of rows and columns gains nothing from them.
+
+A row so small that float32 has no scale for it (weights around 1e-40) would become zero: such tensors are kept
+losslessly.
 """
 
 from collections.abc import Callable
@@ -30,21 +34,313 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import importance
-from birdie.compress.log_steps import indices_above, indices_near, indices_shared, steps
-from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.log_scales import (
+    SMALLEST,
+    covering_indices,
+    fill_unused,
+    nearest_indices,
+    scales_of,
+    shared_indices,
+)
+from birdie.compress.scheme import SCALES, SYMBOLS, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import REAL_DTYPES, finite_rows
-from birdie.errors import ConfigError, WeightsError
+from birdie.compress.tensors import real_matrix, real_rows, rows_columns, underflows
+from birdie.entropy.compiled import njit
+from birdie.errors import ArtifactError, ConfigError
 
 CLIP_QUANTILE = 0.9999984
+CLIP_SIGMAS = 12.85  # the records' constant for matrices
 CLIPS = (1.0, 0.99999, 0.9999, 0.9995, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9, 0.8)  # a search's; the maximum is first
 BLOCK = 1 << 22  # elements worked on at once: bounds the memory for temporaries
-SMALLEST = float(np.finfo(np.float32).tiny)  # no step is below it
 FINEST = 2.0**-20  # of the row's largest weight: keeps symbols exact in float32
+MAX_SYMBOL = 1 << 23  # exact in float32
+_CACHED = 1 << 12  # elements decoded at a time: they stay in the nearest cache
+
+
+def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of symbols and scale indices.
+
+    Raises:
+        ArtifactError: the parameters are not those of a grid of this shape.
+    """
+    if len(params) > 1:
+        raise ArtifactError(f"scheme grid takes at most one parameter but the file gives {len(params)}")
+    return grouped_layout(shape, dtype, params[0] if params else real_matrix(shape, dtype)[1], np.dtype(np.int32))
+
+
+def grouped_layout(
+    shape: tuple[int, ...], dtype: torch.dtype, group_size: int, symbols: np.dtype[np.integer]
+) -> tuple[StreamLayout, ...]:
+    """Return the layout of symbols of this integer type and of one scale index per group.
+
+    Raises:
+        ArtifactError: the group does not fit the rows.
+    """
+    rows, columns = real_matrix(shape, dtype)
+    if not 1 <= group_size <= columns:
+        raise ArtifactError(f"a group of {group_size} columns does not fit rows of {columns}; the file is corrupt")
+    return StreamLayout(rows, columns, SYMBOLS, symbols), StreamLayout(rows, -(-columns // group_size), SCALES)
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return symbol · scale, in float32, cast once."""
+    symbols, indices = encoded.streams
+    # Scales are rounded up, so the largest symbol may stand for a little more than the dtype's largest number.
+    limit = np.float32(min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max))
+    out = torch.from_numpy(np.empty(symbols.shape, f"u{encoded.dtype.itemsize}")).view(encoded.dtype)
+    scales = scales_of(indices)
+    symbols = np.ascontiguousarray(symbols)
+    group_size = encoded.params[0] if encoded.params else symbols.shape[1]
+    if encoded.dtype is torch.float32:
+        _dequantize(symbols, scales, group_size, limit, out.numpy())
+    elif encoded.dtype is torch.bfloat16:
+        _dequantize(symbols, scales, group_size, limit, out.view(torch.uint16).numpy())
+    else:
+        height = max(1, _CACHED // symbols.shape[1])
+        exact = np.empty((height, symbols.shape[1]), np.float32)
+        for row in range(0, len(scales), height):
+            rows = slice(row, row + height)
+            block = exact[: len(scales[rows])]
+            _dequantize(symbols[rows], scales[rows], group_size, limit, block)
+            out[rows] = torch.from_numpy(block).to(encoded.dtype)
+    return out.reshape(encoded.shape)
+
+
+@njit(nogil=True, cache=True)
+def _dequantize(symbols, scales, group_size, limit, out):  # type: ignore[no-untyped-def]
+    """out = symbol · scale of its group, clipped to ± limit; 16-bit words are bfloat16, to nearest, ties to even."""
+    width = min(group_size, _CACHED)
+    values = np.empty(width, np.float32)
+    bits = values.view(np.uint32)
+    limits = np.empty(1, np.float32)
+    limits[0] = limit
+    most = limits.view(np.uint32)[0]
+    for row in range(symbols.shape[0]):
+        for group in range(scales.shape[1]):
+            end = min((group + 1) * group_size, symbols.shape[1])
+            for start in range(group * group_size, end, width):
+                cells, target = symbols[row, start : min(start + width, end)], out[row, start:end]
+                for i in range(cells.size):
+                    values[i] = np.float32(cells[i]) * scales[row, group]
+                    # No product is NaN, so magnitudes compare as bit patterns without the sign, which is cheaper.
+                    size = bits[i] & np.uint32(0x7FFFFFFF)
+                    bits[i] = (size if size < most else most) | (bits[i] & np.uint32(0x80000000))
+                if out.itemsize == 4:
+                    for i in range(cells.size):
+                        target[i] = values[i]
+                else:
+                    for i in range(cells.size):
+                        odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
+                        target[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+DECODER = Decoder("grid", 2, layout, decode)
+
+
+def _by_width(bits: int) -> Callable[..., "Grid"]:
+    def make(*, clip: str = str(CLIP_QUANTILE), level_stride: int = 1, group_size: int | None = None) -> "Grid":
+        return Grid(bits, level_stride, clip_quantile=_quantile(clip), group_size=group_size)
+
+    return make
+
+
+def _by_spread(sigma: float, *, group_size: int | None = None, per_tensor: bool = False) -> "Grid":
+    return Grid(sigma=sigma, group_size=group_size, per_tensor=per_tensor)
+
+
+def _by_clip(*, bits: int = 6, clip_sigmas: float = CLIP_SIGMAS, group_size: int | None = None) -> "Grid":
+    return Grid(bits, clip_sigmas=clip_sigmas, group_size=group_size)
+
+
+def _quantile(text: str) -> float | None:
+    if text == "search":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"clip={text!r} is not a quantile; write for example clip=0.9995 or clip=search") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Grid(Scheme):
+    """A uniform grid per row, per group, or per tensor.
+
+    Attributes:
+        bits: nominal width, 2 to 8; symbols span ±(2^(bits−1) − 1). Ignored when `sigma` is given.
+        level_stride: keep every so many levels only.
+        sigma: scale in standard deviations of the row; None takes the scale from the range.
+        clip_quantile: quantile of |row| that the outermost symbol stands for; None tries those of `CLIPS` and takes the
+            one with the least squared error, columns weighted by the diagonal of the Hessian where that is known.
+        group_size: columns that share a scale; None is the whole row.
+        clip_sigmas: standard deviations of the row that the outermost symbol stands for, instead of a quantile.
+        per_tensor: with `sigma`, one scale for the tensor, from the root mean square of its rows' deviations.
+    """
+
+    decoder = DECODER
+    specs = (
+        *(
+            Spec(f"int{bits}", f"uniform grid of {bits} bits over the row's range", _by_width(bits))
+            for bits in range(2, 9)
+        ),
+        Spec("sigma", "uniform grid, scale in standard deviations of the row", _by_spread, "sigma:0.3"),
+        Spec("sdclip", "uniform grid clipped at so many standard deviations (SDClip)", _by_clip),
+    )
+
+    bits: int = 8
+    level_stride: int = 1
+    sigma: float | None = None
+    clip_quantile: float | None = CLIP_QUANTILE
+    group_size: int | None = None
+    clip_sigmas: float | None = None
+    per_tensor: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise ConfigError(f"grid width {self.bits} is out of range; choose 2 to 8 bits")
+        if not 1 <= self.level_stride <= self.top:
+            raise ConfigError(
+                f"level_stride={self.level_stride} is out of range for int{self.bits}; choose 1 to {self.top}"
+            )
+        if self.sigma is not None and not 2.0**-20 <= self.sigma <= 2.0**16:
+            raise ConfigError(f"grid sigma {self.sigma} is out of range; choose a scale of 2^-20 to 2^16 deviations")
+        if self.clip_quantile is not None and not 0.5 <= self.clip_quantile <= 1:
+            raise ConfigError(f"grid clip quantile {self.clip_quantile} is out of range; choose 0.5 to 1")
+        if self.group_size is not None and self.group_size < 1:
+            raise ConfigError(f"grid group_size={self.group_size} is out of range; choose 1 or more columns")
+        if self.clip_sigmas is not None and not 2 <= self.clip_sigmas <= 1024:
+            raise ConfigError(f"grid clip_sigmas={self.clip_sigmas} is out of range; choose 2 to 1024 deviations")
+        if self.clip_sigmas is not None and self.sigma is not None:
+            raise ConfigError("a grid takes its scale from sigma or from clip_sigmas; give one of the two")
+        if self.per_tensor and (self.sigma is None or self.group_size is not None):
+            raise ConfigError("a grid with one scale per tensor takes it from sigma and has no groups")
+
+    @property
+    def top(self) -> int:
+        """The outermost symbol before `level_stride`."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    def at_scale(self, sigma: float) -> "Grid":
+        """Return a grid with a scale of `sigma` standard deviations and the same groups."""
+        return Grid(sigma=sigma, group_size=self.group_size, per_tensor=self.per_tensor)
+
+    def encode(
+        self,
+        name: str,
+        weight: Tensor,
+        *,
+        sensitivity: Sensitivity | None = None,
+        lam: float = 0.0,  # noqa: ARG002 (nothing here trades bits for error)
+    ) -> Encoded:
+        """Round each row to its grid; losslessly if a row that is not zero needs a finer scale than there is.
+
+        Args:
+            name: for error messages.
+            weight: any shape.
+            sensitivity: its Hessian's diagonal weights the errors of a clip search.
+            lam: has no effect.
+
+        Raises:
+            ConfigError: the sensitivity is of another matrix.
+            WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
+        """
+        rows = real_rows(name, weight)
+        group_size = None if self.group_size is None or self.group_size >= rows.shape[1] else self.group_size
+        height = max(1, BLOCK // rows.shape[1])
+        blocks = [rows[start : start + height] for start in range(0, len(rows), height)]
+        if self.clip_quantile is None and self.sigma is None and self.clip_sigmas is None:
+            columns = importance(name, sensitivity, *rows.shape).columns
+            scales = np.concatenate([self._searched_scales(block, group_size, columns) for block in blocks])
+        else:
+            scales = np.concatenate([_by_groups(block, group_size, self._scales) for block in blocks])
+        used = np.concatenate([_by_groups(block, group_size, lambda part: part.any(axis=1)) for block in blocks])
+        shared = None
+        if self.per_tensor and used.any():
+            shared = max(float(np.sqrt(np.mean(scales[used] ** 2))), float(np.abs(rows).max()) * FINEST)
+            scales = np.full_like(scales, shared)
+        if underflows(weight, rows) or bool((scales[used] < SMALLEST).any()):
+            return Lossless().encode(name, weight)
+        scales = np.maximum(scales, SMALLEST)
+        if shared is not None and shared >= SMALLEST:
+            indices = shared_indices(shared, len(rows))[:, None]
+        else:
+            indices = fill_unused(self._indices(scales).reshape(-1), used.reshape(-1)).reshape(scales.shape)
+        symbols = np.empty(rows.shape, dtype=np.int8 if self.sigma is None else np.int32)
+        for start in range(0, len(rows), height):
+            block = slice(start, start + height)
+            symbols[block] = self._round(rows[block], _per_column(scales_of(indices[block]), group_size, rows.shape[1]))
+        params = () if group_size is None else (group_size,)
+        return Encoded("grid", tuple(weight.shape), weight.dtype, params, (symbols, indices))
+
+    def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:
+        """Encode a part with the scale of the whole tensor: see `Scheme.encode_part`."""
+        if self.sigma is None or self.group_size is not None:
+            return self.encode(name, part, lam=lam)
+        return encode_with_one_scale(part, self.sigma * deviation)
+
+    def _scales(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the scale each row asks for, whether or not float32 has one so small; 0 for rows of zeros."""
+        if self.sigma is None and self.clip_sigmas is None:
+            return self._scales_by_range(rows, CLIP_QUANTILE if self.clip_quantile is None else self.clip_quantile)
+        highest = np.abs(rows).max(axis=1).astype(np.float64)
+        spread: NDArray[np.float64] = rows.std(axis=1, dtype=np.float64)
+        if self.sigma is not None:
+            return np.asarray(np.maximum(spread * self.sigma, highest * FINEST))
+        clip = spread * float(self.clip_sigmas or 0)
+        # A row that is a large offset with little spread would be clipped to nothing.
+        size = np.sqrt(np.mean(rows.astype(np.float64) ** 2, axis=1))
+        return np.asarray(np.where(clip >= size, clip, highest) * self.level_stride / self.top)
+
+    def _scales_by_range(self, rows: NDArray[np.float32], clip_quantile: float) -> NDArray[np.float64]:
+        """Return the scale at which the quantile of each |row| is the outermost symbol."""
+        magnitudes = np.abs(rows)
+        clip = quantiles(magnitudes, clip_quantile)
+        # A row of nearly all zeros may have a zero quantile; then its maximum is taken.
+        clip = np.where(clip > 0, clip, magnitudes.max(axis=1))
+        scales: NDArray[np.float64] = clip.astype(np.float64) * self.level_stride / self.top
+        return scales
+
+    def _searched_scales(
+        self, rows: NDArray[np.float32], group_size: int | None, columns: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the scale of each row or group by the clip with the least squared error, weighted by `columns`."""
+        best = least = None
+        for clip in CLIPS:
+            scales = _by_groups(rows, group_size, partial(self._scales_by_range, clip_quantile=clip))
+            stored = scales_of(self._indices(np.maximum(scales, SMALLEST)))
+            per_column = _per_column(stored, group_size, rows.shape[1])
+            residual = rows - self._round(rows, per_column) * per_column.astype(np.float64)
+            error = _by_groups(residual * residual * columns, group_size, lambda part: part.sum(axis=1))
+            best = scales if best is None else np.where(error < least, scales, best)
+            least = error if least is None else np.minimum(error, least)
+        return np.asarray(best)
+
+    def _indices(self, scales: NDArray[np.float64]) -> NDArray[np.int32]:
+        """Return scale indices; those of a range are rounded up, so that the range is not cut short."""
+        by_spread = self.sigma is not None or self.clip_sigmas is not None
+        return nearest_indices(scales) if by_spread else covering_indices(scales)
+
+    def _round(self, rows: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+        symbols: NDArray[np.float32] = np.rint(rows / scales)
+        if self.sigma is None:
+            top = np.float32(np.rint(self.top / self.level_stride))
+            np.clip(symbols, -top, top, out=symbols)
+        return symbols
+
+
+def encode_with_one_scale(weight: Tensor, scale: float) -> Encoded | None:
+    """Encode `weight` (float32, finite) on one grid for all rows; None where float32 has no such scale."""
+    shape = tuple(weight.shape)
+    rows = weight.numpy().reshape(rows_columns(shape))
+    scale = max(scale, float(np.abs(rows).max()) / MAX_SYMBOL)
+    if scale < SMALLEST:
+        return None
+    indices = np.full((len(rows), 1), nearest_indices(np.array(scale)), np.int32)
+    symbols = np.rint(rows / scales_of(indices)).astype(np.int32)
+    return Encoded("grid", shape, torch.float32, (), (symbols, indices))
 
 
 def quantiles(rows: NDArray[np.float32], q: float) -> NDArray[np.float32]:
-    """The `q` quantile of each row, linearly interpolated as torch.quantile does, in float32 and for any size.
+    """Return the `q` quantile of each row, linearly interpolated as torch.quantile does, in float32 and for any size.
 
     Args:
         rows: (rows, columns), columns ≥ 1.
@@ -62,186 +358,17 @@ def quantiles(rows: NDArray[np.float32], q: float) -> NDArray[np.float32]:
     return inner if weight < 0.5 else above - (above - below) * (np.float32(1) - weight)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A uniform grid per row, or per group.
-
-    Attributes:
-        bits: nominal width, 2 to 8; symbols span ±(2^(bits−1) − 1). Ignored when `sigma` is given.
-        multiple: keep every `multiple`-th level only.
-        sigma: step in standard deviations of the row; None takes the step from the range.
-        clip: quantile of |row| that the outermost symbol stands for; None tries those of `CLIPS` and takes the one with
-            the least squared error, columns weighed by the diagonal of the Hessian where that is known.
-        group: columns that share a step; None is the whole row.
-        deviations: standard deviations of the row that the outermost symbol stands for, instead of a quantile.
-        whole: with `sigma`, one step for the whole tensor, of what its rows deviate by on average.
-    """
-
-    bits: int = 8
-    multiple: int = 1
-    sigma: float | None = None
-    clip: float | None = CLIP_QUANTILE
-    group: int | None = None
-    deviations: float | None = None
-    whole: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse settings out of range."""
-        if not 2 <= self.bits <= 8:
-            raise ConfigError(f"grid width {self.bits} is out of range; choose 2 to 8 bits")
-        if not 1 <= self.multiple <= self.top:
-            raise ConfigError(f"grid step={self.multiple} is out of range for int{self.bits}; choose 1 to {self.top}")
-        if self.sigma is not None and not 2.0**-20 <= self.sigma <= 2.0**16:
-            raise ConfigError(f"grid sigma {self.sigma} is out of range; choose a step of 2^-20 to 2^16 deviations")
-        if self.clip is not None and not 0.5 <= self.clip <= 1:
-            raise ConfigError(f"grid clip quantile {self.clip} is out of range; choose 0.5 to 1")
-        if self.group is not None and self.group < 1:
-            raise ConfigError(f"grid group={self.group} is out of range; choose 1 or more columns")
-        if self.deviations is not None and not 2 <= self.deviations <= 1024:
-            raise ConfigError(f"grid k={self.deviations} is out of range; choose a clip at 2 to 1024 deviations")
-        if self.deviations is not None and self.sigma is not None:
-            raise ConfigError("a grid takes its step from sigma or from a clip at k deviations; give one of the two")
-        if self.whole and (self.sigma is None or self.group is not None):
-            raise ConfigError("a grid of one step for the whole tensor takes it from sigma and has no groups")
-
-    @property
-    def top(self) -> int:
-        """The outermost symbol before `multiple`."""
-        return int(2 ** (self.bits - 1) - 1)
-
-    def encode(
-        self,
-        name: str,
-        weight: Tensor,
-        *,
-        sensitivity: Sensitivity | None = None,
-        lam: float = 0.0,  # noqa: ARG002  the contract's; nothing here weighs bits
-    ) -> Encoded:
-        """Round each row to its grid; losslessly if a row that is not zero needs a finer step than there is.
-
-        Args:
-            sensitivity: its Hessian's diagonal weighs the errors of a clip search; all else looks at weights alone.
-
-        Raises:
-            ConfigError: the sensitivity is of another matrix.
-            WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
-        """
-        rows = real_rows(name, weight)
-        group = None if self.group is None or self.group >= rows.shape[1] else self.group
-        height = max(1, BLOCK // rows.shape[1])
-        blocks = [rows[start : start + height] for start in range(0, len(rows), height)]
-        if self.clip is None and self.sigma is None and self.deviations is None:
-            columns = importance(name, sensitivity, *rows.shape).columns
-            wanted = np.concatenate([self._searched(block, group, columns) for block in blocks])
-        else:
-            wanted = np.concatenate([_by_groups(block, group, self._wanted) for block in blocks])
-        used = np.concatenate([_by_groups(block, group, lambda part: part.any(axis=1)) for block in blocks])
-        one = None
-        if self.whole and used.any():
-            one = max(float(np.sqrt(np.mean(wanted[used] ** 2))), float(np.abs(rows).max()) * FINEST)
-            wanted = np.full_like(wanted, one)
-        if vanishes(weight, rows) or bool((wanted[used] < SMALLEST).any()):
-            return Lossless().encode(name, weight)
-        wanted = np.maximum(wanted, SMALLEST)
-        if one is not None and one >= SMALLEST:
-            indices = indices_shared(one, len(rows))[:, None]
-        else:
-            indices = borrow(self._indices(wanted).reshape(-1), used.reshape(-1)).reshape(wanted.shape)
-        width = np.int8 if self.sigma is None else np.int32
-        symbols = np.empty(rows.shape, dtype=width)
-        for start in range(0, len(rows), height):
-            block = slice(start, start + height)
-            symbols[block] = self._round(rows[block], _spread(steps(indices[block]), group, rows.shape[1]))
-        params = () if group is None else (group,)
-        return Encoded("grid", tuple(weight.shape), weight.dtype, params, (symbols, indices))
-
-    def _wanted(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The step each row asks for, whether or not there is one so small; 0 for rows of zeros."""
-        if self.sigma is None and self.deviations is None:
-            return self._ranged(rows, CLIP_QUANTILE if self.clip is None else self.clip)
-        highest = np.abs(rows).max(axis=1).astype(np.float64)
-        spread: NDArray[np.float64] = rows.std(axis=1, dtype=np.float64)
-        if self.sigma is not None:
-            return np.asarray(np.maximum(spread * self.sigma, highest * FINEST))
-        clip = spread * float(self.deviations or 0)
-        # Rows that are an offset and little else would be cut to nothing.
-        size = np.sqrt(np.mean(rows.astype(np.float64) ** 2, axis=1))
-        return np.asarray(np.where(clip >= size, clip, highest) * self.multiple / self.top)
-
-    def _ranged(self, rows: NDArray[np.float32], clip: float) -> NDArray[np.float64]:
-        """The step by which the `clip` quantile of each row is the outermost symbol."""
-        magnitudes = np.abs(rows)
-        most = quantiles(magnitudes, clip)
-        # A row with nearly all zeros may have a zero quantile; its maximum is then what counts.
-        most = np.where(most > 0, most, magnitudes.max(axis=1))
-        ranged: NDArray[np.float64] = most.astype(np.float64) * self.multiple / self.top
-        return ranged
-
-    def _searched(
-        self, rows: NDArray[np.float32], group: int | None, columns: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """The step of each row or group by the clip that leaves the least error, `columns` weighed."""
-        best = least = None
-        for clip in CLIPS:
-            wanted = _by_groups(rows, group, partial(self._ranged, clip=clip))
-            step = _spread(steps(self._indices(np.maximum(wanted, SMALLEST))), group, rows.shape[1])
-            away = rows - self._round(rows, step) * step.astype(np.float64)
-            error = _by_groups(away * away * columns, group, lambda part: part.sum(axis=1))
-            best = wanted if best is None else np.where(error < least, wanted, best)
-            least = error if least is None else np.minimum(error, least)
-        return np.asarray(best)
-
-    def _indices(self, wanted: NDArray[np.float64]) -> NDArray[np.int32]:
-        """Of the steps; a range is not to be cut short."""
-        spread = self.sigma is not None or self.deviations is not None
-        return indices_near(wanted) if spread else indices_above(wanted)
-
-    def _round(self, rows: NDArray[np.float32], step: NDArray[np.float32]) -> NDArray[np.float32]:
-        symbols: NDArray[np.float32] = np.rint(rows / step)
-        if self.sigma is None:
-            top = np.float32(np.rint(self.top / self.multiple))
-            np.clip(symbols, -top, top, out=symbols)
-        return symbols
+def _by_groups(rows: NDArray[Any], group_size: int | None, function: Callable[[Any], Any]) -> NDArray[Any]:
+    """Apply `function` (rows, columns) → (rows,) to every group of columns and the rest: (rows, groups)."""
+    if group_size is None:
+        return np.asarray(function(rows))[:, None]
+    full = rows.shape[1] // group_size * group_size
+    parts = [np.asarray(function(rows[:, :full].reshape(-1, group_size))).reshape(len(rows), -1)]
+    if full < rows.shape[1]:
+        parts.append(np.asarray(function(rows[:, full:]))[:, None])
+    return np.concatenate(parts, axis=1)
 
 
-def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
-    """The numbers of `weight` as float32, (rows, columns).
-
-    Raises:
-        WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
-    """
-    if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
-        raise WeightsError(f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) takes no grid; use lossless")
-    return finite_rows(name, weight)
-
-
-def vanishes(weight: Tensor, rows: NDArray[np.float32]) -> bool:
-    """Whether a row of float64 that is not zero became zeros in the `rows` of float32."""
-    if weight.dtype is not torch.float64:
-        return False
-    used = weight.detach().cpu().reshape(rows.shape).ne(0).any(dim=1).numpy()
-    return bool((used & ~rows.any(axis=1)).any())
-
-
-def _by_groups(rows: NDArray[Any], group: int | None, of: Callable[[Any], Any]) -> NDArray[Any]:
-    """`of` (rows, columns) → (rows,) for every `group` columns and what is left of them, as (rows, groups)."""
-    if group is None:
-        return np.asarray(of(rows))[:, None]
-    whole = rows.shape[1] // group * group
-    found = [np.asarray(of(rows[:, :whole].reshape(-1, group))).reshape(len(rows), -1)]
-    if whole < rows.shape[1]:
-        found.append(np.asarray(of(rows[:, whole:]))[:, None])
-    return np.concatenate(found, axis=1)
-
-
-def _spread(step: NDArray[np.float32], group: int | None, columns: int) -> NDArray[np.float32]:
-    """Steps (rows, groups) as they apply to `columns` columns, or (rows, 1) for all of them."""
-    return step if group is None else np.repeat(step, group, axis=1)[:, :columns]
-
-
-def borrow(indices: NDArray[np.int32], used: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Give each unused row (rows,) the index of the nearest used one above it, or of the first one: cheapest."""
-    if not used.any():
-        return np.zeros_like(indices)
-    source = np.maximum.accumulate(np.where(used, np.arange(len(indices)), -1))
-    return indices[np.where(source < 0, int(np.argmax(used)), source)]
+def _per_column(scales: NDArray[np.float32], group_size: int | None, columns: int) -> NDArray[np.float32]:
+    """Return scales (rows, groups) repeated for `columns` columns, or (rows, 1) where a row has one scale."""
+    return scales if group_size is None else np.repeat(scales, group_size, axis=1)[:, :columns]

@@ -1,37 +1,194 @@
-"""Schemes that keep bits: every bit of any tensor, or every bit of a float rounded to 16 bits first.
+"""Every bit of a tensor of any dtype.
 
-Integers are weights, several weights packed in a word (GPTQ, AWQ, HQQ), indices or counters, and nothing says which:
-planes, half bytes, values and differences are coded on a sample, and the smallest is taken. Floats of few magnitudes
-(rounded to a grid, cosines) are numbers in a list.
+    lossless   params ()            bit planes of the words (birdie.entropy.planes)
+               params (1,)          HALVES: half bytes, for small integers packed in a word (GPTQ, AWQ, HQQ, fp4 pairs)
+               params (2,)          VALUES: the integers themselves, where they fit in 32 bits
+               params (3,)          DIFFERENCES: each minus the one before in row-major order: rising indices
+               params (4, length)   LISTED: floats with few magnitudes: the number n of each in their rising list,
+                                    −1 − n with the sign bit, and the list as gaps; values on a grid, tables of sines
+
+Integers may be weights, several weights packed in a word, indices or counters, and nothing says which: every form is
+coded on a sample and the smallest is taken.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.scheme import Encoded, Integers, Sensitivity
-from birdie.compress.schemes.decoders import CAST_DTYPES
-from birdie.compress.schemes.integers import DIFFERENCES, DTYPES, HALVES, LISTED, VALUES
-from birdie.compress.tensors import FORMATS, finite_rows, to_bits
+from birdie.compress.scheme import (
+    SCALES,
+    SYMBOLS,
+    Decoder,
+    Encoded,
+    Integers,
+    Scheme,
+    Sensitivity,
+    Spec,
+    StreamLayout,
+)
+from birdie.compress.tensors import FORMATS, Bits, from_bits, rows_columns, to_bits
 from birdie.entropy import coder
-from birdie.entropy.planes import split
-from birdie.errors import ConfigError, WeightsError
+from birdie.entropy.planes import blocks, join, plane_dtypes, plane_hints, split, word_dtype
+from birdie.errors import ArtifactError, WeightsError
 
+HALVES, VALUES, DIFFERENCES, LISTED = 1, 2, 3, 4
+_WIDE = (torch.int32, torch.uint32, torch.int64, torch.uint64)
+DTYPES: dict[int, tuple[torch.dtype, ...]] = {  # that take each form
+    HALVES: (torch.uint8, torch.int8, torch.uint16, torch.int16, *_WIDE, torch.float4_e2m1fn_x2),
+    VALUES: _WIDE,
+    DIFFERENCES: _WIDE,
+    LISTED: (torch.float16, torch.bfloat16, torch.float32),
+}
 SAMPLE_BYTES = 1 << 17  # of an integer tensor, on which its forms are compared
-_STREAM_BYTES = 2  # what a stream costs in the header, about
-_PACKED = 1.02  # entropy of half bytes one by one over that of bytes, up to which two integers may share a byte
-_REPEATED = 1 << 14  # floats in which, spread over a tensor, magnitudes must repeat
-_FRESH = 0.75  # the share of those that may be different
-_LISTED = 0.98  # entropy of the numbers in a list over that of the planes, up to which the list is taken
-SIXTEEN_BIT: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_STREAM_BYTES = 2  # of the header for each stream, about
+_PACKED = 1.02  # entropy of half bytes one by one over that of bytes, up to which a byte may hold two integers
+_REPEATED = 1 << 14  # floats, spread over the tensor, among which magnitudes must repeat
+_DISTINCT = 0.75  # the share of those that may be distinct
+_LISTED_GAIN = 0.98  # entropy of the numbers in a list over that of the planes, up to which the list is taken
 
 
-def _planes(name: str, scheme: str, weight: Tensor, stored: Tensor, params: tuple[int, ...]) -> Encoded:
-    """`Encoded` of `weight` by the bit planes of `stored`, the same numbers in the dtype that is written."""
+def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of the planes, or of the one stream of integers and, for LISTED, the list.
+
+    Raises:
+        ArtifactError: there is no such form for tensors of this shape and dtype.
+    """
+    if not params:
+        return plane_layout(shape, dtype)
+    rows, columns = rows_columns(shape)
+    expected = 2 if params[0] == LISTED else 1
+    known = dtype in DTYPES.get(params[0], ()) and len(params) == expected
+    if not known or rows * columns == 0 or (params[0] == LISTED and not 1 <= params[1] <= rows * columns):
+        raise ArtifactError(
+            f"scheme lossless has parameters {params} for {dtype} of shape {shape}; the file is corrupt or newer"
+        )
+    if params[0] == HALVES:
+        return (StreamLayout(2 * dtype.itemsize * rows, columns, SYMBOLS, np.dtype(np.uint8)),)
+    values = StreamLayout(rows, columns, SYMBOLS)
+    return (values, StreamLayout(1, params[1], SCALES)) if params[0] == LISTED else (values,)
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return the tensor, bit for bit.
+
+    Raises:
+        ArtifactError: a stream holds what no tensor of this dtype does.
+    """
+    streams, params, dtype = encoded.streams, encoded.params, encoded.dtype
+    if not params:
+        return join_planes(encoded, dtype)
+    if params[0] == LISTED:
+        words = _from_list(streams[0], streams[1], dtype)
+    elif params[0] == HALVES:
+        words = _from_halves(streams[0], encoded.shape, dtype)
+    else:
+        words = _from_values(streams[0], params[0], dtype)
+    return from_bits(words, encoded.shape, dtype)
+
+
+def plane_layout(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[StreamLayout, ...]:
+    """Return the layout of the bit planes of a tensor."""
+    rows, columns = rows_columns(shape)
+    if rows * columns == 0:
+        return ()
+    word, words = FORMATS[dtype]
+    types = zip(plane_hints(word), plane_dtypes(word), strict=True)
+    return tuple(StreamLayout(rows, columns * words, hints, integer) for hints, integer in types)
+
+
+def join_planes(encoded: Encoded, dtype: torch.dtype) -> Tensor:
+    """Return the tensor of `dtype` whose bit planes are the streams of `encoded`."""
+    if not encoded.streams:
+        return torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)[:0].reshape(encoded.shape)
+    form = FORMATS[dtype][0]
+    (integer, *more), first = plane_dtypes(form), encoded.streams[0]
+    if (
+        more
+        or dtype is torch.bool
+        or not (first.dtype == integer and first.flags.c_contiguous and first.flags.writeable)
+    ):
+        return from_bits(join(encoded.streams, form), encoded.shape, dtype)
+    return from_bits(first.view(word_dtype(form)), encoded.shape, dtype)  # the one plane is the tensor itself: no copy
+
+
+def _from_halves(halves: Integers, shape: tuple[int, ...], dtype: torch.dtype) -> Bits:
+    """Return words (rows, columns) of half bytes, which lie in rows of their own, the lowest first."""
+    if int(halves.max()) > 15 or int(halves.min()) < 0:
+        raise ArtifactError("a half byte is above 15; the file is corrupt")
+    rows, columns = rows_columns(shape)
+    parts = halves.reshape(rows, 2 * dtype.itemsize, columns)
+    out = np.zeros((rows, columns), f"u{dtype.itemsize}")
+    for block in blocks(rows, columns):
+        for index in range(parts.shape[1]):
+            part = parts[block[0], index, block[1]].astype(out.dtype)
+            out[block] |= part << out.dtype.type(4 * index)
+    return out
+
+
+def _from_values(values: Integers, form: int, dtype: torch.dtype) -> Bits:
+    if form == DIFFERENCES:
+        values = np.cumsum(values, dtype=np.int64).reshape(values.shape)
+    limits = np.iinfo(f"{'i' if dtype.is_signed else 'u'}{dtype.itemsize}")
+    if int(values.min()) < limits.min or int(values.max()) > limits.max:
+        raise ArtifactError(f"an integer is outside {limits.min}…{limits.max}; the file is corrupt")
+    out: Bits = values.astype(f"u{dtype.itemsize}")
+    return out
+
+
+def _from_list(numbers: Integers, gaps: Integers, dtype: torch.dtype) -> Bits:
+    """Return words (rows, columns): magnitude n of the list, with the sign bit for −1 − n."""
+    magnitudes = np.cumsum(gaps[0], dtype=np.int64)
+    sign = 1 << (8 * dtype.itemsize - 1)
+    if int(gaps[0, 0]) < 0 or (gaps[0, 1:] < 1).any() or int(magnitudes[-1]) >= sign:
+        raise ArtifactError(f"the list of a tensor's magnitudes does not rise within {dtype}; the file is corrupt")
+    if int(numbers.min()) < -magnitudes.size or int(numbers.max()) >= magnitudes.size:
+        raise ArtifactError(f"a number is beyond a list of {magnitudes.size:,} magnitudes; the file is corrupt")
+    # Negative numbers index from the end, where the words with the sign bit lie in falling order.
+    words = np.concatenate([magnitudes, magnitudes[::-1] + sign]).astype(f"u{dtype.itemsize}")
+    out: Bits = np.empty(numbers.shape, words.dtype)
+    for block in blocks(*numbers.shape):
+        out[block] = words[numbers[block]]
+    return out
+
+
+DECODER = Decoder("lossless", 1, layout, decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Lossless(Scheme):
+    """Every bit of a tensor of any dtype: NaN payloads, signed zeros and infinities included."""
+
+    decoder = DECODER
+    specs = (Spec("lossless", "every bit kept"),)
+    quantizes = False
+
+    def encode(
+        self,
+        name: str,
+        weight: Tensor,
+        *,
+        sensitivity: Sensitivity | None = None,  # noqa: ARG002 (nothing is lost that could be weighted)
+        lam: float = 0.0,  # noqa: ARG002
+    ) -> Encoded:
+        """Split `weight` into bit planes, or take the form of integers or listed floats that codes smaller.
+
+        Raises:
+            WeightsError: the dtype is not one of `FORMATS`.
+        """
+        listed = _listed(weight)
+        if listed is not None:
+            return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, listed[1].size), listed)
+        form = _integer_form(weight)
+        if form is None:
+            return encode_planes(name, "lossless", weight, weight, ())
+        return Encoded("lossless", tuple(weight.shape), weight.dtype, (form,), (_INTEGERS[form](weight),))
+
+
+def encode_planes(name: str, scheme: str, weight: Tensor, stored: Tensor, params: tuple[int, ...]) -> Encoded:
+    """Encode `weight` as the bit planes of `stored`, the same numbers in the dtype that is written."""
     if stored.dtype not in FORMATS:
         raise WeightsError(f"tensor {name!r} has dtype {stored.dtype}, which birdie cannot store; convert it first")
     streams = split(to_bits(stored), FORMATS[stored.dtype][0]) if stored.numel() else ()
@@ -39,7 +196,7 @@ def _planes(name: str, scheme: str, weight: Tensor, stored: Tensor, params: tupl
 
 
 def _halves(weight: Tensor) -> Integers:
-    """The half bytes of each row of words in rows of their own, the lowest first: (rows · halves, columns)."""
+    """Return the half bytes of each row of words in rows of their own, the lowest first: (rows · halves, columns)."""
     bits = to_bits(weight)
     count = 2 * bits.itemsize
     parts = np.empty((bits.shape[0], count, bits.shape[1]), np.uint8)
@@ -49,13 +206,13 @@ def _halves(weight: Tensor) -> Integers:
 
 
 def _values(weight: Tensor) -> Integers:
-    """The integers themselves, (rows, columns) int64; those of uint64 beyond int64 wrap."""
+    """Return the integers themselves, (rows, columns) int64; those of uint64 beyond int64 wrap."""
     bits = to_bits(weight)
     return bits.view(f"i{bits.itemsize}") if weight.dtype.is_signed else bits.astype(np.int64)
 
 
 def _differences(weight: Tensor) -> Integers:
-    """Each integer minus the one before in row-major order."""
+    """Return each integer minus the one before in row-major order."""
     values = _values(weight).astype(np.int64)  # a copy
     flat = values.reshape(-1)
     flat[1:] -= flat[:-1].copy()
@@ -66,7 +223,7 @@ _INTEGERS = {HALVES: _halves, VALUES: _values, DIFFERENCES: _differences}
 
 
 def _integer_form(weight: Tensor) -> int | None:
-    """The form of integers that costs least on the first rows of `weight`; None stands for planes."""
+    """Return the form of integers that costs least on the first rows of `weight`; None stands for planes."""
     forms = [form for form in _INTEGERS if weight.dtype in DTYPES[form] and weight.numel()]
     if not forms:
         return None
@@ -74,52 +231,52 @@ def _integer_form(weight: Tensor) -> int | None:
     rows = max(1, SAMPLE_BYTES // max(1, weight[:1].nbytes)) if weight.ndim > 1 else SAMPLE_BYTES // weight.itemsize
     sample = weight[:rows] if weight.ndim else weight
     planes = split(to_bits(sample), FORMATS[weight.dtype][0])
-    best, least = None, sum(_coded(plane) for plane in planes)
+    best, least = None, sum(_coded_bytes(plane) for plane in planes)
     for form in fitting:
-        if form == HALVES and not _halves_apart(sample):
+        if form == HALVES and not _halves_are_independent(sample):
             continue
-        cost = _coded(_INTEGERS[form](sample))
+        cost = _coded_bytes(_INTEGERS[form](sample))
         if cost < least:
             best, least = form, cost
     return best
 
 
 def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
-    """Number of each magnitude in the list of those that occur, −1 − number with the sign; gaps of the list.
+    """Return the number of each magnitude in the list of those that occur (−1 − number with the sign), and its gaps.
 
     None unless entropy says that this costs less than planes.
     """
     if weight.dtype not in DTYPES[LISTED] or weight.numel() < 2:
         return None
     bits = to_bits(weight)
-    kind = bits.dtype.type
-    mask, top = kind((1 << (8 * bits.itemsize - 1)) - 1), kind(8 * bits.itemsize - 1)
+    word = bits.dtype.type
+    mask, top = word((1 << (8 * bits.itemsize - 1)) - 1), word(8 * bits.itemsize - 1)
     sample = bits.reshape(-1)[:: -(-bits.size // _REPEATED)] & mask
-    if np.unique(sample).size > _FRESH * sample.size:
+    if np.unique(sample).size > _DISTINCT * sample.size:
         return None
-    sizes, ranks = np.unique(bits & mask, return_inverse=True)
+    magnitudes, ranks = np.unique(bits & mask, return_inverse=True)
     numbers = ranks.reshape(bits.shape).astype(np.int32)
     np.invert(numbers, out=numbers, where=(bits >> top).astype(bool))
-    gaps = np.diff(sizes.astype(np.int64), prepend=0)
+    gaps = np.diff(magnitudes.astype(np.int64), prepend=0)
     if int(gaps.max()) >= 1 << 31:
         return None
-    counts = np.bincount(numbers.reshape(-1) + sizes.size, minlength=2 * sizes.size)
-    words = np.concatenate([sizes[::-1] | (kind(1) << top), sizes])
+    counts = np.bincount(numbers.reshape(-1) + magnitudes.size, minlength=2 * magnitudes.size)
+    words = np.concatenate([magnitudes[::-1] | (word(1) << top), magnitudes])
     least = sum(
-        _entropy(np.bincount(plane[0].astype(np.int64), counts))
+        _entropy_bits(np.bincount(plane[0].astype(np.int64), counts))
         for plane in split(words[None], FORMATS[weight.dtype][0])
     )
-    cost = _entropy(counts) + float((np.log2(gaps + 1) + 2).sum())
-    return (numbers, gaps[None]) if cost < _LISTED * least else None
+    cost = _entropy_bits(counts) + float((np.log2(gaps + 1) + 2).sum())
+    return (numbers, gaps[None]) if cost < _LISTED_GAIN * least else None
 
 
-def _coded(stream: Integers) -> int:
-    """Bytes of `stream`, its place in the header included."""
+def _coded_bytes(stream: Integers) -> int:
+    """Return the bytes of `stream` when coded, with what it takes of the header."""
     return _STREAM_BYTES + len(coder.encode(stream, effort="fast").payload)
 
 
 def _fits(weight: Tensor, form: int) -> bool:
-    """Whether the stream of `form` stays within the 32 bits of a stream, and `weight` within what it can stand for."""
+    """Return whether the stream of `form` stays within 32 bits, and `weight` within what it can stand for."""
     values = _values(weight)
     if weight.dtype is torch.uint64 and int(values.min()) < 0:
         return False
@@ -128,74 +285,14 @@ def _fits(weight: Tensor, form: int) -> bool:
     return reach < 1 << 31 and low >= -(1 << 31)
 
 
-def _halves_apart(sample: Tensor) -> bool:
-    """Whether half bytes tell nothing of one another, as where two integers are packed in one byte."""
+def _halves_are_independent(sample: Tensor) -> bool:
+    """Return whether half bytes say nothing about one another, as where a byte packs two integers."""
     data = to_bits(sample).view(np.uint8)
     joint = np.bincount(data.reshape(-1), minlength=256).reshape(16, 16)
-    apart = _entropy(joint.sum(0)) + _entropy(joint.sum(1))
-    return apart <= _PACKED * _entropy(joint.reshape(-1))
+    separate = _entropy_bits(joint.sum(0)) + _entropy_bits(joint.sum(1))
+    return separate <= _PACKED * _entropy_bits(joint.reshape(-1))
 
 
-def _entropy(counts: NDArray[np.number]) -> float:
-    seen = counts[counts > 0]
-    return float((seen * np.log2(seen.sum() / seen)).sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Lossless:
-    """Every bit of a tensor of any dtype: NaN payloads, signed zeros and infinities included."""
-
-    def encode(
-        self,
-        name: str,
-        weight: Tensor,
-        *,
-        sensitivity: Sensitivity | None = None,  # noqa: ARG002  the contract's; nothing to weigh here
-        lam: float = 0.0,  # noqa: ARG002
-    ) -> Encoded:
-        """Split `weight` into bit planes, integers into what costs least on a sample, or list floats of few magnitudes.
-
-        Raises:
-            WeightsError: the dtype is not one of `FORMATS`.
-        """
-        if (found := _listed(weight)) is not None:
-            return Encoded("lossless", tuple(weight.shape), weight.dtype, (LISTED, found[1].size), found)
-        form = _integer_form(weight)
-        if form is None:
-            return _planes(name, "lossless", weight, weight, ())
-        stream = _INTEGERS[form](weight)
-        return Encoded("lossless", tuple(weight.shape), weight.dtype, (form,), (stream,))
-
-
-@dataclass(frozen=True, slots=True)
-class Cast:
-    """float32 and float64 rounded to a 16-bit float, then lossless; narrower tensors are lossless as they are."""
-
-    to: Literal["fp16", "bf16"] = "fp16"
-
-    def __post_init__(self) -> None:
-        """Refuse unknown targets."""
-        if self.to not in SIXTEEN_BIT:
-            raise ConfigError(f"cast to {self.to!r} is unknown; choose fp16 or bf16")
-
-    def encode(
-        self,
-        name: str,
-        weight: Tensor,
-        *,
-        sensitivity: Sensitivity | None = None,
-        lam: float = 0.0,
-    ) -> Encoded:
-        """Round `weight` to the nearest 16-bit float, ties to even, and split the result into bit planes.
-
-        Raises:
-            WeightsError: values are NaN or infinite, or become so when rounded.
-        """
-        if weight.dtype not in (torch.float32, torch.float64):
-            return Lossless().encode(name, weight, sensitivity=sensitivity, lam=lam)
-        finite_rows(name, weight)
-        target = SIXTEEN_BIT[self.to]
-        rounded = weight.detach().cpu().to(target)
-        if not bool(torch.isfinite(rounded).all()):
-            raise WeightsError(f"tensor {name!r} holds values beyond {self.to}; use bf16 or lossless for it")
-        return _planes(name, "cast", weight, rounded, (CAST_DTYPES.index(target),))
+def _entropy_bits(counts: NDArray[np.number]) -> float:
+    present = counts[counts > 0]
+    return float((present * np.log2(present.sum() / present)).sum())

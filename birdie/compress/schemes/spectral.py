@@ -1,14 +1,15 @@
-"""Spectral coefficients on one grid: any transform, any scan, or whichever costs least.
+"""Spectral coefficients on one grid per tensor: any transform and scan, or whichever costs least.
 
-    weight ─► transform ─► coefficients / step of their class ─► round ─► scan ─► symbols
+    weight ─► transform ─► coefficients / scale of their class ─► round ─► scan ─► symbols
 
-Most weights have no smooth structure but in the taps of a kernel, and there a transform pays; elsewhere the identity
-wins, and an automatic choice takes it: every transform gets the step at which it leaves the squared error of the plain
-grid, and the coded size of a sample decides. docs/schemes.md has figures.
+Most weights have smooth structure only in the taps of a kernel, where a transform pays; elsewhere the identity wins,
+and an automatic choice takes it: every transform gets the scale at which it leaves the squared error of the plain grid,
+and the coded size of a sample decides. Figures are in docs/schemes.md. The decoding half is
+`birdie.compress.spectral.decoding`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -16,50 +17,80 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.log_steps import HIGHEST, LOWEST, indices_near, steps
-from birdie.compress.scheme import Encoded, Integers, Sensitivity
-from birdie.compress.schemes.decode_spectral import parameters, spread
-from birdie.compress.schemes.decode_transform import LIFTING, Axes, lift
-from birdie.compress.schemes.grid import FINEST, SMALLEST, real_rows, vanishes
+from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, nearest_indices, scales_of
+from birdie.compress.scheme import Encoded, Integers, Scheme, Sensitivity, Spec
+from birdie.compress.schemes.grid import FINEST, MAX_SYMBOL
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.tucker import smaller_by_tucker
+from birdie.compress.spectral.decoding import DECODER, params_of, per_coefficient
+from birdie.compress.spectral.inverse import LIFTING, Axes, lift
 from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.tensors import kernel
+from birdie.compress.tensors import kernel, real_rows, underflows
 from birdie.entropy import coder
 from birdie.entropy.stream import Hints
 from birdie.errors import ConfigError
 
 SCANS = ("none", *(layout if order == "raster" else f"{layout}-{order}" for layout in LAYOUTS[1:] for order in ORDERS))
-MOST = 1 << 23  # the largest symbol: exact in float32
-_SAMPLE = 1 << 16  # coefficients that a choice is made by
-_WORTH = 0.995  # of the identity's bytes: less is luck
-_HALVINGS = 14  # of the range in which a step is searched, ± two octaves
-_LONGEST = 512  # places of an axis that the gains of a wavelet are taken from
+_SAMPLE = 1 << 16  # coefficients on which a choice is made
+_GAIN = 0.995  # of the identity's bytes: smaller gains are chance
+_HALVINGS = 14  # of the range in which a scale is searched, ± two octaves
+_LONGEST = 512  # samples of an axis from which the gains of a wavelet are computed
 _Array = NDArray[np.float64]
 
 
+def _of_spec(
+    transform: str = "auto",
+    *,
+    edge: int | None = None,
+    levels: int | None = None,
+    axes: str | None = None,
+    sigma: float = 0.3,
+    scan: str = "auto",
+) -> "Spectral":
+    if transform == "auto":
+        if (edge, levels, axes) != (None, None, None):
+            raise ConfigError(
+                "edge, levels and axes are chosen by spectral:auto; name a transform: spectral:dct,edge=8"
+            )
+        return Spectral("auto", sigma, scan)
+    edge, levels = 8 if edge is None else edge, 3 if levels is None else levels
+    return Spectral(Transform(transform, edge, levels, axes or "all"), sigma, scan)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True)
-class Spectral:
+class Spectral(Scheme):
     """A transform and a uniform grid.
 
     Attributes:
         transform: a transform, or "auto": the one whose sample is coded smallest at equal squared error, or a core
             and factors (`birdie.compress.schemes.tucker`) where the tensor has few components.
-        sigma: step of the plain grid in standard deviations of the tensor; a transform takes the step, of one grid for
-            the whole tensor, at which it leaves the same squared error.
+        sigma: scale of the plain grid in standard deviations of the tensor; a transform takes the scale, one for the
+            tensor, at which it leaves the same squared error.
         scan: one of `SCANS`, or "auto": the one whose sample is coded smallest.
     """
+
+    decoder = DECODER
+    specs = (
+        Spec(
+            "spectral",
+            "coefficients of a transform (dct, wavelet53, wavelet97, hadamard, identity) on one grid per tensor",
+            _of_spec,
+            "spectral:auto,sigma=0.3",
+        ),
+    )
 
     transform: Transform | str = "auto"
     sigma: float = 0.3
     scan: str = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
         if isinstance(self.transform, str) and self.transform != "auto":
             raise ConfigError(f"transform {self.transform!r} is not one; give a Transform or 'auto'")
         if not 2.0**-20 <= self.sigma <= 2.0**16:
-            raise ConfigError(f"spectral sigma={self.sigma} is out of range; choose a step of 2^-20 to 2^16 deviations")
+            raise ConfigError(
+                f"spectral sigma={self.sigma} is out of range; choose a scale of 2^-20 to 2^16 deviations"
+            )
         scan_named(self.scan)
 
     def encode(
@@ -67,10 +98,10 @@ class Spectral:
         name: str,
         weight: Tensor,
         *,
-        sensitivity: Sensitivity | None = None,  # noqa: ARG002  the contract's; one grid for all
-        lam: float = 0.0,  # noqa: ARG002  nothing here weighs bits
+        sensitivity: Sensitivity | None = None,  # noqa: ARG002 (one grid for the tensor)
+        lam: float = 0.0,  # noqa: ARG002 (nothing here trades bits for error)
     ) -> Encoded:
-        """Transform and round; losslessly where there is no step so small, or symbols would leave float32.
+        """Transform and round; losslessly where there is no scale so small, or symbols would leave float32.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -78,42 +109,47 @@ class Spectral:
         rows = real_rows(name, weight)
         plain = torch.from_numpy(rows).double().reshape(weight.shape)
         highest = float(plain.abs().max())
-        step = max(float(plain.std(correction=0)) * self.sigma, highest * FINEST)
-        if vanishes(weight, rows) or (highest and step < SMALLEST):
+        scale = max(float(plain.std(correction=0)) * self.sigma, highest * FINEST)
+        if underflows(weight, rows) or (highest and scale < SMALLEST):
             return Lossless().encode(name, weight)
-        step = step or 1.0
-        part = plain[_slab(tuple(plain.shape))]
-        error = _Trial.of(Transform("identity"), part).error(step)
-        transform = self.transform if isinstance(self.transform, Transform) else _chosen(part, step, error)
-        step = _Trial.of(transform, part).matched(step, error)
-        indices, symbols = _quantized(transform, plain, step)
-        if not indices.size or np.abs(symbols).max() > MOST:
+        scale = scale or 1.0
+        sample = plain[_slab(tuple(plain.shape))]
+        error = _Trial.of(Transform("identity"), sample).error(scale)
+        transform = self.transform if isinstance(self.transform, Transform) else _chosen(sample, scale, error)
+        scale = _Trial.of(transform, sample).matched(scale, error)
+        indices, symbols = _quantized(transform, plain, scale)
+        if not indices.size or np.abs(symbols).max() > MAX_SYMBOL:
             return Lossless().encode(name, weight)
-        found = encoded(tuple(weight.shape), weight.dtype, symbols.astype(np.int32), indices, transform, self.scan)
+        shape = tuple(weight.shape)
+        encoded = encode_symbols(shape, weight.dtype, symbols.astype(np.int32), indices, transform, self.scan)
         if self.transform != "auto" or self.scan != "auto":
-            return found
-        from birdie.compress.schemes.tucker import cheaper  # it is built on this module
+            return encoded
+        return smaller_by_tucker(name, weight, encoded, self.sigma)
 
-        return cheaper(name, weight, found, self.sigma)
+    def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
+        """Encode a part with the scale of the whole tensor: see `Scheme.encode_part`."""
+        spread = float(part.double().std(correction=0))
+        sigma = self.sigma * deviation / spread if spread > 0 else self.sigma
+        return replace(self, sigma=min(max(sigma, 2.0**-20), 2.0**16)).encode(name, part)
 
 
-def encoded(
+def encode_symbols(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     symbols: Integers,
-    step_indices: Integers,
+    scale_indices: Integers,
     transform: Transform,
     scan: str = "auto",
 ) -> Encoded:
-    """Coefficients as the decoder wants them: the one place that lays streams out.
+    """Lay quantized coefficients out in streams as the decoder expects them.
 
     Args:
         shape: of the weight and of its coefficients.
         dtype: of the weight: float16, bfloat16, float32 or float64.
-        symbols: coefficient / step, rounded, of `shape`, within ± 2^23.
-        step_indices: log2 indices of `log_steps`, of the shape of the grid of classes: along each axis the
-            number of distinct `transform.classes(shape)`; or of shape () or (1, …) where all share one step.
-        transform: what undoes them.
+        symbols: coefficient / scale, rounded, of `shape`, within ± 2^23.
+        scale_indices: log2 indices of `log_scales`, of the shape of the grid of classes: along each axis the number of
+            distinct `transform.classes(shape)`; or of shape () or (1, …) where all share one scale.
+        transform: of which these are the coefficients.
         scan: one of `SCANS`; "auto" takes the one by which a sample is coded smallest.
 
     Raises:
@@ -121,29 +157,29 @@ def encoded(
     """
     axes = transform.plan
     counts = axes.counts(shape)
-    if symbols.shape != shape or (step_indices.shape != counts and step_indices.size != 1):
+    if symbols.shape != shape or (scale_indices.shape != counts and scale_indices.size != 1):
         raise ConfigError(
-            f"symbols {symbols.shape} and steps {step_indices.shape} do not fit a weight of {shape} with classes"
-            f" {counts}; give one symbol for each weight and one step for each combination of classes"
+            f"symbols {symbols.shape} and scales {scale_indices.shape} do not fit a weight of {shape} with classes"
+            f" {counts}; give one symbol for each weight and one scale for each combination of classes"
         )
-    if max(int(symbols.max()), -int(symbols.min())) > MOST:
-        raise ConfigError(f"a spectral symbol is beyond {MOST:,}; take larger steps")
-    if int(step_indices.min()) < LOWEST or int(step_indices.max()) > HIGHEST:
-        raise ConfigError(f"a spectral step index is outside {LOWEST} … {HIGHEST}; clamp it")
-    indices = np.broadcast_to(step_indices.reshape(-1), (prod(counts),))[None].astype(np.int32)
+    if max(int(symbols.max()), -int(symbols.min())) > MAX_SYMBOL:
+        raise ConfigError(f"a spectral symbol is beyond {MAX_SYMBOL:,}; take larger scales")
+    if int(scale_indices.min()) < LOWEST or int(scale_indices.max()) > HIGHEST:
+        raise ConfigError(f"a spectral scale index is outside {LOWEST} … {HIGHEST}; clamp it")
+    indices = np.broadcast_to(scale_indices.reshape(-1), (prod(counts),))[None].astype(np.int32)
     symbols = symbols.astype(np.int32)
     chosen = best_scan(symbols, axes) if scan == "auto" else scan_named(scan)
     if not chosen.fits(shape, axes):
         raise ConfigError(f"scan {scan!r} needs blocks that divide {shape} evenly; choose planes or none")
     streams = (np.ascontiguousarray(chosen.arrange(symbols, axes)), indices)
-    return Encoded("spectral", shape, dtype, parameters(axes, chosen), streams)
+    return Encoded("spectral", shape, dtype, params_of(axes, chosen), streams)
 
 
 def scan_named(name: str) -> Scan:
-    """The scan that `name` of `SCANS` stands for ("auto": none yet).
+    """Return the scan that `name` of `SCANS` stands for ("auto": none yet).
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
     """
     if name != "auto" and name not in SCANS:
         raise ConfigError(f"scan {name!r} is unknown; choose auto, {', '.join(SCANS)}")
@@ -152,139 +188,146 @@ def scan_named(name: str) -> Scan:
 
 
 def best_scan(symbols: Integers, axes: Axes) -> Scan:
-    """The scan by which a sample of `symbols` (any shape) is coded smallest."""
+    """Return the scan by which a sample of `symbols` (any shape) is coded smallest."""
     part = symbols[_slab(symbols.shape, strided=axes.kind in LIFTING)]
-    scans = [each for each in _scans(symbols.shape, axes) if each.fits(part.shape, axes)]
-    return min(scans, key=lambda each: _size(part, axes, each))
+    scans = [scan for scan in _scans(symbols.shape, axes) if scan.fits(part.shape, axes)]
+    return min(scans, key=lambda scan: _size(part, axes, scan))
 
 
 def best_transform(weight: Tensor, sigma: float = 1.0) -> Transform:
-    """The transform by which a sample of `weight` (real floats, finite) is coded smallest, at the squared error of a
-    plain grid with a step of `sigma` deviations; the identity unless half a per cent is gained."""
+    """Return the transform by which a sample of `weight` (real floats, finite) is coded smallest.
+
+    Transforms are compared at the squared error of a plain grid with a scale of `sigma` deviations; it is the identity
+    unless half a per cent is gained.
+    """
     plain = weight.detach().cpu().double()
-    step = float(plain.std(correction=0)) * sigma if plain.numel() else 0.0
-    part = plain[_slab(tuple(plain.shape))]
-    return _chosen(part, step, _Trial.of(Transform("identity"), part).error(step)) if step else Transform("identity")
+    scale = float(plain.std(correction=0)) * sigma if plain.numel() else 0.0
+    if not scale:
+        return Transform("identity")
+    sample = plain[_slab(tuple(plain.shape))]
+    return _chosen(sample, scale, _Trial.of(Transform("identity"), sample).error(scale))
 
 
 def candidates(shape: Iterable[int]) -> list[Transform]:
-    """The transforms that an automatic choice tries, the identity first."""
+    """Return the transforms that an automatic choice tries, the identity first."""
     lengths = tuple(shape)
-    found = [Transform("identity")]
+    transforms = [Transform("identity")]
     kernels = prod(lengths[2:]) > 1
     if kernels:
-        found += [Transform("dct", axes="kernel"), Transform("wavelet53", levels=1, axes="kernel")]
+        transforms += [Transform("dct", axes="kernel"), Transform("wavelet53", levels=1, axes="kernel")]
     if max(lengths, default=1) > 1:
-        found += [Transform("dct", 4), Transform("dct", 8), Transform("wavelet97")]
-        found += [] if kernels else [Transform("hadamard"), Transform("wavelet53"), Transform("dct", 32)]
-    return found
+        transforms += [Transform("dct", 4), Transform("dct", 8), Transform("wavelet97")]
+        transforms += [] if kernels else [Transform("hadamard"), Transform("wavelet53"), Transform("dct", 32)]
+    return transforms
 
 
 def gains(axes: Axes, shape: tuple[int, ...]) -> _Array:
-    """How much longer than itself a coefficient makes the weight, root mean square, for every combination of classes:
-    1 but for wavelets, whose steps are divided by it."""
+    """Return the root mean square gain from coefficient to weight for every combination of classes.
+
+    It is 1 for orthonormal transforms; scales of wavelets are divided by it.
+    """
     grid: _Array = np.ones(())
     for block, count in zip(axes.blocks(shape), axes.counts(shape), strict=True):
-        own = np.ones(count)
+        gain = np.ones(count)
         if axes.kind in LIFTING and block > 1:
             basis = np.eye(min(block, _LONGEST))
             lift(basis, axes.kind, axes.levels)
             classes = Axes(axes.kind, 0, axes.levels).classes((len(basis),))[0]
             norms = np.sqrt(np.bincount(classes, (basis**2).sum(axis=0)) / np.bincount(classes))
-            own = np.concatenate([norms[:1], np.full(count - len(norms), norms[1]), norms[1:]])
-        grid = np.multiply.outer(grid, own)
+            gain = np.concatenate([norms[:1], np.full(count - len(norms), norms[1]), norms[1:]])
+        grid = np.multiply.outer(grid, gain)
     return grid
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A sample under a transform: what a step costs, and leaves."""
+    """A sample under a transform: bytes and squared error at any scale."""
 
     transform: Transform
     weight: Tensor
     coefficients: _Array
-    gains: _Array  # of every coefficient, or of all
+    gains: _Array  # of every coefficient, or one for all
 
     @classmethod
     def of(cls, transform: Transform, weight: Tensor) -> "_Trial":
         shape, axes = tuple(weight.shape), transform.plan
-        found = gains(axes, shape) if axes.kind in LIFTING else np.ones(())
-        wide = spread(found, shape, axes) if axes.kind in LIFTING else found
-        return cls(transform, weight, transform.forward(weight).numpy(), wide)
+        gain = per_coefficient(gains(axes, shape), shape, axes) if axes.kind in LIFTING else np.ones(())
+        return cls(transform, weight, transform.forward(weight).numpy(), gain)
 
-    def symbols(self, step: float) -> _Array:
-        rounded: _Array = np.rint(self.coefficients * (self.gains / step))
+    def symbols(self, scale: float) -> _Array:
+        rounded: _Array = np.rint(self.coefficients * (self.gains / scale))
         return rounded
 
-    def error(self, step: float) -> float:
-        """Mean squared error of the weights."""
-        back = self.symbols(step) * (step / self.gains)
-        if self.transform.kind not in LIFTING:  # lengths are kept
-            return float(np.mean((back - self.coefficients) ** 2))
-        return float((self.transform.inverse(torch.from_numpy(back)) - self.weight).square().mean())
+    def error(self, scale: float) -> float:
+        """Return the mean squared error of the weights."""
+        decoded = self.symbols(scale) * (scale / self.gains)
+        if self.transform.kind not in LIFTING:  # orthonormal: errors of coefficients are errors of weights
+            return float(np.mean((decoded - self.coefficients) ** 2))
+        return float((self.transform.inverse(torch.from_numpy(decoded)) - self.weight).square().mean())
 
-    def matched(self, step: float, error: float) -> float:
-        """The step near `step` that leaves `error`."""
+    def matched(self, scale: float, error: float) -> float:
+        """Return the scale near `scale` that leaves `error`, by bisection."""
         low, high = -2.0, 2.0
-        if self.transform.kind == "identity" or not self.error(step * 4) > error > self.error(step / 4):
-            return step
+        if self.transform.kind == "identity" or not self.error(scale * 4) > error > self.error(scale / 4):
+            return scale
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.error(step * 2**middle) < error else (low, middle)
-        return float(step * 2 ** ((low + high) / 2))
+            low, high = (middle, high) if self.error(scale * 2**middle) < error else (low, middle)
+        return float(scale * 2 ** ((low + high) / 2))
 
-    def cost(self, step: float, error: float) -> float:
-        """Bytes for a weight at the step that leaves `error`."""
-        symbols = np.clip(self.symbols(self.matched(step, error)), -MOST, MOST).astype(np.int32)
+    def cost(self, scale: float, error: float) -> float:
+        """Return the coded bytes of the sample at the scale that leaves `error`."""
+        symbols = np.clip(self.symbols(self.matched(scale, error)), -MAX_SYMBOL, MAX_SYMBOL).astype(np.int32)
         scans = [Scan(layout) for layout in ("none", "planes")]
         return min(_size(symbols, self.transform.plan, scan) for scan in scans)
 
 
-def _chosen(weight: Tensor, step: float, error: float) -> Transform:
-    plain, *others = ((_Trial.of(each, weight).cost(step, error), each) for each in candidates(weight.shape))
-    cost, found = min(others, key=lambda pair: pair[0], default=plain)
-    return found if cost < _WORTH * plain[0] else plain[1]
+def _chosen(weight: Tensor, scale: float, error: float) -> Transform:
+    """Return the candidate with the fewest bytes at equal error; the identity unless the gain is worth it."""
+    identity, *others = ((_Trial.of(kind, weight).cost(scale, error), kind) for kind in candidates(weight.shape))
+    cost, transform = min(others, key=lambda pair: pair[0], default=identity)
+    return transform if cost < _GAIN * identity[0] else identity[1]
 
 
-def _quantized(transform: Transform, weight: Tensor, step: float) -> tuple[NDArray[np.int32], _Array]:
-    """Step indices for the classes and rounded coefficients; no indices where float32 has no such step."""
+def _quantized(transform: Transform, weight: Tensor, scale: float) -> tuple[NDArray[np.int32], _Array]:
+    """Return scale indices for the classes and rounded coefficients; no indices where float32 has no such scale."""
     shape, axes = tuple(weight.shape), transform.plan
-    wanted = step / gains(axes, shape)
+    scales = scale / gains(axes, shape)
     coefficients = transform.forward(weight).numpy()
-    if float(wanted.min()) < SMALLEST:
+    if float(scales.min()) < SMALLEST:
         return np.zeros(0, np.int32), coefficients
-    indices = indices_near(wanted)
-    taken = steps(indices).astype(np.float64)
+    indices = nearest_indices(scales)
+    stored = scales_of(indices).astype(np.float64)
     same = int(indices.min()) == int(indices.max())
-    return indices, np.rint(coefficients / (taken.ravel()[0] if same else spread(taken, shape, axes)))
+    return indices, np.rint(coefficients / (stored.ravel()[0] if same else per_coefficient(stored, shape, axes)))
 
 
 def _slab(shape: tuple[int, ...], *, strided: bool = False) -> tuple[slice, ...]:
-    """A part of a tensor of at most about `_SAMPLE` places, whole blocks of 32; `strided` takes it from everywhere."""
+    """Return a part of a tensor of about `_SAMPLE` elements at most, in blocks of 32; `strided` samples all of it."""
     sizes = list(shape)
     while prod(sizes) > _SAMPLE and max(sizes) > 32:
         longest = sizes.index(max(sizes))
         sizes[longest] = max(32, sizes[longest] // 64 * 32)
-    strides = [size // taken for size, taken in zip(shape, sizes, strict=True)]
+    strides = [size // part for size, part in zip(shape, sizes, strict=True)]
     if strided:
         return tuple(slice(None, None, stride) for stride in strides)
-    return tuple(slice(0, taken) for taken in sizes)
+    return tuple(slice(0, part) for part in sizes)
 
 
 def _scans(shape: tuple[int, ...], axes: Axes) -> list[Scan]:
-    """What differs for a tensor of `shape`."""
+    """Return the scans that differ for a tensor of `shape`."""
     counts = axes.counts(shape)
-    found = [Scan()]
+    scans = [Scan()]
     if prod(shape[2:]) > 1 or prod(counts) > 1:
         orders = ORDERS if sum(count > 1 for count in counts[2:]) > 1 else ORDERS[:1]
-        found += [Scan("planes", order) for order in orders]
+        scans += [Scan("planes", order) for order in orders]
     if axes.kind == "dct" and prod(counts) > 1 and Scan("blocks").fits(shape, axes):
-        found += [Scan("blocks", order) for order in ORDERS]
-    return found
+        scans += [Scan("blocks", order) for order in ORDERS]
+    return scans
 
 
 def _size(symbols: Integers, axes: Axes, scan: Scan) -> int:
-    """Bytes of the symbols as the coder gets them."""
+    """Return the coded bytes of the symbols in this scan."""
     matrix = np.ascontiguousarray(scan.arrange(symbols, axes))
     hints = Hints("symbols", kernel=kernel(symbols.shape, matrix.shape[1]))
     return len(coder.encode(matrix, hints, "max").payload)

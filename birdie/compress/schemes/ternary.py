@@ -1,50 +1,86 @@
-"""Ternary and binary weights: −s, 0 and s, or −s and s, with a scale s for every few columns of a row.
+"""Ternary and binary weights: −s, 0 and s, or −s and s, with a scale s for every group of columns of a row.
 
-For given weights d of the squared errors the best scale is exact, not a rule of thumb: whichever weights become ±1, s =
-Σ d·|w| / Σ d over them, and the error falls by (Σ d·|w|)² / Σ d; the best set is those above s / 2, so it is a
+    ternary   params (group_size,); streams: symbols −1, 0, 1 (rows, columns), scale indices (rows, groups)
+
+For given weights d of the squared errors the best scale is exact, not a rule of thumb: whichever weights become ±1,
+s = Σ d·|w| / Σ d over them, and the error falls by (Σ d·|w|)² / Σ d. The best set is those above s / 2, so it is a
 prefix of the weights sorted by magnitude, and prefix sums try them all. (Ternary Weight Networks, arXiv 1605.04711,
-takes the threshold 0.7 · mean |w| instead.) With a price on bits, weights near the threshold become zeros, which are
-common and so cheap.
+uses the threshold 0.7 · mean |w| instead.) With a price on bits, weights near the threshold become zeros, which are
+frequent and therefore cheap.
 
-Base-3 packing spends 1.6 bits on a weight, five to a byte, whatever the weights are; an entropy coder spends what the
+Base-3 packing spends 1.6 bits on a weight, five to a byte, whatever the weights are. An entropy coder spends what the
 share of zeros is worth: 1.58 bits at a third, 1.37 at a half.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import importance
-from birdie.compress.log_steps import indices_near, steps
-from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.grid import SMALLEST, borrow, real_rows, vanishes
+from birdie.compress.log_scales import SMALLEST, fill_unused, nearest_indices, scales_of
+from birdie.compress.scheme import Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
+from birdie.compress.schemes import grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.errors import ConfigError
+from birdie.compress.tensors import real_rows, underflows
+from birdie.errors import ArtifactError, ConfigError
 
-GROUP = 128  # columns that share a scale
+GROUP_SIZE = 128  # columns that share a scale
+INT8 = np.dtype(np.int8)
 _ROUNDS = 4
 _BLOCK = 1 << 20
 _Array = NDArray[np.float64]
 
 
+def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of symbols and scale indices.
+
+    Raises:
+        ArtifactError: the parameters are not those of groups of this shape.
+    """
+    if len(params) != 1:
+        raise ArtifactError(f"scheme ternary takes one parameter but the file gives {len(params)}")
+    return grid.grouped_layout(shape, dtype, params[0], INT8)
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return symbol · scale, as a grid does.
+
+    Raises:
+        ArtifactError: a symbol is not −1, 0 or 1.
+    """
+    symbols = encoded.streams[0]
+    if int(symbols.min()) < -1 or int(symbols.max()) > 1:
+        raise ArtifactError("a ternary symbol is not -1, 0 or 1; the file is corrupt")
+    return grid.decode(encoded)
+
+
+DECODER = Decoder("ternary", 5, layout, decode)
+
+
 @dataclass(frozen=True, slots=True)
-class Ternary:
+class Ternary(Scheme):
     """Symbols −1, 0, 1 and a scale per group.
 
     Attributes:
-        group: columns that share a scale, at least 1.
+        group_size: columns that share a scale, at least 1.
         binary: −1 and 1 only (zeros stay where a whole group is zero).
     """
 
-    group: int = GROUP
+    decoder = DECODER
+    specs = (
+        Spec("ternary", "−s, 0 or s with a scale per group", lambda *, group_size=GROUP_SIZE: Ternary(group_size)),
+        Spec("binary", "−s or s with a scale per group", lambda *, group_size=GROUP_SIZE: Ternary(group_size, True)),
+    )
+
+    group_size: int = GROUP_SIZE
     binary: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
-        if self.group < 1:
-            raise ConfigError(f"ternary group={self.group} is out of range; choose 1 or more columns")
+        if self.group_size < 1:
+            raise ConfigError(f"ternary group_size={self.group_size} is out of range; choose 1 or more columns")
 
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
         """Fit scales by least squares, weighted by the sensitivity's diagonal; losslessly where scales are too small.
@@ -56,78 +92,82 @@ class Ternary:
             ConfigError: the sensitivity is of another matrix.
         """
         rows = real_rows(name, weight)
-        told = importance(name, sensitivity, *rows.shape)
-        group = min(self.group, rows.shape[1])
-        sizes = _grouped(np.abs(rows), group)
-        used = np.asarray(sizes.any(axis=2))
-        columns = _grouped(told.columns[None], group)
-        scale = np.zeros(used.shape)
-        for block in _blocks(sizes):
-            scale[block] = _mean(sizes[block], columns) if self.binary else _best(sizes[block], columns)
-        kept = used[..., None] & (sizes > 0 if self.binary else sizes > scale[..., None] / 2)
+        weights = importance(name, sensitivity, *rows.shape)
+        group_size = min(self.group_size, rows.shape[1])
+        magnitudes = _grouped(np.abs(rows), group_size)
+        used = np.asarray(magnitudes.any(axis=2))
+        columns = _grouped(weights.columns[None], group_size)
+        scales = np.zeros(used.shape)
+        for block in _blocks(magnitudes):
+            scales[block] = (
+                _mean_scales(magnitudes[block], columns) if self.binary else _best_scales(magnitudes[block], columns)
+            )
+        nonzero = used[..., None] & (magnitudes > 0 if self.binary else magnitudes > scales[..., None] / 2)
         if lam > 0 and not self.binary:
-            scale, kept = _priced(sizes, columns, told.rows, scale, kept, lam)
-        used = np.asarray(kept.any(axis=2))
-        if vanishes(weight, rows) or bool((scale[used] < SMALLEST).any()):
+            scales, nonzero = _priced(magnitudes, columns, weights.rows, scales, nonzero, lam)
+        used = np.asarray(nonzero.any(axis=2))
+        if underflows(weight, rows) or bool((scales[used] < SMALLEST).any()):
             return Lossless().encode(name, weight)
-        indices = borrow(indices_near(np.maximum(scale, SMALLEST)).reshape(-1), used.reshape(-1)).reshape(used.shape)
+        indices = nearest_indices(np.maximum(scales, SMALLEST))
+        indices = fill_unused(indices.reshape(-1), used.reshape(-1)).reshape(used.shape)
         if self.binary:
-            symbols = np.where(rows < 0, -1, 1) * np.repeat(used, group, axis=1)[:, : rows.shape[1]]
+            symbols = np.where(rows < 0, -1, 1) * np.repeat(used, group_size, axis=1)[:, : rows.shape[1]]
         else:
-            if lam == 0:
-                kept = used[..., None] & (sizes > steps(indices)[..., None] / 2)
-            symbols = np.sign(rows) * kept.reshape(len(rows), -1)[:, : rows.shape[1]]
-        return Encoded("ternary", tuple(weight.shape), weight.dtype, (group,), (symbols.astype(np.int8), indices))
+            if lam == 0:  # the scale was rounded to its index, which moves the threshold
+                nonzero = used[..., None] & (magnitudes > scales_of(indices)[..., None] / 2)
+            symbols = np.sign(rows) * nonzero.reshape(len(rows), -1)[:, : rows.shape[1]]
+        return Encoded("ternary", tuple(weight.shape), weight.dtype, (group_size,), (symbols.astype(np.int8), indices))
 
 
-def _grouped(rows: NDArray[np.floating], group: int) -> NDArray[np.floating]:
-    """(rows, groups, group), zeros where the last group has fewer columns."""
-    missing = -rows.shape[1] % group
-    return np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, group)
+def _grouped(rows: NDArray[np.floating], group_size: int) -> NDArray[np.floating]:
+    """Return (rows, groups, group_size), zeros where the last group has fewer columns."""
+    missing = -rows.shape[1] % group_size
+    return np.pad(rows, ((0, 0), (0, missing))).reshape(len(rows), -1, group_size)
 
 
-def _blocks(sizes: NDArray[np.floating]) -> list[slice]:
-    height = max(1, _BLOCK // (sizes.shape[1] * sizes.shape[2]))
-    return [slice(start, start + height) for start in range(0, len(sizes), height)]
+def _blocks(magnitudes: NDArray[np.floating]) -> list[slice]:
+    height = max(1, _BLOCK // (magnitudes.shape[1] * magnitudes.shape[2]))
+    return [slice(start, start + height) for start in range(0, len(magnitudes), height)]
 
 
-def _mean(sizes: NDArray[np.floating], columns: NDArray[np.floating]) -> _Array:
-    mean: _Array = (sizes * columns).sum(axis=2) / columns.sum(axis=2)
+def _mean_scales(magnitudes: NDArray[np.floating], columns: NDArray[np.floating]) -> _Array:
+    mean: _Array = (magnitudes * columns).sum(axis=2) / columns.sum(axis=2)
     return mean
 
 
-def _best(sizes: NDArray[np.floating], columns: NDArray[np.floating]) -> _Array:
-    """The scale of each group that leaves the least error."""
-    order = np.argsort(-sizes, axis=2, kind="stable")
-    weights = np.take_along_axis(np.broadcast_to(columns, sizes.shape), order, axis=2)
-    counted = np.cumsum(weights, axis=2)
-    total = np.cumsum(weights * np.take_along_axis(sizes, order, axis=2), axis=2)
-    scales = total / np.maximum(counted, np.finfo(np.float64).tiny)
+def _best_scales(magnitudes: NDArray[np.floating], columns: NDArray[np.floating]) -> _Array:
+    """Return the scale of each group that leaves the least error, by prefix sums over sorted magnitudes."""
+    order = np.argsort(-magnitudes, axis=2, kind="stable")
+    weights = np.take_along_axis(np.broadcast_to(columns, magnitudes.shape), order, axis=2)
+    mass = np.cumsum(weights, axis=2)
+    total = np.cumsum(weights * np.take_along_axis(magnitudes, order, axis=2), axis=2)
+    scales = total / np.maximum(mass, np.finfo(np.float64).tiny)
     best = np.argmax(scales * total, axis=2)[..., None]
-    found: _Array = np.take_along_axis(scales, best, axis=2)[..., 0]
-    return found
+    chosen: _Array = np.take_along_axis(scales, best, axis=2)[..., 0]
+    return chosen
 
 
 def _priced(
-    sizes: NDArray[np.floating],
+    magnitudes: NDArray[np.floating],
     columns: NDArray[np.floating],
     rows: _Array,
-    scale: _Array,
-    kept: NDArray[np.bool_],
+    scales: _Array,
+    nonzero: NDArray[np.bool_],
     lam: float,
 ) -> tuple[_Array, NDArray[np.bool_]]:
-    """Scales and what stays ±1 when a bit costs `lam`: few rounds of choosing symbols, then scales, then prices."""
-    total = float((columns > 0).sum()) * len(sizes)
+    """Return scales and which weights stay ±1 when a bit costs `lam`.
+
+    Few rounds of choosing symbols, then scales, then the prices of symbols, which follow their shares.
+    """
+    total = float((columns > 0).sum()) * len(magnitudes)
     for _ in range(_ROUNDS):
-        share = min(max(float(kept.sum()) / total, 1 / total), 1 - 1 / max(total, 2))
+        share = min(max(float(nonzero.sum()) / total, 1 / total), 1 - 1 / max(total, 2))
         price = lam * (1 + np.log2((1 - share) / share))
-        for block in _blocks(sizes):
-            s, part = scale[block][..., None], sizes[block]
+        for block in _blocks(magnitudes):
+            s, part = scales[block][..., None], magnitudes[block]
             keep = (columns * rows[block, None, None] * s * (2 * part - s) > price) & (part > 0)
             weights = columns * keep
-            counted = weights.sum(axis=2)
-            scale[block] = np.where(
-                counted > 0, (weights * part).sum(axis=2) / np.maximum(counted, 1e-300), scale[block]
-            )
-            kept[block] = keep
-    return scale, kept
+            mass = weights.sum(axis=2)
+            scales[block] = np.where(mass > 0, (weights * part).sum(axis=2) / np.maximum(mass, 1e-300), scales[block])
+            nonzero[block] = keep
+    return scales, nonzero

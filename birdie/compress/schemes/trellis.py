@@ -1,97 +1,213 @@
-"""Trellis-coded quantization with error feedback, its steps set by what the loss minds.
+"""Trellis-coded quantization with error feedback, its scales set by the sensitivity of the loss.
 
-One Lagrange multiplier λ, in nats of KL per bit, serves every tensor: the loss of a bit less is the same everywhere
-when the squared step of weight (i, j) is λ / (ln 2 · c · F_ij), c the distortion of this trellis in squared steps, F_ij
+    trellis   params (states, row resolution, column resolution or 0, base index, finer rows)
+    streams: symbols (rows, columns), row scale indices (rows, 1)[, column scale indices (columns, 1)]
+
+    w = (symbol + odd/2) · scale(row) · scale(column); the state, and with it `odd`, follows from the parities of the
+    symbols above in the column
+
+A negative number of states means one path along the rows instead: the state follows from the symbol before. With 16
+columns or more, a row of nothing but zeros decodes to zeros: rows that are worth no bits are left out that way. Row
+scales share a base exponent in sixteenths of an octave, one sixteenth more for as many of the first rows as the file
+says, so that sizes change smoothly with it though the differences between rows are coarse. A plain grid is the trellis
+of one state. Products are taken in float32 in this order, so that every machine agrees.
+
+One Lagrange multiplier λ, in nats of KL per bit, serves every tensor: a bit less costs the same loss everywhere when
+the squared scale of weight (i, j) is λ / (ln 2 · c · F_ij), c the distortion of this trellis in squared scales, F_ij
 the Fisher information left after feedback: what is left of row i times what is left of column j (`feedback`). That is
 reverse water-filling over layers, rows and columns at once; nominal bit widths play no part.
 
-Without any sensitivity the step of a row is `sigma` standard deviations, as in SDClip (parameter-golf PR 1394).
+Without a sensitivity the scale of a row is `sigma` standard deviations, as in SDClip (openai/parameter-golf PR 1394).
 """
 
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
-from birdie.compress.log_steps import HIGHEST, LOWEST, PER_OCTAVE
-from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.decode_trellis import EMPTY, MOST, both_steps
+from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
+from birdie.compress.scheme import SCALES, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
+from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import REAL_DTYPES, finite_rows
+from birdie.compress.tensors import finite_rows, real_matrix, real_rows, rows_columns
 from birdie.compress.viterbi import cost, quantize
-from birdie.entropy.trellis import STATES
-from birdie.errors import ConfigError, WeightsError
+from birdie.entropy.compiled import njit
+from birdie.entropy.stream import Hints
+from birdie.entropy.trellis import STATES, chunk_rows, machine
+from birdie.errors import ArtifactError, ConfigError
+
+ZERO_ROW_COLUMNS = 16  # columns from which on a row of zero symbols is a row of zeros
+RESOLUTIONS = (1, 2, 4, 8, 16)  # of the streams of scales, indices per octave
+DEFAULT_SIGMA = 0.3
 
 # Bits by which each trellis misses the rate–distortion bound of a Gaussian at high rate (Marcellin & Fischer 1990).
 _GAPS = {1: 0.2546, 4: 0.088, 8: 0.072, 16: 0.063, 32: 0.051, 64: 0.044}
-_FINE, _COARSE = 16, 4  # steps to an octave: of rows alone, and of rows and columns that sensitivity sets
-_SMALLEST = -100.0  # exponent of a step that is surely above the smallest there is
-DEFAULT_SIGMA = 0.3
-# Deviations of a row in steps: below the first it is left out, as the bound has it; below the second steps are held.
-_EMPTY, _COARSEST = 0.25, 0.5
-_ALIKE = 32 * PER_OCTAVE  # to an octave: steps that all rows share but for one in 32, two, …
-_FED_RATE = 0.5  # of a bit's price that is right where errors are fed back: shrunken numbers push their bias onwards
+_FINE, _COARSE = 16, 4  # scales per octave: of rows by spread, and of rows and columns by sensitivity
+_SAFE_EXPONENT = -100.0  # of a scale that is surely above the smallest float32 has
+# Root mean square of a row in scales: below the first the row is left out, as the rate–distortion bound has it; below
+# the second its scale is held, for half a scale of error everywhere would exceed the weights.
+_LEFT_OUT, _HELD = 0.25, 0.5
+_SHARED_RESOLUTION = 32 * PER_OCTAVE  # of a scale that all rows share, per octave: 1 in 32 rows, 2, … are finer
+# Of a bit's right price where errors are fed back: symbols shrunk towards zero push their bias onto later columns.
+_FEEDBACK_RATE = 0.5
+
+
+def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of symbols and scale indices.
+
+    Raises:
+        ArtifactError: the parameters are impossible.
+    """
+    rows, columns = real_matrix(shape, dtype)
+    if (
+        len(params) != 5
+        or abs(params[0]) not in STATES
+        or params[1] not in RESOLUTIONS
+        or params[2] not in (0, *RESOLUTIONS)
+        or not LOWEST <= params[3] <= HIGHEST
+        or not 0 <= params[4] < rows
+    ):
+        raise ArtifactError(f"scheme trellis has parameters {params} for {rows} rows; the file is corrupt or newer")
+    symbols = StreamLayout(rows, columns, Hints("symbols", states=params[0]))
+    return (symbols, StreamLayout(rows, 1, SCALES), StreamLayout(columns, 1, SCALES))[: 3 if params[2] else 2]
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return the tensor by the formula above."""
+    symbols, paths = np.ascontiguousarray(encoded.streams[0]), machine(encoded.params[0])
+    out = np.empty(symbols.shape, np.float32)
+    row, column = row_and_column_scales(encoded)
+    _dequantize(symbols, paths.odd, paths.following, paths.mask, chunk_rows(symbols.shape[1]), row, column, out)
+    limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
+    return torch.from_numpy(out).clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
+
+
+def row_and_column_scales(encoded: Encoded) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the scales of rows (base and stream together) and of columns (ones without a stream).
+
+    Raises:
+        ArtifactError: an index is out of range.
+    """
+    symbols, rows, *columns = encoded.streams
+    _, row_resolution, column_resolution, base, finer = encoded.params
+    indices = rows[:, 0].astype(np.int64) * (PER_OCTAVE // row_resolution) + base
+    indices[:finer] += 1
+    if not columns:
+        return scales_of(indices), np.ones(symbols.shape[1], np.float32)
+    return scales_of(indices), scales_of(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // column_resolution))
+
+
+@njit(nogil=True, cache=True)
+def _dequantize(symbols, odd, following, mask, height, row, column, out):  # type: ignore[no-untyped-def]
+    rows, columns = symbols.shape
+    state = np.zeros(columns, np.uint8)
+    for i in range(rows):
+        if i % height == 0:  # a path begins anew with every chunk, so that chunks decode in parallel
+            state[:] = 0
+        half = row[i] * np.float32(0.5)
+        if columns >= ZERO_ROW_COLUMNS and not symbols[i].any():
+            half = np.float32(0)
+        for j in range(columns):
+            m = np.int64(symbols[i, j])
+            out[i, j] = np.float32(2 * m + odd[state[j & mask]]) * half * column[j]
+            state[j & mask] = following[state[j & mask], m & 1]
+
+
+DECODER = Decoder("trellis", 4, layout, decode)
+
+
+def _gptq(*, bits: int = 6, clip_sigmas: float = CLIP_SIGMAS) -> "Trellis":
+    return Trellis(1, clip_sigmas / Grid(bits).top, rate=0.0, output=False)
+
+
+def _spec(*, states: int = 32, sigma: float | None = None, per_tensor: bool = False) -> "Trellis":
+    return Trellis(states, sigma, per_tensor=per_tensor)
 
 
 @dataclass(frozen=True, slots=True)
-class Trellis:
+class Trellis(Scheme):
     """Dependent quantization with `states` states; one state is a plain grid.
 
     Attributes:
         states: 1, 4, 8, 16, 32 or 64. They cost the encoder time and the decoder nothing.
-        sigma: step in standard deviations of the row; None takes it from sensitivity and λ, or a default.
-        rate: how much bits count when numbers are chosen, of what is right; 0 rounds to the nearest.
-        output: whether errors are fed back to rows, where calibration knows how these hang together.
-        whole: where steps come from `sigma`, one for the whole tensor, of what its rows deviate by on average.
+        sigma: scale in standard deviations of the row; None takes it from sensitivity and λ, or a default.
+        rate: how much bits count when symbols are chosen, as a share of their right price; 0 rounds to the nearest.
+        output: whether errors are fed back to rows too, where calibration knows their output covariance.
+        per_tensor: where scales come from `sigma`, one for the tensor, from the root mean square of its rows'
+            deviations.
     """
+
+    decoder = DECODER
+    specs = (
+        Spec("trellis", "two grids half a scale apart on a trellis of 4 to 64 states", _spec, "trellis:sigma=0.3"),
+        Spec("gptq", "a grid clipped at so many deviations, errors fed back by the input Hessian (GPTQ)", _gptq),
+    )
 
     states: int = 32
     sigma: float | None = None
     rate: float = 1.0
     output: bool = True
-    whole: bool = False
+    per_tensor: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
         if self.states not in STATES:
             raise ConfigError(f"a trellis of {self.states} states is unknown; choose {', '.join(map(str, STATES))}")
         if self.sigma is not None and not 2.0**-16 <= self.sigma <= 2.0**16:
-            raise ConfigError(f"trellis sigma {self.sigma} is out of range; choose a step of 2^-16 to 2^16 deviations")
+            raise ConfigError(f"trellis sigma {self.sigma} is out of range; choose a scale of 2^-16 to 2^16 deviations")
         if not 0 <= self.rate <= 16:
             raise ConfigError(f"trellis rate {self.rate} is out of range; choose 0 to 16")
 
     @property
     def distortion(self) -> float:
-        """Mean squared error at high rate, in squared steps."""
+        """Mean squared error at high rate, in squared scales."""
         return float(2.0 ** (2 * (_GAPS[self.states] - _GAPS[1])) / 12)
 
+    def at_scale(self, sigma: float) -> "Trellis":
+        """Return the same trellis with a scale of `sigma` standard deviations."""
+        return replace(self, sigma=sigma)
+
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Quantize with feedback where `sensitivity` has a Hessian; losslessly what float32 has no steps for.
+        """Quantize with feedback where `sensitivity` has a Hessian; losslessly what float32 has no scales for.
 
         Args:
-            lam: nats of KL a bit is worth; sets the steps unless `sigma` does or sensitivity is missing.
+            name: for error messages.
+            weight: any shape.
+            sensitivity: of this weight.
+            lam: nats of KL a bit is worth; sets the scales unless `sigma` does or sensitivity is missing.
 
         Raises:
             WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
         """
-        if weight.dtype not in REAL_DTYPES or weight.numel() == 0:
-            raise WeightsError(
-                f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) takes no trellis; use lossless"
-            )
-        matrix = finite_rows(name, weight)
-        known = feedback(sensitivity, *matrix.shape, output=self.output)
+        factors = feedback(sensitivity, *real_rows(name, weight).shape, output=self.output)
         by_loss = self.sigma is None and sensitivity is not None and lam > 0
-        return self.coded(name, weight, known, math.sqrt(lam / (math.log(2) * self.distortion)) if by_loss else None)
+        scale = math.sqrt(lam / (math.log(2) * self.distortion)) if by_loss else None
+        return self.encode_with(name, weight, factors, scale)
 
-    def coded(self, name: str, weight: Tensor, known: Feedback, scale: float | None, *, draft: bool = False) -> Encoded:
-        """`encode` with the feedback made before.
+    def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
+        """Encode a part with the scale of the whole tensor: see `Scheme.encode_part`."""
+        # As much error as a plain grid of that scale has.
+        wider = deviation / math.sqrt(12 * self.distortion)
+        scale = (DEFAULT_SIGMA if self.sigma is None else self.sigma) * wider
+        encoded = self.encode_with(name, part, feedback(None, *rows_columns(tuple(part.shape))), scale)
+        if encoded.scheme == "lossless" and not bool(part.any()):
+            return encode_with_one_scale(part, deviation)
+        return encoded
+
+    def encode_with(
+        self, name: str, weight: Tensor, factors: Feedback, scale: float | None, *, draft: bool = False
+    ) -> Encoded:
+        """Do as `encode` does, with feedback factors computed before (a budget search encodes many times).
 
         Args:
-            scale: the step where row and column weigh 1; None takes steps from the spread of rows.
-            draft: round to the nearest instead, without trellis or feedback: as many bytes, about, in little time.
+            name: for error messages.
+            weight: any shape.
+            factors: of this weight.
+            scale: where row and column weigh 1; None takes scales from the spread of rows.
+            draft: round to the nearest instead, without trellis or feedback: about as many bytes, in little time.
         """
         matrix = finite_rows(name, weight)
         most = np.abs(matrix).max(axis=1).astype(np.float64)
@@ -101,44 +217,46 @@ class Trellis:
             scale, resolution = DEFAULT_SIGMA if self.sigma is None else self.sigma, _FINE
             spread = matrix.std(axis=1, dtype=np.float64)
             rows, columns = np.where(spread > 0, spread, most), None
-            if self.whole or _alike(matrix, spread):
-                wanted = math.log2(scale) + math.log2(float(np.mean(rows[rows > 0] ** 2))) / 2
-                rows = np.full(len(rows), 2.0 ** (round(wanted * _ALIKE) / _ALIKE) / scale)
+            if self.per_tensor or _rows_are_alike(matrix, spread):
+                exponent = math.log2(scale) + math.log2(float(np.mean(rows[rows > 0] ** 2))) / 2
+                rows = np.full(len(rows), 2.0 ** (round(exponent * _SHARED_RESOLUTION) / _SHARED_RESOLUTION) / scale)
         else:
-            rows, resolution = known.row_weight**-0.5, _COARSE
-            columns = known.column_weight**-0.5 if known.fed else None
+            rows, resolution = factors.row_weight**-0.5, _COARSE
+            columns = factors.column_weight**-0.5 if factors.feeds_columns else None
         kept = np.ones(len(rows), np.bool_)
-        if columns is not None and matrix.shape[1] >= EMPTY:
-            rows, kept = _bounded(matrix, rows, known, scale)
+        if columns is not None and matrix.shape[1] >= ZERO_ROW_COLUMNS:
+            rows, kept = _hold_small_rows(matrix, rows, factors, scale)
         kept &= most > 0
-        steps = _Steps.of(most, rows, columns, scale, resolution, kept if kept.any() else most > 0, matrix.shape[1])
-        if steps is None:
+        used = kept if kept.any() else most > 0
+        scales = _ScaleIndices.of(most, rows, columns, scale, resolution, used, matrix.shape[1])
+        if scales is None:
             return Lossless().encode(name, weight)
-        unfed = not known.fed and known.rows.size == 0
-        shell = Encoded("trellis", tuple(weight.shape), weight.dtype, (1 if draft else self.states, *steps.params), ())
-        streams = steps.streams
-        row, column = both_steps(replace(shell, streams=(matrix, *streams)))  # type: ignore[arg-type]
+        plain = not factors.feeds_columns and factors.rows.size == 0
+        states = 1 if draft else self.states
+        encoded = Encoded("trellis", tuple(weight.shape), weight.dtype, (states, *scales.params), ())
+        row, column = row_and_column_scales(replace(encoded, streams=(matrix, *scales.streams)))  # type: ignore[arg-type]
         row = np.where(kept, row, np.float32(0))
         if draft:
-            numbers = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
+            symbols = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
         else:
-            right = 2 * math.log(2) * self.distortion
-            price = self.rate * right * (1 if unfed else _FED_RATE)
-            numbers = quantize(matrix, known, row, column, self.states, price)
-            if unfed and self.states > 1:
-                # One path along all rows starts but once; yet where columns are next to nothing their own stay at zero.
-                along = quantize(matrix, known, row, column, -self.states, price)
-                if cost(matrix, along, row, column, -self.states, right) < cost(
-                    matrix, numbers, row, column, self.states, right
+            right_price = 2 * math.log(2) * self.distortion
+            price = self.rate * right_price * (1 if plain else _FEEDBACK_RATE)
+            symbols = quantize(matrix, factors, row, column, self.states, price)
+            if plain and self.states > 1:
+                # One path along all rows starts only once, which saves bits; but where columns are nearly zero, paths
+                # of their own down these columns stay at zero. Take the cheaper.
+                along = quantize(matrix, factors, row, column, -self.states, price)
+                if cost(matrix, along, row, column, -self.states, right_price) < cost(
+                    matrix, symbols, row, column, self.states, right_price
                 ):
-                    numbers, shell = along, replace(shell, params=(-self.states, *steps.params))
-        return replace(shell, streams=(numbers, *streams))
+                    symbols, encoded = along, replace(encoded, params=(-self.states, *scales.params))
+        return replace(encoded, streams=(symbols, *scales.streams))
 
 
-def _alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
-    """Whether steps of rows cost more bits than they save, what sampling makes rows differ by being no saving.
+def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
+    """Return whether scales of rows cost more bits than they save; differences by sampling noise save nothing.
 
-    A row whose step is off by a factor e^x loses x² / ln 2 bits a weight (½ log₂ of arithmetic over geometric mean).
+    A row whose scale is off by a factor e^x loses x² / ln 2 bits a weight (½ log₂ of arithmetic over geometric mean).
     """
     if not (spread > 0).all():
         return False
@@ -150,25 +268,25 @@ def _alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
     return bool(saved < 0.5 * math.log2(1 + 2 * math.pi * math.e * sixteenths))
 
 
-def _bounded(
-    matrix: NDArray[np.float32], rows: NDArray[np.float64], known: Feedback, scale: float
+def _hold_small_rows(
+    matrix: NDArray[np.float32], rows: NDArray[np.float64], factors: Feedback, scale: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Steps of rows that do not dwarf their weights, and which rows are worth any bits at all.
+    """Return row scales that do not dwarf the weights, and which rows are worth any bits at all.
 
-    A path through the trellis leaves errors of half a step everywhere. Where that is more than there was, calibration
-    may call it free; on other data it is not. A row left out costs w H wᵀ, for no later column makes up for it: inputs
+    A path through the trellis leaves errors of half a scale everywhere. Where that exceeds the weights, calibration may
+    call it free; on other data it is not. A row left out costs w H wᵀ, for no later column makes up for it: inputs
     whose means are not zero make that a hundred times what feedback leaves.
     """
-    spread = np.sqrt(np.mean((matrix * known.column_weight**0.5) ** 2, axis=1)) / (scale * rows)
-    kept = spread >= _EMPTY
-    whole = np.sqrt(known.energy(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
-    kept[~kept] = whole >= _EMPTY
-    return np.where(spread < _COARSEST, rows * np.maximum(spread, 1e-30) / _COARSEST, rows), kept
+    spread = np.sqrt(np.mean((matrix * factors.column_weight**0.5) ** 2, axis=1)) / (scale * rows)
+    kept = spread >= _LEFT_OUT
+    energy = np.sqrt(factors.energy(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
+    kept[~kept] = energy >= _LEFT_OUT
+    return np.where(spread < _HELD, rows * np.maximum(spread, 1e-30) / _HELD, rows), kept
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
-    """Exponents of rows and columns as the file has them; `params` are all of the scheme's but the states."""
+class _ScaleIndices:
+    """Scales of rows and columns as the file has them; `params` are all of the scheme's but the states."""
 
     params: tuple[int, int, int, int]
     streams: tuple[NDArray[np.int32], ...]
@@ -183,24 +301,26 @@ class _Steps:
         resolution: int,
         used: NDArray[np.bool_],
         width: int,
-    ) -> "_Steps | None":
-        """The steps nearest to scale · rows · columns; None if a row (`most` its largest) has none in range."""
+    ) -> "_ScaleIndices | None":
+        """Return the indices nearest to scale · rows · columns; None if a row (`most` its largest) has none in range."""
         along = None
         if columns is not None:
             exponents = np.log2(columns)
             scale *= 2.0 ** float(exponents.mean())
             along = np.rint((exponents - exponents.mean()) * resolution).astype(np.int32)
-        wanted = np.log2(rows[used])
-        centre = float(wanted.mean())
-        exact = (math.log2(scale) + centre) * PER_OCTAVE
+        exponents = np.log2(rows[used])
+        center = float(exponents.mean())
+        exact = (math.log2(scale) + center) * PER_OCTAVE
         base = math.floor(exact)
         finer = min(round((exact - base) * len(rows)), len(rows) - 1)
         down = np.zeros(len(rows))
-        down[used] = np.rint((wanted - centre) * resolution)
+        down[used] = np.rint((exponents - center) * resolution)
         narrowest = 0.0 if along is None else float(along.min()) / resolution
-        least = np.log2(most[used] / (MOST / 4)) - narrowest  # numbers stay within MOST
-        if bool((np.log2(most[used]) < _SMALLEST + 24).any()) and bool(
-            (down[used] / resolution + base / 16 < _SMALLEST).any()
+        least = (
+            np.log2(most[used] / (MAX_SYMBOL / 4)) - narrowest
+        )  # symbols stay within MAX_SYMBOL: twice that is exact
+        if bool((np.log2(most[used]) < _SAFE_EXPONENT + 24).any()) and bool(
+            (down[used] / resolution + base / 16 < _SAFE_EXPONENT).any()
         ):
             return None
         down[used] = np.maximum(down[used], np.ceil((least - base / PER_OCTAVE) * resolution))
@@ -209,9 +329,9 @@ class _Steps:
         if not LOWEST <= base < HIGHEST or float(down[used].min()) < low or float(down[used].max()) > high:
             return None
         source = np.maximum.accumulate(np.where(used, np.arange(len(rows)), -1))
-        borrowed = down[np.where(source < 0, int(np.argmax(used)), source)].astype(np.int32)
-        if width < EMPTY:
-            borrowed[~used] = low + 16 * resolution  # half a step of about 2**-110 is nothing, yet no subnormal
+        filled = down[np.where(source < 0, int(np.argmax(used)), source)].astype(np.int32)
+        if width < ZERO_ROW_COLUMNS:
+            filled[~used] = low + 16 * resolution  # half a scale of about 2**-110 is nothing, yet no subnormal
         widest = HIGHEST // PER_OCTAVE // 2 * resolution
-        streams = (borrowed[:, None],) if along is None else (borrowed[:, None], along.clip(-widest, widest)[:, None])
+        streams = (filled[:, None],) if along is None else (filled[:, None], along.clip(-widest, widest)[:, None])
         return cls((resolution, 0 if along is None else resolution, base, finer), streams)

@@ -1,63 +1,216 @@
-"""Tucker's core and factors of a tensor in its place, each part by a scheme of its own.
+"""Tucker's decomposition: a core and a factor for every axis that is cut, each part by a scheme of its own.
 
-    weight ─► truncated HOSVD ─► factors ─► quantized ─► core fitted to what these became ─► quantized
+    tucker   params (rank of each axis, then the core and each factor as inner tensors)
+    streams: those of the core, then for each cut axis, from the first, those of its factor (rank, length) and the scale
+             index of each of its rows (rank, 1); an axis at its full length is not cut and has none
 
-With one step for all: row k of a factor is stored times the norm σ(k) of what the core has for it, so that an error of
-any number in any part is about as large in the weight, and a component that no step can see becomes zeros.
+    weight ─► truncated HOSVD ─► factors ─► quantized ─► core fitted to the quantized factors ─► quantized
 
-It pays where a tensor has few components: a sum of few outer products, or, at coarse steps, layers far wider than
-their task. Elsewhere it does not: docs/spectral.md has figures.
+Decoding undoes the axes from the last to the first, out(i) = Σ factor(k, i) · core(k) with k from 0, in float64, clipped
+to the range of float32 after each axis.
+
+With one scale for all parts: row k of a factor is stored times the norm σ(k) of the core's slice for it, so that an
+error of one number in any part is about as large in the weight, and a component too small for the scale becomes zeros.
+
+*Experimental.* It pays where a tensor has few components: a sum of few outer products, or, at coarse scales, layers far
+wider than their task. Elsewhere it does not: figures are in docs/spectral.md.
 """
 
 import math
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.feedback import feedback
-from birdie.compress.log_steps import indices_near, steps
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.schemes.decode_tucker import MOST_AXES, NAMES, cut, fits, numbers, times
-from birdie.compress.schemes.decoders import DECODERS, decode
-from birdie.compress.schemes.grid import SMALLEST, Grid, real_rows, vanishes
+from birdie.compress.log_scales import SMALLEST, nearest_indices, scales_of
+from birdie.compress.nested import Part, part_params, take_part, with_kernel
+from birdie.compress.scheme import (
+    SCALES,
+    Cost,
+    Decoder,
+    Encoded,
+    Scheme,
+    Sensitivity,
+    Spec,
+    StreamLayout,
+    elementwise,
+)
+from birdie.compress.schemes import rotation, trellis
+from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.spectral import MOST, Spectral
-from birdie.compress.schemes.trellis import DEFAULT_SIGMA, Trellis
+from birdie.compress.spectral import decoding
 from birdie.compress.spectral.tucker import Decomposition, tucker
-from birdie.compress.tensors import kernel, rows_columns
+from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_rows, underflows
 from birdie.entropy import coder
-from birdie.errors import ConfigError
+from birdie.entropy.compiled import njit
+from birdie.errors import ArtifactError, ConfigError
 
+INNER = {**rotation.INNER, 4: trellis.DECODER, 9: decoding.DECODER}  # by their codes in the file
+CODES = {**rotation.CODES, "trellis": 4, "spectral": 9}
+MAX_AXES = 8
+_LIMIT = float(np.finfo(np.float32).max)
+_BLOCK = 1 << 16  # elements multiplied at a time
 _FINEST = 2.0**-16  # deviation of the tensor, of its largest weight: below, it is a constant
 _LARGEST = 1e37  # norm that rows of factors may have
-_ALIKE = 0.05  # singular values of quantized factors, of the largest: what is below is one component twice
-# What is tried in the place of a transform: cuts that lose these shares of its error and leave so few of the numbers,
-# of tensors from so many numbers on whose singular values are quickly found.
-_SHARES, _FEW, _LEAST, _WIDEST = (0.4, 0.8), 0.6, 4096, 1024
+_SAME = 0.05  # singular values of quantized factors, of the largest: below, two rows are the same component
+# Instead of a transform: cuts that lose these shares of its error and leave at most so many of the numbers, for tensors
+# of at least so many numbers, on axes whose singular values are quickly computed.
+_SHARES, _MOST_KEPT, _LEAST, _WIDEST = (0.4, 0.8), 0.6, 4096, 1024
 _HALVINGS = 6
 _Array = NDArray[np.float64]
 
 
+def cut_axes(shape: tuple[int, ...], ranks: tuple[int, ...]) -> list[int]:
+    """Return the axes that have a factor."""
+    return [axis for axis, (size, rank) in enumerate(zip(shape, ranks, strict=True)) if rank < size]
+
+
+def count_numbers(shape: tuple[int, ...], ranks: tuple[int, ...]) -> int:
+    """Return how many numbers the core and the factors have."""
+    return prod(ranks) + sum(ranks[axis] * shape[axis] for axis in cut_axes(shape, ranks))
+
+
+def fits(shape: tuple[int, ...], ranks: tuple[int, ...]) -> bool:
+    """Return whether a file holds a tensor so: two to eight axes, one of them cut, in no more numbers than it has."""
+    return (
+        2 <= len(shape) <= MAX_AXES
+        and len(ranks) == len(shape)
+        and all(1 <= rank <= size for rank, size in zip(ranks, shape, strict=True))
+        and ranks != shape
+        and count_numbers(shape, ranks) <= prod(shape)
+    )
+
+
+def _parts(shape: tuple[int, ...], params: tuple[int, ...]) -> tuple[tuple[int, ...], list[Part]]:
+    """Return the ranks, and the core and the factors.
+
+    Raises:
+        ArtifactError: the parameters are impossible.
+    """
+    ranks, rest = params[: len(shape)], params[len(shape) :]
+    if not fits(shape, ranks):
+        raise ArtifactError(f"scheme tucker has ranks {ranks} for a tensor of {shape}; the file is corrupt or newer")
+    parts: list[Part] = []
+    for inner in (ranks, *((ranks[axis], shape[axis]) for axis in cut_axes(shape, ranks))):
+        part, rest = take_part(INNER, inner, rest)
+        parts.append(part)
+    if rest:
+        raise ArtifactError(f"scheme tucker has {len(rest)} parameters too many; the file is corrupt or newer")
+    return ranks, parts
+
+
+def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
+    """Return the layout of all parts.
+
+    Raises:
+        ArtifactError: the parameters are impossible.
+    """
+    real_matrix(shape, dtype)
+    core, *factors = _parts(shape, params)[1]
+    streams = [*with_kernel(core)]
+    for factor in factors:
+        streams += [*with_kernel(factor), StreamLayout(factor.shape[0], 1, SCALES)]
+    return tuple(streams)
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return the product of core and factors."""
+    ranks, parts = _parts(encoded.shape, encoded.params)
+    streams = list(encoded.streams)
+    values: list[_Array] = []
+    for part in parts:
+        count = len(part.layout)
+        value = part.decode(streams[:count]).numpy().astype(np.float64)
+        del streams[:count]
+        values.append(value if not values else value * scales_of(streams.pop(0)))
+    core, *factors = values
+    for axis, factor in reversed([*zip(cut_axes(encoded.shape, ranks), factors, strict=True)]):
+        core = multiply(core, factor, axis)
+    matrix = core.reshape(rows_columns(encoded.shape))
+    return tensor_of_rows(encoded.shape, encoded.dtype, lambda rows: matrix[rows])
+
+
+def multiply(x: _Array, factor: _Array, axis: int) -> _Array:
+    """Replace each line of `x` along `axis`, as long as `factor` (rank, length) has rows, by Σ factor(k) · line(k)."""
+    shape, (rank, length) = x.shape, factor.shape
+    lines = x.reshape(prod(shape[:axis]), rank, -1)
+    out = np.empty((len(lines), length, lines.shape[2]))
+    factor = np.ascontiguousarray(factor)
+    width = max(8, _BLOCK // max(rank, length))
+    for start in range(0, lines.shape[2], width):
+        across = slice(start, start + width)
+        height = max(1, width // lines[0, 0, across].size)
+        for first in range(0, len(lines), height):
+            block = lines[first : first + height, :, across]
+            signals = block.transpose(1, 0, 2).reshape(rank, -1).copy()
+            total = np.empty((length, signals.shape[1]))
+            _sum_products(factor, signals, total)
+            out[first : first + height, :, across] = total.reshape(length, len(block), -1).transpose(1, 0, 2)
+    return out.reshape(*shape[:axis], length, *shape[axis + 1 :])
+
+
+@njit(nogil=True, cache=True)
+def _sum_products(factor, signals, out):  # type: ignore[no-untyped-def]
+    """out(i) = Σ factor(k, i) · signals(k), products and sums rounded one by one, clipped to float32's range."""
+    width = signals.shape[1]
+    for i in range(factor.shape[1]):
+        line = out[i]
+        for j in range(width):
+            line[j] = factor[0, i] * signals[0, j]
+        for k in range(1, factor.shape[0]):
+            weight, signal = factor[k, i], signals[k]
+            for j in range(width):
+                line[j] += weight * signal[j]
+        for j in range(width):
+            line[j] = min(max(line[j], -_LIMIT), _LIMIT)
+
+
+def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
+    output, ranks = elementwise(shape, dtype, params), params[: len(shape)]
+    return Cost(output.operations * (1 + sum(ranks)), output.bytes + 16 * output.operations)  # float64, in and out
+
+
+DECODER = Decoder("tucker", 10, layout, decode, _cost)
+
+
+def _of_spec(
+    *, energy: float | None = None, ranks: tuple[int, ...] | None = None, base: Scheme | None = None
+) -> "Tucker":
+    base = Grid(sigma=0.3) if base is None else base
+    if energy is not None and ranks is not None:
+        raise ConfigError("tucker takes energy=0.99 or one rank for each axis, ranks=16x16x3x3; give one of the two")
+    return Tucker(0.99 if energy is None else energy, ranks, base)
+
+
 @dataclass(frozen=True, slots=True)
-class Tucker:
+class Tucker(Scheme):
     """A core and a factor along every axis that is cut.
 
     Attributes:
         energy: share of the squares that is kept, above 0, at most 1.
         ranks: one for each axis instead.
-        base: how the parts are stored: `sigma:C`, `trellis:sigma=C` and `spectral:…,sigma=C`, whose step is then C
+        base: how the parts are stored: `sigma:C`, `trellis:sigma=C` and `spectral:…,sigma=C`, whose scale is then C
             deviations of the whole tensor for all parts; or ternary, codebooks and grids of fixed width.
     """
+
+    decoder = DECODER
+    specs = (
+        Spec(
+            "tucker",
+            "a core and a factor for each axis that is cut, by schemes of their own",
+            _of_spec,
+            "tucker:energy=0.99",
+        ),
+    )
 
     energy: float = 0.99
     ranks: tuple[int, ...] | None = None
     base: Scheme = field(default_factory=lambda: Grid(sigma=0.3))
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
         if not 0 < self.energy <= 1:
             raise ConfigError(f"tucker energy={self.energy} is out of range; choose above 0, at most 1")
         if self.ranks is not None and (not self.ranks or min(self.ranks) < 1):
@@ -68,145 +221,124 @@ class Tucker:
         name: str,
         weight: Tensor,
         *,
-        sensitivity: Sensitivity | None = None,  # noqa: ARG002  the contract's; it is of the whole, not of parts
+        sensitivity: Sensitivity | None = None,  # noqa: ARG002 (it is of the whole matrix, not of parts)
         lam: float = 0.0,
     ) -> Encoded:
-        """Decompose, and store the parts; as the base alone what has one axis or more than eight, or where nothing is
-        cut, or core and factors are more numbers; losslessly what has parts that the base stores so.
+        """Decompose, and store the parts.
+
+        A tensor goes by the base alone if it has one axis or more than eight, if nothing is cut, or if core and factors
+        are more numbers than it; losslessly if the base stores a part so.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
-            ConfigError: the base is none that can hold a part, or ranks do not fit the tensor.
+            ConfigError: the base cannot hold a part, or ranks do not fit the tensor.
         """
         rows, shape = real_rows(name, weight), tuple(weight.shape)
-        if vanishes(weight, rows):
+        if underflows(weight, rows):
             return Lossless().encode(name, weight)
         plain = torch.from_numpy(rows).double().reshape(shape)
-        if not 2 <= len(shape) <= MOST_AXES:
+        if not 2 <= len(shape) <= MAX_AXES:
             return self.base.encode(name, weight, lam=lam)
-        found = tucker(plain, energy=self.energy, ranks=self.ranks)
-        if not fits(shape, tuple(found.core.shape)) or float(torch.linalg.vector_norm(found.core)) > _LARGEST:
+        parts = tucker(plain, energy=self.energy, ranks=self.ranks)
+        if not fits(shape, tuple(parts.core.shape)) or float(torch.linalg.vector_norm(parts.core)) > _LARGEST:
             return self.base.encode(name, weight, lam=lam)
-        return self._of(name, weight, plain, found, lam)
+        return self._encode_parts(name, weight, plain, parts, lam)
 
-    def _of(self, name: str, weight: Tensor, plain: Tensor, found: Decomposition, lam: float) -> Encoded:
-        """`weight`, which is `plain` in float64, by its decomposition."""
-        shape, ranks = tuple(plain.shape), tuple(found.core.shape)
+    def _encode_parts(self, name: str, weight: Tensor, plain: Tensor, parts: Decomposition, lam: float) -> Encoded:
+        """Encode `weight`, which is `plain` in float64, by its decomposition."""
+        shape, ranks = tuple(plain.shape), tuple(parts.core.shape)
         deviation = max(float(plain.std(correction=0)), float(plain.abs().max()) * _FINEST) or 1.0
         core, factors = plain.numpy(), []
-        for axis in cut(shape, ranks):
-            factor = found.factors[axis]
+        for axis in cut_axes(shape, ranks):
+            factor = parts.factors[axis]
             assert factor is not None
-            norms = torch.linalg.vector_norm(found.core.movedim(axis, 0).flatten(1), dim=1)
-            indices = indices_near(1 / norms.clamp(1 / _LARGEST, _LARGEST).numpy())[:, None]
-            step = steps(indices).astype(np.float64)
-            part = self._stored(name, factor.mT.numpy() / step, deviation, lam)
+            norms = torch.linalg.vector_norm(parts.core.movedim(axis, 0).flatten(1), dim=1)
+            indices = nearest_indices(1 / norms.clamp(1 / _LARGEST, _LARGEST).numpy())[:, None]
+            scales = scales_of(indices).astype(np.float64)
+            part = self._encode_part(name, factor.mT.numpy() / scales, deviation, lam)
             if part is None:
                 return Lossless().encode(name, weight)
             factors.append((part, indices))
-            inverse = np.linalg.pinv(decode(part).double().numpy() * step, rcond=_ALIKE)
-            core = times(core, np.ascontiguousarray(inverse), axis)
-        first = self._stored(name, core, deviation, lam)
+            decoded = INNER[CODES[part.scheme]].decode(part).double().numpy() * scales
+            core = multiply(core, np.ascontiguousarray(np.linalg.pinv(decoded, rcond=_SAME)), axis)
+        first = self._encode_part(name, core, deviation, lam)
         if first is None:
             return Lossless().encode(name, weight)
-        params, streams = [*ranks, *_described(first)], [*first.streams]
+        params, streams = [*ranks, *part_params(CODES, first)], [*first.streams]
         for part, indices in factors:
-            params += _described(part)
+            params += part_params(CODES, part)
             streams += [*part.streams, indices]
         return Encoded("tucker", shape, weight.dtype, tuple(params), tuple(streams))
 
-    def _stored(self, name: str, values: _Array, deviation: float, lam: float) -> Encoded | None:
-        """A part (any shape) by the base; None where float32 or its steps end."""
+    def _encode_part(self, name: str, values: _Array, deviation: float, lam: float) -> Encoded | None:
+        """Encode a part (any shape) by the base; None beyond the range of float32 or its scales."""
         with np.errstate(over="ignore"):
             part = torch.from_numpy(values.astype(np.float32))
         if not bool(part.isfinite().all()):
             return None
-        found = _at(self.base, name, part, deviation, lam)
-        if found is None or found.scheme == "lossless":
+        encoded = self.base.encode_part(name, part, deviation, lam)
+        if encoded is None or encoded.scheme == "lossless":
             return None
-        if found.scheme not in NAMES:
-            raise ConfigError(f"tucker cannot hold {found.scheme}; choose {', '.join(NAMES)}")
-        return found
+        if encoded.scheme not in CODES:
+            raise ConfigError(f"tucker cannot hold {encoded.scheme}; choose {', '.join(CODES)}")
+        return encoded
 
 
-def _described(part: Encoded) -> tuple[int, ...]:
-    return NAMES[part.scheme], len(part.params), *part.params
-
-
-def _at(base: Scheme, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:
-    """`part` by `base`, its step (if it has one in deviations) in those of the whole tensor, the same for all rows."""
-    if isinstance(base, Grid) and base.sigma is not None and base.group is None:
-        return _grid(part, base.sigma * deviation)
-    if isinstance(base, Spectral):
-        own = float(part.double().std(correction=0))
-        sigma = base.sigma * deviation / own if own > 0 else base.sigma
-        return replace(base, sigma=min(max(sigma, 2.0**-20), 2.0**16)).encode(name, part)
-    if isinstance(base, Trellis):
-        rows, columns = rows_columns(tuple(part.shape))
-        # As much error as a plain grid of that step has.
-        wider = deviation / math.sqrt(12 * base.distortion)
-        step = (DEFAULT_SIGMA if base.sigma is None else base.sigma) * wider
-        found = base.coded(name, part, feedback(None, rows, columns), step)
-        return found if found.scheme != "lossless" or bool(part.any()) else _grid(part, deviation)
-    return base.encode(name, part, lam=lam)
-
-
-def _grid(part: Tensor, step: float) -> Encoded | None:
-    """`part` on one grid for all its rows."""
-    shape = tuple(part.shape)
-    rows = part.numpy().reshape(rows_columns(shape))
-    wanted = max(step, float(np.abs(rows).max()) / MOST)
-    if wanted < SMALLEST:
-        return None
-    indices = np.full((len(rows), 1), indices_near(np.array(wanted)), np.int32)
-    symbols = np.rint(rows / steps(indices)).astype(np.int32)
-    return Encoded("grid", shape, torch.float32, (), (symbols, indices))
-
-
-def cheaper(name: str, weight: Tensor, found: Encoded, sigma: float) -> Encoded:
-    """`found`, or core and factors if these are coded smaller and leave no larger squared error.
+def smaller_by_tucker(name: str, weight: Tensor, encoded: Encoded, sigma: float) -> Encoded:
+    """Return `encoded`, or core and factors if these are coded smaller and leave no larger squared error.
 
     Tried only where the cut leaves less than six tenths of the numbers: with more it has never paid.
 
     Args:
+        name: for error messages.
         weight: any shape, finite floats.
-        found: what a transform made of it.
-        sigma: the step in standard deviations around which one is searched.
+        encoded: by a transform.
+        sigma: the scale in standard deviations around which one is searched.
     """
     shape = tuple(weight.shape)
     narrow = all(min(size, weight.numel() // max(1, size)) <= _WIDEST for size in shape)
-    if not (2 <= len(shape) <= MOST_AXES and weight.numel() >= _LEAST and narrow) or found.scheme == "lossless":
-        return found
+    if not (2 <= len(shape) <= MAX_AXES and weight.numel() >= _LEAST and narrow) or encoded.scheme == "lossless":
+        return encoded
     plain = weight.detach().cpu().float().double()
-    allowed, whole = float((decode(found).double() - plain).square().sum()), float(plain.square().sum())
-    best, least = found, -1
+    squares = float(plain.square().sum())
+    allowed = float((decoding.decode(encoded).double() - plain).square().sum())
+    best, least = encoded, -1
     for share in _SHARES:
-        energy = 1 - share * allowed / max(whole, SMALLEST)
+        energy = 1 - share * allowed / max(squares, SMALLEST)
         if not 0 < energy < 1:
             continue
         parts = tucker(plain, energy=energy)
         ranks = tuple(parts.core.shape)
-        if not fits(shape, ranks) or numbers(shape, ranks) > _FEW * weight.numel() or whole > _LARGEST:
+        few = fits(shape, ranks) and count_numbers(shape, ranks) <= _MOST_KEPT * weight.numel()
+        if not few or squares > _LARGEST:
             continue
         trial, low, high = None, math.log2(sigma) - 3, math.log2(sigma) + 1
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            step = min(max(2.0**middle, 2.0**-20), 2.0**16)
-            made = Tucker(base=Grid(sigma=step))._of(name, weight, plain, parts, 0.0)
-            fine = float((decode(made).double() - plain).square().sum()) <= allowed
-            trial, low, high = (made, middle, high) if fine else (trial, low, middle)
+            scale = min(max(2.0**middle, 2.0**-20), 2.0**16)
+            candidate = Tucker(base=Grid(sigma=scale))._encode_parts(name, weight, plain, parts, 0.0)
+            error = float((_decoded(candidate).double() - plain).square().sum())
+            trial, low, high = (candidate, middle, high) if error <= allowed else (trial, low, middle)
         if trial is not None:
-            least = coded_size(best) if least < 0 else least
-            size = coded_size(trial)
+            least = coded_bytes(best) if least < 0 else least
+            size = coded_bytes(trial)
             best, least = (trial, size) if size < least else (best, least)
     return best
 
 
-def coded_size(found: Encoded) -> int:
-    """Bytes of all streams as the coder "max" writes them."""
-    layout, total = DECODERS[found.scheme].layout(found.shape, found.dtype, found.params), 0
-    for stream, each in zip(found.streams, layout, strict=True):
-        taps = kernel(found.shape, each.columns)
-        hints = each.hints if taps == (1, 1) else replace(each.hints, kernel=taps)
+_OWN = {decoder.name: decoder for decoder in (DECODER, decoding.DECODER, Lossless.decoder)}
+
+
+def _decoded(encoded: Encoded) -> Tensor:
+    return _OWN[encoded.scheme].decode(encoded)
+
+
+def coded_bytes(encoded: Encoded) -> int:
+    """Return the bytes of all streams as the coder "max" writes them."""
+    layouts = _OWN[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
+    total = 0
+    for stream, expected in zip(encoded.streams, layouts, strict=True):
+        taps = kernel(encoded.shape, expected.columns)
+        hints = expected.hints if taps == (1, 1) else replace(expected.hints, kernel=taps)
         total += len(coder.encode(np.ascontiguousarray(stream), hints, "max").payload)
     return total

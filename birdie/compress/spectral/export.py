@@ -1,56 +1,57 @@
-"""What a wrapped model has become, ready to be packed: its symbols and steps as they are, nothing quantized again."""
+"""What a wrapped tensor was trained to, as a scheme: its symbols and scales as they are, nothing quantized again."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.spectral import MOST, encoded
-from birdie.compress.spectral.wrap import Wrapped, wrapped
+from birdie.compress.schemes.spectral import encode_symbols
+from birdie.compress.spectral.decoding import DECODER
+from birdie.compress.spectral.transforms import Transform
 from birdie.errors import WeightsError
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A scheme for a tensor whose symbols are known."""
+class Trained(Scheme):
+    """A scheme for one tensor whose symbols are known."""
 
-    found: Encoded
+    decoder = DECODER
+
+    encoded: Encoded
 
     def encode(
         self,
-        name: str,  # noqa: ARG002  the contract's
+        name: str,  # noqa: ARG002 (all is known already)
         weight: Tensor,  # noqa: ARG002
         *,
         sensitivity: Sensitivity | None = None,  # noqa: ARG002
         lam: float = 0.0,  # noqa: ARG002
     ) -> Encoded:
-        """What was trained."""
-        return self.found
+        """Return the trained symbols."""
+        return self.encoded
 
 
-def trained(model: nn.Module) -> dict[str, Scheme]:
-    """Plain name → the scheme that stores what `spectral` trained; empty for a model that is not wrapped.
+def trained_scheme(
+    name: str,
+    symbols: Tensor,
+    scale_indices: Tensor,
+    transform: Transform,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Scheme:
+    """Return the scheme that stores `symbols`, coefficients in scales; lossless where scales are too fine for it.
 
     Raises:
-        WeightsError: a coefficient is not finite.
+        WeightsError: a symbol is not finite.
     """
-    by_weight: dict[int, Scheme] = {}
-    return {each.name: by_weight.setdefault(id(each.weight), _scheme(each)) for each in wrapped(model)}
-
-
-def _scheme(each: Wrapped) -> Scheme:
-    symbols = each.symbols
     if not bool(torch.isfinite(symbols).all()):
-        raise WeightsError(
-            f"tensor {each.name!r} holds NaN or infinite coefficients; train on from an earlier checkpoint"
-        )
-    if float(symbols.abs().max()) > MOST:
-        return Lossless()  # steps so fine that they say nothing
-    weight = each.weight
-    whole = symbols.cpu().numpy().astype(np.int32)
-    return Ready(
-        encoded(weight.shape, weight.dtype, whole, weight.steps()[1].cpu().numpy().astype(np.int32), weight.transform)
-    )
+        raise WeightsError(f"tensor {name!r} holds NaN or infinite coefficients; train on from an earlier checkpoint")
+    if float(symbols.abs().max()) > MAX_SYMBOL:
+        return Lossless()
+    integers = symbols.cpu().numpy().astype(np.int32)
+    indices = scale_indices.cpu().numpy().astype(np.int32)
+    return Trained(encode_symbols(shape, dtype, integers, indices, transform))

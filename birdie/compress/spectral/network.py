@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.log_steps import HIGHEST, LOWEST, PER_OCTAVE, steps
+from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
 
 AXES = 5  # as many as a 3-D convolution has; further ones do not tell positions apart
 OCTAVES = 4  # sines of 1, 2, 4 and 8 half turns along each axis
@@ -104,7 +104,7 @@ def stepped(log2: Tensor) -> tuple[Tensor, Tensor]:
     """(steps float32, indices int64) of the table a file names steps by; gradients pass as if nothing was rounded."""
     table = _STEPS.get(log2.device)
     if table is None:
-        table = torch.from_numpy(steps(torch.arange(LOWEST, HIGHEST + 1).numpy())).to(log2.device)
+        table = torch.from_numpy(scales_of(torch.arange(LOWEST, HIGHEST + 1).numpy())).to(log2.device)
         _STEPS[log2.device] = table
     index = (log2.detach() * PER_OCTAVE).round().clamp(LOWEST, HIGHEST).long()
     exact = table[index - LOWEST]

@@ -2,7 +2,7 @@
 
     weight ──forward──► coefficients, same shape ──inverse──► weight
 
-What each kind does is said in `decode_transform`, which undoes it in a file's arithmetic. Here every
+What each kind does is said in `birdie.compress.spectral.inverse`, which undoes it in a file's arithmetic. Here every
 axis has a small matrix (a DCT basis, a wavelet written as a matrix), and the matrices of neighbouring axes that are one
 block each are multiplied into one by Kronecker's product: a 3×3 kernel takes one product with a 9×9 matrix, and
 blocks of eight input channels with their kernels one with 72×72. Axes too long for a wavelet's matrix are lifted.
@@ -18,17 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.compress.schemes.decode_rotation import signs
-from birdie.compress.schemes.decode_transform import (
-    KINDS,
-    LARGEST_EDGE,
-    LIFTING,
-    MOST_LEVELS,
-    Axes,
-    cosines,
-    lift,
-    octaves,
-)
+from birdie.compress.schemes.rotation import signs
+from birdie.compress.spectral.inverse import KINDS, LIFTING, MAX_EDGE, MAX_LEVELS, Axes, cosines, lift, octaves
 from birdie.compress.tensors import rows_columns
 from birdie.errors import ConfigError
 
@@ -58,10 +49,10 @@ class Transform:
         """Refuse settings out of range."""
         if self.kind not in KINDS:
             raise ConfigError(f"transform {self.kind!r} is unknown; choose {', '.join(KINDS)}")
-        if not 2 <= self.edge <= LARGEST_EDGE:
-            raise ConfigError(f"transform edge={self.edge} is out of range; choose 2 to {LARGEST_EDGE}")
-        if not 1 <= self.levels <= MOST_LEVELS:
-            raise ConfigError(f"transform levels={self.levels} is out of range; choose 1 to {MOST_LEVELS}")
+        if not 2 <= self.edge <= MAX_EDGE:
+            raise ConfigError(f"transform edge={self.edge} is out of range; choose 2 to {MAX_EDGE}")
+        if not 1 <= self.levels <= MAX_LEVELS:
+            raise ConfigError(f"transform levels={self.levels} is out of range; choose 1 to {MAX_LEVELS}")
         if self.axes not in ("all", "kernel"):
             raise ConfigError(f"transform axes={self.axes!r} is unknown; choose all or kernel")
 
@@ -181,7 +172,7 @@ def _made(what: str, *about: Any) -> NDArray[np.float64]:
 
 
 def _turned(x: Tensor, *, back: bool) -> Tensor:
-    """The rows of `x` rotated as `decode_rotation.turn` does with seed 0."""
+    """The rows of `x` rotated as `rotation.rotate` does with seed 0."""
     rows, columns = rows_columns(tuple(x.shape))
     flat, size = x.reshape(rows, columns), 1 << (columns.bit_length() - 1)
     low = [(0, 0), (columns - size, 1)][: 1 + (size < columns)]

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from birdie.compress.rate.assignment import small_scheme
-from birdie.compress.schemes.decoders import decode
+from birdie.compress.registry import decode
+from birdie.compress.scheme import Scheme
+from birdie.compress.small_tensors import small_scheme
+from birdie.compress.spectral.export import trained_scheme
 from birdie.compress.spectral.network import QuantizationNetwork, features, stepped
 from birdie.compress.spectral.rate import bits_of
 from birdie.compress.spectral.transforms import Transform
@@ -139,6 +141,21 @@ class SpectralWeight(nn.Module):
         """The coefficients of `weight`."""
         return self.transform.forward(weight.detach().float()).to(self.dtype)
 
+    def symbols(self, coefficients: Tensor) -> Tensor:
+        """Return the integers a file will hold, as floats of the tensor's shape."""
+        with torch.no_grad():
+            return (coefficients.float() / self.spread(self.steps()[0])).round()
+
+    def stored_as(self, name: str, coefficients: Tensor) -> Scheme:
+        """Return the scheme that stores what was trained.
+
+        Raises:
+            WeightsError: a coefficient is not finite.
+        """
+        with torch.no_grad():
+            indices = self.steps()[1]
+        return trained_scheme(name, self.symbols(coefficients), indices, self.transform, self.shape, self.dtype)
+
     def bits(self, coefficients: Tensor, steps: Tensor | None = None) -> Tensor:
         """About what the coder will take for them, 0-d, differentiable; `steps` of the classes, if they are known."""
         step = self.spread(self.steps()[0] if steps is None else steps.reshape(self.grid))
@@ -172,8 +189,7 @@ class Wrapped:
     @property
     def symbols(self) -> Tensor:
         """The integers a file will hold, as floats of the tensor's shape."""
-        with torch.no_grad():
-            return (self.coefficients.float() / self.weight.spread(self.weight.steps()[0])).round()
+        return self.weight.symbols(self.coefficients)
 
 
 def wrapped(model: nn.Module) -> Iterator[Wrapped]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.artifact import files as artifact
+from birdie.artifact.load import inspect, load
 from birdie.data.byte_accounting import Tokens
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.sidecar import byte_counts
@@ -96,7 +96,7 @@ def audit_artifact(path: Path, shown: str, given: Given) -> tuple[Finding, ...]:
     found = [Finding(rules.SIZE, verdict, said, "file", shown)]
     started = time.perf_counter()
     try:
-        artifact.inspect(path)
+        inspect(path)
         model, recipe, metadata = load_gpt(path, torch.device("cpu"))
     except (ArtifactError, WeightsError) as error:
         return (*found, Finding(rules.RUNS, _unusable(path), f"its model cannot be rebuilt: {error}", "file", shown))
@@ -120,8 +120,8 @@ def audit_artifact(path: Path, shown: str, given: Given) -> tuple[Finding, ...]:
 def _unusable(path: Path) -> Verdict:
     """A damaged file fails; one that holds something else than a GPT is no matter for this audit."""
     try:
-        artifact.inspect(path)
-        artifact.load(path)
+        inspect(path)
+        load(path)
     except BirdieError:
         return "fail"
     return "unknown"

@@ -33,8 +33,8 @@ INSTEAD = {
     effort: ("birdie.golf.standalone.omitted", name)
     for effort, name in (("fast", "refuse"), ("max", "refuse_spectral"))
 }
-_SCHEMES = tuple(f"birdie.compress.schemes.decode_{name}" for name in ("codebook", "rotation", "lowrank", "nested"))
-_SPECTRAL = ("birdie.compress.schemes.decode_spectral", "birdie.compress.schemes.decode_tucker")
+_SCHEMES = tuple(f"birdie.compress.schemes.{name}" for name in ("codebook", "rotation", "lowrank"))
+_SPECTRAL = ("birdie.compress.spectral", "birdie.compress.schemes.tucker")
 OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _SCHEMES + _SPECTRAL, "max": _SPECTRAL}
 
 

@@ -13,10 +13,40 @@ from torch import Tensor
 
 from birdie.artifact import metadata
 from birdie.artifact import pytree as tree
-from birdie.artifact.container import Reader
-from birdie.artifact.files import _check_size, _decode_all, _owner
+from birdie.artifact.container import Entry, Reader
+from birdie.artifact.decoding import decode_all, require_size, stored_name
+from birdie.compress.scheme import Decoder
+from birdie.compress.schemes import cast, codebook, grid, lossless, lowrank, rotation, ternary, trellis, tucker
+from birdie.compress.spectral import decoding as spectral
+from birdie.errors import ArtifactError
 
 Source = str | os.PathLike[str] | bytes
+
+DECODERS: dict[int, Decoder] = {
+    1: lossless.DECODER,
+    2: grid.DECODER,
+    3: cast.DECODER,
+    4: trellis.DECODER,
+    5: ternary.DECODER,
+    6: codebook.DECODER,
+    7: rotation.DECODER,
+    8: lowrank.DECODER,
+    9: spectral.DECODER,
+    10: tucker.DECODER,
+}
+
+
+def decoder_of(entry: Entry) -> Decoder:
+    """Return the decoder of an entry.
+
+    Raises:
+        ArtifactError: its scheme is not birdie's own, or newer.
+    """
+    if entry.scheme not in DECODERS:
+        raise ArtifactError(
+            f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown here; use birdie to load it"
+        )
+    return DECODERS[entry.scheme]
 
 
 def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
@@ -45,9 +75,9 @@ def load_object(source: Source, max_bytes: int | None = None) -> Any:
 
 
 def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
-    _check_size(reader, max_bytes)
-    tensors = _decode_all(reader, os.cpu_count() or 1)
-    return {name: tensors[_owner(reader, name)] for name in reader.names}
+    require_size(reader, max_bytes)
+    tensors = decode_all(reader, decoder_of, os.cpu_count() or 1)
+    return {name: tensors[stored_name(reader, name)] for name in reader.names}
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration.kl import Judge
 from birdie.compress.calibration.probe import SIGMA, probe
-from birdie.compress.calibration.result import Knowledge
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import calibrate
-from birdie.compress.schemes.decoders import decode
+from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.errors import ConfigError, DataError, WeightsError
 
@@ -84,7 +84,7 @@ def test_what_a_matrix_is_worth_explains_the_kl_of_rounding_it() -> None:
 
 def test_it_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
     module, data = Convolved().eval(), batches(20)
-    known = Knowledge.of(module.state_dict(), (module, data, without_gradients), gradients=False)
+    known = CalibrationResult.of(module.state_dict(), (module, data, without_gradients), gradients=False)
     judge, found = Judge(module, batches(4, seed=9), loss), []
     for calibration in (None, known):
         summary = birdie.save(module, tmp_path / "x", bits=5, calibration=calibration)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from birdie.compress.calibration.refit import as_stored, refit
-from birdie.compress.schemes.decoders import decode
+from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.errors import ConfigError, DataError
 

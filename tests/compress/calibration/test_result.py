@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress.calibration.kl import Judge
-from birdie.compress.calibration.result import Knowledge
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.schemes.lossless import Lossless
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 
@@ -61,7 +61,7 @@ def test_a_quality_is_met_on_data_held_back_and_nearly_used_up(tmp_path: Path) -
 
 def test_a_better_quality_takes_more_bytes(tmp_path: Path) -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
     sizes = [birdie.save(model, tmp_path / f"{q}", quality=q, calibration=known).bytes for q in (0.001, 0.01, 0.1)]
     assert sizes[0] > sizes[1] > sizes[2]
 
@@ -78,7 +78,7 @@ def test_calibration_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
 
 def test_refit_gains_on_data_it_has_not_seen_at_next_to_no_bytes(tmp_path: Path) -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
     plain, tuned = tmp_path / "plain.birdie", tmp_path / "tuned.birdie"
     birdie.save(model, plain, scheme="ternary", calibration=known)
     birdie.save(model, tuned, scheme="ternary", calibration=known, refit=40)
@@ -89,7 +89,7 @@ def test_refit_gains_on_data_it_has_not_seen_at_next_to_no_bytes(tmp_path: Path)
 
 def test_refit_keeps_the_budget(tmp_path: Path) -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
     budget = birdie.save(model, tmp_path / "x", bits=1.5, calibration=known, refit=10).budget
     assert budget is not None
     assert 0.97 * budget < (tmp_path / "x").stat().st_size <= budget
@@ -97,14 +97,14 @@ def test_refit_keeps_the_budget(tmp_path: Path) -> None:
 
 def test_refit_makes_a_quality_no_dearer(tmp_path: Path) -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
     sizes = [birdie.save(model, tmp_path / "x", quality=0.05, calibration=known, refit=n).bytes for n in (0, 40)]
     assert sizes[1] < sizes[0]
 
 
 def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
     kept = {name: Lossless().encode(name, weight) for name, weight in known.state.items()}
     for name, each in known.recalibrated(kept, {}).sensitivities.items():
         for part in ("hessian", "row_fisher", "output"):
@@ -114,7 +114,7 @@ def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
 
 def test_recalibration_is_no_worse_by_the_judge_and_keeps_the_budget(tmp_path: Path) -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(20), loss))
+    known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
     assert known.judge is not None
     found = []
     for again in (False, True):
@@ -153,7 +153,7 @@ def test_the_same_bytes_twice_and_nothing_of_the_caller_changes(tmp_path: Path) 
 
 def test_sorted_units_leave_the_function_as_it_was() -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
+    known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
     moved = network(3)
     moved.load_state_dict(known.state)
     assert not torch.equal(known.state["0.weight"], model.state_dict()["0.weight"])
@@ -164,7 +164,7 @@ def test_sorted_units_leave_the_function_as_it_was() -> None:
 
 def test_units_stay_where_they_are_when_told_to() -> None:
     model = network()
-    known = Knowledge.of(model.state_dict(), (model, batches(), loss), symmetries=False)
+    known = CalibrationResult.of(model.state_dict(), (model, batches(), loss), symmetries=False)
     assert all(torch.equal(known.state[name], weight) for name, weight in model.state_dict().items())
 
 
@@ -180,8 +180,8 @@ def test_schemes_by_hand_are_calibrated_too(tmp_path: Path) -> None:
 
 def test_schemes_by_hand_are_calibrated_beside_a_budget_too(tmp_path: Path) -> None:
     model, path = network(), tmp_path / "x.birdie"
-    known = Knowledge.of(model.state_dict(), (model, batches(), loss))
-    rules = [("2.weight", "gptq:bits=4,k=3")]
+    known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
+    rules = [("2.weight", "gptq:bits=4,clip_sigmas=3")]
     birdie.save(model, path, scheme=rules, calibration=known)
     alone = birdie.load(path)["2.weight"]
     birdie.save(model, path, scheme=rules, calibration=known, bits=4)

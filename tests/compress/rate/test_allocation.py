@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decode_trellis import MOST
+from birdie.compress.schemes.decoders import DECODERS, decode
 from torch import Tensor
 
 from birdie.compress.rate.allocation import COARSEST, COARSEST_BY_LOSS, EMBEDDING_FACTOR, FINEST, Allocation
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.decode_trellis import MOST
-from birdie.compress.schemes.decoders import DECODERS, decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.trellis import Trellis
 from birdie.entropy import coder
@@ -123,7 +123,7 @@ def test_what_was_not_calibrated_takes_steps_in_deviations_embeddings_finer_ones
         "three": "trellis",
     }
     for name, sigma in (("w", 0.25), ("tok_emb.weight", 0.25 * EMBEDDING_FACTOR)):
-        scheme = Grid(sigma=sigma) if plain else Trellis(sigma=sigma, whole=True)
+        scheme = Grid(sigma=sigma) if plain else Trellis(sigma=sigma, per_tensor=True)
         expected = scheme.encode(name, weights[name])
         assert torch.equal(decode(found[name]), decode(expected))
         assert found[name].params == expected.params

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from birdie.compress.rate.assignment import SMALL, assign, encode_all, match, parse_rule, parse_spec, small_scheme, suit
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Scheme
-from birdie.compress.schemes.decoders import decode
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Cast, Lossless
+from birdie.compress.schemes.lossless import Lossless
 from birdie.errors import ConfigError
 
 
@@ -19,7 +20,7 @@ from birdie.errors import ConfigError
         (" bf16 ", Cast("bf16")),
         ("int8", Grid(bits=8)),
         ("int2", Grid(bits=2)),
-        ("int8:step=4", Grid(bits=8, multiple=4)),
+        ("int8:level_stride=4", Grid(bits=8, level_stride=4)),
         ("sigma:0.3", Grid(sigma=0.3)),
         ("sigma:1e-2", Grid(sigma=0.01)),
     ],
@@ -34,7 +35,7 @@ def test_specs(text: str, scheme: Scheme) -> None:
         ("in8", "did you mean 'int8'"),
         ("losless", "did you mean 'lossless'"),
         ("int9", "9"),
-        ("int8:step=200", "step=200"),
+        ("int8:level_stride=200", "step=200"),
         ("sigma:1e", "'1e'"),
         ("sigma:0", "0.0"),
         ("", "did you mean"),
@@ -46,7 +47,7 @@ def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
 
 
 def test_a_rule_is_split_at_its_first_equals_sign() -> None:
-    assert parse_rule("blocks.[3-6].*=int8:step=4") == ("blocks.[3-6].*", Grid(multiple=4))
+    assert parse_rule("blocks.[3-6].*=int8:level_stride=4") == ("blocks.[3-6].*", Grid(level_stride=4))
     for wrong in ("int8", "=int8"):
         with pytest.raises(ConfigError, match="PATTERN=SPEC"):
             parse_rule(wrong)

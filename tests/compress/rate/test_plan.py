@@ -6,17 +6,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from birdie.compress.rate.plan import Plan
 from torch import Tensor
 
-from birdie.compress.calibration.result import Knowledge
-from birdie.compress.rate.assignment import parse_spec
-from birdie.compress.rate.plan import Plan
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.registry import decode, parse_spec
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.decoders import decode
 
 
 def plan(
-    known: Knowledge | None,
+    known: CalibrationResult | None,
     *,
     quality: float | None = None,
     recalibrate: bool = False,
@@ -47,20 +46,20 @@ def size(encoded: Mapping[str, Encoded]) -> int:
 def test_what_is_known_of_either_name_of_a_tie_counts(name: str) -> None:
     weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     hessian = torch.eye(64) + 10  # inputs that go together, so that errors can be fed on
-    known = Knowledge({"first": weight}, {name: Sensitivity(hessian, torch.ones(64))})
+    known = CalibrationResult({"first": weight}, {name: Sensitivity(hessian, torch.ones(64))})
 
-    def error(known: Knowledge | None) -> float:
-        encoded = plan(known, spec="gptq:bits=4,k=6").encode({"first": weight}, size)["first"]
+    def error(known: CalibrationResult | None) -> float:
+        encoded = plan(known, spec="gptq:bits=4,clip_sigmas=6").encode({"first": weight}, size)["first"]
         miss = decode(encoded) - weight
         return float(torch.trace(miss @ hessian @ miss.T))
 
-    unknown = Knowledge({"first": weight}, {})
+    unknown = CalibrationResult({"first": weight}, {})
     assert error(known) < 0.5 * error(unknown)
     assert error(unknown) == error(None)
 
 
 @dataclass(slots=True)
-class Foretold(Knowledge):
+class Foretold(CalibrationResult):
     """Knows that `better` is what the float model predicts as."""
 
     better: float = 0.0
@@ -84,24 +83,26 @@ def test_refit_stands_where_it_is_nearer_to_the_float_model(better: float) -> No
 
 
 @dataclass(slots=True)
-class Recalled(Knowledge):
+class Recalled(CalibrationResult):
     """Learns from a quantized model that inputs go together; what it then writes is `apart` from the float model."""
 
     apart: float = 0.0
 
-    def recalibrated(self, _: object, ties: Mapping[str, str], workers: int | None = None) -> Knowledge:  # type: ignore[override]
+    def recalibrated(self, _: object, ties: Mapping[str, str], workers: int | None = None) -> CalibrationResult:  # type: ignore[override]
         assert (ties, workers) == ({"tied": "first"}, 1)
-        return Knowledge(self.state, {"first": Sensitivity(torch.eye(64) + 10, torch.ones(64))})
+        return CalibrationResult(self.state, {"first": Sensitivity(torch.eye(64) + 10, torch.ones(64))})
 
     def divergence(self, encoded: Mapping[str, Encoded]) -> float:
-        blind = plan(None, spec="gptq:bits=4,k=6").encode(self.state, size)
+        blind = plan(None, spec="gptq:bits=4,clip_sigmas=6").encode(self.state, size)
         return 1.0 if torch.equal(decode(encoded["first"]), decode(blind["first"])) else self.apart
 
 
 @pytest.mark.parametrize("apart", [0.5, 1.0, 2.0])
 def test_recalibration_stands_where_it_is_nearer_to_the_float_model(apart: float) -> None:
     state = {"first": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
-    told = Knowledge(state, {"first": Sensitivity(torch.eye(64) + 10, torch.ones(64))})
-    blind, knowing = (plan(known, spec="gptq:bits=4,k=6").encode(state, size) for known in (None, told))
-    found = plan(Recalled(state, {}, apart=apart), spec="gptq:bits=4,k=6", recalibrate=True).encode(state, size)
+    told = CalibrationResult(state, {"first": Sensitivity(torch.eye(64) + 10, torch.ones(64))})
+    blind, knowing = (plan(known, spec="gptq:bits=4,clip_sigmas=6").encode(state, size) for known in (None, told))
+    found = plan(Recalled(state, {}, apart=apart), spec="gptq:bits=4,clip_sigmas=6", recalibrate=True).encode(
+        state, size
+    )
     assert torch.equal(decode(found["first"]), decode((knowing if apart < 1 else blind)["first"]))

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.kmeans import kmeans
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.codebook import Codebook
-from birdie.compress.schemes.decoders import DECODERS, decode
 from birdie.entropy import coder
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.compress.schemes.test_grid import random_weight
@@ -41,7 +41,9 @@ def test_no_other_split_of_the_line_is_better(numbers: list[float], k: int, seed
 
 @settings(deadline=None)
 @given(
-    scheme=st.sampled_from([Codebook(2), Codebook(16), Codebook(7, rows=True), Codebook(256), Codebook(8, rate=0.05)]),
+    scheme=st.sampled_from(
+        [Codebook(2), Codebook(16), Codebook(7, per_row=True), Codebook(256), Codebook(8, rate=0.05)]
+    ),
     shape=st.sampled_from([(1, 1), (9,), (7, 5), (40, 33), (6, 4, 3, 3)]),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 1000),
@@ -119,7 +121,7 @@ def test_priced_levels_leave_less_error_than_free_ones_at_the_same_size() -> Non
     assert distance < -0.05  # bits a weight
 
 
-@pytest.mark.parametrize("scheme", [Codebook(4), Codebook(4, rows=True)])
+@pytest.mark.parametrize("scheme", [Codebook(4), Codebook(4, per_row=True)])
 @pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-20, 1e20, 3.4e38])
 def test_extreme_magnitudes_stay_finite_and_near(scheme: Codebook, magnitude: float) -> None:
     weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2]])
@@ -129,10 +131,10 @@ def test_extreme_magnitudes_stay_finite_and_near(scheme: Codebook, magnitude: fl
 
 def test_zeros_and_constants_survive() -> None:
     assert not decode(Codebook().encode("w", torch.zeros(4, 5))).any()
-    assert not decode(Codebook(rows=True).encode("w", torch.zeros(4, 5))).any()
+    assert not decode(Codebook(per_row=True).encode("w", torch.zeros(4, 5))).any()
     weight = random_weight(8, 16)
     weight[2] = 0
-    assert not decode(Codebook(4, rows=True).encode("w", weight))[2].any()
+    assert not decode(Codebook(4, per_row=True).encode("w", weight))[2].any()
     torch.testing.assert_close(decode(Codebook(2).encode("w", torch.full((3, 3), -7.5))), torch.full((3, 3), -7.5))
 
 

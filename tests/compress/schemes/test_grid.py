@@ -8,18 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.log_steps import (
+from birdie.compress.log_scales import (
     HIGHEST,
     LOWEST,
     PER_OCTAVE,
     TABLE,
-    indices_above,
-    indices_near,
-    indices_shared,
-    steps,
+    covering_indices,
+    nearest_indices,
+    scales_of,
+    shared_indices,
 )
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.decoders import decode
 from birdie.compress.schemes.grid import Grid, quantiles
 from birdie.compress.schemes.trellis import Trellis
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -40,30 +40,30 @@ def test_step_table_is_pinned() -> None:
 
 def test_steps_rise_over_the_whole_range_and_find_their_index_again() -> None:
     indices = np.arange(LOWEST, HIGHEST + 1)
-    values = steps(indices)
+    values = scales_of(indices)
     assert values.dtype == np.float32
     assert np.isfinite(values).all()
     assert (np.diff(values.astype(np.float64)) > 0).all()
-    np.testing.assert_array_equal(indices_above(values), indices)
-    np.testing.assert_array_equal(indices_near(values), indices)
+    np.testing.assert_array_equal(covering_indices(values), indices)
+    np.testing.assert_array_equal(nearest_indices(values), indices)
 
 
 def test_an_octave_doubles_a_step_exactly() -> None:
     indices = np.arange(-500, 500)
-    np.testing.assert_array_equal(steps(indices + PER_OCTAVE), 2 * steps(indices))
+    np.testing.assert_array_equal(scales_of(indices + PER_OCTAVE), 2 * scales_of(indices))
 
 
 @pytest.mark.parametrize("index", [LOWEST - 1, HIGHEST + 1])
 def test_a_step_index_out_of_range_is_a_corrupt_file(index: int) -> None:
     with pytest.raises(ArtifactError, match="step index"):
-        steps(np.array([index]))
+        scales_of(np.array([index]))
 
 
 @given(wanted=st.floats(min_value=2.0**-120, max_value=2.0**120))
 def test_index_above_is_the_smallest_that_reaches(wanted: float) -> None:
-    index = indices_above(np.array([wanted]))
-    assert float(steps(index)[0]) >= wanted
-    assert float(steps(index - 1)[0]) < wanted
+    index = covering_indices(np.array([wanted]))
+    assert float(scales_of(index)[0]) >= wanted
+    assert float(scales_of(index - 1)[0]) < wanted
 
 
 @pytest.mark.parametrize("q", [0.9999984, 0.5, 0.37, 0.0, 1.0])
@@ -82,8 +82,8 @@ def test_quantiles_are_those_of_torch(q: float) -> None:
 )
 def test_error_inside_the_clip_is_half_a_step(bits: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
     weight = random_weight(*shape, seed=seed).to(dtype)
-    encoded = Grid(bits=bits, clip=1.0).encode("w", weight)
-    step = torch.from_numpy(steps(encoded.streams[1])).double()
+    encoded = Grid(bits=bits, clip_quantile=1.0).encode("w", weight)
+    step = torch.from_numpy(scales_of(encoded.streams[1])).double()
     error = (decode(encoded).double() - weight.double()).reshape(shape[0], -1).abs()
     rounding = torch.finfo(dtype).eps * weight.double().abs().reshape(shape[0], -1).amax(1, keepdim=True)
     assert bool((error <= step / 2 * (1 + 1e-5) + rounding).all())
@@ -93,7 +93,7 @@ def test_error_inside_the_clip_is_half_a_step(bits: int, shape: tuple[int, ...],
 def test_multiples_are_stored_divided() -> None:
     """int8 in steps of 4 spans ±32 symbols of four int8 steps each: six bits, and nothing to find for the coder."""
     weight = random_weight(64, 512)
-    fine, coarse = (Grid(multiple=multiple, clip=1.0).encode("w", weight) for multiple in (1, 4))
+    fine, coarse = (Grid(level_stride=multiple, clip_quantile=1.0).encode("w", weight) for multiple in (1, 4))
     assert int(np.abs(coarse.streams[0]).max()) == 32
     np.testing.assert_array_equal(coarse.streams[1], fine.streams[1] + 2 * PER_OCTAVE)
 
@@ -102,9 +102,9 @@ def test_multiples_are_stored_divided() -> None:
 def test_sigma_steps_follow_the_deviation_of_the_row(sigma: float) -> None:
     weight = random_weight(64, 256)
     encoded = Grid(sigma=sigma).encode("w", weight)
-    ratio = steps(encoded.streams[1])[:, 0] / (sigma * weight.double().numpy().std(axis=1))
+    ratio = scales_of(encoded.streams[1])[:, 0] / (sigma * weight.double().numpy().std(axis=1))
     assert (np.abs(np.log2(ratio)) <= 0.5 / PER_OCTAVE + 1e-6).all()
-    step = torch.from_numpy(steps(encoded.streams[1]))
+    step = torch.from_numpy(scales_of(encoded.streams[1]))
     assert bool(((decode(encoded) - weight).abs() <= step / 2 * (1 + 1e-5)).all())
 
 
@@ -113,11 +113,11 @@ def test_sdclip_is_its_formula(bits: int, k: float) -> None:
     """step = k · deviation of the row / (2^(bits−1) − 1), to the nearest step there is; what is outside is clipped."""
     weight = random_weight(64, 256)
     weight[0, 0] = 100  # an outlier
-    symbols, indices = Grid(bits, deviations=k).encode("w", weight).streams
+    symbols, indices = Grid(bits, clip_sigmas=k).encode("w", weight).streams
     top = 2 ** (bits - 1) - 1
     wanted = k * weight.double().numpy().std(axis=1) / top
-    np.testing.assert_array_equal(indices[:, 0], indices_near(wanted))
-    step = steps(indices)
+    np.testing.assert_array_equal(indices[:, 0], nearest_indices(wanted))
+    step = scales_of(indices)
     np.testing.assert_array_equal(symbols, np.clip(np.rint(weight.numpy() / step), -top, top))
     clipped = k < 15  # the outlier is some sixteen deviations away
     assert bool(abs(int(symbols[0, 0])) == top) == clipped
@@ -129,7 +129,7 @@ def test_sdclip_keeps_rows_that_do_not_vary() -> None:
     weight[1] = 0.7
     weight[2] = 5 + 1e-3 * weight[2]
     weight[3] = 0
-    decoded = decode(Grid(6, deviations=12.85).encode("w", weight))
+    decoded = decode(Grid(6, clip_sigmas=12.85).encode("w", weight))
     assert bool(((decoded - weight).abs()[1:] <= weight[1:].abs().amax(1, keepdim=True) / 31).all())
 
 
@@ -156,8 +156,8 @@ def test_a_clip_search_never_leaves_more_error_than_the_maximum(
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.rand(columns, generator=generator) ** 4 + 1e-3
     sensitivity = Sensitivity(hessian=torch.diag(inputs)) if told else None
-    searched = Grid(bits, clip=None, group=group).encode("w", weight, sensitivity=sensitivity)
-    widest = Grid(bits, clip=1.0, group=group).encode("w", weight)
+    searched = Grid(bits, clip_quantile=None, group_size=group).encode("w", weight, sensitivity=sensitivity)
+    widest = Grid(bits, clip_quantile=1.0, group_size=group).encode("w", weight)
     counts = inputs.double() if told else torch.ones(columns, dtype=torch.float64)
     best, most = squared(searched, weight, counts), squared(widest, weight, counts)
     assert bool((best <= most * (1 + 1e-6)).all())
@@ -166,12 +166,12 @@ def test_a_clip_search_never_leaves_more_error_than_the_maximum(
 def test_a_clip_search_does_better_where_outliers_are_few_and_knows_which_columns_count() -> None:
     weight = random_weight(16, 512)
     weight[:, 7] *= 8
-    plain, searched = (Grid(4, clip=clip).encode("w", weight) for clip in (1.0, None))
+    plain, searched = (Grid(4, clip_quantile=clip).encode("w", weight) for clip in (1.0, None))
     ones = torch.ones(512, dtype=torch.float64)
     assert float(squared(searched, weight, ones).sum()) < 0.7 * float(squared(plain, weight, ones).sum())
     inputs = torch.ones(512)
     inputs[7] = 1e6  # now the outliers are what counts
-    told = Grid(4, clip=None).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(inputs)))
+    told = Grid(4, clip_quantile=None).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(inputs)))
     assert float(squared(told, weight, inputs.double()).sum()) < 0.5 * float(
         squared(searched, weight, inputs.double()).sum()
     )
@@ -179,7 +179,7 @@ def test_a_clip_search_does_better_where_outliers_are_few_and_knows_which_column
 
 def test_a_hessian_of_another_matrix_is_refused() -> None:
     with pytest.raises(ConfigError, match="calibrate again"):
-        Grid(4, clip=None).encode("w", random_weight(4, 8), sensitivity=Sensitivity(hessian=torch.eye(9)))
+        Grid(4, clip_quantile=None).encode("w", random_weight(4, 8), sensitivity=Sensitivity(hessian=torch.eye(9)))
 
 
 def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_step() -> None:
@@ -193,7 +193,7 @@ def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", [Grid(), Grid(bits=2), Grid(sigma=0.3), Grid(clip=None), Grid(bits=2, deviations=2.5)]
+    "scheme", [Grid(), Grid(bits=2), Grid(sigma=0.3), Grid(clip_quantile=None), Grid(bits=2, clip_sigmas=2.5)]
 )
 @pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-20, 1e20, 3.4e38])
 def test_extreme_magnitudes_stay_finite(scheme: Grid, magnitude: float) -> None:
@@ -203,7 +203,7 @@ def test_extreme_magnitudes_stay_finite(scheme: Grid, magnitude: float) -> None:
     assert bool(((decoded - weight).abs() <= 1.1 * magnitude).all())
 
 
-@pytest.mark.parametrize("scheme", [Grid(), Grid(sigma=0.3), Grid(clip=None), Grid(6, deviations=12.85)])
+@pytest.mark.parametrize("scheme", [Grid(), Grid(sigma=0.3), Grid(clip_quantile=None), Grid(6, clip_sigmas=12.85)])
 def test_rows_below_the_smallest_step_are_kept_losslessly_not_made_zero(scheme: Grid) -> None:
     for weight in (random_weight(8, 16) * 1e-42, random_weight(8, 16).double() * 1e-60):
         assert torch.equal(decode(scheme.encode("w", weight)), weight)
@@ -219,7 +219,7 @@ def test_the_largest_half_does_not_become_infinite() -> None:
     assert bool(torch.isfinite(decode(Grid().encode("w", weight))).all())
 
 
-@pytest.mark.parametrize("scheme", [Grid(), Grid(4, clip=None, group=16)])
+@pytest.mark.parametrize("scheme", [Grid(), Grid(4, clip_quantile=None, group_size=16)])
 def test_large_tensors_are_worked_on_in_blocks_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch, scheme: Grid
 ) -> None:
@@ -270,7 +270,7 @@ def test_settings_out_of_range_are_quoted(settings: dict[str, float], quoted: st
         Grid(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scheme", [Grid(sigma=0.3, whole=True), Trellis(8, 0.3, whole=True)])
+@pytest.mark.parametrize("scheme", [Grid(sigma=0.3, per_tensor=True), Trellis(8, 0.3, per_tensor=True)])
 def test_one_step_for_the_whole_tensor_leaves_the_same_error_in_every_row(scheme: Grid | Trellis) -> None:
     weight = torch.randn(48, 512, generator=torch.Generator().manual_seed(0)) * torch.logspace(-1, 0, 48)[:, None]
     errors = (decode(scheme.encode("w", weight)) - weight).square().mean(1)
@@ -282,7 +282,7 @@ def test_one_step_for_the_whole_tensor_leaves_the_same_error_in_every_row(scheme
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_a_shared_step_is_exact_on_average(rows: int) -> None:
     for wanted in np.exp2(np.linspace(-9, 9, 41)):
-        indices = indices_shared(float(wanted), rows)
+        indices = shared_indices(float(wanted), rows)
         assert int(indices.max() - indices.min()) <= 1
         assert abs(float(indices.mean()) - PER_OCTAVE * np.log2(wanted)) <= 0.5 / rows + 1e-9
 
@@ -290,4 +290,4 @@ def test_a_shared_step_is_exact_on_average(rows: int) -> None:
 def test_one_step_for_the_whole_tensor_takes_no_groups_and_no_width() -> None:
     for wrong in ({"sigma": 0.3, "group": 8}, {"bits": 6}):
         with pytest.raises(ConfigError, match="whole tensor"):
-            Grid(**wrong, whole=True)  # type: ignore[arg-type]
+            Grid(**wrong, per_tensor=True)  # type: ignore[arg-type]

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.decoders import DECODERS, decode
-from birdie.compress.schemes.integers import DIFFERENCES, DTYPES, HALVES, LISTED, VALUES
-from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.lossless import DIFFERENCES, DTYPES, HALVES, LISTED, VALUES, Lossless
 from birdie.entropy import coder
 from birdie.errors import ArtifactError
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given
 from hypothesis import strategies as st
 
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.decoders import DECODERS, decode
-from birdie.compress.schemes.lossless import Cast, Lossless
+from birdie.compress.schemes.cast import Cast
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import FORMATS, from_bits, to_bits
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 

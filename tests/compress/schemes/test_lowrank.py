@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
-from birdie.compress.schemes.decoders import DECODERS, decode
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Cast, Lossless
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -28,7 +29,7 @@ def weighted(weight: torch.Tensor, encoded: Encoded, told: Sensitivity) -> float
 
 @settings(deadline=None, max_examples=60)
 @given(
-    base=st.sampled_from([Grid(bits=3), Grid(sigma=1.0), Ternary(8), Codebook(3), Codebook(4, rows=True)]),
+    base=st.sampled_from([Grid(bits=3), Grid(sigma=1.0), Ternary(8), Codebook(3), Codebook(4, per_row=True)]),
     shape=st.sampled_from([(7, 5), (24, 33), (5, 40), (6, 4, 3, 3), (1, 9)]),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 1000),
@@ -74,8 +75,8 @@ def test_factors_of_eight_bits_are_nearly_as_good_as_the_singular_vectors(base: 
     weight = random_weight(24, 33)
     beyond = torch.linalg.svdvals(decode(base.encode("w", weight)).double() - weight.double())[4:]
     least = float(beyond.square().sum())
-    assert least <= error(weight, LowRank(4, base, left=8, right=8).encode("w", weight)) < 1.03 * least
-    assert error(weight, LowRank(4, base, left=4, right=4).encode("w", weight)) < 1.2 * least
+    assert least <= error(weight, LowRank(4, base, left_bits=8, right_bits=8).encode("w", weight)) < 1.03 * least
+    assert error(weight, LowRank(4, base, left_bits=4, right_bits=4).encode("w", weight)) < 1.2 * least
 
 
 def test_a_weight_of_low_rank_needs_little_of_the_base() -> None:
@@ -83,7 +84,7 @@ def test_a_weight_of_low_rank_needs_little_of_the_base() -> None:
     weight = torch.randn(64, 2, generator=generator) @ torch.randn(2, 96, generator=generator)
     nothing = Grid(sigma=1024.0)
     assert not decode(nothing.encode("w", weight)).any()
-    encoded = LowRank(6, nothing, left=8, right=8).encode("w", weight)
+    encoded = LowRank(6, nothing, left_bits=8, right_bits=8).encode("w", weight)
     assert error(weight, encoded) < 1e-4 * float(weight.double().square().sum())
 
 
@@ -128,7 +129,7 @@ def test_wrong_input_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match="rank=0"):
         LowRank(0)
     with pytest.raises(ConfigError, match="left=9"):
-        LowRank(left=9)
+        LowRank(left_bits=9)
     with pytest.raises(ConfigError, match="cannot correct cast"):
         LowRank(base=Cast()).encode("w", random_weight(4, 8))
 

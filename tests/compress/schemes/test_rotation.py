@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decode_rotation import signs, turn
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.scheme import Sensitivity
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
-from birdie.compress.schemes.decode_rotation import signs, turn
-from birdie.compress.schemes.decoders import DECODERS, decode
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Cast
 from birdie.compress.schemes.rotation import Rotation, lloyd_max, rotated
 from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -152,7 +152,7 @@ def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> No
 
 def test_codebooks_and_ternary_can_be_rotated() -> None:
     weight = random_weight(16, 64)
-    for base in (Codebook(8), Codebook(8, rows=True), Ternary(16), Grid(bits=4, group=16)):
+    for base in (Codebook(8), Codebook(8, per_row=True), Ternary(16), Grid(bits=4, group_size=16)):
         encoded = Rotation(base=base).encode("w", weight)
         assert encoded.scheme == "rotation"
         assert error(weight, encoded) < 0.3 * float(weight.double().square().sum())

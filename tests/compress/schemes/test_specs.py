@@ -11,9 +11,10 @@ import birdie
 from birdie.cli import compress
 from birdie.compress.rate.assignment import QUANTIZERS, SMALL, assign, parse_rule, parse_spec, suit
 from birdie.compress.scheme import Scheme
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Cast, Lossless
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.ternary import Ternary
@@ -22,30 +23,30 @@ from birdie.errors import ConfigError
 from tests.compress.schemes.test_grid import random_weight
 
 SPECS = [
-    ("int4:group=64", Grid(bits=4, group=64)),
-    ("int8:step=4,group=32", Grid(multiple=4, group=32)),
-    ("int6:clip=0.9995", Grid(bits=6, clip=0.9995)),
-    ("int4:clip=search,group=64", Grid(bits=4, clip=None, group=64)),
-    ("sigma:0.3,group=64", Grid(sigma=0.3, group=64)),
-    ("sigma:0.3,whole", Grid(sigma=0.3, whole=True)),
-    ("trellis:states=8,sigma=0.3,whole", Trellis(8, 0.3, whole=True)),
-    ("sdclip", Grid(bits=6, deviations=12.85)),
-    ("sdclip:bits=8,k=20", Grid(bits=8, deviations=20.0)),
-    ("sdclip:k=10,group=128", Grid(bits=6, deviations=10.0, group=128)),
+    ("int4:group_size=64", Grid(bits=4, group_size=64)),
+    ("int8:level_stride=4,group_size=32", Grid(level_stride=4, group_size=32)),
+    ("int6:clip=0.9995", Grid(bits=6, clip_quantile=0.9995)),
+    ("int4:clip=search,group_size=64", Grid(bits=4, clip_quantile=None, group_size=64)),
+    ("sigma:0.3,group_size=64", Grid(sigma=0.3, group_size=64)),
+    ("sigma:0.3,per_tensor", Grid(sigma=0.3, per_tensor=True)),
+    ("trellis:states=8,sigma=0.3,per_tensor", Trellis(8, 0.3, per_tensor=True)),
+    ("sdclip", Grid(bits=6, clip_sigmas=12.85)),
+    ("sdclip:bits=8,clip_sigmas=20", Grid(bits=8, clip_sigmas=20.0)),
+    ("sdclip:clip_sigmas=10,group_size=128", Grid(bits=6, clip_sigmas=10.0, group_size=128)),
     ("gptq", Trellis(1, 12.85 / 31, rate=0.0, output=False)),
-    ("gptq:bits=8,k=20", Trellis(1, 20 / 127, rate=0.0, output=False)),
+    ("gptq:bits=8,clip_sigmas=20", Trellis(1, 20 / 127, rate=0.0, output=False)),
     ("ternary", Ternary()),
-    ("ternary:group=64", Ternary(64)),
+    ("ternary:group_size=64", Ternary(64)),
     ("binary", Ternary(binary=True)),
     ("codebook", Codebook()),
     ("codebook:k=32", Codebook(32)),
-    ("codebook:k=8,rows,rate=0.01", Codebook(8, rows=True, rate=0.01)),
+    ("codebook:k=8,per_row,rate=0.01", Codebook(8, per_row=True, rate=0.01)),
     ("rotation:bits=3", Rotation(3)),
     ("rotation:bits=2,residual,seed=7", Rotation(2, residual=True, seed=7)),
     ("rotation:base=sigma:0.3", Rotation(base=Grid(sigma=0.3))),
     ("lowrank", LowRank()),
-    ("lowrank:rank=2,base=int4:group=32", LowRank(2, Grid(bits=4, group=32))),
-    ("lowrank:rank=8,left=2,right=4,base=codebook:k=8,rows", LowRank(8, Codebook(8, rows=True), 2, 4)),
+    ("lowrank:rank=2,base=int4:group_size=32", LowRank(2, Grid(bits=4, group_size=32))),
+    ("lowrank:rank=8,left_bits=2,right_bits=4,base=codebook:k=8,per_row", LowRank(8, Codebook(8, per_row=True), 2, 4)),
 ]
 
 
@@ -63,12 +64,12 @@ def test_specs(text: str, scheme: Scheme) -> None:
         ("codebook:k=4,k=5", "there twice"),
         ("codebook:k=many", "'many' is not a whole number"),
         ("codebook:rate=x", "'x' is not a number of variances"),
-        ("ternary:group=0", "group=0"),
+        ("ternary:group_size=0", "group=0"),
         ("int6:clip=most", "'most' is not a quantile"),
         ("int6:clip=2", "2.0 is out of range"),
         ("int6:k=3", "option 'k=3'.*step=…, group=…, clip=…"),
         ("sdclip:bits=9", "9"),
-        ("sdclip:k=x", "'x' is not a number of standard deviations"),
+        ("sdclip:clip_sigmas=x", "'x' is not a number of standard deviations"),
         ("gptq:group=64", "option 'group=64'"),
         ("sdclp:k=3", "did you mean 'sdclip"),
         ("gtpq", "did you mean 'gptq"),
@@ -127,7 +128,7 @@ def test_the_help_of_compress_names_specs() -> None:
     named = re.search(r"SPEC: (.+?) and more \(docs/schemes\.md\)", parameter.help)
     assert named is not None
     specs = named[1].replace("…", ", ").split(", ")
-    assert {"sdclip:k=12.85", "gptq:k=12.85"} < set(specs)
+    assert {"sdclip:clip_sigmas=12.85", "gptq:clip_sigmas=12.85"} < set(specs)
     for spec in specs:
         parse_spec(spec)
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decode_transform import KINDS
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import birdie
-from birdie.compress.log_steps import steps
+from birdie.compress.log_scales import scales_of
 from birdie.compress.rate.assignment import QUANTIZERS, parse_spec, suit
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.decode_transform import KINDS
-from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Cast
 from birdie.compress.schemes.spectral import (
     MOST,
     SCANS,
@@ -85,7 +85,7 @@ def test_trained_coefficients_come_back(
     indices = rng.integers(-160, 0, axes.counts(shape))
     found = encoded(shape, dtype, symbols, indices, transform, scan)
     matches_layout(found)
-    wide = torch.from_numpy(steps(indices)).double()
+    wide = torch.from_numpy(scales_of(indices)).double()
     for axis, classes in enumerate(transform.classes(shape)):
         wide = wide.index_select(axis, classes)
     expected = transform.inverse(torch.from_numpy(symbols).double() * wide)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from birdie.compress.schemes.decode_spectral import described
+from birdie.compress.schemes.decode_transform import KINDS, cosines
 
 import birdie
 from birdie.artifact import container
 from birdie.artifact.writer import SCHEMES
-from birdie.compress.log_steps import steps
+from birdie.compress.log_scales import scales_of
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.decode_spectral import described
-from birdie.compress.schemes.decode_transform import KINDS, cosines
-from birdie.compress.schemes.decoders import decode
 from birdie.compress.schemes.spectral import encoded
 from birdie.compress.spectral.scan import LAYOUTS, ORDERS
 from birdie.compress.spectral.transforms import Transform
@@ -77,7 +77,7 @@ def test_a_block_is_the_sum_that_the_format_describes() -> None:
     transform, shape = Transform("dct", 3), (3, 3)
     symbols = np.array([[5, -2, 1], [3, 0, -1], [1, 2, 4]])
     found = decode(encoded(shape, torch.float64, symbols, np.full((), -33), transform, "none")).numpy()
-    basis, step = cosines(3).tolist(), float(steps(np.array(-33)))
+    basis, step = cosines(3).tolist(), float(scales_of(np.array(-33)))
     block = [[float(symbol) * step for symbol in row] for row in symbols.tolist()]
     for axis in (1, 0):
         lines = block if axis == 1 else [list(line) for line in zip(*block, strict=True)]

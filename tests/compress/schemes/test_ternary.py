@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.log_steps import steps
+from birdie.compress.log_scales import scales_of
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.decoders import DECODERS, decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -42,7 +42,7 @@ def test_every_tensor_comes_back_in_its_shape_and_dtype_with_three_values_a_grou
     symbols, indices = encoded.streams
     assert set(np.unique(symbols)) <= {-1, 0, 1}
     group = encoded.params[0]
-    step = torch.from_numpy(np.repeat(steps(indices), group, axis=1)[:, : symbols.shape[1]])
+    step = torch.from_numpy(np.repeat(scales_of(indices), group, axis=1)[:, : symbols.shape[1]])
     expected = (torch.from_numpy(symbols).float() * step).reshape(shape).to(dtype)
     assert torch.equal(decoded, expected)
     assert bool(((decoded == 0) | (decoded.sign() == weight.sign())).all())
@@ -150,7 +150,7 @@ def test_a_symbol_of_two_is_a_corrupt_file() -> None:
 )
 def test_a_grouped_grid_is_a_grid_for_each_group(group: int, scheme: dict[str, float], dtype: torch.dtype) -> None:
     weight = random_weight(6, 33).to(dtype)
-    whole = decode(Grid(**scheme, group=group).encode("w", weight))  # type: ignore[arg-type]
+    whole = decode(Grid(**scheme, group_size=group).encode("w", weight))  # type: ignore[arg-type]
     for start in range(0, 33, group):
         part = weight[:, start : start + group]
         assert torch.equal(whole[:, start : start + group], decode(Grid(**scheme).encode("w", part)))  # type: ignore[arg-type]
@@ -159,6 +159,6 @@ def test_a_grouped_grid_is_a_grid_for_each_group(group: int, scheme: dict[str, f
 def test_wide_groups_are_decoded_block_by_block_alike() -> None:
     """Groups wider than what the kernel works on at a time, and not a multiple of it."""
     weight = random_weight(2, 13_000)
-    whole = decode(Grid(bits=6, group=5000).encode("w", weight))
+    whole = decode(Grid(bits=6, group_size=5000).encode("w", weight))
     parts = [decode(Grid(bits=6).encode("w", weight[:, at : at + 5000])) for at in (0, 5000, 10_000)]
     assert torch.equal(whole, torch.cat(parts, dim=1))

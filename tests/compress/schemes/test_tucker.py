@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from birdie.compress.schemes.decode_tucker import INNER, NAMES, cut, fits, numbers, times
+from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,10 +14,8 @@ import birdie
 from birdie.artifact.writer import SCHEMES
 from birdie.compress.rate.assignment import QUANTIZERS, parse_spec, suit
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.schemes.decode_tucker import INNER, NAMES, cut, fits, numbers, times
-from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.lossless import Cast
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.spectral import Spectral

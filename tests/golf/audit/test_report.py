@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import birdie.artifact.files
+import birdie.artifact.save
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.data.shards import ShardWriter, read_shard, write_shard
@@ -97,7 +97,7 @@ def artifact_of(
     )
     tokenizer = {"kind": made_with.kind, "vocab_size": made_with.vocab_size, "sha256": made_with.digest}
     about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": tokenizer, "steps": 1}
-    birdie.artifact.files.save(GPT(recipe.model), path, coder="fast", metadata=about)
+    birdie.artifact.save.save(GPT(recipe.model), path, coder="fast", metadata=about)
     return path
 
 

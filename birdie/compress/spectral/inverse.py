@@ -1,11 +1,11 @@
-"""Transforms of a tensor's axes, undone in numpy: the arithmetic that a file with spectral coefficients is decoded by.
+"""Inverse transforms of a tensor's axes in numpy: the arithmetic by which spectral coefficients are decoded.
 
-    identity     nothing
-    dct          the orthonormal DCT-II in blocks of `edge` along each axis; what is left at the end, or an axis that is
+    identity     no transform
+    dct          the orthonormal DCT-II in blocks of `edge` along each axis; the rest at the end, or an axis that is
                  shorter, is one block of its own length
     wavelet53    LeGall 5/3 and CDF 9/7 over `levels` octaves of each axis by lifting (Sweldens 1996; ISO 15444-1,
     wavelet97    annex F), mirrored at the ends, low band first; constants keep their norm
-    hadamard     the rotation of `birdie.compress.schemes.decode_rotation`, seed 0
+    hadamard     the rotation of `birdie.compress.schemes.rotation`, seed 0
 
 Separable, axis by axis; axes of length 1 stay. The basis of the DCT is rounded from big integers, everything else is
 sums, products and quotients in float64 in one order: the same bits on every machine.
@@ -18,13 +18,13 @@ from math import isqrt, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.compress.schemes.decode_rotation import turn
+from birdie.compress.schemes.rotation import rotate
 from birdie.compress.tensors import rows_columns
 
 KINDS = ("identity", "dct", "wavelet53", "wavelet97", "hadamard")  # by their numbers in the file
-LARGEST_EDGE = 64
-MOST_LEVELS = 16
-# Factors by which odd and even places take turns to be changed by their neighbours' sum, and the low band's scale.
+MAX_EDGE = 64
+MAX_LEVELS = 16
+# Factors by which odd and even samples are changed in turn by the sum of their neighbors, and the low band's scale.
 LIFTING = {
     "wavelet53": ((-0.5, 0.25), 1.4142135623730951),
     "wavelet97": (
@@ -34,17 +34,17 @@ LIFTING = {
 }
 _PI = 0x3243F6A8885A308D313198A2E03707344A4093822299F31D0  # π · 2^192
 _BITS = 192
-_PART = 1 << 15  # elements that are worked on at a time
+_BLOCK = 1 << 15  # elements transformed at a time
 _Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Which transform each axis of a tensor takes: what the file says of it.
+    """Which transform each axis of a tensor takes, as the file describes it.
 
     Attributes:
         kind: one of `KINDS`.
-        edge: of the blocks of a DCT.
+        edge: length of a DCT's blocks.
         levels: octaves of a wavelet.
         kernel: whether only the third axis and those after it are transformed: the taps of a convolution.
     """
@@ -55,45 +55,45 @@ class Axes:
     kernel: bool = False
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Length of a block along each axis; 1 where nothing happens."""
+        """Return the length of a block along each axis; 1 where the axis is not transformed."""
         touched = [size if index >= 2 or not self.kernel else 1 for index, size in enumerate(shape)]
         if self.kind == "dct":
             return tuple(min(size, self.edge) for size in touched)
         return tuple(touched) if self.kind in LIFTING else (1,) * len(shape)
 
     def counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """How many classes each axis has."""
+        """Return how many frequency classes each axis has."""
         blocks = self.blocks(shape)
         if self.kind not in LIFTING:
             return blocks
         return tuple(len(octaves(block, self.levels)) + 1 for block in blocks)
 
     def classes(self, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
-        """Per axis the class of each place: the frequency in its block, the band of a wavelet (0 is the lowest)."""
-        places = []
+        """Return for each axis the class of each index: its frequency in the block, or its wavelet band (0 is lowest)."""
+        classes = []
         for size, block in zip(shape, self.blocks(shape), strict=True):
             if self.kind == "dct" or block == 1:
-                places.append(np.arange(size, dtype=np.int64) % block)
+                classes.append(np.arange(size, dtype=np.int64) % block)
             else:
                 bands = np.zeros(size, np.int64)
                 for band, (low, high) in enumerate(reversed(octaves(size, self.levels)), 1):
                     bands[low:high] = band
-                places.append(bands)
-        return tuple(places)
+                classes.append(bands)
+        return tuple(classes)
 
 
 def octaves(size: int, levels: int) -> list[tuple[int, int]]:
-    """(length of the low band, length that is split) of each octave of an axis, the finest first."""
-    found: list[tuple[int, int]] = []
-    while size > 1 and len(found) < levels:
-        found.append(((size + 1) // 2, size))
+    """Return (length of the low band, length that is split) of each octave of an axis, the finest first."""
+    splits: list[tuple[int, int]] = []
+    while size > 1 and len(splits) < levels:
+        splits.append(((size + 1) // 2, size))
         size = (size + 1) // 2
-    return found
+    return splits
 
 
 @cache
 def cosines(size: int) -> _Array:
-    """The orthonormal DCT-II of `size` points, (frequency, place): the doubles nearest to the exact numbers."""
+    """Return the orthonormal DCT-II of `size` points, (frequency, sample): the doubles nearest to the exact numbers."""
     one = 1 << _BITS
     table = []
     for quarter in range(size + 1):  # cos(π · quarter / 2n) by its series
@@ -116,7 +116,7 @@ def cosines(size: int) -> _Array:
 
 
 def lift(signal: _Array, kind: str, levels: int, back: bool = True) -> None:
-    """The wavelet transform down the columns of `signal` (places, columns), in place; `back` undoes it."""
+    """Apply the wavelet transform down the columns of `signal` (samples, columns), overwriting it; `back` undoes it."""
     factors, scale = LIFTING[kind]
     sizes = octaves(len(signal), levels)
     for half, size in reversed(sizes) if back else sizes:
@@ -126,7 +126,7 @@ def lift(signal: _Array, kind: str, levels: int, back: bool = True) -> None:
             even, odd = signal[0:size:2].copy(), signal[1:size:2].copy()
         for index, factor in reversed([*enumerate(factors)]) if back else enumerate(factors):
             amount = -factor if back else factor
-            if index % 2 == 0:  # mirrored: beyond the end stands the last even place again
+            if index % 2 == 0:  # mirrored: the last even sample repeats beyond the end
                 after = np.concatenate([even[1:], even[-1:]])[: len(odd)]
                 odd += amount * (even[: len(odd)] + after)
             else:
@@ -139,13 +139,13 @@ def lift(signal: _Array, kind: str, levels: int, back: bool = True) -> None:
 
 
 def invert(axes: Axes, coefficients: _Array) -> None:
-    """Undo the transform of `coefficients` (any shape, C order), in place."""
+    """Undo the transform of `coefficients` (any shape, C order), overwriting them."""
     shape = coefficients.shape
     if axes.kind == "hadamard":
         rows = coefficients.reshape(rows_columns(shape))
         for part in _parts(len(rows), rows.shape[1]):
             block = rows[part].T.copy()
-            turn(block, 0)
+            rotate(block, 0)
             rows[part] = block.T
         return
     for index, length in reversed([*enumerate(axes.blocks(shape))]):
@@ -158,12 +158,12 @@ def invert(axes: Axes, coefficients: _Array) -> None:
 
 
 def _parts(count: int, width: int) -> list[slice]:
-    height = max(1, _PART // max(1, width))
+    height = max(1, _BLOCK // max(1, width))
     return [slice(start, start + height) for start in range(0, count, height)]
 
 
 def _undo(axes: Axes, lines: _Array) -> None:
-    """One block (lines, places, columns) of an axis, in place; what is worked on lies with places first."""
+    """Undo the transform of one block (lines, samples, columns) of an axis, overwriting it; samples come first in memory."""
     size = lines.shape[1]
     for part in _parts(len(lines), size * lines.shape[2]):
         for across in _parts(lines.shape[2], size):

@@ -1,0 +1,191 @@
+"""A .birdie file back to tensors or into a module: load, load one tensor, or look at the header alone.
+
+No pickle and no code: a file decodes to tensors or raises ArtifactError. A file that uses a scheme from outside birdie
+names it; it is decoded only if that scheme was registered, or is asked for by name.
+"""
+
+import math
+import os
+from collections.abc import Collection
+from functools import partial
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders, stored_as
+from birdie.artifact.container import ALIAS, Reader
+from birdie.artifact.decoding import DecoderOf, decode_all, decode_entry, dtype_of, require_size, stored_name
+from birdie.artifact.lazy import attach
+from birdie.artifact.summary import Summary, TensorSummary
+from birdie.artifact.tensor_cache import Stored
+from birdie.compress.rate.target import whole_number
+from birdie.compress.registry import import_scheme, names
+from birdie.compress.state import fill, moved
+from birdie.errors import ConfigError
+from birdie.runtime.device import dtype_name
+from birdie.runtime.files import Source, require_path
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@overload
+def load(
+    path: Source,
+    *,
+    into: None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    lazy: bool = False,
+    cache_bytes: int | None = None,
+    max_bytes: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
+) -> dict[str, Tensor]: ...
+@overload
+def load(
+    path: Source,
+    *,
+    into: M,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    lazy: bool = False,
+    cache_bytes: int | None = None,
+    max_bytes: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
+) -> M: ...
+def load(
+    path: Source,
+    *,
+    into: nn.Module | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    lazy: bool = False,
+    cache_bytes: int | None = None,
+    max_bytes: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
+) -> dict[str, Tensor] | nn.Module:
+    """Decode a file.
+
+    Args:
+        path: a .birdie file.
+        into: a module that takes the tensors; names and shapes must match exactly.
+        device: where the tensors (or the module) go; default the CPU (or where the module is).
+        dtype: what floating tensors (or the module) are cast to after decoding.
+        lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run:
+            it is put in evaluation mode, and may have been built on the meta device. The file stays open.
+        cache_bytes: with lazy, of decoded tensors to hold at most; default 1.5 times the largest layer.
+        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
+        schemes: names of schemes from other packages that this file may use. They are imported: it is code.
+        workers: threads; None takes every core.
+
+    Returns:
+        name → tensor, tied names sharing one tensor; or `into`.
+
+    Raises:
+        ArtifactError: the file is missing, corrupt, decodes to more than `max_bytes`, or uses an unknown scheme.
+        WeightsError: names, shapes or kinds of numbers do not match `into`, or it has no memory (meta).
+        ConfigError: a setting is wrong, or `into` cannot be loaded lazily.
+    """
+    _require_arguments(path, into, device, dtype)
+    max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
+    cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
+    if cache_bytes is not None and not lazy:
+        raise ConfigError("cache_bytes bounds what lazy loading holds; give lazy=True as well, or leave it out")
+    for name in set(schemes) - set(names()):
+        import_scheme(name)
+    if lazy:
+        if into is None:
+            raise ConfigError("lazy loading decodes what a module reads; give into=, or leave lazy out")
+        return _load_lazily(path, into, max_bytes, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
+    with Reader(path) as reader:
+        require_size(reader, max_bytes)
+        tensors = decode_all(reader, _decoders(reader), workers or os.cpu_count() or 1)
+        if into is None:
+            tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
+        state = {name: tensors[stored_name(reader, name)] for name in reader.names}
+    return state if into is None else fill(into, state, str(path)).to(device=device, dtype=dtype)
+
+
+def _load_lazily(path: Source, into: M, max_bytes: int | None, workers: int | None, **settings: Any) -> M:
+    reader = Reader(path)
+    try:
+        require_size(reader, max_bytes)
+        entries = {name: reader.entry(stored_name(reader, name)) for name in reader.names}
+        stored = {name: Stored(entry.name, entry.shape, dtype_of(entry)) for name, entry in entries.items()}
+        decode = partial(decode_entry, reader, decoder_of=_decoders(reader), threads=workers)
+        return attach(into, stored, decode, reader.close, where=reader.where, **settings)
+    except BaseException:
+        reader.close()
+        raise
+
+
+def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> Tensor:
+    """Decode one tensor; only its own bytes are read.
+
+    Raises:
+        ArtifactError: there is no such tensor, it is corrupt, or it decodes to more than `max_bytes`.
+        ConfigError: no file can have that path.
+    """
+    _require_arguments(path)
+    with Reader(path) as reader:
+        stored = stored_name(reader, name)
+        require_size(reader, max_bytes, [stored])
+        return decode_entry(reader, stored, _decoders(reader))
+
+
+def inspect(path: Source) -> Summary:
+    """Return what is in a file, from its header alone.
+
+    Raises:
+        ArtifactError: the file is missing or its header is corrupt.
+        ConfigError: no file can have that path.
+    """
+    _require_arguments(path)
+    with Reader(path) as reader:
+        about = file_metadata.parse(bytes(reader.metadata), reader.where)
+        sizes, foreign = reader.table(), about.get("schemes", {})
+        entries = [reader.entry(name) for name in reader.names]
+        rows = tuple(
+            TensorSummary(
+                entry.name, entry.shape, dtype_name(dtype_of(entry)), stored_as(entry, foreign), sizes[entry.name]
+            )
+            for entry in entries
+        )
+        weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
+        more = about.get("metadata", {}), about.get("tree")
+        return Summary(str(path), reader.size, about.get("budget"), weights, rows, *more)
+
+
+def _decoders(reader: Reader) -> DecoderOf:
+    foreign: dict[str, str] = {}
+    if any(reader.entry(name).scheme >= FIRST_FOREIGN for name in reader.names):
+        foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})
+    return registered_decoders(foreign)
+
+
+def _require_arguments(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:
+    """Refuse early what cannot be loaded from, into, onto or as.
+
+    Raises:
+        ConfigError: one is no path, no module, no device of this machine, or no dtype for a module.
+    """
+    if not isinstance(path, bytes | memoryview):  # a whole file in memory is read as well
+        require_path(path)
+    if into is not None and not isinstance(into, nn.Module):
+        raise ConfigError(f"into is a {type(into).__name__}, not a module; leave it out to get a dict of tensors")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"dtype {dtype!r} is not a torch.dtype; give for example torch.float32")
+    if into is not None and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise ConfigError(f"a module cannot be cast to {dtype_name(dtype)}; choose a floating dtype")
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except Exception as error:  # torch raises a different kind for every kind of device
+            raise ConfigError(
+                f"device {device if isinstance(device, torch.device) else repr(device)} is unknown or not available on "
+                "this machine; use 'cpu', or leave it out"
+            ) from error

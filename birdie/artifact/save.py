@@ -1,0 +1,158 @@
+"""A model as one .birdie file.
+
+    model ──► state ──► calibrated state ──► assignment ──► encoded tensors ──► payloads ──► model.birdie
+              names,    best order,          who has which  integers, by a      entropy
+              ties      sensitivities        scheme         search if asked     coded
+
+The same tensors in any order give the same bytes, whatever the number of threads. The format is in docs/format.md.
+"""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, get_args
+
+from torch import Tensor, nn
+
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.load import inspect
+from birdie.artifact.summary import Summary
+from birdie.artifact.writer import Meter, Writer, alias_entries
+from birdie.compress.calibration.result import CalibrationResult, calibrated_state, require_triple
+from birdie.compress.calibration.sensitivity import Calibration
+from birdie.compress.rate.assignment import Schemes, assign
+from birdie.compress.rate.encoding import Refinement, encode_tensors
+from birdie.compress.rate.target import Target, whole_number
+from birdie.compress.scheme import Scheme
+from birdie.compress.state import ModelState
+from birdie.entropy.stream import Effort
+from birdie.errors import ConfigError
+from birdie.runtime.callbacks import Progress
+from birdie.runtime.files import Source, require_path, require_writable, write_bytes
+
+_ROUNDS = 4  # codings a budget search usually takes: only the progress bar relies on it
+
+
+def save(
+    model: nn.Module | Mapping[str, Tensor],
+    path: Source,
+    *,
+    scheme: Schemes | None = None,
+    budget: int | None = None,
+    bits: float | None = None,
+    quality: float | None = None,
+    coder: Effort = "max",
+    calibration: Calibration | CalibrationResult | None = None,
+    symmetries: bool = True,
+    recalibrate: bool = False,
+    refit: int = 0,
+    lossless: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    tree: Any = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Summary:
+    """Compress `model` into one file.
+
+    Args:
+        model: a module or its state dict; never changed. Weights that `birdie.spectral` wrapped are stored as they were
+            trained, under plain names, whatever the default is.
+        path: the file to write; it appears complete or not at all.
+        scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
+            the first that matches a name wins. Default: per-row int8, with small tensors in 16 bits or lossless.
+        budget: bytes the file may have; the precision of what no rule names is chosen to land just under it.
+        bits: the same as bits per weight, everything included.
+        quality: mean KL from the float model's predictions that it may cost, in nats per target (token, image); needs
+            calibration, and is measured on batches held out from it.
+        coder: "max" for the smallest file, "fast" for the quickest.
+        calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
+            thousands of images in batches, and loss(module, batch) → summed nats by `F.cross_entropy`. Quantization
+            scales then follow the sensitivity of the loss. Or a `CalibrationResult`, for several files from one
+            calibration.
+        symmetries: with calibration, sort units whose order is arbitrary, which saves bits; the function is unchanged.
+        recalibrate: with calibration, calibrate once more on the quantized model, search again with the means of both,
+            and keep the file with the lower KL on the held-out batches: twice the time, a few per cent of the KL at
+            best.
+        refit: with calibration, steps of Adam (one batch each, some fifty pay) that tune norms, gains and biases to
+            the quantized rest; kept where the KL on the held-out batches is lower. The search is made twice.
+        lossless: keep every bit of every tensor.
+        metadata: JSON to store along.
+        tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack gives it.
+        progress: called with (done, total) as tensors are coded.
+        workers: threads; None takes every core. The bytes do not depend on it.
+
+    Raises:
+        ConfigError: settings contradict one another, or a spec or pattern is wrong.
+        WeightsError: a tensor is NaN or infinite and not lossless, or of a kind that cannot be stored.
+        BudgetError: nothing fits the budget.
+        OutputError: the file cannot be written.
+    """
+    target = Target(whole_number("budget", budget), bits, quality, lossless)
+    refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
+    _require_arguments(path, scheme, coder, metadata, target, calibration, refinement)
+    require_writable(Path(path).parent)
+
+    state = ModelState.of(model)
+    state, measured = calibrated_state(state, calibration, symmetries=symmetries)
+    assignment = assign(state, scheme, target, () if measured is None else measured.sensitivities)
+    allowed = target.in_bytes(sum(tensor.numel() for tensor in state.tensors.values()))
+    about = {"metadata": metadata, "budget": allowed, "tree": tree}
+    file_metadata.to_bytes(**about)  # what is no JSON must be refused before the work, not after it
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        aliases = alias_entries(state.tensors, state.ties)
+        meter = Meter(progress, (1 if allowed is None else _ROUNDS) * len(state.tensors))
+        writer, quick = Writer(pool, coder, aliases, about, meter), Writer(pool, "fast", aliases, about, meter)
+        encoded = encode_tensors(
+            assignment,
+            target,
+            writer.size,
+            rough=None if coder == "fast" and measured is None else quick.size,
+            calibration=measured,
+            refinement=refinement,
+            plain=coder == "fast",
+            workers=workers,
+        )
+        write_bytes(path, writer.to_bytes(encoded))
+        meter.finish()
+    return inspect(path)
+
+
+def _require_arguments(
+    path: Any,
+    scheme: Any,
+    coder: Any,
+    metadata: Any,
+    target: Target,
+    calibration: Any,
+    refinement: Refinement,
+) -> None:
+    """Refuse early what contradicts itself or is of another kind; specs themselves are parsed elsewhere.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, or two exclude one another.
+    """
+    require_path(path)
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise ConfigError(f"metadata is a {type(metadata).__name__}; give a dict")
+    if coder not in get_args(Effort):
+        raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
+    if target.lossless and (scheme is not None or calibration is not None):
+        excluded = "scheme" if scheme is not None else "calibration"
+        raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")
+    if target.quality is not None and calibration is None:
+        raise ConfigError("quality is measured on data; give calibration=(module, batches, loss), or a budget instead")
+    if calibration is not None and not isinstance(calibration, CalibrationResult):
+        require_triple(calibration)
+    refinement.require(calibration)
+    if scheme is None or _is_spec(scheme):
+        return
+    rules = list(scheme.items()) if isinstance(scheme, Mapping) else scheme
+    for rule in rules if isinstance(rules, list | tuple) else [rules]:
+        pair = isinstance(rule, list | tuple) and len(rule) == 2
+        if not (pair and isinstance(rule[0], str) and _is_spec(rule[1])):
+            raise ConfigError(f"scheme {rule!r} is neither spec nor rule; write 'int6' or [('blocks.*', 'int6')]")
+
+
+def _is_spec(spec: Any) -> bool:
+    return isinstance(spec, str | Scheme)

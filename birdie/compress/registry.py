@@ -1,0 +1,268 @@
+"""Every scheme there is, by name, by the words people write, and by its number in the file.
+
+    schemes/*.py ───────────────┐
+    register(YourScheme) ───────┼──► names, specs, help texts, decoders
+    entry points "birdie.schemes" ┘   (imported only when somebody asks for one by name: it is code)
+
+A module in `birdie.compress.schemes` is a scheme as soon as it is there. One from elsewhere is a `Scheme` subclass given
+to `register`, an object passed to `birdie.save`, or an installed package's entry point in the group `birdie.schemes`. A
+file never causes an import: it names a foreign scheme, and loading it asks for that name to be registered.
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from torch import Tensor
+
+from birdie.compress import schemes
+from birdie.compress.scheme import Decoder, Encoded, Scheme, Spec
+from birdie.errors import ArtifactError, ConfigError
+
+GROUP = "birdie.schemes"  # of entry points
+MAX_CODE = 127  # of birdie's own schemes; a file numbers those it names from here on
+_foreign: dict[str, type[Scheme]] = {}
+
+
+class Word(NamedTuple):
+    """A word of specs, its scheme, and what makes one from options."""
+
+    spec: Spec
+    scheme: type[Scheme]
+
+    @property
+    def make(self) -> Callable[..., Scheme]:
+        """The function whose parameters are the options."""
+        return self.spec.make or self.scheme
+
+    @property
+    def example(self) -> str:
+        """A whole spec."""
+        return self.spec.example or self.spec.word
+
+
+@cache
+def _own() -> dict[str, type[Scheme]]:
+    """Return birdie's own schemes by name: one module each, collected from the package."""
+    own: dict[str, type[Scheme]] = {}
+    for info in pkgutil.iter_modules(schemes.__path__):
+        module = importlib.import_module(f"{schemes.__name__}.{info.name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__:
+                own[value.decoder.name] = value
+    return dict(sorted(own.items(), key=lambda item: item[1].decoder.code or 0))
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all registered schemes, birdie's own in the order of their numbers in the file."""
+    return (*_own(), *_foreign)
+
+
+def register(scheme: type[Scheme]) -> type[Scheme]:
+    """Make a scheme from outside birdie known: its specs may be written, and files that name it loaded.
+
+    May be used as a decorator. Registering the same class again changes nothing.
+
+    Raises:
+        ConfigError: it is no subclass of `Scheme` with a decoder, or another scheme has its name or one of its words.
+    """
+    decoder = getattr(scheme, "decoder", None)
+    if not (isinstance(scheme, type) and issubclass(scheme, Scheme) and isinstance(decoder, Decoder)):
+        raise ConfigError(f"{scheme!r} is no scheme; subclass birdie.schemes.Scheme and give it a decoder")
+    if _own().get(decoder.name) is scheme or _foreign.get(decoder.name) is scheme:
+        return scheme
+    if decoder.code is not None:
+        raise ConfigError(f"scheme {decoder.name!r} has code {decoder.code}; codes are for birdie's own, leave it None")
+    if decoder.name in names():
+        raise ConfigError(f"there is a scheme called {decoder.name!r} already; choose another name")
+    taken = {spec.word for spec in scheme.specs} & set(words())
+    if taken:
+        raise ConfigError(
+            f"scheme {decoder.name!r} uses the word {min(taken)!r} of another scheme; choose another word"
+        )
+    _foreign[decoder.name] = scheme
+    words.cache_clear()
+    return scheme
+
+
+def import_scheme(name: str) -> type[Scheme]:
+    """Import the installed package that offers a scheme under `name` (entry points "birdie.schemes"), and register it.
+
+    Raises:
+        ConfigError: no installed package does, or what it offers is no scheme.
+    """
+    for point in entry_points(group=GROUP, name=name):
+        return register(point.load())
+    raise ConfigError(f"no installed package offers a scheme called {name!r} (entry points {GROUP}); install it")
+
+
+def decoder(name: str) -> Decoder:
+    """Return the decoder of a registered scheme.
+
+    Raises:
+        ArtifactError: there is none of that name: the file needs a package that was not asked for.
+    """
+    scheme = _own().get(name) or _foreign.get(name)
+    if scheme is None:
+        raise ArtifactError(
+            f"scheme {name!r} is not one of birdie's; import the package that defines it, or name it when loading: "
+            f"birdie.load(…, schemes=[{name!r}])"
+        )
+    return scheme.decoder
+
+
+@cache
+def own_names_by_code() -> Mapping[int, str]:
+    """Return the names of birdie's own schemes by their numbers in the file."""
+    return {scheme.decoder.code: name for name, scheme in _own().items() if scheme.decoder.code is not None}
+
+
+def decode(encoded: Encoded) -> Tensor:
+    """Return the tensor that `encoded` stands for.
+
+    Raises:
+        ArtifactError: its scheme is not registered.
+    """
+    return decoder(encoded.scheme).decode(encoded)
+
+
+@cache
+def words() -> Mapping[str, Word]:
+    """Return every word that begins a spec."""
+    return {spec.word: Word(spec, scheme) for scheme in (*_own().values(), *_foreign.values()) for spec in scheme.specs}
+
+
+def parse_spec(text: str) -> Scheme:
+    """Return the scheme that `text` spells: WORD or WORD:option=value,flag,…
+
+    The first option may stand without its name. A scheme inside a scheme comes last, as base=SPEC.
+
+    Raises:
+        ConfigError: it is not a spec, or an option is unknown or out of range.
+    """
+    head, _, rest = text.strip().partition(":")
+    word = words().get(head)
+    if word is None and head.isidentifier() and any(entry_points(group=GROUP, name=head)):
+        import_scheme(head)
+        word = words().get(head)
+    if word is None:
+        examples = {each.partition(":")[0]: each for each in reversed(list(examples_of_words()))}
+        nearest = examples[difflib.get_close_matches(head, examples, n=1, cutoff=0.0)[0]]
+        raise ConfigError(
+            f"scheme {text!r} is unknown; did you mean {nearest!r}? (one of {', '.join(examples_of_words())})"
+        )
+    return _make(text, word, rest)
+
+
+def examples_of_words() -> Iterator[str]:
+    """Yield a spec for each word, for help texts."""
+    return (word.example for word in words().values())
+
+
+def options_of(word: Word) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, type, default) of each option; the default of a required one is `inspect.Parameter.empty`."""
+    hints = typing.get_type_hints(word.make if inspect.isfunction(word.make) else word.make.__init__)
+    for parameter in inspect.signature(word.make).parameters.values():
+        yield parameter.name, hints.get(parameter.name, type(parameter.default)), parameter.default
+
+
+def _make(text: str, word: Word, rest: str) -> Scheme:
+    options = {name: (hint, default) for name, hint, default in options_of(word)}
+    values: dict[str, Any] = {}
+    items, based, base = (rest, "", "") if "base" not in options else rest.partition("base=")
+    for position, item in enumerate(filter(None, items.split(","))):
+        name, equals, value = item.strip().partition("=")
+        first = next(iter(options), "")
+        if not equals and position == 0 and name not in options and first and not _is_flag(options[first][0]):
+            name, equals, value = first, "=", name
+        flag = name in options and _is_flag(options[name][0])
+        if name not in options or bool(equals) == flag or name in values or name == "base":
+            raise ConfigError(
+                f"option {item!r} of scheme {text!r} is unknown or given twice; choose from {_choices(options)}"
+            )
+        values[name] = True if flag else _parsed(name, value.strip(), options[name][0])
+    if based:
+        values["base"] = parse_spec(base)
+    missing = [name for name, (_, default) in options.items() if default is inspect.Parameter.empty]
+    if set(missing) - set(values):
+        raise ConfigError(f"scheme {text!r} lacks {missing[0]}; did you mean {word.example!r}?")
+    return word.make(**values)
+
+
+def _choices(options: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(name if _is_flag(hint) else f"{name}=…" for name, (hint, _) in options.items()) or "none"
+
+
+def _is_flag(hint: Any) -> bool:
+    return hint is bool
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union without None, or the one type there is."""
+    members = get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return tuple(member for member in members if member is not type(None))
+
+
+def _parsed(name: str, text: str, hint: Any) -> Any:
+    """Return an option's value from its text, by its type.
+
+    Raises:
+        ConfigError: the text is none.
+    """
+    kind = _kinds(hint)[0]
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise ConfigError(f"{name}={text!r} is unknown; choose {', '.join(map(str, get_args(kind)))}")
+        return text
+    try:
+        if kind is int:
+            if not text.isdecimal():
+                raise ValueError
+            return int(text)
+        if kind is float:
+            return float(text)
+        if get_origin(kind) is tuple:
+            return tuple(int(part) for part in text.split("x"))
+    except ValueError:
+        wanted = {int: "a whole number", float: "a number"}.get(kind, "whole numbers such as 16x16x3x3")
+        raise ConfigError(f"{name}={text!r} is not {wanted}") from None
+    return text
+
+
+def describe(word: Word) -> str:
+    """Return a spec's form with its options and defaults, such as `codebook:k=16,per_row,rate=0`."""
+    shown = []
+    for name, hint, default in options_of(word):
+        if _is_flag(hint):
+            shown.append(name)
+        elif Scheme in _kinds(hint):
+            shown.append(f"{name}=SPEC")
+        else:
+            shown.append(f"{name}={_spelled(default)}")
+    return word.spec.word + (":" + ",".join(shown) if shown else "")
+
+
+def _spelled(value: Any) -> str:
+    if value is None or value is inspect.Parameter.empty or not isinstance(value, int | float | str):
+        return "…"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def markdown_table() -> str:
+    """Return the table of all words for the documentation, one row each; widths of one grid in one row."""
+    rows = ["| spec | what it is |", "|---|---|"]
+    for word in _without_widths(words().values()):
+        rows.append(f"| `{describe(word)}` | {word.spec.help} |")
+    return "\n".join(rows)
+
+
+def _without_widths(every: Iterable[Word]) -> Iterator[Word]:
+    """Yield all words but int3 to int8, which differ from int2 in their width alone."""
+    return (word for word in every if not (word.spec.word[:3] == "int" and word.spec.word[3:] in set("345678")))

@@ -1,0 +1,45 @@
+"""Which tensors are worth quantizing, and how the others are kept: the same policy for every scheme, whoever wrote it.
+
+Matrices of a few thousand weights and up gain from a quantizer. What is smaller (norms, biases, gains) costs next to
+nothing and matters much, so it is kept in 16 bits, or losslessly where 16 bits would not do.
+"""
+
+import torch
+from torch import Tensor
+
+from birdie.compress.scheme import Scheme
+from birdie.compress.schemes.cast import Cast
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.tensors import REAL_DTYPES
+
+SMALL = 4096  # elements below which a tensor is not worth a quantizer
+
+
+def is_matrix(weight: Tensor) -> bool:
+    """Return whether it is a real floating tensor of two or more dimensions and at least `SMALL` elements."""
+    return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL
+
+
+def can_quantize(weight: Tensor) -> bool:
+    """Return whether a quantizer gains anything: any matrix of real floats, and vectors of at least `SMALL`."""
+    return weight.dtype in REAL_DTYPES and (weight.numel() > 0 if weight.ndim >= 2 else weight.numel() >= SMALL)
+
+
+def small_scheme(weight: Tensor) -> Scheme:
+    """Return the scheme of a small tensor: float16 where that keeps about ten bits of every value, else lossless.
+
+    Integers stay as they are, and so does a tensor with a value that float16 cannot reach or would make zero or
+    subnormal: a variance of 1e-9 counts, however large its neighbors are.
+    """
+    if weight.dtype not in (torch.float32, torch.float64) or not bool(torch.isfinite(weight).all()):
+        return Lossless() if weight.dtype not in REAL_DTYPES else Cast()
+    rounded = weight.detach().to(torch.float16).double().abs()
+    normal = (rounded >= torch.finfo(torch.float16).tiny) & rounded.isfinite()
+    return Cast() if bool((normal | (weight == 0)).all()) else Lossless()
+
+
+def applicable(scheme: Scheme, weight: Tensor) -> Scheme:
+    """Return `scheme` where it can hold `weight`, else the nearest that can."""
+    if not scheme.quantizes:
+        return scheme if weight.dtype in REAL_DTYPES else Lossless()
+    return scheme if can_quantize(weight) else small_scheme(weight)
