@@ -16,8 +16,10 @@ from birdie.errors import ArtifactError, ConfigError
 FIRST_FOREIGN = registry.MAX_CODE + 1
 
 
-def scheme_codes(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of each scheme that a file with these uses; the same names give the same numbers.
+def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the number of each scheme that a file with these uses, and what its metadata says of foreign ones.
+
+    The same names give the same numbers.
 
     Raises:
         ConfigError: there are more foreign schemes than numbers.
@@ -26,12 +28,8 @@ def scheme_codes(names: Iterable[str]) -> dict[str, int]:
     foreign = sorted(set(names) - set(own))
     if FIRST_FOREIGN + len(foreign) > MAX_CODE:
         raise ConfigError(f"a file can use {MAX_CODE - FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}")
-    return own | {name: FIRST_FOREIGN + index for index, name in enumerate(foreign)}
-
-
-def foreign_names(codes: Mapping[str, int]) -> dict[str, str]:
-    """Return what a file's metadata says of the schemes that are not birdie's: number as text → name."""
-    return {str(code): name for name, code in codes.items() if code >= FIRST_FOREIGN}
+    codes = {name: FIRST_FOREIGN + index for index, name in enumerate(foreign)}
+    return own | codes, {str(code): name for name, code in codes.items()}
 
 
 def scheme_name(entry: Entry, foreign: Mapping[str, str]) -> str:

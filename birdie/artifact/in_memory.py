@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from birdie.artifact.load import load
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.encoding import encode_tensors
+from birdie.compress.rate.encoding import encode_state
 from birdie.compress.rate.target import Target
-from birdie.compress.state import ModelState, fill
+from birdie.compress.state import EncodedState, ModelState, fill
 from birdie.entropy.stream import Effort
 from birdie.errors import ArtifactError
 
@@ -41,11 +41,12 @@ def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | 
     """
     state, target = ModelState.of(model), Target()
     with ThreadPoolExecutor(workers) as pool:
-        writer = Writer(pool, coder, [], {}, Meter(None, len(state.tensors)))
-        encoded = encode_tensors(assign(state, None, target), target, writer.size, workers=workers)
-        packed = {name: np.frombuffer(writer.to_bytes({_NAME: one}), np.uint8) for name, one in encoded.items()}
+        writer = Writer(pool, coder, {}, Meter(None))
+        encoded = encode_state(assign(state, None, target), target, writer.size, workers=workers)
+        files = {name: writer.to_bytes(EncodedState({_NAME: one}, {})) for name, one in encoded.tensors.items()}
+    packed = {name: np.frombuffer(file, np.uint8) for name, file in files.items()}
     bytes_of = {name: torch.from_numpy(data.copy()) for name, data in packed.items()}
-    return {name: bytes_of[state.ties.get(name, name)] for name in state.names}
+    return {name: bytes_of[state.ties.get(name, name)] for name in state.by_name}
 
 
 @overload

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.load import inspect
 from birdie.artifact.summary import Summary
-from birdie.artifact.writer import Meter, Writer, alias_entries
+from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.rate.assignment import Schemes, assign
-from birdie.compress.rate.encoding import Refinement, encode_tensors
+from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
 from birdie.compress.state import ModelState
@@ -91,19 +91,16 @@ def save(
     target = Target(whole_number("budget", budget), bits, quality, lossless)
     refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
     _require_arguments(path, scheme, coder, metadata, target, calibration, refinement)
+    file_metadata.to_bytes(metadata, tree=tree)  # what is no JSON must be refused before the work, not after it
     require_writable(Path(path).parent)
 
-    state = ModelState.of(model)
-    state, measured = calibrated_state(state, calibration, symmetries=symmetries)
+    state, measured = calibrated_state(ModelState.of(model), calibration, symmetries=symmetries)
     assignment = assign(state, scheme, target, () if measured is None else measured.sensitivities)
-    allowed = target.in_bytes(sum(tensor.numel() for tensor in state.tensors.values()))
-    about = {"metadata": metadata, "budget": allowed, "tree": tree}
-    file_metadata.to_bytes(**about)  # what is no JSON must be refused before the work, not after it
+    about = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        aliases = alias_entries(state.tensors, state.ties)
-        meter = Meter(progress, (1 if allowed is None else _ROUNDS) * len(state.tensors))
-        writer, quick = Writer(pool, coder, aliases, about, meter), Writer(pool, "fast", aliases, about, meter)
-        encoded = encode_tensors(
+        meter = Meter(progress, _ROUNDS if target.searched else 1)
+        writer, quick = Writer(pool, coder, about, meter), Writer(pool, "fast", about, meter)
+        encoded = encode_state(
             assignment,
             target,
             writer.size,

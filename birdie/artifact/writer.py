@@ -5,15 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.codes import foreign_names, scheme_codes
+from birdie.artifact.codes import scheme_codes
 from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.artifact.decoding import DTYPES
 from birdie.compress import registry
 from birdie.compress.scheme import Encoded
+from birdie.compress.state import EncodedState
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
 from birdie.entropy.stream import Effort
@@ -21,23 +20,30 @@ from birdie.runtime.callbacks import Progress
 
 
 class Meter:
-    """Counts coded tensors for a progress callback; the total grows if the first guess was short."""
+    """Counts coded tensors for a progress callback.
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
+    Args:
+        progress: called with (done, total).
+        rounds: how many times all tensors will be coded, about; the total grows if that was too few.
+    """
 
-    def step(self) -> None:
+    def __init__(self, progress: Progress | None, rounds: int = 1) -> None:
+        self.progress, self.rounds, self.done, self.total = progress, rounds, 0, 0
+
+    def begin(self, tensors: int) -> None:
+        """Begin to code so many tensors."""
+        self.total = max(self.total, self.rounds * tensors, self.done + tensors)
+
+    def count(self) -> None:
         """Count one tensor."""
         self.done += 1
-        self.total = max(self.total, self.done)
-        self.report(self.done)
+        self._report(self.done)
 
     def finish(self) -> None:
         """Report that all are done."""
-        self.report(self.total)
+        self._report(self.total)
 
-    def report(self, done: int) -> None:
-        """Call the callback."""
+    def _report(self, done: int) -> None:
         if self.progress is not None:
             self.progress(done, self.total)
 
@@ -48,41 +54,44 @@ class Writer:
     Args:
         pool: threads that code.
         effort: of the entropy coder.
-        aliases: second names, which have no bytes of their own.
-        about: what the file says about itself besides its tensors (`birdie.artifact.metadata`).
+        about: what the file says about itself besides its tensors, as `birdie.artifact.metadata.to_bytes` takes it.
         meter: counts coded tensors.
     """
 
-    def __init__(
-        self, pool: ThreadPoolExecutor, effort: Effort, aliases: list[Entry], about: Mapping[str, Any], meter: Meter
-    ) -> None:
-        self.pool, self.effort, self.aliases, self.about, self.meter = pool, effort, aliases, about, meter
+    def __init__(self, pool: ThreadPoolExecutor, effort: Effort, about: Mapping[str, Any], meter: Meter) -> None:
+        self.pool, self.effort, self.about, self.meter = pool, effort, about, meter
         self._coded: dict[int, tuple[Encoded, tuple[Stream, ...]]] = {}
-        self._metadata: dict[tuple[str, ...], bytes] = {}
 
-    def to_bytes(self, encoded: Mapping[str, Encoded]) -> bytes:
+    def to_bytes(self, encoded: EncodedState) -> bytes:
         """Return the file that holds these tensors."""
-        futures = {
-            name: self.pool.submit(self._streams, item) for name, item in encoded.items() if id(item) not in self._coded
-        }
-        coded = {}
-        for name, item in encoded.items():
-            streams = futures[name].result() if name in futures else self._coded[id(item)][1]
-            coded[id(item)] = item, streams
-            self.meter.step()
-        self._coded = coded
-        codes = scheme_codes(item.scheme for item in encoded.values())
-        entries = [
-            Entry(name, codes[item.scheme], DTYPES.index(item.dtype), item.shape, item.params, coded[id(item)][1])
-            for name, item in encoded.items()
-        ]
-        return container.to_bytes([*entries, *self.aliases], self._about(foreign_names(codes)))
+        codes, foreign = scheme_codes(tensor.scheme for tensor in encoded.tensors.values())
+        streams = self._code(encoded.tensors)
+        entries = []
+        for name, tensor in encoded.tensors.items():
+            kind = codes[tensor.scheme], DTYPES.index(tensor.dtype), tensor.shape
+            entries.append(Entry(name, *kind, tensor.params, streams[name]))
+        for name, first in encoded.ties.items():
+            tensor = encoded.tensors[first]
+            entries.append(Entry(name, ALIAS, DTYPES.index(tensor.dtype), tensor.shape, target=first))
+        return container.to_bytes(entries, file_metadata.to_bytes(**self.about, schemes=foreign))
 
-    def size(self, encoded: Mapping[str, Encoded]) -> int:
+    def size(self, encoded: EncodedState) -> int:
         """Return the bytes of the file that holds these tensors."""
         return len(self.to_bytes(encoded))
 
-    def _streams(self, encoded: Encoded) -> tuple[Stream, ...]:
+    def _code(self, tensors: Mapping[str, Encoded]) -> dict[str, tuple[Stream, ...]]:
+        """Return the coded streams of each tensor, of those that changed since the last call coded anew."""
+        changed = {name: tensor for name, tensor in tensors.items() if id(tensor) not in self._coded}
+        futures = {name: self.pool.submit(self._code_tensor, tensor) for name, tensor in changed.items()}
+        streams = {}
+        self.meter.begin(len(tensors))
+        for name, tensor in tensors.items():
+            streams[name] = futures[name].result() if name in futures else self._coded[id(tensor)][1]
+            self.meter.count()
+        self._coded = {id(tensor): (tensor, streams[name]) for name, tensor in tensors.items()}
+        return streams
+
+    def _code_tensor(self, encoded: Encoded) -> tuple[Stream, ...]:
         layout = registry.decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
         streams = []
         for values, expected in zip(encoded.streams, layout, strict=True):
@@ -91,17 +100,3 @@ class Writer:
             coded = entropy.encode(values, hints, self.effort)
             streams.append(Stream(coded.coder, coded.payload))
         return tuple(streams)
-
-    def _about(self, schemes: Mapping[str, str]) -> bytes:
-        key = tuple(schemes.values())
-        if key not in self._metadata:
-            self._metadata[key] = file_metadata.to_bytes(**self.about, schemes=schemes)
-        return self._metadata[key]
-
-
-def alias_entries(tensors: Mapping[str, Tensor], ties: Mapping[str, str]) -> list[Entry]:
-    """Return the entries of second names (`ties`: second → first)."""
-    return [
-        Entry(name, ALIAS, DTYPES.index(tensors[first].dtype), tuple(tensors[first].shape), target=first)
-        for name, first in ties.items()
-    ]

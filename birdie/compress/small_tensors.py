@@ -13,6 +13,8 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import REAL_DTYPES
 
 SMALL = 4096  # elements below which a tensor is not worth a quantizer
+SHORT_ROW = 8  # columns below which a row is no smaller with a scale of its own than in 16 bits
+LEAST_CALIBRATED = 256  # elements of a calibrated matrix below which 16 bits cost less than its scales and name, about
 
 
 def is_matrix(weight: Tensor) -> bool:
@@ -43,3 +45,23 @@ def applicable(scheme: Scheme, weight: Tensor) -> Scheme:
     if not scheme.quantizes:
         return scheme if weight.dtype in REAL_DTYPES else Lossless()
     return scheme if can_quantize(weight) else small_scheme(weight)
+
+
+def default_scheme(scheme: Scheme, weight: Tensor) -> Scheme:
+    """Return what a tensor without a rule gets where `scheme` is the default: small ones stay precise."""
+    if scheme.quantizes and not is_matrix(weight):
+        return small_scheme(weight)
+    return applicable(scheme, weight)
+
+
+def is_worth_coarsening(weight: Tensor, calibrated: bool) -> bool:
+    """Return whether a search takes it: large matrices always, small ones when calibration knows their worth."""
+    return is_matrix(weight) or (
+        calibrated and weight.ndim >= 2 and weight.numel() >= LEAST_CALIBRATED and shrinks(weight)
+    )
+
+
+def shrinks(weight: Tensor) -> bool:
+    """Return whether a grid makes it smaller than 16 bits: not where scales weigh more than short rows."""
+    rows = weight.shape[0] if weight.ndim >= 2 else 1
+    return can_quantize(weight) and weight.numel() // rows >= SHORT_ROW

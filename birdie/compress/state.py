@@ -1,6 +1,7 @@
 """A model as name → tensor: what can be stored, which names share one tensor, and the way back into a module."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from birdie.compress.scheme import Scheme
+from birdie.compress.registry import decode
+from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
@@ -23,11 +25,13 @@ class ModelState:
     """The tensors of a model as a file holds them.
 
     Attributes:
-        tensors: name → tensor, sorted by name, tied ones once.
+        by_name: name → tensor, sorted by name, tied ones under each of their names.
+        tensors: the same, tied ones under the first of their names alone.
         ties: second name → first name.
         stored_as: name → scheme of what was trained in the very form in which it is stored (`birdie.spectral`).
     """
 
+    by_name: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
     ties: Mapping[str, str]
     stored_as: Mapping[str, Scheme]
@@ -39,7 +43,8 @@ class ModelState:
         Raises:
             WeightsError: `model` is neither, or an item is not a dense tensor that can be stored.
         """
-        tensors, ties = without_ties(named_tensors(model))
+        by_name = named_tensors(model)
+        tensors, ties = without_ties(by_name)
         trained = folded(model) if isinstance(model, nn.Module) else {}
         by_chain: dict[int, Scheme] = {}  # tied weights share a parametrization, and so their scheme
         stored_as = {}
@@ -48,16 +53,26 @@ class ModelState:
             if id(chain) not in by_chain:
                 by_chain[id(chain)] = chain[0].stored_as(name, chain.original)
             stored_as[name] = by_chain[id(chain)]
-        return cls(tensors, ties, stored_as)
+        return cls(by_name, tensors, ties, stored_as)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, those of ties included."""
-        return tuple(sorted((*self.tensors, *self.ties)))
 
-    def every(self) -> dict[str, Tensor]:
-        """Return the tensor of every name, tied ones under both."""
-        return {name: self.tensors[self.ties.get(name, name)] for name in self.names}
+@dataclass(frozen=True, slots=True)
+class EncodedState:
+    """The tensors of a model as schemes encoded them.
+
+    Attributes:
+        tensors: name → encoded tensor, tied ones once.
+        ties: second name → first name.
+    """
+
+    tensors: Mapping[str, Encoded]
+    ties: Mapping[str, str]
+
+    def decode(self, workers: int | None = None) -> dict[str, Tensor]:
+        """Return the tensors that a file of these decodes to, tied ones under each of their names."""
+        with ThreadPoolExecutor(workers) as pool:
+            decoded = dict(zip(self.tensors, pool.map(decode, self.tensors.values()), strict=True))
+        return decoded | {name: decoded[first] for name, first in self.ties.items()}
 
 
 def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:

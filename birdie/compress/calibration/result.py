@@ -7,7 +7,6 @@ module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +21,8 @@ from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.feedback import FLOOR
 from birdie.compress.registry import decode
-from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.state import ModelState
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.state import EncodedState, ModelState
 from birdie.errors import ConfigError, WeightsError
 
 HELD_OUT = 5  # one batch in so many is held out, the last ones
@@ -99,20 +98,17 @@ class CalibrationResult:
                 raise WeightsError(f"tensor {name!r} is not one that was calibrated; calibrate this very model")
         return replace(state, tensors={name: self.state[name] for name in state.tensors})
 
-    def divergence(self, encoded: Mapping[str, Encoded]) -> float:
+    def divergence(self, encoded: EncodedState) -> float:
         """Return the mean KL(float ‖ decoded) on the held-out batches, in nats per target."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
-        return self.held_out({name: decode(each) for name, each in encoded.items()})
+        return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
 
-    def refitted(
-        self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], steps: int, workers: int | None = None
-    ) -> dict[str, Tensor]:
+    def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
         """Return what `encoded` keeps in 16 bits (norms, gains, biases), tuned to the quantized rest by `refit`.
 
         Args:
             encoded: every tensor.
-            ties: second name → first name, of what `encoded` holds once.
             steps: of Adam, one batch each.
             workers: threads; None takes every core.
 
@@ -121,21 +117,17 @@ class CalibrationResult:
             DataError: fewer than two batches are left beside those held out.
         """
         held_out = self._require_batches("refit")
-        decoded = _decode_all(encoded, ties, workers)
-        names = [name for name, tensor in encoded.items() if tensor.scheme == "cast"]
-        state = held_out.module.state_dict() | decoded
+        names = [name for name, tensor in encoded.tensors.items() if tensor.scheme == "cast"]
+        state = held_out.module.state_dict() | encoded.decode(workers)
         return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps)
 
-    def recalibrated(
-        self, encoded: Mapping[str, Encoded], ties: Mapping[str, str], workers: int | None = None
-    ) -> "CalibrationResult":
+    def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> "CalibrationResult":
         """Return the means of this calibration and one of the quantized model.
 
         Inputs are then partly those that quantized layers give, and a unit that only quantization activates counts.
 
         Args:
             encoded: every tensor.
-            ties: second name → first name, of what `encoded` holds once.
             workers: threads; None takes every core.
 
         Raises:
@@ -143,7 +135,7 @@ class CalibrationResult:
         """
         held_out = self._require_batches("recalibration")
         module = copy.deepcopy(held_out.module).eval()
-        module.load_state_dict(module.state_dict() | _decode_all(encoded, ties, workers))
+        module.load_state_dict(module.state_dict() | encoded.decode(workers))
         quantized = calibrate(module, self.batches, held_out.loss)
         means = {
             name: _mean(sensitivity, _floored(quantized[name]))
@@ -172,7 +164,7 @@ def calibrated_state(
     if state.stored_as:
         raise ConfigError("a spectral model is stored as it was trained; leave calibration out, or remove() it first")
     if not isinstance(calibration, CalibrationResult):
-        calibration = CalibrationResult.of(state.every(), calibration, symmetries=symmetries)
+        calibration = CalibrationResult.of(state.by_name, calibration, symmetries=symmetries)
     return calibration.ordered(state), calibration
 
 
@@ -201,12 +193,6 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
                 f"tensor {name!r} of shape {tuple(weight.shape)} is not the calibrated module's "
                 f"({shapes.get(name, 'it has none')}); calibrate with the model these weights belong to"
             )
-
-
-def _decode_all(encoded: Mapping[str, Encoded], ties: Mapping[str, str], workers: int | None) -> dict[str, Tensor]:
-    with ThreadPoolExecutor(workers) as pool:
-        decoded = dict(zip(encoded, pool.map(decode, encoded.values()), strict=True))
-    return decoded | {name: decoded[first] for name, first in ties.items()}
 
 
 def _floored(sensitivity: Sensitivity) -> Sensitivity:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
-from birdie.compress.rate.assignment import Assignment, encode_all
-from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.rate.assignment import Assignment
+from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import small_scheme
+from birdie.compress.state import EncodedState
 from birdie.compress.tensors import finite_rows, rows_columns
 
 # Embedding rows take scales this much finer. Tuned on a 3.8 M-weight GPT with GPTQ, the best pairs of scales were
@@ -39,6 +40,7 @@ EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 FINEST, COARSEST, COARSEST_BY_LOSS = -16.0, 3.6, 9.0
 # Standard deviations that no scale exceeds: beyond, a matrix is all but zero, and to call that a fit would be a lie.
 WIDEST = 4.0
+RESERVE_SHARE = 6  # small matrices stay in 16 bits where that is at most this part of a budget
 _WIDEST_TRELLIS = 1.5  # beyond, the cheapest path through a trellis is all zeros
 
 
@@ -48,10 +50,12 @@ class Allocation:
 
     Attributes:
         assignment: settled schemes, and the free matrices.
-        sensitivities: name → what calibration measured; names may be missing, and others be there.
+        sensitivities: name → what calibration measured, under either name of a tie; others may be there.
         scheme: how calibrated matrices are quantized, and all of them if `plain` is false.
         plain: whether matrices that were not calibrated take a grid, quick to load, instead of a trellis.
         workers: threads; None takes every core.
+        matrices: name → weight that the exponent changes; weights: how many elements they have.
+        finest, coarsest: the range of exponents.
     """
 
     assignment: Assignment
@@ -60,12 +64,16 @@ class Allocation:
     plain: bool = True
     workers: int | None = None
     matrices: dict[str, Tensor] = field(init=False)
+    weights: int = field(init=False, default=0)
+    finest: float = field(init=False, default=FINEST)
+    coarsest: float = field(init=False, default=COARSEST)
     _factors: dict[str, Feedback] = field(init=False, default_factory=dict)
     _unit: float = field(init=False, default=0.0)
-    _highest: float = field(init=False, default=0.0)
     _settled: dict[str, Encoded] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        ties = self.assignment.ties
+        self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
         self.matrices = {name: self.assignment.tensors[name] for name in self.assignment.free}
         names = [name for name in self.matrices if name in self.sensitivities and self.assignment.steered is None]
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
@@ -78,14 +86,11 @@ class Allocation:
             total += levels[-1] * self.matrices[name].numel()
             count += self.matrices[name].numel()
         self._unit = total / max(count, 1)
-        self._highest = max(levels, default=0.0) - self._unit
+        self.weights = sum(weight.numel() for weight in self.matrices.values())
+        if self._factors:  # matrices that hardly count pull the mean down, and others must be able to follow
+            self.coarsest = max(COARSEST_BY_LOSS, max(levels) - self._unit + COARSEST)
 
-    @property
-    def coarsest(self) -> float:
-        """The largest exponent: where matrices that hardly count pull the mean down, others must be able to follow."""
-        return max(COARSEST_BY_LOSS, self._highest + COARSEST) if self._factors else COARSEST
-
-    def encode(self, exponent: float, *, draft: bool = False) -> dict[str, Encoded]:
+    def encode(self, exponent: float, draft: bool = False) -> EncodedState:
         """Encode every tensor, the free matrices at `exponent`.
 
         Args:
@@ -96,14 +101,18 @@ class Allocation:
             encoded = pool.map(lambda name: self._encode_matrix(name, exponent, draft), self.matrices)
             return self._ordered(dict(zip(self.matrices, encoded, strict=True)))
 
-    def encode_lossless(self) -> dict[str, Encoded]:
+    def encode_lossless(self) -> EncodedState:
         """Encode every tensor, all but those that a rule names losslessly."""
-        kept = {name: weight for name, weight in self.assignment.tensors.items() if name not in self.assignment.settled}
-        return self._ordered(encode_all(kept, dict.fromkeys(kept, Lossless()), workers=self.workers))
+        names = [name for name in self.assignment.tensors if name not in self.assignment.settled]
+        return self._ordered(self._encode_by(dict.fromkeys(names, Lossless())))
+
+    def encode_settled(self) -> EncodedState:
+        """Encode every tensor where none is free."""
+        return self._ordered({})
 
     def sample(self, count: int) -> NDArray[np.float32]:
         """Return about `count` weights of the free matrices in scales at exponent 0, flat."""
-        share = min(1.0, count / sum(weight.numel() for weight in self.matrices.values()))
+        share = min(1.0, count / self.weights)
         return np.concatenate([self._normalized(name, share) for name in self.matrices])
 
     def _encode_matrix(self, name: str, exponent: float, draft: bool) -> Encoded:
@@ -131,14 +140,25 @@ class Allocation:
         if self._settled is None:
             tensors = {name: tensor for name, tensor in self.assignment.tensors.items() if name not in self.matrices}
             chosen = {**self.assignment.settled, **self.assignment.small}
-            schemes = {name: chosen.get(name) or small_scheme(tensor) for name, tensor in tensors.items()}
-            self._settled = encode_all(tensors, schemes, sensitivities=self.sensitivities, workers=self.workers)
+            self._settled = self._encode_by(
+                {name: chosen.get(name) or small_scheme(tensor) for name, tensor in tensors.items()}
+            )
         return self._settled
 
-    def _ordered(self, encoded: Mapping[str, Encoded]) -> dict[str, Encoded]:
+    def _encode_by(self, schemes: Mapping[str, Scheme]) -> dict[str, Encoded]:
+        """Encode each named tensor by its scheme, several at a time."""
+
+        def encode(name: str) -> Encoded:
+            sensitivity = self.sensitivities.get(name)
+            return schemes[name].encode(name, self.assignment.tensors[name], sensitivity=sensitivity)
+
+        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+            return dict(zip(schemes, pool.map(encode, schemes), strict=True))
+
+    def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
         """Return all tensors in the order of the assignment: those in `encoded`, and what no exponent changes."""
         every = self._encode_settled() | dict(encoded)
-        return {name: every[name] for name in self.assignment.tensors}
+        return EncodedState({name: every[name] for name in self.assignment.tensors}, self.assignment.ties)
 
     def _feedback(self, name: str) -> Feedback:
         weight = self.matrices[name]
@@ -161,3 +181,29 @@ class Allocation:
 
 def _embedding_factor(name: str) -> float:
     return EMBEDDING_FACTOR if any(part in name for part in EMBEDDING_NAMES) else 1.0
+
+
+def allocations(
+    assignment: Assignment,
+    sensitivities: Mapping[str, Sensitivity],
+    budget: int | None,
+    *,
+    plain: bool,
+    workers: int | None,
+) -> list[Allocation]:
+    """Return the allocations worth trying for a target, the best first.
+
+    What is kept in 16 bits must not starve the rest: where it is more than a sixth of a budget, or where the budget is
+    missed with it, small matrices are coarsened as well.
+    """
+
+    def allocate(assignment: Assignment) -> Allocation:
+        return Allocation(assignment, sensitivities, plain=plain, workers=workers)
+
+    if budget is None or not assignment.reserve:
+        return [allocate(assignment)]
+    reserve = [assignment.tensors[name] for name in assignment.reserve]
+    freed = {*assignment.free, *assignment.reserve}
+    every = replace(assignment, free=tuple(name for name in assignment.tensors if name in freed), reserve=())
+    kept = RESERVE_SHARE * sum(tensor.numel() * min(tensor.itemsize, 2) for tensor in reserve) <= budget
+    return [*([allocate(assignment)] if kept else []), allocate(every)]

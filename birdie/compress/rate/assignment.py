@@ -8,26 +8,21 @@ rule get the default; without a target their matrices take it, and with one the 
 """
 
 import difflib
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import Tensor
 
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.small_tensors import applicable, can_quantize, is_matrix, small_scheme
+from birdie.compress.small_tensors import applicable, default_scheme, is_worth_coarsening, shrinks, small_scheme
 from birdie.compress.state import ModelState
-from birdie.compress.tensors import rows_columns
 from birdie.errors import ConfigError
 
-SHORT_ROW = 8  # columns below which a row is no smaller with a scale of its own than in 16 bits
-LEAST_CALIBRATED = 256  # elements of a calibrated matrix below which 16 bits cost less than its scales and name, about
 Rule = tuple[str, Scheme]
 Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | Scheme]]
 
@@ -54,18 +49,10 @@ class Assignment:
     reserve: tuple[str, ...] = ()
     steered: Scheme | None = None
 
-    def with_reserve_freed(self) -> "Assignment":
-        """Return the same with the small matrices left to the search, too."""
-        freed = {*self.free, *self.reserve}
-        return replace(self, free=tuple(name for name in self.tensors if name in freed), reserve=())
-
-    def reserve_bytes(self) -> int:
-        """Return the bytes that the small matrices take in 16 bits."""
-        return sum(self.tensors[name].numel() * min(self.tensors[name].itemsize, 2) for name in self.reserve)
-
-    def by_stored_name(self, sensitivities: Mapping[str, Sensitivity]) -> dict[str, Sensitivity]:
-        """Return what was measured under either name of a tie under the name that is stored."""
-        return {self.ties.get(name, name): sensitivity for name, sensitivity in sensitivities.items()}
+    @property
+    def weights(self) -> int:
+        """Elements of all tensors, tied ones once."""
+        return sum(tensor.numel() for tensor in self.tensors.values())
 
 
 def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrated: Collection[str] = ()) -> Assignment:
@@ -89,7 +76,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrate
             "a scheme of fixed precision for every tensor leaves the target nothing to choose; give (pattern, spec) "
             "rules, a scheme with a scale, or drop one of the two"
         )
-    by_name = {**state.stored_as, **match(state.names, rules)}
+    by_name = {**state.stored_as, **match(state.by_name, rules)}
     named = {state.ties.get(name, name): scheme for name, scheme in by_name.items()}
     settled: dict[str, Scheme] = {}
     small: dict[str, Scheme] = {}
@@ -100,31 +87,14 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrate
         elif name in named:
             settled[name] = applicable(named[name], weight)
         elif not target.searched:
-            settled[name] = _by_default(default or Grid(), weight)
-        elif _is_worth_coarsening(weight, name in calibrated):
+            settled[name] = default_scheme(default or Grid(), weight)
+        elif is_worth_coarsening(weight, name in calibrated):
             free.append(name)
-        elif _shrinks(weight):
+        elif shrinks(weight):
             reserve.append(name)
         else:
             small[name] = small_scheme(weight)
     return Assignment(state.tensors, state.ties, settled, small, tuple(free), tuple(reserve), steered)
-
-
-def _by_default(default: Scheme, weight: Tensor) -> Scheme:
-    if default.quantizes and not is_matrix(weight):
-        return small_scheme(weight)
-    return applicable(default, weight)
-
-
-def _is_worth_coarsening(weight: Tensor, calibrated: bool) -> bool:
-    """Return whether a search takes it: large matrices always, small ones when calibration knows their worth."""
-    small = calibrated and weight.ndim >= 2 and weight.numel() >= LEAST_CALIBRATED and _shrinks(weight)
-    return small or is_matrix(weight)
-
-
-def _shrinks(weight: Tensor) -> bool:
-    """Return whether a grid makes it smaller than 16 bits: not where scales weigh more than short rows."""
-    return can_quantize(weight) and rows_columns(tuple(weight.shape))[1] >= SHORT_ROW
 
 
 def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
@@ -170,20 +140,3 @@ def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:
         for name in hits:
             matched.setdefault(name, scheme)
     return matched
-
-
-def encode_all(
-    tensors: Mapping[str, Tensor],
-    schemes: Mapping[str, Scheme],
-    *,
-    sensitivities: Mapping[str, Sensitivity] | None = None,
-    workers: int | None = None,
-) -> dict[str, Encoded]:
-    """Encode every tensor by its scheme, several at a time; the order is that of `tensors`."""
-    known = sensitivities or {}
-
-    def encode(name: str) -> Encoded:
-        return schemes[name].encode(name, tensors[name], sensitivity=known.get(name))
-
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        return dict(zip(tensors, pool.map(encode, tensors), strict=True))

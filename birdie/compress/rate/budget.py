@@ -1,6 +1,6 @@
 """The search for a byte budget or a quality: one exponent for all tensors, by real coded bytes or real KL.
 
-An allocation encodes every matrix at an exponent. The size falls steadily with it, about one bit per weight an octave,
+The search never sees a tensor: it proposes exponents, and asks what the model encoded at them weighs. The size falls steadily with it, about one bit per weight an octave,
 so a model of the entropy on a sample of the weights proposes an exponent, the real coder answers, and the difference
 corrects the next proposal. The KL rises as steadily, by about a factor of four an octave.
 
@@ -14,20 +14,51 @@ a trellis rows take the next sixteenth one by one.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from birdie.compress.rate.allocation import FINEST, Allocation
-from birdie.compress.scheme import Encoded
+from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
 
-Size = Callable[[Mapping[str, Encoded]], int]
+Size = Callable[[EncodedState], int]
 """Bytes of the file that holds these tensors."""
-Divergence = Callable[[Mapping[str, Encoded]], float]
+Divergence = Callable[[EncodedState], float]
 """Mean KL of these tensors from the float model, in nats per target."""
+
+
+class Encoder(Protocol):
+    """Encodes a model at any exponent: an `Allocation`.
+
+    Attributes:
+        finest, coarsest: the range of exponents.
+        weights: how many weights the exponent changes.
+    """
+
+    finest: float
+    coarsest: float
+    weights: int
+
+    def encode(self, exponent: float, draft: bool = False) -> EncodedState:
+        """Encode every tensor at an exponent, roughly if a draft will do."""
+        ...
+
+    def encode_lossless(self) -> EncodedState:
+        """Encode every tensor losslessly but those that a rule names."""
+        ...
+
+    def settled_bytes(self) -> int:
+        """Return the bytes that no exponent changes, before entropy coding."""
+        ...
+
+    def sample(self, count: int) -> NDArray[np.float32]:
+        """Return about `count` weights that the exponent changes, in scales at exponent 0."""
+        ...
+
 
 TOLERANCE = 1000  # land within a thousandth of the budget …
 TINY = 64  # … or this many bytes
@@ -51,18 +82,18 @@ class Fit:
         divergence: nats of KL it costs, where quality was the target.
     """
 
-    encoded: dict[str, Encoded]
+    encoded: EncodedState
     bytes: int
     sigma: float | None
     rounds: int
     divergence: float | None = None
 
 
-def fit_budget(allocation: Allocation, size: Size, budget: int, rough: Size | None = None) -> Fit:
+def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = None) -> Fit:
     """Choose the exponent so that the file lands just under `budget` bytes; lossless if that fits.
 
     Args:
-        allocation: encodes every tensor at an exponent.
+        encoder: of the model.
         size: called about four times, at most `ROUNDS` + 2.
         budget: bytes the file may have.
         rough: a quick stand-in for `size`, never smaller by much: it brackets the exponent, so that `size` is called
@@ -76,9 +107,9 @@ def fit_budget(allocation: Allocation, size: Size, budget: int, rough: Size | No
     if budget <= 0:
         raise ConfigError(f"budget {budget} is not a positive number of bytes")
     near, start = True, None
-    search = _Search(allocation, size, budget)
+    search = _Search(encoder, size, budget)
     if rough is not None:
-        probe = _Search(allocation, rough, budget, draft=True)
+        probe = _Search(encoder, rough, budget, draft=True)
         near = probe.lossless().bytes <= NEAR * budget
     lossless = search.lossless() if near else None
     if lossless is not None and lossless.bytes <= budget:
@@ -93,11 +124,11 @@ def fit_budget(allocation: Allocation, size: Size, budget: int, rough: Size | No
     return fit
 
 
-def fit_quality(allocation: Allocation, size: Size, quality: float, divergence: Divergence) -> Fit:
+def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Divergence) -> Fit:
     """Choose the coarsest exponent that costs at most `quality` nats of KL.
 
     Args:
-        allocation: encodes every tensor at an exponent.
+        encoder: of the model.
         size: called once.
         quality: in nats per target.
         divergence: measured once a round.
@@ -108,21 +139,21 @@ def fit_quality(allocation: Allocation, size: Size, quality: float, divergence: 
     """
     if not 0 < quality < math.inf:
         raise ConfigError(f"quality {quality} is not a positive number of nats")
-    finest, coarsest = FINEST, allocation.coarsest
-    best: tuple[float, float, dict[str, Encoded]] | None = None
+    finest, coarsest = encoder.finest, encoder.coarsest
+    best: tuple[float, float, EncodedState] | None = None
     exponent, rounds = _FIRST, 0
     while rounds < ROUNDS:
         rounds += 1
-        encoded = allocation.encode(exponent)
+        encoded = encoder.encode(exponent)
         nats = divergence(encoded)
         if nats <= quality:
             best = (exponent, nats, encoded) if best is None or exponent > best[0] else best
             finest = exponent
-            if nats >= _CLOSE * quality or exponent >= allocation.coarsest or not allocation.matrices:
+            if nats >= _CLOSE * quality or exponent >= encoder.coarsest or not encoder.weights:
                 break
         else:
             coarsest = exponent
-            if exponent <= FINEST or not allocation.matrices:
+            if exponent <= encoder.finest or not encoder.weights:
                 break
         # The KL goes with the square of the scale, while it is small.
         proposal = exponent + math.log2(_AIM * quality / max(nats, 1e-12)) / 2
@@ -141,24 +172,24 @@ def fit_quality(allocation: Allocation, size: Size, quality: float, divergence: 
 class _Search:
     """One search for a budget: the bracket, the best fit so far, and the correction of the size model."""
 
-    def __init__(self, allocation: Allocation, size: Size, budget: int, *, draft: bool = False) -> None:
-        self.allocation, self.size, self.budget, self.draft = allocation, size, budget, draft
+    def __init__(self, encoder: Encoder, size: Size, budget: int, *, draft: bool = False) -> None:
+        self.encoder, self.size, self.budget, self.draft = encoder, size, budget, draft
         self.tolerance = max(TINY, self.budget // TOLERANCE)
         self.rounds = 0
 
     def lossless(self) -> Fit:
         """Return the fit that keeps everything losslessly but what rules settle, whether or not it is small enough."""
-        encoded = self.allocation.encode_lossless()
+        encoded = self.encoder.encode_lossless()
         return Fit(encoded, self._measure(encoded), None, self.rounds)
 
     def run(self, start: float | None) -> Fit:
         """Bracket and close in on the finest scale that fits; begin at `start` if it is given."""
-        if not self.allocation.matrices:
+        if not self.encoder.weights:
             return self._settled_only()
-        model = _SizeModel(self.allocation)
-        offset = float(self.allocation.settled_bytes())
+        model = _SizeModel(self.encoder)
+        offset = float(self.encoder.settled_bytes())
         target = self.budget - self.tolerance / 2
-        over, under = FINEST, self.allocation.coarsest
+        over, under = self.encoder.finest, self.encoder.coarsest
         best: Fit | None = None
         proposal = model.solve(target - offset) if start is None else math.log2(start)
         for _ in range(ROUNDS):
@@ -166,11 +197,11 @@ class _Search:
             if fit.bytes <= self.budget:
                 under = proposal
                 best = fit if best is None or fit.bytes > best.bytes else best
-                if self.budget - fit.bytes <= self.tolerance or proposal <= FINEST:
+                if self.budget - fit.bytes <= self.tolerance or proposal <= self.encoder.finest:
                     return best
             else:
                 over = proposal
-                if proposal >= self.allocation.coarsest:
+                if proposal >= self.encoder.coarsest:
                     break
             corrected = model.solve(target - (fit.bytes - model(proposal)))
             proposal = corrected if over < corrected < under else self._inside(over, under, corrected)
@@ -178,15 +209,15 @@ class _Search:
 
     def _inside(self, over: float, under: float, proposal: float) -> float:
         """Return an end of the range that was proposed and never tried, else the middle of the bracket."""
-        if proposal <= FINEST and over == FINEST:
-            return FINEST
-        coarsest = self.allocation.coarsest
+        finest, coarsest = self.encoder.finest, self.encoder.coarsest
+        if proposal <= finest and over == finest:
+            return finest
         if proposal >= coarsest and under == coarsest:
             return coarsest
         return (over + under) / 2
 
     def _coarsest(self) -> Fit:
-        fit = self._code(self.allocation.coarsest)
+        fit = self._code(self.encoder.coarsest)
         if fit.bytes > self.budget:
             raise BudgetError(
                 f"budget {self.budget:,} bytes cannot be met: the smallest file takes {fit.bytes:,} bytes, with "
@@ -195,7 +226,7 @@ class _Search:
         return fit
 
     def _settled_only(self) -> Fit:
-        encoded = self.allocation.encode(0.0)
+        encoded = self.encoder.encode(0.0)
         size = self._measure(encoded)
         if size > self.budget:
             raise BudgetError(
@@ -204,10 +235,10 @@ class _Search:
         return Fit(encoded, size, None, self.rounds)
 
     def _code(self, exponent: float) -> Fit:
-        encoded = self.allocation.encode(exponent, draft=self.draft)
+        encoded = self.encoder.encode(exponent, self.draft)
         return Fit(encoded, self._measure(encoded), 2.0**exponent, self.rounds)
 
-    def _measure(self, encoded: Mapping[str, Encoded]) -> int:
+    def _measure(self, encoded: EncodedState) -> int:
         self.rounds += 1
         return self.size(encoded)
 
@@ -215,10 +246,10 @@ class _Search:
 class _SizeModel:
     """Predicted bytes of the matrices at an exponent: their number times the entropy of a normalized sample."""
 
-    def __init__(self, allocation: Allocation) -> None:
-        self.count = sum(weight.numel() for weight in allocation.matrices.values())
-        self.coarsest = allocation.coarsest
-        self.sample = allocation.sample(SAMPLE)
+    def __init__(self, encoder: Encoder) -> None:
+        self.count = encoder.weights
+        self.finest, self.coarsest = encoder.finest, encoder.coarsest
+        self.sample = encoder.sample(SAMPLE)
         self.dense = np.count_nonzero(self.sample) / len(self.sample)
 
     def __call__(self, exponent: float) -> float:
@@ -231,7 +262,7 @@ class _SizeModel:
 
     def solve(self, target: float) -> float:
         """Return the exponent at which the model predicts `target` bytes, within the range of the allocation."""
-        low, high = FINEST, self.coarsest
+        low, high = self.finest, self.coarsest
         if self(low) <= target:
             return low
         if self(high) >= target:

@@ -6,20 +6,17 @@ assignment ─► allocation ─► search for the target ─► Encoded ──�
      └── small tensors tuned to the quantized rest ◄── refit ─────────────┘
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import Allocation
-from birdie.compress.rate.assignment import Assignment, encode_all
+from birdie.compress.rate.allocation import allocations
+from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Size, fit_budget, fit_quality
 from birdie.compress.rate.target import Target
-from birdie.compress.scheme import Encoded
+from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
-
-RESERVE_SHARE = 6  # small matrices stay in 16 bits where that is at most this part of the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Refinement:
             raise ConfigError(f"refit={self.refit!r} is not a number of steps with calibration to take them on")
 
 
-def encode_tensors(
+def encode_state(
     assignment: Assignment,
     target: Target,
     size: Size,
@@ -56,7 +53,7 @@ def encode_tensors(
     refinement: Refinement | None = None,
     plain: bool = False,
     workers: int | None = None,
-) -> dict[str, Encoded]:
+) -> EncodedState:
     """Encode every tensor of `assignment` so that the file meets `target`.
 
     Args:
@@ -73,24 +70,19 @@ def encode_tensors(
         BudgetError: nothing fits the budget or the quality.
         WeightsError: a tensor cannot be stored so.
     """
+    budget = target.in_bytes(assignment.weights)
 
-    def search(assignment: Assignment, calibration: CalibrationResult | None) -> dict[str, Encoded]:
-        sensitivities = {} if calibration is None else assignment.by_stored_name(calibration.sensitivities)
-        if not target.searched:
-            return encode_all(assignment.tensors, assignment.settled, sensitivities=sensitivities, workers=workers)
-
-        def allocate(assignment: Assignment) -> Allocation:
-            return Allocation(assignment, sensitivities, plain=plain, workers=workers)
-
+    def search(assignment: Assignment, calibration: CalibrationResult | None) -> EncodedState:
+        sensitivities = {} if calibration is None else calibration.sensitivities
+        *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers)
         if target.quality is not None and calibration is not None:
-            return fit_quality(allocate(assignment), size, target.quality, calibration.divergence).encoded
-        budget = target.in_bytes(sum(tensor.numel() for tensor in assignment.tensors.values()))
-        assert budget is not None
-        # What is kept in 16 bits must not starve the rest: with more of the budget it is coarsened as well.
-        if 0 < RESERVE_SHARE * assignment.reserve_bytes() <= budget:
+            return fit_quality(last, size, target.quality, calibration.divergence).encoded
+        if budget is None:
+            return last.encode_settled()
+        for allocation in preferred:
             with suppress(BudgetError):
-                return fit_budget(allocate(assignment), size, budget, rough).encoded
-        return fit_budget(allocate(assignment.with_reserve_freed()), size, budget, rough).encoded
+                return fit_budget(allocation, size, budget, rough).encoded
+        return fit_budget(last, size, budget, rough).encoded
 
     encoded = search(assignment, calibration)
     if calibration is None or refinement is None:
@@ -98,12 +90,12 @@ def encode_tensors(
     # Smaller is better where a quality is met either way; else nearer to the float model.
     better = calibration.divergence if target.quality is None else size
     if refinement.recalibrate:
-        recalibrated = calibration.recalibrated(encoded, assignment.ties, workers)
+        recalibrated = calibration.recalibrated(encoded, workers)
         other = search(assignment, recalibrated)
         if better(other) < better(encoded):
             encoded, calibration = other, recalibrated
     if refinement.refit:
-        tuned = calibration.refitted(encoded, assignment.ties, refinement.refit, workers)
-        tensors: Mapping[str, Any] = {**assignment.tensors, **tuned}
+        tuned = calibration.refitted(encoded, refinement.refit, workers)
+        tensors = {**assignment.tensors, **tuned}
         encoded = min((encoded, search(replace(assignment, tensors=tensors), calibration)), key=better)
     return encoded
