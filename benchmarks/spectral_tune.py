@@ -173,7 +173,8 @@ class Bench:
         """birdie's files of the float network at the same sizes and finer, by what it is allowed to know."""
         nothing: dict[str, Any] = {"calibration": None}
         grids: list[tuple[str, str, dict[str, Any]]] = [
-            ("plain grids", f"plain grid, {step:g} σ", nothing | {"scheme": f"sigma:{step},per_tensor"}) for step in GRIDS
+            ("plain grids", f"plain grid, {step:g} σ", nothing | {"scheme": f"sigma:{step},per_tensor"})
+            for step in GRIDS
         ]
         trellis = [("trellis", "trellis, no data", nothing | {"budget": size}) for size in self.finer()]
         fisher = [("Fisher steps", "trellis, Fisher steps", {"budget": size}) for size in self.finer()]

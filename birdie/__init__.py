@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from birdie import schemes as schemes
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.load import inspect, load
     from birdie.artifact.save import save
@@ -77,19 +78,22 @@ __all__ = [
     "load_weights",
     "quantization_loss",
     "save",
+    "schemes",
     "spectral",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """The public name `name`, imported now (PEP 562)."""
+    """Return a public name, imported now (PEP 562)."""
     if name == "__version__":
         return version("birdie")
+    if name == "schemes":
+        return import_module("birdie.schemes")
     if name not in _HOME:
         raise AttributeError(f"module 'birdie' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Return the public names."""
     return sorted(__all__)

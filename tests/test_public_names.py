@@ -29,6 +29,7 @@ PUBLIC = [
     "load_weights",
     "quantization_loss",
     "save",
+    "schemes",
     "spectral",
 ]
 

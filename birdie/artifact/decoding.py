@@ -2,7 +2,7 @@
 
     entry ──decoder's layout──► streams ──entropy decoding──► integers ──decoder──► tensor
 
-Which decoder an entry has is the caller's to say (`decoder_of`), so that a decoder shipped alone can have its own table.
+The caller says which decoder an entry has (`decoder_of`), so that a decoder shipped alone can have its own table.
 """
 
 import math

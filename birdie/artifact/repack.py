@@ -4,6 +4,7 @@ torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossl
               ◄──pytree.rebuild── tensors, skeleton ◄──load, inspect──
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from birdie.artifact import pytree
@@ -38,12 +39,14 @@ def save_object(
     return save(tensors, path, coder=coder, lossless=True, tree=skeleton, progress=progress, workers=workers)
 
 
-def load_object(path: Source, *, max_bytes: int | None = None, workers: int | None = None) -> Any:
+def load_object(
+    path: Source, *, max_bytes: int | None = None, schemes: Collection[str] = (), workers: int | None = None
+) -> Any:
     """Return what `save_object` was given; of any other .birdie file the dict that `birdie.load` gives.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
     """
     skeleton = inspect(path).tree
-    tensors = load(path, max_bytes=max_bytes, workers=workers)
+    tensors = load(path, max_bytes=max_bytes, schemes=schemes, workers=workers)
     return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)

@@ -12,6 +12,7 @@ from birdie.artifact.save import save
 from birdie.cli.console import Json, compiling_told, emit, progress_bar, say, show, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.rate.size import parse_size
+from birdie.compress.registry import examples_of_words, is_spec
 from birdie.errors import ConfigError
 from birdie.run.calibration import calibrated, described, run_recipe
 from birdie.run.recipe import CalibrationSettings, Recipe
@@ -34,8 +35,8 @@ def compress(
         list[str] | None,
         Parameter(
             negative=(),
-            help="PATTERN=SPEC, repeatable, first match wins; SPEC: lossless, fp16, bf16, int2…int8, sigma:0.3, "
-            "sdclip:k=12.85, gptq:k=12.85, trellis:sigma=0.3, ternary, codebook:k=16 and more (docs/schemes.md).",
+            help="SPEC for all matrices, or PATTERN=SPEC, repeatable, first match wins. SPEC: "
+            f"{', '.join(examples_of_words())}; or a scheme of an installed package (docs/schemes.md).",
         ),
     ] = None,
     coder: Annotated[Literal["max", "fast"], Parameter(help="Entropy coding: smallest, or quickest to load.")] = "max",
@@ -98,7 +99,7 @@ def compress(
             summary = save(
                 content,
                 output,
-                scheme=[_pattern(text) for text in scheme] if scheme else None,
+                scheme=_schemes(scheme) if scheme else None,
                 budget=None if budget is None else parse_size(budget),
                 bits=bits,
                 quality=quality,
@@ -138,10 +139,16 @@ def _change(before: int, after: int, lossless: bool) -> str:
     return f"{ratio:.2f}× smaller" if ratio >= 1 else f"{1 / ratio:.2f}× larger"
 
 
-def _pattern(text: str) -> tuple[str, str]:
+def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
+    """Return the one spec for all matrices, or the rules; a spec beside rules is the one for the rest."""
+    rules = [("*", text) if is_spec(text) else _rule(text) for text in texts]
+    return texts[0] if len(texts) == 1 and is_spec(texts[0]) else rules
+
+
+def _rule(text: str) -> tuple[str, str]:
     pattern, equals, spec = text.partition("=")
     if not equals or not pattern or not spec:
-        raise ConfigError(f"--scheme {text!r} is not PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")
+        raise ConfigError(f"--scheme {text!r} is not SPEC or PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")
     return pattern, spec
 
 

@@ -29,6 +29,10 @@ def decompress(
     max_size: Annotated[
         str | None, Parameter(help="Refuse to decode more than this; default the larger of 1 GiB and 64 × the file.")
     ] = None,
+    schemes: Annotated[
+        tuple[str, ...],
+        Parameter(negative=(), help="Schemes of other packages that the file may use; they are imported: it is code."),
+    ] = (),
     json: Json = False,
 ) -> None:
     """Turn a .birdie file back into .safetensors, .pt, or .ptz (torch.save under zlib).
@@ -43,7 +47,7 @@ def decompress(
     limit = None if max_size is None else parse_size(max_size)
     flat = output.suffix == ".safetensors"
     with compiling_told():
-        content = load(file, max_bytes=limit) if flat else load_object(file, max_bytes=limit)
+        content = (load if flat else load_object)(file, max_bytes=limit, schemes=schemes)
     with atomic_path(output) as path:
         try:
             _write(content, path, output.suffix)

@@ -4,9 +4,10 @@
     register(YourScheme) ───────┼──► names, specs, help texts, decoders
     entry points "birdie.schemes" ┘   (imported only when somebody asks for one by name: it is code)
 
-A module in `birdie.compress.schemes` is a scheme as soon as it is there. One from elsewhere is a `Scheme` subclass given
-to `register`, an object passed to `birdie.save`, or an installed package's entry point in the group `birdie.schemes`. A
-file never causes an import: it names a foreign scheme, and loading it asks for that name to be registered.
+A module in `birdie.compress.schemes` is a scheme as soon as it is there. One from elsewhere is a `Scheme` subclass
+given to `register`, an object passed to `birdie.save`, or an installed package's entry point in the group
+`birdie.schemes`. A file never causes an import: it names a foreign scheme, and loading it asks for that name to be
+registered.
 """
 
 import difflib
@@ -149,11 +150,11 @@ def parse_spec(text: str) -> Scheme:
     """
     head, _, rest = text.strip().partition(":")
     word = words().get(head)
-    if word is None and head.isidentifier() and any(entry_points(group=GROUP, name=head)):
+    if word is None and is_spec(head):
         import_scheme(head)
         word = words().get(head)
     if word is None:
-        examples = {each.partition(":")[0]: each for each in reversed(list(examples_of_words()))}
+        examples = {word: entry.example for word, entry in words().items()}
         nearest = examples[difflib.get_close_matches(head, examples, n=1, cutoff=0.0)[0]]
         raise ConfigError(
             f"scheme {text!r} is unknown; did you mean {nearest!r}? (one of {', '.join(examples_of_words())})"
@@ -161,9 +162,15 @@ def parse_spec(text: str) -> Scheme:
     return _make(text, word, rest)
 
 
+def is_spec(text: str) -> bool:
+    """Return whether `text` begins with the word of a scheme, registered or of an installed package."""
+    head = text.strip().partition(":")[0]
+    return head in words() or (head.isidentifier() and any(entry_points(group=GROUP, name=head)))
+
+
 def examples_of_words() -> Iterator[str]:
-    """Yield a spec for each word, for help texts."""
-    return (word.example for word in words().values())
+    """Yield a spec for each word, for help texts; of int2 to int8 the first and the last."""
+    return (word.example for word in _without_widths(words().values()))
 
 
 def options_of(word: Word) -> Iterator[tuple[str, Any, Any]]:
@@ -264,5 +271,5 @@ def markdown_table() -> str:
 
 
 def _without_widths(every: Iterable[Word]) -> Iterator[Word]:
-    """Yield all words but int3 to int8, which differ from int2 in their width alone."""
-    return (word for word in every if not (word.spec.word[:3] == "int" and word.spec.word[3:] in set("345678")))
+    """Yield all words but int3 to int7, which differ from int2 and int8 in their width alone."""
+    return (word for word in every if word.spec.word not in {f"int{bits}" for bits in range(3, 8)})

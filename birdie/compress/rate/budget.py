@@ -1,8 +1,9 @@
 """The search for a byte budget or a quality: one exponent for all tensors, by real coded bytes or real KL.
 
-The search never sees a tensor: it proposes exponents, and asks what the model encoded at them weighs. The size falls steadily with it, about one bit per weight an octave,
-so a model of the entropy on a sample of the weights proposes an exponent, the real coder answers, and the difference
-corrects the next proposal. The KL rises as steadily, by about a factor of four an octave.
+The search never sees a tensor: it proposes exponents and asks what the model encoded at them weighs. The size falls
+steadily, about one bit per weight an octave, so a model of the entropy on a sample of the weights proposes an exponent,
+the real coder answers, and the difference corrects the next proposal. The KL rises as steadily, by about a factor of
+four an octave.
 
     sample ─► predicted bytes(exponent) ──► propose ──► encode, code, count ──► within 0.1 % under the budget?
                                                 ▲                   │

@@ -302,7 +302,7 @@ class _ScaleIndices:
         used: NDArray[np.bool_],
         width: int,
     ) -> "_ScaleIndices | None":
-        """Return the indices nearest to scale · rows · columns; None if a row (`most` its largest) has none in range."""
+        """Return the indices nearest to scale · rows · columns; None if a row (maximum `most`) has none in range."""
         along = None
         if columns is not None:
             exponents = np.log2(columns)

@@ -6,8 +6,8 @@
 
     weight ─► truncated HOSVD ─► factors ─► quantized ─► core fitted to the quantized factors ─► quantized
 
-Decoding undoes the axes from the last to the first, out(i) = Σ factor(k, i) · core(k) with k from 0, in float64, clipped
-to the range of float32 after each axis.
+Decoding undoes the axes from the last to the first, out(i) = Σ factor(k, i) · core(k) with k from 0, in float64,
+clipped to the range of float32 after each axis.
 
 With one scale for all parts: row k of a factor is stored times the norm σ(k) of the core's slice for it, so that an
 error of one number in any part is about as large in the weight, and a component too small for the scale becomes zeros.

@@ -69,7 +69,7 @@ class Axes:
         return tuple(len(octaves(block, self.levels)) + 1 for block in blocks)
 
     def classes(self, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
-        """Return for each axis the class of each index: its frequency in the block, or its wavelet band (0 is lowest)."""
+        """Return each axis's class of each index: its frequency in the block, or its wavelet band (0 is lowest)."""
         classes = []
         for size, block in zip(shape, self.blocks(shape), strict=True):
             if self.kind == "dct" or block == 1:
@@ -163,7 +163,7 @@ def _parts(count: int, width: int) -> list[slice]:
 
 
 def _undo(axes: Axes, lines: _Array) -> None:
-    """Undo the transform of one block (lines, samples, columns) of an axis, overwriting it; samples come first in memory."""
+    """Undo the transform of one block (lines, samples, columns) of an axis in place; samples come first in memory."""
     size = lines.shape[1]
     for part in _parts(len(lines), size * lines.shape[2]):
         for across in _parts(lines.shape[2], size):

@@ -112,7 +112,7 @@ class Scan:
         return {"raster": raster, "zigzag": zigzag, "morton": morton}[self.order](points)
 
     def _blocks(self, shape: tuple[int, ...], axes: Axes) -> tuple[list[int], list[int], _Indices]:
-        """Return every axis as blocks and offsets in a block, the transposition to blocks first, the order of offsets."""
+        """Return every axis as blocks and offsets in a block, the transposition to blocks first, the offsets' order."""
         lengths = axes.blocks(shape)
         split = [part for size, block in zip(shape, lengths, strict=True) for part in (size // block, block)]
         transposed = [*range(0, len(split), 2), *range(1, len(split), 2)]
