@@ -158,8 +158,9 @@ def test_nothing_is_decoded_when_loading_and_each_tensor_once_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
-    decode = birdie.artifact.save._decode
-    monkeypatch.setattr("birdie.artifact.save._decode", lambda r, name, **_: decoded.append(name) or decode(r, name))
+    monkeypatch.setattr(
+        "birdie.artifact.load.decode_entry", lambda _, name, **how: decoded.append(name) or decode_entry(_, name, **how)
+    )
     model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
     assert decoded == []
     for _ in range(2):

@@ -20,7 +20,7 @@ from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.schemes.trellis import Trellis
 from birdie.errors import ConfigError
-from tests.compress.schemes.test_grid import random_weight
+from tests.compress.matrices import random_weight
 
 SPECS = [
     ("int4:group_size=64", Grid(bits=4, group_size=64)),
@@ -92,9 +92,9 @@ def test_all_specs_and_rules_of_the_docs_are_ones() -> None:
     assert len(measured) > 20
     assert len(rules) > 5
     for spec in measured:
-        assert isinstance(parse_spec(spec), QUANTIZERS), spec
+        assert parse_spec(spec).quantizes, spec
     for rule in rules:
-        assert isinstance(parse_rule(rule)[1], QUANTIZERS), rule
+        assert parse_rule(rule)[1].quantizes, rule
 
 
 def kind(spec: str) -> str:
@@ -112,7 +112,7 @@ def test_the_docs_list_every_scheme_and_option() -> None:
         for spec in re.findall(r"`([^`]+)`", first):
             head = spec.replace("C", "0.3").replace("KIND", "dct")
             heads.add(kind(head))
-            assert isinstance(parse_spec(head), QUANTIZERS), spec
+            assert parse_spec(head).quantizes, spec
             with pytest.raises(ConfigError, match="choose from") as said:
                 parse_spec(f"{head}{',' if ':' in head else ':'}oops=1")
             offered = re.findall(r"\w+", str(said.value).partition("choose from")[2])
@@ -135,10 +135,10 @@ def test_the_help_of_compress_names_specs() -> None:
 
 @pytest.mark.parametrize(("text", "scheme"), SPECS)
 def test_quantizers_leave_what_is_small_to_sixteen_bits(text: str, scheme: Scheme) -> None:
-    assert isinstance(scheme, QUANTIZERS), text
-    assert suit(scheme, torch.randn(SMALL)) == scheme
-    assert suit(scheme, torch.ones(SMALL - 1)) == Cast()
-    assert suit(scheme, torch.arange(SMALL)) == Lossless()
+    assert scheme.quantizes, text
+    assert applicable(scheme, torch.randn(SMALL)) == scheme
+    assert applicable(scheme, torch.ones(SMALL - 1)) == Cast()
+    assert applicable(scheme, torch.arange(SMALL)) == Lossless()
     assert assign({"norm": torch.ones(2, 3)}, {}, scheme) == {"norm": Cast()}
 
 

@@ -6,28 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decode_transform import KINDS
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import birdie
 from birdie.compress.log_scales import scales_of
-from birdie.compress.rate.assignment import QUANTIZERS, parse_spec, suit
+from birdie.compress.registry import decode, decoder, parse_spec
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.cast import Cast
-from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
 from birdie.compress.schemes.spectral import (
-    MOST,
     SCANS,
     Spectral,
     best_scan,
     best_transform,
     candidates,
-    encoded,
+    encode_symbols,
     gains,
     scan_named,
 )
+from birdie.compress.small_tensors import applicable
+from birdie.compress.spectral.inverse import KINDS
 from birdie.compress.spectral.transforms import Transform
 from birdie.entropy import coder
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -59,7 +58,7 @@ def mean_error(weight: torch.Tensor, found: Encoded) -> float:
 
 
 def matches_layout(found: Encoded) -> None:
-    layout = DECODERS[found.scheme].layout(found.shape, found.dtype, found.params)
+    layout = decoder(found.scheme).layout(found.shape, found.dtype, found.params)
     for stream, expected in zip(found.streams, layout, strict=True):
         assert stream.shape == (expected.rows, expected.columns)
 
@@ -79,11 +78,11 @@ def test_trained_coefficients_come_back(
     axes, rng = transform.plan, np.random.default_rng(seed)
     if not scan_named(scan).fits(shape, axes):
         with pytest.raises(ConfigError, match="evenly"):
-            encoded(shape, dtype, np.zeros(shape, int), np.zeros((), int), transform, scan)
+            encode_symbols(shape, dtype, np.zeros(shape, int), np.zeros((), int), transform, scan)
         return
     symbols = rng.integers(-40, 41, shape)
     indices = rng.integers(-160, 0, axes.counts(shape))
-    found = encoded(shape, dtype, symbols, indices, transform, scan)
+    found = encode_symbols(shape, dtype, symbols, indices, transform, scan)
     matches_layout(found)
     wide = torch.from_numpy(scales_of(indices)).double()
     for axis, classes in enumerate(transform.classes(shape)):
@@ -155,7 +154,7 @@ def test_the_cheapest_scan_is_taken() -> None:
     chosen = best_scan(symbols, transform.plan)
 
     def size(scan: str) -> int:
-        found = encoded(symbols.shape, torch.float32, symbols, np.zeros((), int), transform, scan)
+        found = encode_symbols(symbols.shape, torch.float32, symbols, np.zeros((), int), transform, scan)
         return len(coder.encode(found.streams[0]).payload)
 
     assert size("auto") == min(size(scan) for scan in SCANS)
@@ -207,11 +206,11 @@ def test_wrong_input_is_refused_in_words() -> None:
         Spectral(scan="snake")
     zeros, transform = np.zeros((4, 6), int), Transform(edge=2)
     with pytest.raises(ConfigError, match="do not fit"):
-        encoded((4, 6), torch.float32, zeros, np.zeros((4, 6), int), transform)
+        encode_symbols((4, 6), torch.float32, zeros, np.zeros((4, 6), int), transform)
     with pytest.raises(ConfigError, match="beyond"):
-        encoded((4, 6), torch.float32, zeros + MOST + 1, np.zeros((), int), transform)
+        encode_symbols((4, 6), torch.float32, zeros + MAX_SYMBOL + 1, np.zeros((), int), transform)
     with pytest.raises(ConfigError, match="step index"):
-        encoded((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
+        encode_symbols((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +223,8 @@ def test_wrong_input_is_refused_in_words() -> None:
 )
 def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError):
-        DECODERS["spectral"].layout((4, 5), torch.float32, params)
-    assert len(DECODERS["spectral"].layout((4, 5), torch.float32, (1, 8, 0, 0, 0, 0))) == 2
+        decoder("spectral").layout((4, 5), torch.float32, params)
+    assert len(decoder("spectral").layout((4, 5), torch.float32, (1, 8, 0, 0, 0, 0))) == 2
 
 
 def test_a_file_of_each_loads(tmp_path: Path) -> None:
@@ -262,8 +261,8 @@ def test_identity_is_no_worse_than_a_grid_of_one_step() -> None:
 )
 def test_specs(text: str, scheme: Spectral) -> None:
     assert parse_spec(text) == scheme
-    assert isinstance(scheme, QUANTIZERS)
-    assert suit(scheme, torch.ones(2)) == Cast()
+    assert scheme.quantizes
+    assert applicable(scheme, torch.ones(2)) == Cast()
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def test_whatever_a_file_says_is_refused_or_decoded_to_finite_numbers(
     params: tuple[int, ...], shape: tuple[int, ...], symbol: int, index: int, dtype: torch.dtype
 ) -> None:
     try:
-        symbols, scales = DECODERS["spectral"].layout(shape, dtype, params)
+        symbols, scales = decoder("spectral").layout(shape, dtype, params)
         streams = (
             np.where(np.arange(symbols.rows * symbols.columns) % 3, symbol, -(symbol // 2))
             .reshape(symbols.rows, symbols.columns)
