@@ -32,12 +32,13 @@ from birdie.compress.spectral.decoding import transform_of
 from birdie.compress.spectral.inverse import KINDS
 from birdie.compress.spectral.scan import LAYOUTS, ORDERS
 from birdie.compress.spectral.transforms import Transform
+from birdie.compress.state import EncodedState
 from tests.artifact.states import fingerprint
 from tests.reference import decoder as reference
 from tests.reference.trellis import decode_trellis
 
 FOLDER = Path(__file__).parents[1] / "golden"
-CODES = scheme_codes(())
+CODES, _ = scheme_codes(())
 
 
 def golden(name: str, fresh: bytes, folder: Path) -> tuple[container.Reader, dict[str, Tensor]]:
@@ -56,7 +57,7 @@ def golden(name: str, fresh: bytes, folder: Path) -> tuple[container.Reader, dic
 def write(encoded: Mapping[str, Encoded]) -> bytes:
     """Return the file of tensors that are encoded already."""
     with ThreadPoolExecutor(2) as pool:
-        return Writer(pool, "max", [], {}, Meter(None, len(encoded))).to_bytes(encoded)
+        return Writer(pool, "max", {}, Meter(None)).to_bytes(EncodedState(encoded, {}))
 
 
 # artifact.hex. Schemes that choose by float arithmetic may choose otherwise on another machine; they must only decode.

@@ -1,4 +1,4 @@
-"""Allocation: at one exponent the last bit is worth the same in every matrix, and sizes follow the exponent steadily."""
+"""Allocation: at one exponent the last bit is worth the same in every matrix, and sizes follow it steadily."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -8,13 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.compress.rate.allocation import COARSEST, COARSEST_BY_LOSS, EMBEDDING_FACTOR, FINEST, Allocation
+from birdie.compress.rate.allocation import (
+    COARSEST,
+    COARSEST_BY_LOSS,
+    EMBEDDING_FACTOR,
+    FINEST,
+    Allocation,
+    allocations,
+)
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis
-from tests.compress.matrices import coded_bytes, covariance
+from birdie.compress.state import EncodedState
+from tests.compress.matrices import coded_bytes, covariance, gaussian
 
 
 def matrices() -> dict[str, Tensor]:
@@ -38,8 +47,8 @@ def allocate(weights: Mapping[str, Tensor], *args: object, **settings: object) -
     return Allocation(Assignment(weights, {}, {}, {}, free=tuple(weights)), *args, **settings)  # type: ignore[arg-type]
 
 
-def total_bytes(encoded: Mapping[str, Encoded]) -> int:
-    return sum(map(coded_bytes, encoded.values()))
+def total_bytes(encoded: EncodedState) -> int:
+    return sum(map(coded_bytes, encoded.tensors.values()))
 
 
 def loss(sensitivity: Sensitivity, weight: Tensor, encoded: Encoded | None) -> float:
@@ -54,7 +63,7 @@ def test_the_last_bit_is_worth_the_same_in_every_matrix() -> None:
     """Reverse water-filling: nats of KL per bit between two exponents, matrix by matrix."""
     weights, known = matrices(), sensitivities()
     allocation = allocate(weights, known, Trellis(4))
-    fine, coarse = allocation.encode(-3.5), allocation.encode(-2.5)
+    fine, coarse = allocation.encode(-3.5).tensors, allocation.encode(-2.5).tensors
     worth = [
         (loss(known[name], weights[name], coarse[name]) - loss(known[name], weights[name], fine[name]))
         / (8 * (coded_bytes(fine[name]) - coded_bytes(coarse[name])))
@@ -83,10 +92,10 @@ def test_a_draft_estimates_the_size() -> None:
 def test_the_exponent_is_relative_to_the_weights_and_to_the_loss() -> None:
     """Other units of weights or of loss change scales, not symbols."""
     weights, known = matrices(), sensitivities()
-    plain = allocate(weights, known, Trellis(4)).encode(-3.0)
+    plain = allocate(weights, known, Trellis(4)).encode(-3.0).tensors
     larger = {name: 4 * weight for name, weight in weights.items()}
     louder = {name: Sensitivity(item.hessian, 16 * item.row_fisher) for name, item in known.items()}  # type: ignore[operator]
-    scaled = allocate(larger, louder, Trellis(4)).encode(-3.0)
+    scaled = allocate(larger, louder, Trellis(4)).encode(-3.0).tensors
     for name in weights:
         assert (plain[name].streams[0] == scaled[name].streams[0]).all()
         assert torch.equal(4 * decode(plain[name]), decode(scaled[name]))
@@ -98,7 +107,7 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
     allocation = allocate(weights, known, Trellis(4))
     assert allocate(matrices(), known).coarsest == COARSEST_BY_LOSS <= allocation.coarsest
     assert allocate(weights).coarsest == COARSEST
-    finest, coarsest = allocation.encode(FINEST), allocation.encode(allocation.coarsest)
+    finest, coarsest = allocation.encode(FINEST).tensors, allocation.encode(allocation.coarsest).tensors
     for name, weight in weights.items():
         assert max(np.abs(stream).max() for stream in finest[name].streams) <= MAX_SYMBOL
         error = (decode(finest[name]) - weight).abs().amax(1)
@@ -111,7 +120,7 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
 def test_uncalibrated_matrices_take_scales_in_deviations_embeddings_finer_ones(plain: bool) -> None:
     weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"], "three": matrices()["three"]}
     known = {"three": sensitivities()["three"], "other": Sensitivity()}
-    encoded = allocate(weights, known, plain=plain).encode(-2.0)
+    encoded = allocate(weights, known, plain=plain).encode(-2.0).tensors
     assert {name: tensor.scheme for name, tensor in encoded.items()} == {
         "w": "grid" if plain else "trellis",
         "tok_emb.weight": "grid" if plain else "trellis",
@@ -129,12 +138,14 @@ def test_a_sample_is_weights_in_scales() -> None:
     allocation = allocate(matrices(), sensitivities(), Trellis(1))
     for count in (2000, 10_000):
         assert 0.5 * count < allocation.sample(count).size < 2 * count + 1000
-    symbols = np.concatenate([tensor.streams[0].ravel() for tensor in allocation.encode(-4.0).values()])
+    symbols = np.concatenate([tensor.streams[0].ravel() for tensor in allocation.encode(-4.0).tensors.values()])
     assert float((allocation.sample(50_000) * 2.0**4).std()) == pytest.approx(float(symbols.std()), rel=0.1)
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
-    one, two = (allocate(matrices(), sensitivities(), Trellis(4), workers=workers).encode(-3) for workers in (1, 2))
+    one, two = (
+        allocate(matrices(), sensitivities(), Trellis(4), workers=workers).encode(-3).tensors for workers in (1, 2)
+    )
     for name, tensor in one.items():
         assert tensor.params == two[name].params
         assert all((a == b).all() for a, b in zip(tensor.streams, two[name].streams, strict=True))
@@ -147,3 +158,27 @@ def test_a_matrix_that_hardly_counts_does_not_keep_the_others_from_the_coarsest(
     allocation = allocate(matrices(), known)
     weights = sum(weight.numel() for weight in matrices().values())
     assert total_bytes(allocation.encode(allocation.coarsest)) < 0.1 * weights / 8
+
+
+def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget() -> None:
+    weights = {"small": torch.randn(10, 10), "w": torch.randn(100, 100)}
+    assignment = Assignment(weights, {}, {}, {}, free=("w",), reserve=("small",))
+
+    def free(budget: int | None) -> list[tuple[str, ...]]:
+        return [each.assignment.free for each in allocations(assignment, {}, budget, plain=True, workers=1)]
+
+    assert free(None) == [("w",)]
+    assert free(6 * 200) == [("w",), ("small", "w")]
+    assert free(6 * 200 - 1) == [("small", "w")]
+
+
+def test_settled_tensors_are_encoded_by_their_scheme_at_any_exponent() -> None:
+    weights = {"a": gaussian(8, 8), "b": gaussian(64, 64), "c": torch.arange(5), "d": gaussian(9)}
+    assignment = Assignment(weights, {"e": "a"}, {"a": Grid(bits=4)}, {"c": Lossless()}, free=("b",), reserve=("d",))
+    allocation = Allocation(assignment)
+    fine, coarse, lossless = allocation.encode(-3.0), allocation.encode(0.0), allocation.encode_lossless()
+    assert [tensor.scheme for tensor in fine.tensors.values()] == ["grid", "grid", "lossless", "cast"]
+    assert [tensor.scheme for tensor in lossless.tensors.values()] == ["grid", "lossless", "lossless", "lossless"]
+    assert all(fine.tensors[name] is coarse.tensors[name] for name in "acd")
+    assert torch.equal(fine.decode()["e"], decode(Grid(bits=4).encode("a", weights["a"])))
+    assert not torch.equal(fine.decode()["b"], coarse.decode()["b"])

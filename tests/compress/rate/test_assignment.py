@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from birdie.compress.rate.assignment import LEAST_CALIBRATED, SHORT_ROW, Assignment, assign, encode_all, parse_rule
+from birdie.compress.rate.assignment import Assignment, assign, parse_rule
 from birdie.compress.rate.target import Target
-from birdie.compress.registry import decode
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.small_tensors import SMALL
+from birdie.compress.small_tensors import LEAST_CALIBRATED, SHORT_ROW, SMALL
 from birdie.compress.state import ModelState
 from birdie.errors import ConfigError
 
@@ -69,8 +68,6 @@ def test_a_search_gets_the_matrices_that_no_rule_names() -> None:
     assert assignment.reserve == ("conv",)
     assert assignment.settled == {"blocks.0.w": Grid(bits=6), "blocks.0.norm": Cast()}
     assert assignment.small.keys() == {"mask", "steps"}
-    assert assignment.with_reserve_freed().free == ("blocks.1.w", "conv", "thin")
-    assert assignment.reserve_bytes() == 2 * 8 * 4 * 3 * 3
 
 
 def test_a_small_matrix_is_searched_when_it_was_calibrated() -> None:
@@ -95,11 +92,3 @@ def test_a_rule_is_split_at_its_first_equals_sign() -> None:
     for wrong in ("int8", "=int8"):
         with pytest.raises(ConfigError, match=wrong):
             parse_rule(wrong)
-
-
-def test_encoding_in_parallel_equals_encoding_one_by_one() -> None:
-    schemes = assigned(STATE).settled
-    together = encode_all(STATE, schemes, workers=4)
-    assert list(together) == list(STATE)
-    for name, weight in STATE.items():
-        assert torch.equal(decode(together[name]), decode(schemes[name].encode(name, weight)))

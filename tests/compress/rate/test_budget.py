@@ -10,25 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import FINEST, Allocation
+from birdie.compress.rate.allocation import FINEST, Allocation, allocations
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.budget import ROUNDS, TINY, TOLERANCE, Fit, Size, fit_budget
-from birdie.compress.rate.encoding import encode_tensors
+from birdie.compress.rate.encoding import encode_state
 from birdie.compress.rate.target import Target
-from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.state import ModelState
+from birdie.compress.state import EncodedState, ModelState
 from birdie.errors import BudgetError, ConfigError
 
 
-def entropy_bytes(encoded: Mapping[str, Encoded]) -> int:
+def entropy_bytes(encoded: EncodedState) -> int:
     """Return the order-0 entropy of every stream in bytes, and forty bytes of header: a quick stand-in for coding.
 
     Only the top bits of wide integers have an entropy to speak of; the rest are counted as they are, for what is not 0.
     """
     bits = 0.0
-    for tensor in encoded.values():
+    for tensor in encoded.tensors.values():
         for stream in tensor.streams:
             low = max(0, int(np.abs(stream.astype(np.int64)).max()).bit_length() - 8)
             counts = np.unique(stream >> low, return_counts=True)[1]
@@ -65,15 +65,15 @@ def encode(
     *,
     rough: Size | None = None,
     sensitivities: Mapping[str, Sensitivity] | None = None,
-) -> dict[str, Encoded]:
+) -> EncodedState:
     target, known = Target(budget=budget), dict(sensitivities or {})
     assignment = assign(ModelState.of(state), None, target, known)
     calibration = CalibrationResult(dict(state), known) if known else None
-    return encode_tensors(assignment, target, entropy_bytes, rough=rough, calibration=calibration, plain=True)
+    return encode_state(assignment, target, entropy_bytes, rough=rough, calibration=calibration, plain=True)
 
 
-def schemes_of(encoded: Mapping[str, Encoded]) -> set[str]:
-    return {tensor.scheme for tensor in encoded.values()}
+def schemes_of(encoded: EncodedState) -> set[str]:
+    return {tensor.scheme for tensor in encoded.tensors.values()}
 
 
 @settings(max_examples=25, deadline=None)
@@ -83,7 +83,7 @@ def test_any_budget_is_met_from_just_below(bits: float, seed: int) -> None:
     budget = int(bits * sum(weight.numel() for weight in state.values()) / 8) + 300
     result = fit(state, budget)
     assert result.bytes == entropy_bytes(result.encoded)
-    assert list(result.encoded) == list(state)
+    assert list(result.encoded.tensors) == list(state)
     assert budget - max(64, budget // 1000) <= result.bytes <= budget
     assert result.rounds <= ROUNDS + 1
 
@@ -96,7 +96,7 @@ def test_embeddings_get_finer_scales() -> None:
     result = fit(model(), 15_000)
     assert result.sigma is not None
     expected = Grid(sigma=0.35 * result.sigma).encode("tok_emb.weight", model()["tok_emb.weight"])
-    np.testing.assert_array_equal(result.encoded["tok_emb.weight"].streams[0], expected.streams[0])
+    np.testing.assert_array_equal(result.encoded.tensors["tok_emb.weight"].streams[0], expected.streams[0])
 
 
 def test_a_generous_budget_is_lossless() -> None:
@@ -133,8 +133,8 @@ def slack(state: Mapping[str, torch.Tensor], budget: int) -> int:
 
 def finest_bytes(state: Mapping[str, torch.Tensor]) -> int:
     """Return the bytes of the model with the finest scales there are, small matrices included."""
-    assignment = assign(ModelState.of(state), None, Target(budget=1)).with_reserve_freed()
-    return entropy_bytes(Allocation(assignment).encode(FINEST))
+    assignment = assign(ModelState.of(state), None, Target(budget=1))
+    return entropy_bytes(allocations(assignment, {}, 1, plain=True, workers=None)[-1].encode(FINEST))
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -162,7 +162,7 @@ def test_any_model_is_lossless_or_lands_just_below_or_the_error_says_its_smalles
 @pytest.mark.parametrize("kind", STATES)
 def test_a_budget_that_lossless_fits_is_lossless_and_a_little_less_is_not_far_from_it(kind: str) -> None:
     state = STATES[kind]
-    exact = entropy_bytes({name: Lossless().encode(name, weight) for name, weight in state.items()})
+    exact = entropy_bytes(EncodedState({name: Lossless().encode(name, weight) for name, weight in state.items()}, {}))
     for rough in (None, lambda encoded: 3 * entropy_bytes(encoded)):
         encoded = encode(state, exact, rough=rough)
         assert entropy_bytes(encoded) == exact
@@ -174,7 +174,7 @@ def test_a_budget_that_lossless_fits_is_lossless_and_a_little_less_is_not_far_fr
 
 def test_small_tensors_are_coarsened_only_where_they_crowd_the_rest() -> None:
     state = {"w": torch.randn(256, 256), "v": torch.randn(5000).abs() + 1}
-    roomy, crowded = (encode(state, budget)["v"].scheme for budget in (70_000, 15_000))
+    roomy, crowded = (encode(state, budget).tensors["v"].scheme for budget in (70_000, 15_000))
     assert (roomy, crowded) == ("cast", "grid")
 
 
@@ -189,21 +189,21 @@ def test_small_matrices_are_coarsened_where_their_sensitivity_is_known() -> None
     }
     only_wide = encode(state, 40_000, sensitivities={"wide": sensitivities["wide"]})
     every = encode(state, 40_000, sensitivities=sensitivities)
-    assert [name for name, tensor in only_wide.items() if tensor.scheme == "trellis"] == ["wide"]
-    assert [name for name, tensor in every.items() if tensor.scheme == "trellis"] == ["conv", "wide"]
+    assert [name for name, tensor in only_wide.tensors.items() if tensor.scheme == "trellis"] == ["wide"]
+    assert [name for name, tensor in every.tensors.items() if tensor.scheme == "trellis"] == ["conv", "wide"]
 
 
 def test_tensors_that_a_rule_names_keep_their_scheme() -> None:
     result = fit(model(), 40_000, [("blocks.0.w", "lossless"), ("blocks.1.w", "int4")])
-    assert result.encoded["blocks.0.w"].scheme == "lossless"
-    assert int(np.abs(result.encoded["blocks.1.w"].streams[0]).max()) <= 7
+    assert result.encoded.tensors["blocks.0.w"].scheme == "lossless"
+    assert int(np.abs(result.encoded.tensors["blocks.1.w"].streams[0]).max()) <= 7
     assert 40_000 - 64 <= result.bytes <= 40_000
 
 
 def test_a_scheme_for_every_tensor_is_steered_by_its_scale() -> None:
     result = fit(model(), 20_000, "sigma:0.3,group_size=16")
     assert 20_000 - 64 <= result.bytes <= 20_000
-    assert {result.encoded[name].params for name in model() if name.startswith("blocks")} == {(16,)}
+    assert {result.encoded.tensors[name].params for name in model() if name.startswith("blocks")} == {(16,)}
 
 
 def test_the_same_budget_gives_the_same_choice_on_any_number_of_threads() -> None:

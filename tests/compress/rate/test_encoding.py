@@ -10,10 +10,11 @@ from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.encoding import Refinement, encode_tensors
+from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target
-from birdie.compress.registry import decode, parse_spec
-from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.registry import parse_spec
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError
 
 CORRELATED = torch.eye(64) + 10  # Hessian of inputs that go together, so that errors can be fed back
@@ -26,15 +27,15 @@ def encode(
     spec: str = "fp16",
     recalibrate: bool = False,
     refit: int = 0,
-) -> dict[str, Encoded]:
+) -> EncodedState:
     settled = dict.fromkeys(tensors, parse_spec(spec))
     assignment = Assignment(tensors, {"tied": "first"}, settled, small={})
     refinement = Refinement(recalibrate, refit)
-    return encode_tensors(assignment, Target(), size, calibration=calibration, refinement=refinement, workers=1)
+    return encode_state(assignment, Target(), size, calibration=calibration, refinement=refinement, workers=1)
 
 
-def size(encoded: Mapping[str, Encoded]) -> int:
-    return sum(stream.nbytes for tensor in encoded.values() for stream in tensor.streams)
+def size(encoded: EncodedState) -> int:
+    return sum(stream.nbytes for tensor in encoded.tensors.values() for stream in tensor.streams)
 
 
 def matrix() -> Tensor:
@@ -46,8 +47,8 @@ def test_a_sensitivity_measured_under_either_name_of_a_tie_is_used(name: str) ->
     weight = matrix()
 
     def weighted_error(calibration: CalibrationResult | None) -> float:
-        encoded = encode({"first": weight}, calibration, spec="gptq:bits=4,clip_sigmas=6")["first"]
-        error = decode(encoded) - weight
+        encoded = encode({"first": weight}, calibration, spec="gptq:bits=4,clip_sigmas=6")
+        error = encoded.decode()["tied"] - weight
         return float(torch.trace(error @ CORRELATED @ error.T))
 
     calibrated = CalibrationResult({"first": weight}, {name: Sensitivity(CORRELATED, torch.ones(64))})
@@ -62,22 +63,23 @@ class Refitting(CalibrationResult):
 
     best: float = 0.0
 
-    def refitted(self, _: object, ties: Mapping[str, str], steps: int, workers: int | None = None) -> dict[str, Tensor]:  # type: ignore[override]
-        assert (ties, workers) == ({"tied": "first"}, 1)
-        assert steps == 7
+    def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
+        assert encoded.decode().keys() == {"first", "other", "tied"}
+        assert (steps, workers) == (7, 1)
         return {"first": torch.ones(4)}
 
-    def divergence(self, encoded: Mapping[str, Encoded]) -> float:
-        return float((decode(encoded["first"]) - self.best).abs().max())
+    def divergence(self, encoded: EncodedState) -> float:
+        return float((encoded.decode()["first"] - self.best).abs().max())
 
 
 @pytest.mark.parametrize("best", [0.0, 1.0])
 def test_a_refit_is_kept_where_it_is_nearer_to_the_float_model(best: float) -> None:
     state = {"first": torch.zeros(4), "other": torch.full((3,), 0.5)}
-    encoded = encode(state, Refitting(dict(state), {}, best=best), refit=7)
-    assert decode(encoded["first"]).tolist() == [best] * 4
-    assert torch.equal(decode(encoded["other"]), state["other"])
-    assert decode(encode(state, Refitting(dict(state), {}, best=best))["first"]).tolist() == [0.0] * 4
+    decoded = encode(state, Refitting(dict(state), {}, best=best), refit=7).decode()
+    assert decoded["first"].tolist() == [best] * 4
+    assert torch.equal(decoded["other"], state["other"])
+    decoded = encode(state, Refitting(dict(state), {}, best=best)).decode()
+    assert decoded["first"].tolist() == [0.0] * 4
 
 
 @dataclass(slots=True)
@@ -89,13 +91,14 @@ class Recalibrating(CalibrationResult):
 
     kl: float = 0.0
 
-    def recalibrated(self, _: object, ties: Mapping[str, str], workers: int | None = None) -> CalibrationResult:  # type: ignore[override]
-        assert (ties, workers) == ({"tied": "first"}, 1)
+    def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> CalibrationResult:
+        assert encoded.decode().keys() == {"first", "tied"}
+        assert workers == 1
         return CalibrationResult(self.state, {"first": Sensitivity(CORRELATED, torch.ones(64))})
 
-    def divergence(self, encoded: Mapping[str, Encoded]) -> float:
+    def divergence(self, encoded: EncodedState) -> float:
         uncalibrated = encode(self.state, None, spec="gptq:bits=4,clip_sigmas=6")
-        return 1.0 if torch.equal(decode(encoded["first"]), decode(uncalibrated["first"])) else self.kl
+        return 1.0 if torch.equal(encoded.decode()["first"], uncalibrated.decode()["first"]) else self.kl
 
 
 @pytest.mark.parametrize("kl", [0.5, 1.0, 2.0])
@@ -105,7 +108,7 @@ def test_a_recalibration_is_kept_where_it_is_nearer_to_the_float_model(kl: float
     uncalibrated, calibrated = (encode(state, result, spec=spec) for result in (None, calibration))
     encoded = encode(state, Recalibrating(state, {}, kl=kl), spec=spec, recalibrate=True)
     expected = calibrated if kl < 1 else uncalibrated
-    assert torch.equal(decode(encoded["first"]), decode(expected["first"]))
+    assert torch.equal(encoded.decode()["first"], expected.decode()["first"])
 
 
 @pytest.mark.parametrize("refinement", [Refinement(recalibrate=True), Refinement(refit=5)])

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import birdie
 from birdie.compress.log_scales import scales_of
-from birdie.compress.registry import decode, decoder, parse_spec
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
 from birdie.compress.schemes.spectral import (
     SCANS,
@@ -25,7 +24,6 @@ from birdie.compress.schemes.spectral import (
     gains,
     scan_named,
 )
-from birdie.compress.small_tensors import applicable
 from birdie.compress.spectral.inverse import KINDS
 from birdie.compress.spectral.transforms import Transform
 from birdie.entropy import coder
@@ -244,39 +242,6 @@ def test_identity_is_no_worse_than_a_grid_of_one_step() -> None:
     assert mean_error(weight, found) == pytest.approx(
         mean_error(weight.reshape(1, -1), Grid(sigma=0.4).encode("w", weight.reshape(1, -1))), rel=1e-5
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "scheme"),
-    [
-        ("spectral", Spectral()),
-        ("spectral:auto", Spectral()),
-        ("spectral:sigma=0.5", Spectral(sigma=0.5)),
-        ("spectral:auto,sigma=0.5,scan=planes-morton", Spectral(sigma=0.5, scan="planes-morton")),
-        ("spectral:dct,edge=16,sigma=0.2", Spectral(Transform("dct", 16), 0.2)),
-        ("spectral:dct,axes=kernel", Spectral(Transform("dct", axes="kernel"))),
-        ("spectral:wavelet97,levels=2", Spectral(Transform("wavelet97", levels=2))),
-        ("spectral:identity,sigma=1", Spectral(Transform("identity"), 1.0)),
-    ],
-)
-def test_specs(text: str, scheme: Spectral) -> None:
-    assert parse_spec(text) == scheme
-    assert scheme.quantizes
-    assert applicable(scheme, torch.ones(2)) == Cast()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        *(("spectral:haar", "'haar' is unknown"), ("spectral:dct,edge=0", "edge=0"), ("spectral:dct,k=2", "edge=…")),
-        *(("spectral:dct,axes=rows", "'rows' is unknown"), ("spectral:dct,sigma=x", "'x' is not a number")),
-        *(("spectral:auto,scan=snake", "'snake' is unknown"), ("spectral:auto,edge=4", "what auto chooses")),
-        ("spectrl:dct", "did you mean 'spectral:auto"),
-    ],
-)
-def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_spec(text)
 
 
 @settings(deadline=None, max_examples=80)

@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 import birdie
 from birdie.artifact.codes import scheme_codes
-from birdie.compress.registry import decode, decoder, parse_spec
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.spectral import Spectral
-from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.schemes.tucker import (
     CODES,
@@ -30,7 +28,6 @@ from birdie.compress.schemes.tucker import (
     multiply,
     smaller_by_tucker,
 )
-from birdie.compress.small_tensors import applicable
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 
@@ -212,7 +209,7 @@ def test_products_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPa
 
 
 def test_inner_codes_are_those_of_the_file() -> None:
-    codes = scheme_codes(())
+    codes, _ = scheme_codes(())
     assert {name: codes[name] for name in CODES} == CODES
     assert {codes[name]: decoder(name) for name in CODES} == INNER
 
@@ -285,36 +282,6 @@ def test_a_file_of_each_loads(tmp_path: Path) -> None:
     loaded = birdie.load(path)
     for name, weight in state.items():
         assert torch.equal(loaded[name], decode(dict(rules)[name].encode(name, weight)))
-
-
-@pytest.mark.parametrize(
-    ("text", "scheme"),
-    [
-        ("tucker", Tucker()),
-        ("tucker:energy=0.9", Tucker(0.9)),
-        ("tucker:ranks=16x8x3x3", Tucker(ranks=(16, 8, 3, 3))),
-        ("tucker:energy=0.9,base=trellis:states=8,sigma=0.2", Tucker(0.9, base=Trellis(8, 0.2))),
-        ("tucker:base=spectral:dct,edge=4", Tucker(base=Spectral(Transform("dct", 4)))),
-        ("tucker:base=ternary", Tucker(base=Ternary())),
-    ],
-)
-def test_specs(text: str, scheme: Tucker) -> None:
-    assert parse_spec(text) == scheme
-    assert scheme.quantizes
-    assert applicable(scheme, torch.ones(2)) == Cast()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        *(("tucker:energy=0", "energy=0.0"), ("tucker:energy=x", "'x' is not a share"), ("tucker:k=3", "ranks=…")),
-        *(("tucker:ranks=3xx", "unclear"), ("tucker:ranks=3x4,energy=0.9", "unclear"), ("tucker:ranks=0x4", "ranks=")),
-        ("tuker:energy=1", "did you mean 'tucker:energy=0.99'"),
-    ],
-)
-def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_spec(text)
 
 
 def test_wrong_input_is_refused_in_words() -> None:
