@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"quality": 0.01}, "quality is judged on data"),
+        ({"quality": 0.01}, "quality"),
         ({"calibration": ()}, "calibration is not"),
         ({"budget": 100, "bits": 3}, "one of them"),
         ({"lossless": True, "budget": 100}, "lossless"),

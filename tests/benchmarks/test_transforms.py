@@ -7,7 +7,6 @@ import torch
 
 from benchmarks import transforms
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.tucker import coded_bytes
 from tests.compress.matrices import few_components, smooth_kernels
 
 
@@ -16,8 +15,8 @@ def test_bytes_at_an_error_lie_between_those_of_the_steps_around_it() -> None:
     fine, middle, coarse = (Grid(sigma=step).encode("w", weight) for step in (0.3, 0.4, 0.5))
     found = transforms.bytes_at(weight, lambda step: Grid(sigma=step), 0.4, transforms.error(weight, middle))
     assert found is not None
-    assert coded_bytes(coarse) < found < coded_bytes(fine)
-    assert found == pytest.approx(coded_bytes(middle), rel=0.02)
+    assert transforms.coded_bytes(coarse) < found < transforms.coded_bytes(fine)
+    assert found == pytest.approx(transforms.coded_bytes(middle), rel=0.02)
     assert transforms.bytes_at(weight, lambda _: Grid(sigma=2.0), 0.4, 1e-4) is None
 
 

@@ -1,14 +1,18 @@
 """Matrices to compress, their sensitivities, and what compressing them cost: for the tests of every scheme."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
 from birdie.compress.spectral.transforms import Transform
+from birdie.compress.tensors import kernel
 from birdie.entropy import coder
+from birdie.entropy.stream import Effort
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -64,10 +68,11 @@ def relative_error(weight: Tensor, encoded: Encoded) -> float:
     return squared_error(weight, encoded) / float(weight.double().square().sum())
 
 
-def coded_bytes(encoded: Encoded, effort: coder.Effort = "max") -> int:
+def coded_bytes(encoded: Encoded, effort: Effort = "max") -> int:
     """Return the bytes of all streams as a file holds them."""
     layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
-    return sum(
-        len(coder.encode(stream, expected.hints, effort).payload)
-        for stream, expected in zip(encoded.streams, layout, strict=True)
-    )
+    total = 0
+    for stream, expected in zip(encoded.streams, layout, strict=True):
+        hints = replace(expected.hints, kernel=kernel(encoded.shape, expected.columns))
+        total += len(coder.encode(np.ascontiguousarray(stream), hints, effort).payload)
+    return total

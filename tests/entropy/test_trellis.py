@@ -137,7 +137,7 @@ def test_other_dtypes_and_empty_tensors_are_refused_and_so_are_steps_out_of_rang
         for index in (2**31 - 1, -(2**31), 128):
             streams = list(good.streams)
             streams[place] = np.full((size, 1), index)
-            with pytest.raises(ArtifactError, match="step index"):
+            with pytest.raises(ArtifactError, match="scale index"):
                 decode(replace(good, streams=tuple(streams)))
 
 

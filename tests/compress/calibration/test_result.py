@@ -12,6 +12,7 @@ import birdie
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 
 Batch = tuple[Tensor, Tensor]
@@ -106,7 +107,7 @@ def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
     model = network()
     known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
     kept = {name: Lossless().encode(name, weight) for name, weight in known.state.items()}
-    for name, each in known.recalibrated(kept, {}).sensitivities.items():
+    for name, each in known.recalibrated(EncodedState(kept, {})).sensitivities.items():
         for part in ("hessian", "row_fisher", "output"):
             ours, first = getattr(each, part), getattr(known.sensitivities[name], part)
             torch.testing.assert_close(ours, first, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
@@ -126,7 +127,7 @@ def test_recalibration_is_no_worse_by_the_judge_and_keeps_the_budget(tmp_path: P
     with pytest.raises(ConfigError, match="recalibrate"):
         birdie.save(model, tmp_path / "x", bits=3, recalibrate=True)
     with pytest.raises(ConfigError, match="recalibration"):
-        birdie.save(model, tmp_path / "x", bits=3, calibration=replace(known, judge=None), recalibrate=True)
+        birdie.save(model, tmp_path / "x", bits=3, calibration=replace(known, held_out=None), recalibrate=True)
 
 
 @pytest.mark.parametrize("refit", [-1, 1.5])

@@ -128,7 +128,7 @@ def test_wrong_input_is_refused_in_words() -> None:
         LowRank().encode("w", torch.full((2, 2), float("nan")))
     with pytest.raises(ConfigError, match="rank=0"):
         LowRank(0)
-    with pytest.raises(ConfigError, match="left=9"):
+    with pytest.raises(ConfigError, match="left_bits=9"):
         LowRank(left_bits=9)
     with pytest.raises(ConfigError, match="cannot correct cast"):
         LowRank(base=Cast()).encode("w", random_weight(4, 8))

@@ -207,7 +207,7 @@ def test_wrong_input_is_refused_in_words() -> None:
         encode_symbols((4, 6), torch.float32, zeros, np.zeros((4, 6), int), transform)
     with pytest.raises(ConfigError, match="beyond"):
         encode_symbols((4, 6), torch.float32, zeros + MAX_SYMBOL + 1, np.zeros((), int), transform)
-    with pytest.raises(ConfigError, match="step index"):
+    with pytest.raises(ConfigError, match="scale index"):
         encode_symbols((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
 
 

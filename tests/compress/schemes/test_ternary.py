@@ -116,7 +116,7 @@ def test_wrong_input_is_refused_in_words() -> None:
         Ternary().encode("w", torch.full((2, 2), float("nan")))
     with pytest.raises(WeightsError, match="int64"):
         Ternary().encode("w", torch.arange(4))
-    with pytest.raises(ConfigError, match="group=0"):
+    with pytest.raises(ConfigError, match="group_size=0"):
         Ternary(0)
     with pytest.raises(ConfigError, match="calibrate again"):
         Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=torch.eye(2)))

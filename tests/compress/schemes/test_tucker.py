@@ -21,7 +21,6 @@ from birdie.compress.schemes.tucker import (
     CODES,
     INNER,
     Tucker,
-    coded_bytes,
     count_numbers,
     cut_axes,
     fits,
@@ -30,6 +29,7 @@ from birdie.compress.schemes.tucker import (
 )
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.compress.matrices import coded_bytes
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (9,), (12, 10), (24, 31), (8, 6, 3, 3), (10, 8, 5), (2, 5, 4, 3, 3)]
