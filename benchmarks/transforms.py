@@ -15,20 +15,24 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from benchmarks.report import report
 from birdie.artifact.checkpoints import read_state_dict
-from birdie.compress.registry import decode
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Scheme
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.spectral import Spectral
-from birdie.compress.schemes.tucker import Tucker, coded_bytes
+from birdie.compress.schemes.tucker import Tucker
 from birdie.compress.spectral.transforms import Transform
+from birdie.compress.tensors import kernel
+from birdie.entropy import coder
 
 SHARES = (0.1, 0.4, 0.8)  # of the error, lost to the cut
 NETS = {
@@ -43,6 +47,17 @@ def error(weight: Tensor, found: Encoded) -> float:
     """‖w − ŵ‖² / ‖w‖²."""
     wide = weight.double()
     return float((decode(found).double() - wide).square().sum() / wide.square().sum())
+
+
+def coded_bytes(encoded: Encoded) -> int:
+    """Return the bytes of all streams as the coder "max" writes them."""
+    layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
+    total = 0
+    for stream, expected in zip(encoded.streams, layout, strict=True):
+        taps = kernel(encoded.shape, expected.columns)
+        hints = expected.hints if taps == (1, 1) else replace(expected.hints, kernel=taps)
+        total += len(coder.encode(np.ascontiguousarray(stream), hints, "max").payload)
+    return total
 
 
 def bytes_at(weight: Tensor, scheme: Callable[[float], Scheme], sigma: float, wanted: float) -> float | None:

@@ -15,6 +15,7 @@ ROWS: list[set[str]] = [
     {"runtime"},
     {"data", "model", "train", "entropy"},
     {"compress"},
+    {"schemes"},  # the public names of compress
     {"artifact"},
     {"score"},
     {"run"},

@@ -91,10 +91,13 @@ def save(
     target = Target(whole_number("budget", budget), bits, quality, lossless)
     refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
     _require_arguments(path, scheme, coder, metadata, target, calibration, refinement)
-    file_metadata.to_bytes(metadata, tree=tree)  # what is no JSON must be refused before the work, not after it
+    # Metadata, specs and patterns that are wrong are refused before a folder is created and before the work.
+    file_metadata.to_bytes(metadata, tree=tree)
+    state = ModelState.of(model)
+    assign(state, scheme, target)
     require_writable(Path(path).parent)
 
-    state, measured = calibrated_state(ModelState.of(model), calibration, symmetries=symmetries)
+    state, measured = calibrated_state(state, calibration, symmetries=symmetries)
     assignment = assign(state, scheme, target, () if measured is None else measured.sensitivities)
     about = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:

@@ -1,41 +1,85 @@
-"""One small artifact with every scheme, every form of integers, a tie and a tree: files written today stay readable."""
+"""Golden files: what was written once stays readable, and is written alike today.
 
-import hashlib
+    artifact.hex    most schemes, every form of integers, a tie and a tree
+    spectral.hex    spectral coefficients: each transform and each scan
+    tucker.hex      cores and factors, held by every scheme that can hold them
+
+A golden file is two lines: a hash of the decoded tensors, and the bytes. GENERATE_EXPECTED=1 writes them anew, which is
+a breaking change.
+"""
+
 import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 import birdie
-from birdie.artifact import container, metadata
-from birdie.artifact import pytree as tree
-from birdie.artifact.save import SCHEMES
+from birdie.artifact import container, metadata, pytree
+from birdie.artifact.codes import scheme_codes
+from birdie.artifact.writer import Meter, Writer
+from birdie.compress.registry import decode, decoder
+from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.lossless import DIFFERENCES, HALVES, LISTED, VALUES
-from tests.reference.decoder import decode
+from birdie.compress.schemes.spectral import encode_symbols
+from birdie.compress.schemes.tucker import INNER
+from birdie.compress.spectral.decoding import transform_of
+from birdie.compress.spectral.inverse import KINDS
+from birdie.compress.spectral.scan import LAYOUTS, ORDERS
+from birdie.compress.spectral.transforms import Transform
+from birdie.compress.state import EncodedState
+from tests.artifact.states import fingerprint
+from tests.reference import decoder as reference
 from tests.reference.trellis import decode_trellis
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "artifact.hex"
-LOSSLESS = SCHEMES["lossless"]
-FITTED = {
-    SCHEMES[name] for name in ("grid", "trellis", "ternary", "codebook", "rotation", "lowrank")
-}  # by floats: may differ
+FOLDER = Path(__file__).parents[1] / "golden"
+CODES, _ = scheme_codes(())
+
+
+def golden(name: str, fresh: bytes, folder: Path) -> tuple[container.Reader, dict[str, Tensor]]:
+    """Return the golden file and its tensors, whose hash is the pinned one; `fresh` is the file as written today."""
+    path, pinned_file = folder / f"{name}.birdie", FOLDER / f"{name}.hex"
+    if os.environ.get("GENERATE_EXPECTED"):
+        path.write_bytes(fresh)
+        pinned_file.write_text(f"{fingerprint(birdie.load(path))}\n{fresh.hex()}\n")
+    pinned, data = pinned_file.read_text().split()
+    path.write_bytes(bytes.fromhex(data))
+    tensors = birdie.load(path)
+    assert fingerprint(tensors) == pinned
+    return container.Reader(bytes.fromhex(data)), tensors
+
+
+def write(encoded: Mapping[str, Encoded]) -> bytes:
+    """Return the file of tensors that are encoded already."""
+    with ThreadPoolExecutor(2) as pool:
+        return Writer(pool, "max", {}, Meter(None)).to_bytes(EncodedState(encoded, {}))
+
+
+# artifact.hex. Schemes that choose by float arithmetic may choose otherwise on another machine; they must only decode.
+FITTED = {CODES[name] for name in ("grid", "trellis", "ternary", "codebook", "rotation", "lowrank")}
 RULES = [
-    *(
-        ("*matrix", "int6"),
-        ("*grouped", "int4:group_size=20"),
-        ("*ternary", "ternary:group_size=12"),
-        ("*table", "codebook:k=9"),
-    ),
-    *(("*rotated", "rotation:bits=3,residual"), ("*corrected", "lowrank:rank=2,base=codebook:k=4,per_row")),
-    *(("*paths", "trellis:states=8,sigma=0.4"), ("*norm", "bf16"), ("*", "lossless")),
+    ("*matrix", "int6"),
+    ("*grouped", "int4:group_size=20"),
+    ("*ternary", "ternary:group_size=12"),
+    ("*table", "codebook:k=9"),
+    ("*rotated", "rotation:bits=3,residual"),
+    ("*corrected", "lowrank:rank=2,base=codebook:k=4,per_row"),
+    ("*paths", "trellis:states=8,sigma=0.4"),
+    ("*norm", "bf16"),
+    ("*", "lossless"),
 ]
 
 
 def content() -> dict[str, Any]:
-    """A checkpoint whose tensors take each way to store one. Values are made of integers: the same on every machine."""
+    """Return a checkpoint whose tensors take each way to store one.
+
+    The values are computed from integers, so they are the same on every machine.
+    """
     ramp = torch.arange(1536)
     noise = ramp * 2654435761 % 4093 % 127 - 63
     flags = ramp * 2654435761 % 4093 % 7 > 3
@@ -64,68 +108,130 @@ def content() -> dict[str, Any]:
 
 
 def saved(path: Path) -> container.Reader:
-    tensors, skeleton = tree.flatten(content())
+    tensors, skeleton = pytree.flatten(content())
     birdie.save(tensors, path, scheme=RULES, tree=skeleton)
     return container.Reader(path.read_bytes())
 
 
-def fingerprint(tensors: dict[str, Tensor]) -> str:
-    """A hash of names, dtypes, shapes and bits."""
-    hashed = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        hashed.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()
-
-
-def test_golden_artifact_loads_as_it_did_and_is_written_alike(tmp_path: Path) -> None:
-    """The tensors are pinned by a hash; entries that no float arithmetic chose are written alike too.
-
-    GENERATE_EXPECTED=1 writes the file anew: a breaking change.
-    """
-    path = tmp_path / "golden.birdie"
+def test_the_golden_artifact_loads_and_entries_without_float_arithmetic_are_written_alike(tmp_path: Path) -> None:
     fresh = saved(tmp_path / "fresh.birdie")
-    if os.environ.get("GENERATE_EXPECTED"):
-        tensors = birdie.load(tmp_path / "fresh.birdie")
-        GOLDEN.write_text(f"{fingerprint(tensors)}\n{(tmp_path / 'fresh.birdie').read_bytes().hex()}\n")
-    pinned, data = GOLDEN.read_text().split()
-    path.write_bytes(bytes.fromhex(data))
-    golden, tensors = container.Reader(bytes.fromhex(data)), birdie.load(path)
-    assert fingerprint(tensors) == pinned
-    assert golden.metadata == fresh.metadata
-    assert golden.names == fresh.names
-    entries = [golden.read(name) for name in golden.names]
-    sure = [each for each in entries if each.scheme not in FITTED]
-    assert [fresh.read(each.name) for each in sure] == sure
-    forms = {each.params[:1] for each in entries if each.scheme == LOSSLESS}
+    pinned, _ = golden("artifact", (tmp_path / "fresh.birdie").read_bytes(), tmp_path)
+    assert pinned.metadata == fresh.metadata
+    assert pinned.names == fresh.names
+    entries = [pinned.read(name) for name in pinned.names]
+    exact = [entry for entry in entries if entry.scheme not in FITTED]
+    assert [fresh.read(entry.name) for entry in exact] == exact
+    forms = {entry.params[:1] for entry in entries if entry.scheme == CODES["lossless"]}
     assert forms == {(), (HALVES,), (VALUES,), (DIFFERENCES,), (LISTED,)}
-    later = {SCHEMES["spectral"], SCHEMES["tucker"]}  # have golden files of their own
-    assert {each.scheme for each in entries} == {container.ALIAS, *SCHEMES.values()} - later
+    other_files = {CODES["spectral"], CODES["tucker"]}
+    assert {entry.scheme for entry in entries} == {container.ALIAS, *CODES.values()} - other_files
 
 
-def test_the_second_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:
-    path = tmp_path / "golden.birdie"
-    data, name = bytes.fromhex(GOLDEN.read_text().split()[1]), "model/paths"
-    path.write_bytes(data)
-    entry, found = container.Reader(data).read(name), birdie.load(path)[name]
+def test_the_reference_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:
+    reader, tensors = pinned_artifact(tmp_path)
+    entry, matrix = reader.read("model/paths"), tensors["model/paths"]
     states, _, along = entry.params[:3]
-    shapes = [tuple(found.shape), (found.shape[0], 1), (found.shape[1], 1)][: 3 if along else 2]
+    shapes = [tuple(matrix.shape), (matrix.shape[0], 1), (matrix.shape[1], 1)][: 3 if along else 2]
     coded = zip(entry.streams, shapes, [states, 1, 1], strict=False)
-    streams = [decode(stream.coder, stream.payload, *shape, paths) for stream, shape, paths in coded]
-    assert found.tolist() == decode_trellis(entry.params, streams)
+    streams = [reference.decode(stream.coder, stream.payload, *shape, paths) for stream, shape, paths in coded]
+    assert matrix.tolist() == decode_trellis(entry.params, streams)
 
 
 def test_the_golden_tree_is_the_one_that_was_saved(tmp_path: Path) -> None:
-    path = tmp_path / "golden.birdie"
-    data = bytes.fromhex(GOLDEN.read_text().split()[1])
-    path.write_bytes(data)
-    about = metadata.parse(container.Reader(data).metadata, "the golden artifact")
-    checkpoint, expected = tree.rebuild(about["tree"], birdie.load(path)), content()
+    reader, tensors = pinned_artifact(tmp_path)
+    about = metadata.parse(reader.metadata, "the golden artifact")
+    checkpoint, expected = pytree.rebuild(about["tree"], tensors), content()
     assert [*checkpoint["model"]] == [*expected["model"]]
     assert checkpoint["model"]["head"] is checkpoint["model"]["embedding"]
     assert checkpoint["optimizer"][1] == expected["optimizer"][1]
-    fitted = {"matrix", "grouped", "ternary", "table", "rotated", "corrected", "paths", "norm"}
-    for name in set(expected["model"]) - fitted:
+    lossy = {"matrix", "grouped", "ternary", "table", "rotated", "corrected", "paths", "norm"}
+    for name in set(expected["model"]) - lossy:
         assert torch.equal(checkpoint["model"][name], expected["model"][name]), name
     assert torch.equal(checkpoint["optimizer"][0]["positions"], expected["optimizer"][0]["positions"])
+
+
+def pinned_artifact(folder: Path) -> tuple[container.Reader, dict[str, Tensor]]:
+    data = bytes.fromhex((FOLDER / "artifact.hex").read_text().split()[1])
+    (folder / "golden.birdie").write_bytes(data)
+    return container.Reader(data), birdie.load(folder / "golden.birdie")
+
+
+SPECTRAL_PARTS = [
+    (Transform("identity"), (12, 20), "none", torch.float32),
+    (Transform("identity"), (3, 4, 2, 2), "planes-morton", torch.bfloat16),
+    (Transform("dct"), (8, 24), "blocks-zigzag", torch.float32),
+    (Transform("dct", 5), (7, 12, 3, 3), "planes-zigzag", torch.float32),
+    (Transform("dct", 4, axes="kernel"), (6, 4, 3, 5), "planes-morton", torch.float64),
+    (Transform("dct", 2), (6, 4, 2), "blocks-morton", torch.float16),
+    (Transform("wavelet53", levels=2), (9, 17), "planes", torch.float32),
+    (Transform("wavelet97", levels=4), (33,), "none", torch.float32),
+    (Transform("hadamard"), (6, 24), "none", torch.float32),
+]
+
+
+def spectral(transform: Transform, shape: tuple[int, ...], scan: str, dtype: torch.dtype) -> Encoded:
+    """Return coefficients computed from integers, the same on every machine."""
+    counts = transform.plan.counts(shape)
+    weights, classes = np.arange(int(np.prod(shape))), np.arange(int(np.prod(counts)))
+    symbols = (weights * 2654435761 % 4093 % 31 - 15).reshape(shape)
+    indices = (classes * 2654435761 % 4093 % 40 - 80).reshape(counts)
+    return encode_symbols(shape, dtype, symbols, indices, transform, scan)
+
+
+GRID, TRELLIS, TERNARY, CODEBOOK = (2, 0), (4, 5, 8, 16, 0, -70, 1), (5, 1, 3), (6, 2, 5, 0)
+SPECTRAL = (9, 6, 1, 4, 0, 0, 1, 1)  # a DCT in blocks of 4, planes in zig-zag order
+TUCKER_PARTS = [
+    ((12, 20), torch.float32, (4, 5, *GRID, *GRID, *TRELLIS)),
+    ((12, 10, 3, 3), torch.bfloat16, (6, 4, 3, 3, *SPECTRAL, *GRID, *TERNARY)),
+    ((9, 8, 4), torch.float64, (9, 3, 4, *TRELLIS, *CODEBOOK)),
+    ((6, 30), torch.float16, (2, 3, *CODEBOOK, *SPECTRAL, *GRID)),
+    ((3, 4, 3, 4, 3), torch.float32, (2, 2, 2, 2, 2, *TERNARY, *GRID * 5)),
+]
+
+
+def tucker(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Encoded:
+    """Return a core and factors computed from integers, the same on every machine."""
+    layout = decoder("tucker").layout(shape, dtype, params)
+    books = [index for index, stream in enumerate(layout) if (stream.rows, stream.columns) == (1, 5)]
+    streams = []
+    for index, stream in enumerate(layout):
+        noise = (np.arange(stream.rows * stream.columns) * 2654435761 % 4093).reshape(stream.rows, stream.columns)
+        if index in books:
+            values = np.arange(-40, 40, 16)[None]
+        elif stream.hints.role == "scales":
+            values = noise % 20 - 40
+        elif index + 1 in books:
+            values = noise % 5  # numbers of levels
+        else:
+            values = noise % 3 - 1 if stream.dtype == np.int8 else noise % 31 - 15
+        streams.append(np.ascontiguousarray(values.astype(np.int32)))
+    return Encoded("tucker", shape, dtype, params, tuple(streams))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tensors"),
+    [
+        ("spectral", {f"{i} {part[0].kind}": spectral(*part) for i, part in enumerate(SPECTRAL_PARTS)}),
+        ("tucker", {str(i): tucker(*part) for i, part in enumerate(TUCKER_PARTS)}),
+    ],
+    ids=["spectral", "tucker"],
+)
+def test_golden_coefficients_load_and_are_written_alike(
+    scheme: str, tensors: dict[str, Encoded], tmp_path: Path
+) -> None:
+    fresh = write(tensors)
+    pinned, loaded = golden(scheme, fresh, tmp_path)
+    for name, encoded in tensors.items():
+        assert torch.equal(loaded[name], decode(encoded)), name
+        assert bool(loaded[name].any())
+    entries, written = ([reader.read(name) for name in tensors] for reader in (pinned, container.Reader(fresh)))
+    assert written == entries
+    assert {entry.scheme for entry in entries} == {CODES[scheme]}
+
+
+def test_the_golden_files_hold_every_transform_scan_and_inner_scheme() -> None:
+    transforms = [transform_of(spectral(*part).params) for part in SPECTRAL_PARTS]
+    assert {axes.kind for axes, _ in transforms} == set(KINDS)
+    assert {scan.layout for _, scan in transforms} == set(LAYOUTS)
+    assert {scan.order for _, scan in transforms} == set(ORDERS)
+    assert {code for _, _, params in TUCKER_PARTS for code in INNER if code in params} == set(INNER)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import birdie
 from benchmarks import lazy as benchmark
+from birdie.artifact.decoding import decode_entry
 from birdie.artifact.lazy import Tensors
 from birdie.artifact.tensor_cache import Slot, Store
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -158,8 +159,12 @@ def test_nothing_is_decoded_when_loading_and_each_tensor_once_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
-    decode = birdie.artifact.save._decode
-    monkeypatch.setattr("birdie.artifact.save._decode", lambda r, name, **_: decoded.append(name) or decode(r, name))
+
+    def record(reader: Any, name: str, **settings: Any) -> Tensor:
+        decoded.append(name)
+        return decode_entry(reader, name, **settings)
+
+    monkeypatch.setattr("birdie.artifact.load.decode_entry", record)
     model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
     assert decoded == []
     for _ in range(2):

@@ -7,9 +7,7 @@ import torch
 
 from benchmarks import transforms
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.tucker import coded_size
-from tests.compress.schemes.test_spectral import smooth_kernels
-from tests.compress.schemes.test_tucker import few
+from tests.compress.matrices import few_components, smooth_kernels
 
 
 def test_bytes_at_an_error_lie_between_those_of_the_steps_around_it() -> None:
@@ -17,13 +15,13 @@ def test_bytes_at_an_error_lie_between_those_of_the_steps_around_it() -> None:
     fine, middle, coarse = (Grid(sigma=step).encode("w", weight) for step in (0.3, 0.4, 0.5))
     found = transforms.bytes_at(weight, lambda step: Grid(sigma=step), 0.4, transforms.error(weight, middle))
     assert found is not None
-    assert coded_size(coarse) < found < coded_size(fine)
-    assert found == pytest.approx(coded_size(middle), rel=0.02)
+    assert transforms.coded_bytes(coarse) < found < transforms.coded_bytes(fine)
+    assert found == pytest.approx(transforms.coded_bytes(middle), rel=0.02)
     assert transforms.bytes_at(weight, lambda _: Grid(sigma=2.0), 0.4, 1e-4) is None
 
 
 def test_each_wins_where_it_should() -> None:
-    components = transforms.row("few", few(32, 40), 0.3)
+    components = transforms.row("few", few_components(32, 40), 0.3)
     assert components["tucker"] < 0.6 < components["dct"]
     smooth = transforms.row("smooth", smooth_kernels(16, 12, 3, 3), 0.5)
     assert smooth["dct"] < 0.8

@@ -38,7 +38,7 @@ def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) 
     rng = np.random.default_rng(seed)
     weight, hessian = rng.normal(size=(3, columns)), covariance(columns, seed)
     found = feedback(known(hessian), 3, columns)
-    assert found.fed
+    assert found.feeds_columns
     assert sorted(found.order) == list(range(columns))
     assert (np.diff(hessian.diagonal()[found.order]) <= 0).all(), "the largest first"
     h = damped(hessian, INPUT_DAMPING)[np.ix_(found.order, found.order)]
@@ -77,7 +77,7 @@ def test_rows_below_a_block_move_to_where_least_squares_puts_them(rows: int) -> 
     rng = np.random.default_rng(rows)
     output = covariance(rows, rows)
     found = feedback(known(None, output), rows, 4)
-    assert not found.fed
+    assert not found.feeds_columns
     g = damped(output, OUTPUT_DAMPING)
     start = rng.normal(size=rows)
     target, total = start.copy(), 0.0
@@ -103,7 +103,7 @@ def test_rows_below_a_block_move_to_where_least_squares_puts_them(rows: int) -> 
 def test_without_sensitivity_all_weigh_alike_and_nothing_is_fed() -> None:
     for nothing in (None, Sensitivity()):
         found = feedback(nothing, 5, 7)
-        assert not found.fed
+        assert not found.feeds_columns
         assert not found.columns.any()
         assert found.rows.size == 0
         assert found.row_weight.tolist() == [1] * 5

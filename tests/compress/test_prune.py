@@ -15,7 +15,7 @@ from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
 from birdie.entropy import coder
 from birdie.errors import ConfigError
-from tests.compress.schemes.test_grid import random_weight
+from tests.compress.matrices import random_weight
 
 
 def model() -> dict[str, Encoded]:

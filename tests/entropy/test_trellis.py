@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.decode_trellis import MOST
-from birdie.compress.schemes.decoders import DECODERS, decode
+from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.entropy import coder, mixed, static, trellis
 from birdie.entropy.stream import Effort, Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
@@ -99,7 +99,7 @@ def test_paths_start_again_where_chunks_do(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_numbers_beyond_a_dtype_become_its_largest(dtype: torch.dtype) -> None:
-    numbers = np.array([[MOST], [-MOST], [2**31 - 1], [1]], np.int32)
+    numbers = np.array([[MAX_SYMBOL], [-MAX_SYMBOL], [2**31 - 1], [1]], np.int32)
     found = decode(encoded(numbers, (4, 16, 16, 2000, 0), np.zeros(4), np.full(1, 47), dtype=dtype))
     most = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
     held = torch.tensor([most, -most, most], dtype=torch.float64).to(dtype)
@@ -117,11 +117,11 @@ def test_numbers_beyond_a_dtype_become_its_largest(dtype: torch.dtype) -> None:
 )
 def test_impossible_parameters_are_refused(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError, match="scheme trellis"):
-        DECODERS["trellis"].layout((4, 5), torch.float32, params)
+        decoder("trellis").layout((4, 5), torch.float32, params)
 
 
 def test_other_dtypes_and_empty_tensors_are_refused_and_so_are_steps_out_of_range() -> None:
-    layout = DECODERS["trellis"].layout
+    layout = decoder("trellis").layout
     for shape, dtype in (((4, 5), torch.int32), ((0, 5), torch.float32), ((4, 0), torch.float32)):
         with pytest.raises(ArtifactError, match="cannot be quantized"):
             layout(shape, dtype, (8, 16, 0, 0, 0))
@@ -137,7 +137,7 @@ def test_other_dtypes_and_empty_tensors_are_refused_and_so_are_steps_out_of_rang
         for index in (2**31 - 1, -(2**31), 128):
             streams = list(good.streams)
             streams[place] = np.full((size, 1), index)
-            with pytest.raises(ArtifactError, match="step index"):
+            with pytest.raises(ArtifactError, match="scale index"):
                 decode(replace(good, streams=tuple(streams)))
 
 

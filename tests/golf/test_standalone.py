@@ -15,8 +15,9 @@ import torch
 
 import birdie
 from birdie.artifact import container, repack
+from birdie.artifact.codes import scheme_codes
 from birdie.artifact.container import Entry, Stream
-from birdie.artifact.save import DTYPES, SCHEMES
+from birdie.artifact.decoding import DTYPES
 from birdie.entropy import coder as entropy
 from birdie.errors import ConfigError
 from birdie.golf.standalone import build as standalone
@@ -26,7 +27,9 @@ from birdie.golf.standalone.bundle import bundle
 from birdie.golf.standalone.emit import emit
 from birdie.golf.standalone.minify import minify
 from birdie.golf.standalone.rename import rename
-from tests.artifact.test_files import every_dtype, model, same
+from tests.artifact.states import every_dtype
+from tests.artifact.states import same_bits as same
+from tests.artifact.states import small_model as model
 from tests.reference.streams import FEATURES
 
 LIMITS = {"fast": 12_000, "max": 16_000}
@@ -34,7 +37,7 @@ SPECS = (
     *("trellis:states=8,sigma=0.3", "ternary", "int4:group_size=48", "codebook:k=9,per_row"),
     *("rotation:bits=3,residual", "lowrank:rank=2,base=int4"),
 )
-LARGER = {SCHEMES[name] for name in ("codebook", "rotation", "lowrank")}  # what only the max decoder carries
+LARGER = {scheme_codes(())[0][name] for name in ("codebook", "rotation", "lowrank")}  # only in the max decoder
 
 # Runs in a fresh interpreter: decodes each file with the decoder alone and keeps what came of it.
 DRIVER = """
@@ -214,7 +217,10 @@ def test_nothing_of_the_encoders_is_carried(built: dict[str, standalone.Standalo
     assert "birdie.entropy.static" in modules
     assert (
         not {
-            "birdie.compress.schemes.grid",
+            "birdie.compress.importance",
+            "birdie.compress.kmeans",
+            "birdie.compress.registry",
+            "birdie.compress.viterbi",
             "birdie.compress.rate.budget",
             "birdie.runtime.files",
             "birdie.artifact.checkpoints",

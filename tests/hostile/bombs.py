@@ -19,7 +19,7 @@ import numpy as np
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
-from birdie.artifact.decoding import DTYPES
+from birdie.artifact.decoding import DTYPES, MIN_DECODED_LIMIT
 from birdie.artifact.load import load
 from birdie.entropy import coder, prediction
 from birdie.entropy import varint as cursor
@@ -190,7 +190,7 @@ def attempt(data: bytes, folder: Path) -> str:
     path = folder / "bomb.birdie"
     path.write_bytes(data)
     wanted = decoded_mib(data)
-    refused = wanted << 20 > artifacts.MIN_DECODED_LIMIT
+    refused = wanted << 20 > MIN_DECODED_LIMIT
     room = OPENED if refused or not wanted else int(2.5 * wanted) + ROOM
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (room << 20), resource.RLIM_INFINITY))

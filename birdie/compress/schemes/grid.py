@@ -219,9 +219,9 @@ class Grid(Scheme):
         """The outermost symbol before `level_stride`."""
         return int(2 ** (self.bits - 1) - 1)
 
-    def at_scale(self, sigma: float) -> "Grid":
-        """Return a grid with a scale of `sigma` standard deviations and the same groups."""
-        return Grid(sigma=sigma, group_size=self.group_size, per_tensor=self.per_tensor)
+    def at_scale(self, sigma: float) -> "Grid | None":
+        """Return a grid with a scale of `sigma` standard deviations and the same groups; None: its width is fixed."""
+        return None if self.sigma is None else Grid(sigma=sigma, group_size=self.group_size, per_tensor=self.per_tensor)
 
     def encode(
         self,

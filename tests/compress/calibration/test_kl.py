@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import Judge, kl, predictions, summed_kl
+from birdie.compress.calibration.kl import HeldOutKL, kl, predictions, summed_kl
 from birdie.errors import ConfigError, DataError
 
 CLASSES = 5
@@ -130,13 +130,13 @@ def test_a_judge_leaves_the_module_as_it_was() -> None:
     module = net().train()
     module[3].eval()
     before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    assert Judge(module, some_batches(), nats)(net(1).state_dict()) > 0
+    assert HeldOutKL(module, some_batches(), nats)(net(1).state_dict()) > 0
     assert [part.training for part in module] == [True, True, True, False]
     assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
 
 
 def test_a_judge_remembers_what_it_is_not_told_again() -> None:
-    judge, other = Judge(net(), some_batches(), nats), net(1).state_dict()
+    judge, other = HeldOutKL(net(), some_batches(), nats), net(1).state_dict()
     whole = judge(other)
     assert judge({"3.bias": other["3.bias"] + torch.arange(CLASSES)}) != whole
     assert judge({"3.bias": other["3.bias"]}) == whole
@@ -144,17 +144,17 @@ def test_a_judge_remembers_what_it_is_not_told_again() -> None:
 
 def test_a_judge_means_over_targets_however_they_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (torch.cat(parts) for parts in zip(*some_batches(4), strict=True))
-    whole = Judge(net(), [(x, y)], nats)(net(1).state_dict())
-    uneven = Judge(net(), [(x[:5], y[:5]), (x[5:], y[5:])], nats)(net(1).state_dict())
+    whole = HeldOutKL(net(), [(x, y)], nats)(net(1).state_dict())
+    uneven = HeldOutKL(net(), [(x[:5], y[:5]), (x[5:], y[5:])], nats)(net(1).state_dict())
     assert uneven == pytest.approx(whole, rel=1e-6)
     monkeypatch.setattr("birdie.compress.calibration.kl._CACHED", 0)
-    forgetful = Judge(net(), [(x, y)], nats)
+    forgetful = HeldOutKL(net(), [(x, y)], nats)
     assert [forgetful(net(1).state_dict()) for _ in range(2)] == [whole, whole]
 
 
 def test_a_judge_refuses_what_tells_nothing() -> None:
     module, (x, y) = net(), some_batches(1)[0]
     with pytest.raises(DataError, match="no targets"):
-        Judge(module, [(x, torch.full_like(y, -100))], nats)(module.state_dict())
+        HeldOutKL(module, [(x, torch.full_like(y, -100))], nats)(module.state_dict())
     with pytest.raises(DataError, match="predicts NaN"):
-        Judge(module, [(x * math.nan, y)], nats)(module.state_dict())
+        HeldOutKL(module, [(x * math.nan, y)], nats)(module.state_dict())

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from birdie.compress.calibration.kl import Judge
+from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
 
 Batch = tuple[Tensor, Tensor]
@@ -106,7 +107,7 @@ def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
     model = network()
     known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
     kept = {name: Lossless().encode(name, weight) for name, weight in known.state.items()}
-    for name, each in known.recalibrated(kept, {}).sensitivities.items():
+    for name, each in known.recalibrated(EncodedState(kept, {})).sensitivities.items():
         for part in ("hessian", "row_fisher", "output"):
             ours, first = getattr(each, part), getattr(known.sensitivities[name], part)
             torch.testing.assert_close(ours, first, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
@@ -115,18 +116,18 @@ def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
 def test_recalibration_is_no_worse_by_the_judge_and_keeps_the_budget(tmp_path: Path) -> None:
     model = network()
     known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
-    assert known.judge is not None
+    assert known.held_out is not None
     found = []
     for again in (False, True):
         summary = birdie.save(model, tmp_path / "x", bits=1.5, calibration=known, recalibrate=again)
         assert summary.budget is not None
         assert summary.bytes <= summary.budget
-        found.append(known.judge(birdie.load(tmp_path / "x")))
+        found.append(known.held_out(birdie.load(tmp_path / "x")))
     assert found[1] <= found[0]
     with pytest.raises(ConfigError, match="recalibrate"):
         birdie.save(model, tmp_path / "x", bits=3, recalibrate=True)
     with pytest.raises(ConfigError, match="recalibration"):
-        birdie.save(model, tmp_path / "x", bits=3, calibration=replace(known, judge=None), recalibrate=True)
+        birdie.save(model, tmp_path / "x", bits=3, calibration=replace(known, held_out=None), recalibrate=True)
 
 
 @pytest.mark.parametrize("refit", [-1, 1.5])
@@ -159,7 +160,7 @@ def test_sorted_units_leave_the_function_as_it_was() -> None:
     assert not torch.equal(known.state["0.weight"], model.state_dict()["0.weight"])
     x = batches()[0][0]
     torch.testing.assert_close(moved(x), model(x))
-    assert Judge(model, batches(2), loss)(known.state) < 1e-6
+    assert HeldOutKL(model, batches(2), loss)(known.state) < 1e-6
 
 
 def test_units_stay_where_they_are_when_told_to() -> None:
@@ -225,7 +226,7 @@ def test_classes_that_are_ruled_out_cost_no_divergence() -> None:
     def masked(module: nn.Module, batch: Batch) -> Tensor:
         return F.cross_entropy(module(batch[0]) + mask, batch[1].clamp_max(LABELS - 4), reduction="sum")
 
-    judge = Judge(model, data, masked)
+    judge = HeldOutKL(model, data, masked)
     assert judge(model.state_dict()) == 0
     other = judge(network(1).state_dict())
     with torch.no_grad():

@@ -1,123 +1,127 @@
-"""One exponent for all matrices: the last bit is worth the same everywhere, and sizes follow it steadily."""
+"""Allocation: at one exponent the last bit is worth the same in every matrix, and sizes follow it steadily."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decode_trellis import MOST
-from birdie.compress.schemes.decoders import DECODERS, decode
 from torch import Tensor
 
-from birdie.compress.rate.allocation import COARSEST, COARSEST_BY_LOSS, EMBEDDING_FACTOR, FINEST, Allocation
+from birdie.compress.rate.allocation import (
+    COARSEST,
+    COARSEST_BY_LOSS,
+    EMBEDDING_FACTOR,
+    FINEST,
+    Allocation,
+    allocations,
+)
+from birdie.compress.rate.assignment import Assignment
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
+from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.trellis import Trellis
-from birdie.entropy import coder
-
-
-def size(encoded: Encoded) -> int:
-    """Bytes of all streams as a file has them."""
-    layout = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
-    return sum(
-        len(coder.encode(stream, each.hints).payload) for stream, each in zip(encoded.streams, layout, strict=True)
-    )
-
-
-def covariance(columns: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    mixed = torch.eye(columns) + torch.randn(columns, columns, generator=generator) / columns**0.5
-    mixed = mixed * torch.exp(0.5 * torch.randn(columns, generator=generator))
-    return mixed.T @ mixed
+from birdie.compress.state import EncodedState
+from tests.compress.matrices import coded_bytes, covariance, gaussian
 
 
 def matrices() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"one": (160, 96), "two": (96, 160), "three": (128, 128)}
-    return {name: 0.1 * 2**place * torch.randn(shapes[name], generator=generator) for place, name in enumerate(shapes)}
+    return {name: 0.1 * 2**index * torch.randn(shapes[name], generator=generator) for index, name in enumerate(shapes)}
 
 
 def sensitivities() -> dict[str, Sensitivity]:
-    """Of matrices whose weights count very differently."""
-    found = {}
-    for place, (name, weight) in enumerate(matrices().items()):
+    """Return sensitivities of matrices whose weights count very differently."""
+    by_name = {}
+    for index, (name, weight) in enumerate(matrices().items()):
         rows, columns = weight.shape
-        fisher = 30.0 ** (1 - place) * torch.exp(torch.randn(rows, generator=torch.Generator().manual_seed(place)))
-        found[name] = Sensitivity(covariance(columns, place), fisher)
-    return found
+        fisher = 30.0 ** (1 - index) * torch.exp(torch.randn(rows, generator=torch.Generator().manual_seed(index)))
+        by_name[name] = Sensitivity(covariance(columns, index).float(), fisher)
+    return by_name
 
 
-def loss(known: Sensitivity, weight: Tensor, encoded: Encoded | None) -> float:
-    """½ tr(G E H Eᵀ), G being diagonal, of what was decoded; of zeros without."""
+def allocate(weights: Mapping[str, Tensor], *args: object, **settings: object) -> Allocation:
+    """Return the allocation of matrices that are all free."""
+    return Allocation(Assignment(weights, {}, {}, {}, free=tuple(weights)), *args, **settings)  # type: ignore[arg-type]
+
+
+def total_bytes(encoded: EncodedState) -> int:
+    return sum(map(coded_bytes, encoded.tensors.values()))
+
+
+def loss(sensitivity: Sensitivity, weight: Tensor, encoded: Encoded | None) -> float:
+    """Return ½ tr(G E H Eᵀ), G being diagonal, of the decoded matrix; of zeros without one."""
     error = weight.double() if encoded is None else decode(encoded).double() - weight.double()
-    assert known.hessian is not None
-    assert known.row_fisher is not None
-    return 0.5 * float(known.row_fisher.double() @ ((error @ known.hessian.double()) * error).sum(1))
+    assert sensitivity.hessian is not None
+    assert sensitivity.row_fisher is not None
+    return 0.5 * float(sensitivity.row_fisher.double() @ ((error @ sensitivity.hessian.double()) * error).sum(1))
 
 
 def test_the_last_bit_is_worth_the_same_in_every_matrix() -> None:
     """Reverse water-filling: nats of KL per bit between two exponents, matrix by matrix."""
     weights, known = matrices(), sensitivities()
-    allocation = Allocation(weights, known, Trellis(4))
-    fine, coarse = allocation.encode(-3.5), allocation.encode(-2.5)
+    allocation = allocate(weights, known, Trellis(4))
+    fine, coarse = allocation.encode(-3.5).tensors, allocation.encode(-2.5).tensors
     worth = [
         (loss(known[name], weights[name], coarse[name]) - loss(known[name], weights[name], fine[name]))
-        / (8 * (size(fine[name]) - size(coarse[name])))
+        / (8 * (coded_bytes(fine[name]) - coded_bytes(coarse[name])))
         for name in weights
     ]
     assert max(worth) < 1.25 * min(worth)
-    bits = [8 * size(fine[name]) / weights[name].numel() for name in weights]
-    assert max(bits) > min(bits) + 0.5, "bits go to where they count"
+    bits = [8 * coded_bytes(fine[name]) / weights[name].numel() for name in weights]
+    assert max(bits) > min(bits) + 0.5, "bits go to the matrices that count"
 
 
-def test_one_more_is_a_bit_less_and_sizes_fall_all_the_way() -> None:
-    allocation = Allocation(matrices(), sensitivities(), Trellis(4))
+def test_an_octave_coarser_is_a_bit_less_and_sizes_fall_all_the_way() -> None:
+    allocation = allocate(matrices(), sensitivities(), Trellis(4))
     weights = sum(weight.numel() for weight in matrices().values())
-    totals = [sum(map(size, allocation.encode(exponent).values())) for exponent in (-5.0, -4.0, -3.0)]
+    totals = [total_bytes(allocation.encode(exponent)) for exponent in (-5.0, -4.0, -3.0)]
     assert all(more - fewer == pytest.approx(weights / 8, rel=0.1) for more, fewer in pairwise(totals))
-    close = [sum(map(size, allocation.encode(exponent).values())) for exponent in (-2.96, -2.92, -2.9)]
-    assert all(more > fewer for more, fewer in pairwise(close)), "steady in small steps as well"
+    close = [total_bytes(allocation.encode(exponent)) for exponent in (-2.96, -2.92, -2.9)]
+    assert all(more > fewer for more, fewer in pairwise(close)), "in small differences as well"
 
 
-def test_a_draft_tells_the_size_about() -> None:
-    allocation = Allocation(matrices(), sensitivities(), Trellis(8))
-    full, draft = (sum(map(size, allocation.encode(-3.5, draft=each).values())) for each in (False, True))
+def test_a_draft_estimates_the_size() -> None:
+    allocation = allocate(matrices(), sensitivities(), Trellis(8))
+    full, draft = (total_bytes(allocation.encode(-3.5, draft=draft)) for draft in (False, True))
     assert draft == pytest.approx(full, rel=0.12)
 
 
 def test_the_exponent_is_relative_to_the_weights_and_to_the_loss() -> None:
-    """Other units of weights or of loss change steps, not numbers."""
+    """Other units of weights or of loss change scales, not symbols."""
     weights, known = matrices(), sensitivities()
-    one = Allocation(weights, known, Trellis(4)).encode(-3.0)
-    scaled = {name: 4 * weight for name, weight in weights.items()}
-    louder = {name: Sensitivity(each.hessian, 16 * each.row_fisher) for name, each in known.items()}  # type: ignore[operator]
-    other = Allocation(scaled, louder, Trellis(4)).encode(-3.0)
+    plain = allocate(weights, known, Trellis(4)).encode(-3.0).tensors
+    larger = {name: 4 * weight for name, weight in weights.items()}
+    louder = {name: Sensitivity(item.hessian, 16 * item.row_fisher) for name, item in known.items()}  # type: ignore[operator]
+    scaled = allocate(larger, louder, Trellis(4)).encode(-3.0).tensors
     for name in weights:
-        assert (one[name].streams[0] == other[name].streams[0]).all()
-        assert torch.equal(4 * decode(one[name]), decode(other[name]))
+        assert (plain[name].streams[0] == scaled[name].streams[0]).all()
+        assert torch.equal(4 * decode(plain[name]), decode(scaled[name]))
 
 
 def test_the_finest_and_the_coarsest_are_within_reach() -> None:
     weights, known = matrices(), sensitivities()
     weights["one"][3, 4] = 1e4
-    allocation = Allocation(weights, known, Trellis(4))
-    assert Allocation(matrices(), known).coarsest == COARSEST_BY_LOSS <= allocation.coarsest
-    assert Allocation(weights).coarsest == COARSEST
-    finest, coarsest = allocation.encode(FINEST), allocation.encode(allocation.coarsest)
+    allocation = allocate(weights, known, Trellis(4))
+    assert allocate(matrices(), known).coarsest == COARSEST_BY_LOSS <= allocation.coarsest
+    assert allocate(weights).coarsest == COARSEST
+    finest, coarsest = allocation.encode(FINEST).tensors, allocation.encode(allocation.coarsest).tensors
     for name, weight in weights.items():
-        assert max(np.abs(stream).max() for stream in finest[name].streams) <= MOST
-        off = (decode(finest[name]) - weight).abs().amax(1)
-        assert bool((off < 2e-3 * weight.abs().amax(1).clamp_min(1)).all())
-        assert 8 * size(coarsest[name]) < 0.6 * weight.numel()
+        assert max(np.abs(stream).max() for stream in finest[name].streams) <= MAX_SYMBOL
+        error = (decode(finest[name]) - weight).abs().amax(1)
+        assert bool((error < 2e-3 * weight.abs().amax(1).clamp_min(1)).all())
+        assert 8 * coded_bytes(coarsest[name]) < 0.6 * weight.numel()
         assert loss(known[name], weight, coarsest[name]) <= 1.001 * loss(known[name], weight, None), "worse than zeros"
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_what_was_not_calibrated_takes_steps_in_deviations_embeddings_finer_ones(plain: bool) -> None:
+def test_uncalibrated_matrices_take_scales_in_deviations_embeddings_finer_ones(plain: bool) -> None:
     weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"], "three": matrices()["three"]}
-    allocation = Allocation(weights, {"three": sensitivities()["three"], "other": Sensitivity()}, plain=plain)
-    found = allocation.encode(-2.0)
-    assert {name: each.scheme for name, each in found.items()} == {
+    known = {"three": sensitivities()["three"], "other": Sensitivity()}
+    encoded = allocate(weights, known, plain=plain).encode(-2.0).tensors
+    assert {name: tensor.scheme for name, tensor in encoded.items()} == {
         "w": "grid" if plain else "trellis",
         "tok_emb.weight": "grid" if plain else "trellis",
         "three": "trellis",
@@ -125,30 +129,56 @@ def test_what_was_not_calibrated_takes_steps_in_deviations_embeddings_finer_ones
     for name, sigma in (("w", 0.25), ("tok_emb.weight", 0.25 * EMBEDDING_FACTOR)):
         scheme = Grid(sigma=sigma) if plain else Trellis(sigma=sigma, per_tensor=True)
         expected = scheme.encode(name, weights[name])
-        assert torch.equal(decode(found[name]), decode(expected))
-        assert found[name].params == expected.params
+        assert torch.equal(decode(encoded[name]), decode(expected))
+        assert encoded[name].params == expected.params
 
 
-def test_a_sample_is_weights_in_steps() -> None:
-    """Whose spread is that of the numbers of an encoding, and about as many as were asked for."""
-    allocation = Allocation(matrices(), sensitivities(), Trellis(1))
+def test_a_sample_is_weights_in_scales() -> None:
+    """Its spread is that of the symbols, and its size about what was asked for."""
+    allocation = allocate(matrices(), sensitivities(), Trellis(1))
     for count in (2000, 10_000):
         assert 0.5 * count < allocation.sample(count).size < 2 * count + 1000
-    numbers = np.concatenate([each.streams[0].ravel() for each in allocation.encode(-4.0).values()])
-    assert float((allocation.sample(50_000) * 2.0**4).std()) == pytest.approx(float(numbers.std()), rel=0.1)
+    symbols = np.concatenate([tensor.streams[0].ravel() for tensor in allocation.encode(-4.0).tensors.values()])
+    assert float((allocation.sample(50_000) * 2.0**4).std()) == pytest.approx(float(symbols.std()), rel=0.1)
 
 
-def test_workers_change_nothing() -> None:
-    one, two = (Allocation(matrices(), sensitivities(), Trellis(4), workers=workers).encode(-3) for workers in (1, 2))
-    for name, each in one.items():
-        assert each.params == two[name].params
-        assert all((a == b).all() for a, b in zip(each.streams, two[name].streams, strict=True))
+def test_the_number_of_threads_changes_nothing() -> None:
+    one, two = (
+        allocate(matrices(), sensitivities(), Trellis(4), workers=workers).encode(-3).tensors for workers in (1, 2)
+    )
+    for name, tensor in one.items():
+        assert tensor.params == two[name].params
+        assert all((a == b).all() for a, b in zip(tensor.streams, two[name].streams, strict=True))
 
 
 def test_a_matrix_that_hardly_counts_does_not_keep_the_others_from_the_coarsest() -> None:
     """The exponent is of the mean matrix; where one pulls that down by dozens of octaves, the range must follow."""
     known = sensitivities()
     known["three"] = Sensitivity(1e-40 * torch.eye(128), known["three"].row_fisher)
-    allocation = Allocation(matrices(), known)
-    coarsest = sum(size(item) for item in allocation.encode(allocation.coarsest).values())
-    assert coarsest < 0.1 * sum(weight.numel() for weight in matrices().values()) / 8
+    allocation = allocate(matrices(), known)
+    weights = sum(weight.numel() for weight in matrices().values())
+    assert total_bytes(allocation.encode(allocation.coarsest)) < 0.1 * weights / 8
+
+
+def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget() -> None:
+    weights = {"small": torch.randn(10, 10), "w": torch.randn(100, 100)}
+    assignment = Assignment(weights, {}, {}, {}, free=("w",), reserve=("small",))
+
+    def free(budget: int | None) -> list[tuple[str, ...]]:
+        return [each.assignment.free for each in allocations(assignment, {}, budget, plain=True, workers=1)]
+
+    assert free(None) == [("w",)]
+    assert free(6 * 200) == [("w",), ("small", "w")]
+    assert free(6 * 200 - 1) == [("small", "w")]
+
+
+def test_settled_tensors_are_encoded_by_their_scheme_at_any_exponent() -> None:
+    weights = {"a": gaussian(8, 8), "b": gaussian(64, 64), "c": torch.arange(5), "d": gaussian(9)}
+    assignment = Assignment(weights, {"e": "a"}, {"a": Grid(bits=4)}, {"c": Lossless()}, free=("b",), reserve=("d",))
+    allocation = Allocation(assignment)
+    fine, coarse, lossless = allocation.encode(-3.0), allocation.encode(0.0), allocation.encode_lossless()
+    assert [tensor.scheme for tensor in fine.tensors.values()] == ["grid", "grid", "lossless", "cast"]
+    assert [tensor.scheme for tensor in lossless.tensors.values()] == ["grid", "lossless", "lossless", "lossless"]
+    assert all(fine.tensors[name] is coarse.tensors[name] for name in "acd")
+    assert torch.equal(fine.decode()["e"], decode(Grid(bits=4).encode("a", weights["a"])))
+    assert not torch.equal(fine.decode()["b"], coarse.decode()["b"])

@@ -5,17 +5,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.kmeans import kmeans
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.codebook import Codebook
 from birdie.entropy import coder
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from tests.compress.schemes.test_grid import random_weight
-from tests.compress.schemes.test_ternary import DTYPES, error
+from tests.compress.matrices import DTYPES, random_weight
+from tests.compress.matrices import squared_error as error
 
 NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9, unique=True)
 
@@ -57,7 +57,7 @@ def test_every_weight_gets_its_nearest_level(
     assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
     assert encoded.params[0] <= scheme.k
     assert int(encoded.streams[0].max()) < encoded.params[0]
-    if scheme.rate == 0 and not scheme.rows:
+    if scheme.rate == 0 and not scheme.per_row:
         every = decoded.double().unique()
         nearest = (weight.double().reshape(-1, 1) - every).abs().amin(dim=1)
         got = (weight.double() - decoded.double()).abs().reshape(-1)
@@ -159,7 +159,7 @@ def test_wrong_input_is_refused_in_words() -> None:
 @pytest.mark.parametrize("params", [(), (16,), (0, 0), (257, 0), (16, 2), (16, 0, 0), (-1, 1)])
 def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError):
-        DECODERS["codebook"].layout((4, 5), torch.float32, params)
+        decoder("codebook").layout((4, 5), torch.float32, params)
 
 
 @pytest.mark.parametrize("levels", [[1, 1], [2, 1], [0, (1 << 23) + 1], [-(1 << 31), 0]])

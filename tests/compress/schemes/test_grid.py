@@ -55,7 +55,7 @@ def test_an_octave_doubles_a_step_exactly() -> None:
 
 @pytest.mark.parametrize("index", [LOWEST - 1, HIGHEST + 1])
 def test_a_step_index_out_of_range_is_a_corrupt_file(index: int) -> None:
-    with pytest.raises(ArtifactError, match="step index"):
+    with pytest.raises(ArtifactError, match="index"):
         scales_of(np.array([index]))
 
 
@@ -258,11 +258,11 @@ def test_doubles_beyond_float32_are_refused() -> None:
     [
         ({"bits": 9}, "9"),
         ({"bits": 1}, "1"),
-        ({"multiple": 0}, "0"),
+        ({"level_stride": 0}, "0"),
         ({"sigma": 0.0}, "0.0"),
-        ({"clip": 1.5}, "1.5"),
-        ({"deviations": 0.5}, "k=0.5"),
-        ({"deviations": 12.85, "sigma": 0.3}, "one of the two"),
+        ({"clip_quantile": 1.5}, "1.5"),
+        ({"clip_sigmas": 0.5}, "=0.5"),
+        ({"clip_sigmas": 12.85, "sigma": 0.3}, "one of the two"),
     ],
 )
 def test_settings_out_of_range_are_quoted(settings: dict[str, float], quoted: str) -> None:
@@ -288,6 +288,6 @@ def test_a_shared_step_is_exact_on_average(rows: int) -> None:
 
 
 def test_one_step_for_the_whole_tensor_takes_no_groups_and_no_width() -> None:
-    for wrong in ({"sigma": 0.3, "group": 8}, {"bits": 6}):
-        with pytest.raises(ConfigError, match="whole tensor"):
+    for wrong in ({"sigma": 0.3, "group_size": 8}, {"bits": 6}):
+        with pytest.raises(ConfigError, match="one scale per tensor"):
             Grid(**wrong, per_tensor=True)  # type: ignore[arg-type]

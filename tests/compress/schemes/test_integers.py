@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.lossless import DIFFERENCES, DTYPES, HALVES, LISTED, VALUES, Lossless
 from birdie.entropy import coder
@@ -43,7 +43,7 @@ def test_any_range_comes_back(dtype: torch.dtype, low: int, span: int, rising: b
     bits = values.astype(np.int64).view(np.uint64).astype(f"u{dtype.itemsize}")
     weight = torch.from_numpy(bits.view(np.uint8)).view(dtype).reshape(6, 11)
     encoded = Lossless().encode("w", weight)
-    layout = DECODERS["lossless"].layout(encoded.shape, encoded.dtype, encoded.params)
+    layout = decoder("lossless").layout(encoded.shape, encoded.dtype, encoded.params)
     assert [(each.rows, each.columns) for each in layout] == [stream.shape for stream in encoded.streams]
     assert torch.equal(decode(encoded), weight)
 
@@ -110,7 +110,7 @@ def test_impossible_forms_are_a_corrupt_file(
     shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]
 ) -> None:
     with pytest.raises(ArtifactError, match="lossless"):
-        DECODERS["lossless"].layout(shape, dtype, params)
+        decoder("lossless").layout(shape, dtype, params)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_floats_of_few_magnitudes_cost_what_integers_do(dtype: torch.dtype) -> N
     weight = (integers * 0.0123).to(dtype)
     weight[0, :4] = torch.tensor([-0.0, float("inf"), float("-inf"), float("nan")])
     encoded = Lossless().encode("w", weight)
-    layout = DECODERS["lossless"].layout(encoded.shape, encoded.dtype, encoded.params)
+    layout = decoder("lossless").layout(encoded.shape, encoded.dtype, encoded.params)
     assert encoded.params[0] == LISTED
     assert [(each.rows, each.columns) for each in layout] == [stream.shape for stream in encoded.streams]
     assert torch.equal(decode(encoded).view(torch.uint8), weight.view(torch.uint8))
@@ -166,4 +166,4 @@ def test_a_list_that_does_not_rise_or_is_left_is_a_corrupt_file(numbers: list[in
 @pytest.mark.parametrize("params", [(LISTED,), (LISTED, 0), (LISTED, 5), (LISTED, 1, 1)])
 def test_a_list_is_no_longer_than_the_tensor(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError, match="parameters"):
-        DECODERS["lossless"].layout((4,), torch.float32, params)
+        decoder("lossless").layout((4,), torch.float32, params)

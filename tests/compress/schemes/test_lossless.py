@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given
 from hypothesis import strategies as st
 
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
@@ -36,7 +36,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     weight = random_bits(dtype, shape)
     encoded = Lossless().encode("w", weight)
-    layout = DECODERS["lossless"].layout(encoded.shape, encoded.dtype, encoded.params)
+    layout = decoder("lossless").layout(encoded.shape, encoded.dtype, encoded.params)
     assert [(each.rows, each.columns) for each in layout] == [stream.shape for stream in encoded.streams]
     assert same_bits(decode(encoded), weight)
 
@@ -107,7 +107,7 @@ def test_impossible_parameters_are_a_corrupt_file(
     scheme: str, shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]
 ) -> None:
     with pytest.raises(ArtifactError):
-        DECODERS[scheme].layout(shape, dtype, params)
+        decoder(scheme).layout(shape, dtype, params)
 
 
 def test_a_plane_with_values_too_wide_is_a_corrupt_file() -> None:

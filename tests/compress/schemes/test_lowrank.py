@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
@@ -15,8 +15,8 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from tests.compress.schemes.test_grid import random_weight
-from tests.compress.schemes.test_ternary import DTYPES, error
+from tests.compress.matrices import DTYPES, random_weight
+from tests.compress.matrices import squared_error as error
 
 
 def weighted(weight: torch.Tensor, encoded: Encoded, told: Sensitivity) -> float:
@@ -128,7 +128,7 @@ def test_wrong_input_is_refused_in_words() -> None:
         LowRank().encode("w", torch.full((2, 2), float("nan")))
     with pytest.raises(ConfigError, match="rank=0"):
         LowRank(0)
-    with pytest.raises(ConfigError, match="left=9"):
+    with pytest.raises(ConfigError, match="left_bits=9"):
         LowRank(left_bits=9)
     with pytest.raises(ConfigError, match="cannot correct cast"):
         LowRank(base=Cast()).encode("w", random_weight(4, 8))
@@ -137,8 +137,8 @@ def test_wrong_input_is_refused_in_words() -> None:
 @pytest.mark.parametrize("params", [(), (0, 2, 0), (5, 2, 0), (1, 3, 0), (1,), (1, 2, 0, 2, 0), (1, 2, 1), (-1, 2, 0)])
 def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError):
-        DECODERS["lowrank"].layout((4, 5), torch.float32, params)
-    assert len(DECODERS["lowrank"].layout((4, 5), torch.float32, (4, 2, 0))) == 5
+        decoder("lowrank").layout((4, 5), torch.float32, params)
+    assert len(decoder("lowrank").layout((4, 5), torch.float32, (4, 2, 0))) == 5
 
 
 def test_the_decoded_sum_is_the_one_that_is_described() -> None:

@@ -3,20 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decode_rotation import signs, turn
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.codebook import Codebook
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.schemes.rotation import Rotation, lloyd_max, rotated
+from birdie.compress.schemes.rotation import Rotation, lloyd_max, rotate, rotate_rows, signs
 from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from tests.compress.schemes.test_grid import random_weight
-from tests.compress.schemes.test_ternary import DTYPES, error
+from tests.compress.matrices import DTYPES, random_weight
+from tests.compress.matrices import squared_error as error
 
 
 @settings(deadline=None)
@@ -24,17 +23,17 @@ from tests.compress.schemes.test_ternary import DTYPES, error
 def test_a_rotation_keeps_lengths_and_angles_and_is_undone(columns: int, seed: int) -> None:
     weight = np.random.default_rng(seed).standard_normal((columns, 3))
     turned = weight.copy()
-    turn(turned, seed, back=False)
+    rotate(turned, seed, back=False)
     np.testing.assert_allclose(turned.T @ turned, weight.T @ weight, atol=1e-9 * columns)
-    turn(turned, seed)
+    rotate(turned, seed)
     np.testing.assert_allclose(turned, weight, atol=1e-12)
 
 
 def test_every_seed_is_another_rotation_and_the_same_twice() -> None:
     rows = random_weight(4, 48).numpy()
-    found = [rotated(rows, seed) for seed in (0, 1, 2, 65_535)]
+    found = [rotate_rows(rows, seed) for seed in (0, 1, 2, 65_535)]
     assert all(np.abs(one - other).max() > 0.01 for i, one in enumerate(found) for other in found[:i])
-    np.testing.assert_array_equal(found[0], rotated(rows, 0))
+    np.testing.assert_array_equal(found[0], rotate_rows(rows, 0))
     balance = [abs(signs(4096, seed).sum()) / 64 for seed in range(40)]  # in standard deviations
     assert max(balance) < 4
     assert abs(float(np.mean([signs(4096, seed) @ signs(4096, seed + 1) for seed in range(40)])) / 64) < 1
@@ -147,7 +146,7 @@ def test_wrong_input_is_refused_in_words() -> None:
 )
 def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError):
-        DECODERS["rotation"].layout((4, 5), torch.float32, params)
+        decoder("rotation").layout((4, 5), torch.float32, params)
 
 
 def test_codebooks_and_ternary_can_be_rotated() -> None:

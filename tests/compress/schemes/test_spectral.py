@@ -6,28 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decode_transform import KINDS
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import birdie
 from birdie.compress.log_scales import scales_of
-from birdie.compress.rate.assignment import QUANTIZERS, parse_spec, suit
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded
-from birdie.compress.schemes.cast import Cast
-from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.grid import MAX_SYMBOL, Grid
 from birdie.compress.schemes.spectral import (
-    MOST,
     SCANS,
     Spectral,
     best_scan,
     best_transform,
     candidates,
-    encoded,
+    encode_symbols,
     gains,
     scan_named,
 )
+from birdie.compress.spectral.inverse import KINDS
 from birdie.compress.spectral.transforms import Transform
 from birdie.entropy import coder
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -59,7 +56,7 @@ def mean_error(weight: torch.Tensor, found: Encoded) -> float:
 
 
 def matches_layout(found: Encoded) -> None:
-    layout = DECODERS[found.scheme].layout(found.shape, found.dtype, found.params)
+    layout = decoder(found.scheme).layout(found.shape, found.dtype, found.params)
     for stream, expected in zip(found.streams, layout, strict=True):
         assert stream.shape == (expected.rows, expected.columns)
 
@@ -79,11 +76,11 @@ def test_trained_coefficients_come_back(
     axes, rng = transform.plan, np.random.default_rng(seed)
     if not scan_named(scan).fits(shape, axes):
         with pytest.raises(ConfigError, match="evenly"):
-            encoded(shape, dtype, np.zeros(shape, int), np.zeros((), int), transform, scan)
+            encode_symbols(shape, dtype, np.zeros(shape, int), np.zeros((), int), transform, scan)
         return
     symbols = rng.integers(-40, 41, shape)
     indices = rng.integers(-160, 0, axes.counts(shape))
-    found = encoded(shape, dtype, symbols, indices, transform, scan)
+    found = encode_symbols(shape, dtype, symbols, indices, transform, scan)
     matches_layout(found)
     wide = torch.from_numpy(scales_of(indices)).double()
     for axis, classes in enumerate(transform.classes(shape)):
@@ -155,7 +152,7 @@ def test_the_cheapest_scan_is_taken() -> None:
     chosen = best_scan(symbols, transform.plan)
 
     def size(scan: str) -> int:
-        found = encoded(symbols.shape, torch.float32, symbols, np.zeros((), int), transform, scan)
+        found = encode_symbols(symbols.shape, torch.float32, symbols, np.zeros((), int), transform, scan)
         return len(coder.encode(found.streams[0]).payload)
 
     assert size("auto") == min(size(scan) for scan in SCANS)
@@ -207,11 +204,11 @@ def test_wrong_input_is_refused_in_words() -> None:
         Spectral(scan="snake")
     zeros, transform = np.zeros((4, 6), int), Transform(edge=2)
     with pytest.raises(ConfigError, match="do not fit"):
-        encoded((4, 6), torch.float32, zeros, np.zeros((4, 6), int), transform)
+        encode_symbols((4, 6), torch.float32, zeros, np.zeros((4, 6), int), transform)
     with pytest.raises(ConfigError, match="beyond"):
-        encoded((4, 6), torch.float32, zeros + MOST + 1, np.zeros((), int), transform)
-    with pytest.raises(ConfigError, match="step index"):
-        encoded((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
+        encode_symbols((4, 6), torch.float32, zeros + MAX_SYMBOL + 1, np.zeros((), int), transform)
+    with pytest.raises(ConfigError, match="scale index"):
+        encode_symbols((4, 6), torch.float32, zeros, np.full((2, 2), 9999), transform)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +221,8 @@ def test_wrong_input_is_refused_in_words() -> None:
 )
 def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError):
-        DECODERS["spectral"].layout((4, 5), torch.float32, params)
-    assert len(DECODERS["spectral"].layout((4, 5), torch.float32, (1, 8, 0, 0, 0, 0))) == 2
+        decoder("spectral").layout((4, 5), torch.float32, params)
+    assert len(decoder("spectral").layout((4, 5), torch.float32, (1, 8, 0, 0, 0, 0))) == 2
 
 
 def test_a_file_of_each_loads(tmp_path: Path) -> None:
@@ -247,39 +244,6 @@ def test_identity_is_no_worse_than_a_grid_of_one_step() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "scheme"),
-    [
-        ("spectral", Spectral()),
-        ("spectral:auto", Spectral()),
-        ("spectral:sigma=0.5", Spectral(sigma=0.5)),
-        ("spectral:auto,sigma=0.5,scan=planes-morton", Spectral(sigma=0.5, scan="planes-morton")),
-        ("spectral:dct,edge=16,sigma=0.2", Spectral(Transform("dct", 16), 0.2)),
-        ("spectral:dct,axes=kernel", Spectral(Transform("dct", axes="kernel"))),
-        ("spectral:wavelet97,levels=2", Spectral(Transform("wavelet97", levels=2))),
-        ("spectral:identity,sigma=1", Spectral(Transform("identity"), 1.0)),
-    ],
-)
-def test_specs(text: str, scheme: Spectral) -> None:
-    assert parse_spec(text) == scheme
-    assert isinstance(scheme, QUANTIZERS)
-    assert suit(scheme, torch.ones(2)) == Cast()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        *(("spectral:haar", "'haar' is unknown"), ("spectral:dct,edge=0", "edge=0"), ("spectral:dct,k=2", "edge=…")),
-        *(("spectral:dct,axes=rows", "'rows' is unknown"), ("spectral:dct,sigma=x", "'x' is not a number")),
-        *(("spectral:auto,scan=snake", "'snake' is unknown"), ("spectral:auto,edge=4", "what auto chooses")),
-        ("spectrl:dct", "did you mean 'spectral:auto"),
-    ],
-)
-def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_spec(text)
-
-
 @settings(deadline=None, max_examples=80)
 @given(
     params=st.tuples(*(st.integers(-1, 6) for _ in range(6))),
@@ -292,7 +256,7 @@ def test_whatever_a_file_says_is_refused_or_decoded_to_finite_numbers(
     params: tuple[int, ...], shape: tuple[int, ...], symbol: int, index: int, dtype: torch.dtype
 ) -> None:
     try:
-        symbols, scales = DECODERS["spectral"].layout(shape, dtype, params)
+        symbols, scales = decoder("spectral").layout(shape, dtype, params)
         streams = (
             np.where(np.arange(symbols.rows * symbols.columns) % 3, symbol, -(symbol // 2))
             .reshape(symbols.rows, symbols.columns)

@@ -5,16 +5,16 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.compress.log_scales import scales_of
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from tests.compress.schemes.test_grid import random_weight
+from tests.compress.matrices import random_weight
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -116,7 +116,7 @@ def test_wrong_input_is_refused_in_words() -> None:
         Ternary().encode("w", torch.full((2, 2), float("nan")))
     with pytest.raises(WeightsError, match="int64"):
         Ternary().encode("w", torch.arange(4))
-    with pytest.raises(ConfigError, match="group=0"):
+    with pytest.raises(ConfigError, match="group_size=0"):
         Ternary(0)
     with pytest.raises(ConfigError, match="calibrate again"):
         Ternary().encode("w", torch.ones(2, 3), sensitivity=Sensitivity(hessian=torch.eye(2)))
@@ -130,10 +130,10 @@ def test_wrong_input_is_refused_in_words() -> None:
 @pytest.mark.parametrize("scheme", ["ternary", "grid"])
 def test_impossible_groups_are_a_corrupt_file(scheme: str, params: tuple[int, ...]) -> None:
     if scheme == "grid" and params == ():
-        assert DECODERS[scheme].layout((4, 5), torch.float32, params)[1].columns == 1
+        assert decoder(scheme).layout((4, 5), torch.float32, params)[1].columns == 1
         return
     with pytest.raises(ArtifactError):
-        DECODERS[scheme].layout((4, 5), torch.float32, params)
+        decoder(scheme).layout((4, 5), torch.float32, params)
 
 
 def test_a_symbol_of_two_is_a_corrupt_file() -> None:
@@ -145,7 +145,7 @@ def test_a_symbol_of_two_is_a_corrupt_file() -> None:
 @settings(deadline=None)
 @given(
     group=st.sampled_from([1, 3, 8, 33, 100]),
-    scheme=st.sampled_from([{"bits": 4}, {"bits": 8, "multiple": 4}, {"sigma": 0.3}]),
+    scheme=st.sampled_from([{"bits": 4}, {"bits": 8, "level_stride": 4}, {"sigma": 0.3}]),
     dtype=st.sampled_from(DTYPES),
 )
 def test_a_grouped_grid_is_a_grid_for_each_group(group: int, scheme: dict[str, float], dtype: torch.dtype) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from birdie.compress import viterbi
 from birdie.compress.feedback import feedback
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
-from birdie.compress.schemes.decode_trellis import MOST, both_steps
-from birdie.compress.schemes.decoders import DECODERS, decode
-from birdie.compress.schemes.trellis import Trellis
+from birdie.compress.schemes.grid import MAX_SYMBOL
+from birdie.compress.schemes.trellis import Trellis, row_and_column_scales
 from birdie.entropy import coder
 from birdie.entropy.trellis import STATES, machine
 from birdie.errors import ConfigError, WeightsError
@@ -27,7 +27,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 def size(encoded: Encoded) -> int:
     """Bytes of all streams as a file has them."""
-    layout = DECODERS[encoded.scheme].layout(encoded.shape, encoded.dtype, encoded.params)
+    layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
     return sum(
         len(coder.encode(stream, each.hints).payload) for stream, each in zip(encoded.streams, layout, strict=True)
     )
@@ -75,7 +75,7 @@ def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_
     """At the same steps, which the columns' weights set alike."""
     known, weight = sensitivity(160, 96), weights(160, 96)
     shell = Trellis(8, rate=0.0).encode("w", weight, sensitivity=known, lam=1e-4)
-    row, column = both_steps(shell)
+    row, column = row_and_column_scales(shell)
     rounded = replace(
         shell,
         params=(1, *shell.params[1:]),
@@ -122,7 +122,7 @@ def test_short_columns_lose_nothing_where_one_path_runs_along_the_rows(shape: tu
     """Errors in squared steps, of a vector as of a matrix: what the trellis says for long paths."""
     source = torch.rand(shape, generator=torch.Generator().manual_seed(2)) * 60
     encoded = Trellis(8, sigma=0.06, rate=0.0).encode("w", source)
-    step = both_steps(encoded)[0][:, None].astype(np.float64)
+    step = row_and_column_scales(encoded)[0][:, None].astype(np.float64)
     error = (decode(encoded).double().numpy() - source.double().numpy()) / step
     assert float((error**2).mean()) == pytest.approx(Trellis(8).distortion, rel=0.06)
 
@@ -133,7 +133,7 @@ def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.Monk
     weight = torch.randn(2, 3, generator=generator)
     encoded = Trellis(4, sigma=0.8, rate=0.0).encode("w", weight)
     least = float(((decode(encoded) - weight) ** 2).sum())
-    nearest = np.rint(weight.numpy() / both_steps(encoded)[0][:, None]).astype(np.int32)
+    nearest = np.rint(weight.numpy() / row_and_column_scales(encoded)[0][:, None]).astype(np.int32)
     for moves in np.ndindex(*(3,) * 6):
         numbers = nearest + np.array(moves, np.int32).reshape(2, 3) - 1
         other = decode(replace(encoded, streams=(numbers, *encoded.streams[1:])))
@@ -203,12 +203,12 @@ def test_any_tensor_comes_back_in_its_shape_and_dtype_within_its_steps(
     if encoded.scheme == "lossless":
         assert torch.equal(found, weight)
         return
-    assert np.abs(encoded.streams[0]).max() <= MOST
+    assert np.abs(encoded.streams[0]).max() <= MAX_SYMBOL
     again = Trellis(states).encode("w", weight, sensitivity=known, lam=lam)
     assert again.params == encoded.params
     assert all((one == two).all() for one, two in zip(again.streams, encoded.streams, strict=True))
     if lam == 0:  # steps by spread: each number within two steps, and a row's error well below what is in it
-        row, _ = both_steps(encoded)
+        row, _ = row_and_column_scales(encoded)
         off = (found.double() - weight.double()).reshape(rows, columns).abs()
         allowed = 2.5 * torch.from_numpy(row).double()[:, None] + 0.01 * weight.double().reshape(rows, columns).abs()
         assert bool((off <= allowed).all())
@@ -266,7 +266,7 @@ def test_what_is_not_a_number_is_refused(bad: float) -> None:
 
 def test_other_tensors_and_settings_are_refused() -> None:
     for weight in (torch.ones(3, 4, dtype=torch.int32), torch.zeros(0, 4), torch.ones(2, 2, dtype=torch.complex64)):
-        with pytest.raises(WeightsError, match="takes no trellis; use lossless"):
+        with pytest.raises(WeightsError, match="use lossless"):
             Trellis().encode("w", weight)
     for settings_ in ({"states": 2}, {"states": 128}, {"sigma": 0.0}, {"sigma": 1e6}, {"sigma": math.nan},
                       {"rate": -0.1}, {"rate": math.nan}):  # fmt: skip
@@ -278,7 +278,7 @@ def test_a_draft_is_a_plain_grid_of_about_the_same_size() -> None:
     known, weight = sensitivity(128, 100), weights(128, 100)
     shared = feedback(known, 128, 100)
     scale = 0.02 * float(np.exp(np.log(shared.row_weight).mean() / 2 + np.log(shared.column_weight).mean() / 2))
-    full, draft = (Trellis(32).coded("w", weight, shared, scale, draft=each) for each in (False, True))
+    full, draft = (Trellis(32).encode_with("w", weight, shared, scale, draft=each) for each in (False, True))
     assert (full.params[0], draft.params[0]) == (32, 1)
     assert full.params[1:] == draft.params[1:]
     assert size(draft) == pytest.approx(size(full), rel=0.15)
@@ -289,7 +289,7 @@ def test_the_distortion_of_each_trellis_is_what_it_says() -> None:
     source = torch.rand(4000, 16, generator=torch.Generator().manual_seed(1)) * 60
     for states in STATES:
         encoded = Trellis(states, sigma=0.06, rate=0.0).encode("w", source)
-        step = both_steps(encoded)[0][:, None].astype(np.float64)
+        step = row_and_column_scales(encoded)[0][:, None].astype(np.float64)
         error = (decode(encoded).double().numpy() - source.double().numpy()) / step
         assert float((error**2).mean()) == pytest.approx(Trellis(states).distortion, rel=0.06)
         assert machine(states).odd.size == states

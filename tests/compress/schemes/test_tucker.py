@@ -5,25 +5,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from birdie.compress.schemes.decode_tucker import INNER, NAMES, cut, fits, numbers, times
-from birdie.compress.schemes.decoders import DECODERS, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import birdie
-from birdie.artifact.writer import SCHEMES
-from birdie.compress.rate.assignment import QUANTIZERS, parse_spec, suit
+from birdie.artifact.codes import scheme_codes
+from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.rotation import Rotation
 from birdie.compress.schemes.spectral import Spectral
-from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.schemes.trellis import Trellis
-from birdie.compress.schemes.tucker import Tucker, cheaper, coded_size
+from birdie.compress.schemes.tucker import (
+    CODES,
+    INNER,
+    Tucker,
+    count_numbers,
+    cut_axes,
+    fits,
+    multiply,
+    smaller_by_tucker,
+)
 from birdie.compress.spectral.transforms import Transform
 from birdie.errors import ArtifactError, ConfigError, WeightsError
+from tests.compress.matrices import coded_bytes
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (9,), (12, 10), (24, 31), (8, 6, 3, 3), (10, 8, 5), (2, 5, 4, 3, 3)]
@@ -56,7 +62,7 @@ def error(weight: torch.Tensor, found: Encoded) -> float:
 
 
 def matches_layout(found: Encoded) -> None:
-    layout = DECODERS[found.scheme].layout(found.shape, found.dtype, found.params)
+    layout = decoder(found.scheme).layout(found.shape, found.dtype, found.params)
     for stream, expected in zip(found.streams, layout, strict=True):
         assert stream.shape == (expected.rows, expected.columns)
 
@@ -89,7 +95,7 @@ def test_it_is_taken_and_pays_where_components_are_few() -> None:
         plain = Grid(sigma=0.1).encode("w", weight)
         assert found.scheme == "tucker"
         assert error(weight, found) < error(weight, plain)
-        assert coded_size(found) < 0.5 * coded_size(plain)
+        assert coded_bytes(found) < 0.5 * coded_bytes(plain)
 
 
 def test_an_automatic_choice_takes_it_where_it_is_smaller_at_equal_error() -> None:
@@ -98,7 +104,7 @@ def test_an_automatic_choice_takes_it_where_it_is_smaller_at_equal_error() -> No
         plain, auto = (Spectral(each, 0.3).encode("w", weight) for each in (Transform("identity"), "auto"))
         assert auto.scheme == "tucker"
         assert error(weight, auto) <= 1.1 * error(weight, plain)
-        assert coded_size(auto) < 0.8 * coded_size(plain)
+        assert coded_bytes(auto) < 0.8 * coded_bytes(plain)
     fixed = Spectral("auto", 0.3, "none").encode("w", few(64, 80))
     assert fixed.scheme == "spectral"  # a scan was asked for
 
@@ -107,7 +113,7 @@ def test_an_automatic_choice_leaves_it_where_there_is_nothing_to_cut() -> None:
     noise = torch.randn(64, 80, generator=torch.Generator().manual_seed(0))
     for weight, sigma in ((noise, 0.3), (noise, 2.0), (torch.zeros(64, 80), 0.3), (few(12, 10), 0.3)):
         found = Spectral(Transform("identity"), sigma).encode("w", weight)
-        assert cheaper("w", weight, found, sigma) is found
+        assert smaller_by_tucker("w", weight, found, sigma) is found
 
 
 def test_every_base_leaves_about_the_error_of_its_steps() -> None:
@@ -190,26 +196,27 @@ def test_products_along_an_axis_are_what_einsum_says(shape: list[int], length: i
     rng = np.random.default_rng(0)
     x, factor = rng.standard_normal(shape), rng.standard_normal((shape[axis], length))
     expected = np.moveaxis(np.tensordot(factor.T, x, (1, axis)), 0, axis)
-    np.testing.assert_allclose(times(x, factor, axis), expected, atol=1e-12)
+    np.testing.assert_allclose(multiply(x, factor, axis), expected, atol=1e-12)
 
 
 def test_products_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     x, factor = rng.standard_normal((7, 5, 11)), rng.standard_normal((5, 9))
-    whole = times(x, factor, 1)
+    whole = multiply(x, factor, 1)
     for part in (1, 9, 20, 70):
-        monkeypatch.setattr("birdie.compress.schemes.decode_tucker._PART", part)
-        np.testing.assert_array_equal(times(x, factor, 1), whole)
+        monkeypatch.setattr("birdie.compress.schemes.tucker._BLOCK", part)
+        np.testing.assert_array_equal(multiply(x, factor, 1), whole)
 
 
 def test_inner_codes_are_those_of_the_file() -> None:
-    assert {name: SCHEMES[name] for name in NAMES} == NAMES
-    assert {SCHEMES[name]: DECODERS[name] for name in NAMES} == INNER
+    codes, _ = scheme_codes(())
+    assert {name: codes[name] for name in CODES} == CODES
+    assert {codes[name]: decoder(name) for name in CODES} == INNER
 
 
 def test_what_fits() -> None:
-    assert cut((8, 6, 3), (4, 6, 2)) == [0, 2]
-    assert numbers((8, 6, 3), (4, 6, 2)) == 48 + 32 + 6
+    assert cut_axes((8, 6, 3), (4, 6, 2)) == [0, 2]
+    assert count_numbers((8, 6, 3), (4, 6, 2)) == 48 + 32 + 6
     assert fits((8, 6, 3), (4, 6, 2))
     assert not fits((8, 6), (8, 6))
     assert not fits((8, 8), (5, 5))  # 105 numbers
@@ -233,9 +240,9 @@ def test_what_fits() -> None:
 )
 def test_impossible_parameters_are_a_corrupt_file(params: tuple[int, ...]) -> None:
     with pytest.raises(ArtifactError):
-        DECODERS["tucker"].layout((8, 10), torch.float32, params)
-    assert len(DECODERS["tucker"].layout((8, 10), torch.float32, (2, 2, *GRID * 3))) == 8
-    assert len(DECODERS["tucker"].layout((8, 10), torch.float32, (2, 10, *GRID * 2))) == 5
+        decoder("tucker").layout((8, 10), torch.float32, params)
+    assert len(decoder("tucker").layout((8, 10), torch.float32, (2, 2, *GRID * 3))) == 8
+    assert len(decoder("tucker").layout((8, 10), torch.float32, (2, 10, *GRID * 2))) == 5
 
 
 @settings(deadline=None, max_examples=80)
@@ -252,7 +259,7 @@ def test_whatever_a_file_says_is_refused_or_decoded_to_finite_numbers(
 ) -> None:
     params = (*ranks, *code * (1 + sum(rank < size for rank, size in zip(ranks, shape, strict=False))))
     try:
-        layout = DECODERS["tucker"].layout(shape, dtype, params)
+        layout = decoder("tucker").layout(shape, dtype, params)
         streams = tuple(
             np.full(
                 (each.rows, each.columns), index if each.hints.role == "scales" else symbol, np.int64
@@ -275,36 +282,6 @@ def test_a_file_of_each_loads(tmp_path: Path) -> None:
     loaded = birdie.load(path)
     for name, weight in state.items():
         assert torch.equal(loaded[name], decode(dict(rules)[name].encode(name, weight)))
-
-
-@pytest.mark.parametrize(
-    ("text", "scheme"),
-    [
-        ("tucker", Tucker()),
-        ("tucker:energy=0.9", Tucker(0.9)),
-        ("tucker:ranks=16x8x3x3", Tucker(ranks=(16, 8, 3, 3))),
-        ("tucker:energy=0.9,base=trellis:states=8,sigma=0.2", Tucker(0.9, base=Trellis(8, 0.2))),
-        ("tucker:base=spectral:dct,edge=4", Tucker(base=Spectral(Transform("dct", 4)))),
-        ("tucker:base=ternary", Tucker(base=Ternary())),
-    ],
-)
-def test_specs(text: str, scheme: Tucker) -> None:
-    assert parse_spec(text) == scheme
-    assert isinstance(scheme, QUANTIZERS)
-    assert suit(scheme, torch.ones(2)) == Cast()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        *(("tucker:energy=0", "energy=0.0"), ("tucker:energy=x", "'x' is not a share"), ("tucker:k=3", "ranks=…")),
-        *(("tucker:ranks=3xx", "unclear"), ("tucker:ranks=3x4,energy=0.9", "unclear"), ("tucker:ranks=0x4", "ranks=")),
-        ("tuker:energy=1", "did you mean 'tucker:energy=0.99'"),
-    ],
-)
-def test_wrong_specs_say_what_was_meant(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_spec(text)
 
 
 def test_wrong_input_is_refused_in_words() -> None:

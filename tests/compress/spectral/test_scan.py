@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.schemes.decode_transform import KINDS, Axes
-from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan, morton, places_of, raster, zigzag
+from birdie.compress.spectral.inverse import KINDS, Axes
+from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan, morton, points_of, raster, zigzag
 
 SIZES = st.lists(st.integers(1, 7), min_size=0, max_size=5).map(tuple)
 
 
 def block(*sizes: int) -> np.ndarray:
-    return places_of(tuple(np.arange(size) for size in sizes))
+    return points_of(tuple(np.arange(size) for size in sizes))
 
 
 @settings(deadline=None)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.schemes.decode_rotation import turn
-from birdie.compress.schemes.decode_transform import KINDS, LIFTING, cosines, invert, lift
+from birdie.compress.schemes.rotation import rotate
+from birdie.compress.spectral.inverse import KINDS, LIFTING, cosines, invert, lift
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import rows_columns
 from birdie.errors import ConfigError
@@ -131,7 +131,7 @@ def test_hadamard_is_the_rotation_of_files() -> None:
     for shape in ((3, 16), (4, 130), (7,), (2, 5, 3)):
         weight = noise(*shape)
         columns = weight.numpy().reshape(rows_columns(shape)).T.copy()
-        turn(columns, 0, back=False)
+        rotate(columns, 0, back=False)
         found = Transform("hadamard").forward(weight).numpy().reshape(rows_columns(shape))
         np.testing.assert_allclose(found, columns.T, rtol=0, atol=1e-12)
 

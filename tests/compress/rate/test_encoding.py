@@ -1,0 +1,124 @@
+"""Encoding all tensors of a file: a tie is one tensor under either name, and a refinement is kept only where it is
+better."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.rate.assignment import Assignment
+from birdie.compress.rate.encoding import Refinement, encode_state
+from birdie.compress.rate.target import Target
+from birdie.compress.registry import parse_spec
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.state import EncodedState
+from birdie.errors import ConfigError
+
+CORRELATED = torch.eye(64) + 10  # Hessian of inputs that go together, so that errors can be fed back
+
+
+def encode(
+    tensors: Mapping[str, Tensor],
+    calibration: CalibrationResult | None,
+    *,
+    spec: str = "fp16",
+    recalibrate: bool = False,
+    refit: int = 0,
+) -> EncodedState:
+    settled = dict.fromkeys(tensors, parse_spec(spec))
+    assignment = Assignment(tensors, {"tied": "first"}, settled, small={})
+    refinement = Refinement(recalibrate, refit)
+    return encode_state(assignment, Target(), size, calibration=calibration, refinement=refinement, workers=1)
+
+
+def size(encoded: EncodedState) -> int:
+    return sum(stream.nbytes for tensor in encoded.tensors.values() for stream in tensor.streams)
+
+
+def matrix() -> Tensor:
+    return torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", ["first", "tied"])
+def test_a_sensitivity_measured_under_either_name_of_a_tie_is_used(name: str) -> None:
+    weight = matrix()
+
+    def weighted_error(calibration: CalibrationResult | None) -> float:
+        encoded = encode({"first": weight}, calibration, spec="gptq:bits=4,clip_sigmas=6")
+        error = encoded.decode()["tied"] - weight
+        return float(torch.trace(error @ CORRELATED @ error.T))
+
+    calibrated = CalibrationResult({"first": weight}, {name: Sensitivity(CORRELATED, torch.ones(64))})
+    uncalibrated = CalibrationResult({"first": weight}, {})
+    assert weighted_error(calibrated) < 0.5 * weighted_error(uncalibrated)
+    assert weighted_error(uncalibrated) == weighted_error(None)
+
+
+@dataclass(slots=True)
+class Refitting(CalibrationResult):
+    """A calibration whose float model predicts best with the value `best`, and whose refit sets everything to one."""
+
+    best: float = 0.0
+
+    def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
+        assert encoded.decode().keys() == {"first", "other", "tied"}
+        assert (steps, workers) == (7, 1)
+        return {"first": torch.ones(4)}
+
+    def divergence(self, encoded: EncodedState) -> float:
+        return float((encoded.decode()["first"] - self.best).abs().max())
+
+
+@pytest.mark.parametrize("best", [0.0, 1.0])
+def test_a_refit_is_kept_where_it_is_nearer_to_the_float_model(best: float) -> None:
+    state = {"first": torch.zeros(4), "other": torch.full((3,), 0.5)}
+    decoded = encode(state, Refitting(dict(state), {}, best=best), refit=7).decode()
+    assert decoded["first"].tolist() == [best] * 4
+    assert torch.equal(decoded["other"], state["other"])
+    decoded = encode(state, Refitting(dict(state), {}, best=best)).decode()
+    assert decoded["first"].tolist() == [0.0] * 4
+
+
+@dataclass(slots=True)
+class Recalibrating(CalibrationResult):
+    """A calibration that measures correlated inputs only on the quantized model.
+
+    What it makes of them has a KL of `kl`, against 1 of the file without recalibration.
+    """
+
+    kl: float = 0.0
+
+    def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> CalibrationResult:
+        assert encoded.decode().keys() == {"first", "tied"}
+        assert workers == 1
+        return CalibrationResult(self.state, {"first": Sensitivity(CORRELATED, torch.ones(64))})
+
+    def divergence(self, encoded: EncodedState) -> float:
+        uncalibrated = encode(self.state, None, spec="gptq:bits=4,clip_sigmas=6")
+        return 1.0 if torch.equal(encoded.decode()["first"], uncalibrated.decode()["first"]) else self.kl
+
+
+@pytest.mark.parametrize("kl", [0.5, 1.0, 2.0])
+def test_a_recalibration_is_kept_where_it_is_nearer_to_the_float_model(kl: float) -> None:
+    spec, state = "gptq:bits=4,clip_sigmas=6", {"first": matrix()}
+    calibration = CalibrationResult(state, {"first": Sensitivity(CORRELATED, torch.ones(64))})
+    uncalibrated, calibrated = (encode(state, result, spec=spec) for result in (None, calibration))
+    encoded = encode(state, Recalibrating(state, {}, kl=kl), spec=spec, recalibrate=True)
+    expected = calibrated if kl < 1 else uncalibrated
+    assert torch.equal(encoded.decode()["first"], expected.decode()["first"])
+
+
+@pytest.mark.parametrize("refinement", [Refinement(recalibrate=True), Refinement(refit=5)])
+def test_a_refinement_needs_calibration(refinement: Refinement) -> None:
+    refinement.require(calibration=())
+    with pytest.raises(ConfigError, match="calibration"):
+        refinement.require(None)
+
+
+@pytest.mark.parametrize("refit", [-1, 1.5])
+def test_a_refit_takes_a_number_of_steps(refit: float) -> None:
+    with pytest.raises(ConfigError, match=str(refit)):
+        Refinement(refit=refit).require(())  # type: ignore[arg-type]

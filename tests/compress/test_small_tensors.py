@@ -1,0 +1,39 @@
+"""Small tensors keep about ten bits of every value, and quantizers get only what gains from them."""
+
+import pytest
+import torch
+
+from birdie.compress.scheme import Scheme
+from birdie.compress.schemes.cast import Cast
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.small_tensors import SMALL, applicable, small_scheme
+
+
+@pytest.mark.parametrize(
+    ("weight", "scheme"),
+    [
+        (torch.randn(10), Cast()),
+        (torch.tensor([1.0, 0.0, -2.0]), Cast()),
+        (torch.full((10,), 1e-7), Lossless()),  # float16 would keep three bits of it
+        (torch.full((10,), 1e6), Lossless()),
+        (torch.arange(3), Lossless()),
+        (torch.tensor([1.0, 1e-9, 2e-8]), Lossless()),  # one would become zero, one subnormal
+        (torch.tensor([1.0, 1e-60], dtype=torch.float64), Lossless()),
+        (torch.tensor([1.0, float("nan")]), Cast()),  # which refuses it: only a rule may keep it losslessly
+    ],
+)
+def test_small_tensors_keep_their_precision(weight: torch.Tensor, scheme: Scheme) -> None:
+    assert small_scheme(weight) == scheme
+
+
+def test_a_quantizer_takes_vectors_from_as_many_elements_as_matrices_of_the_default() -> None:
+    assert applicable(Grid(bits=4), torch.randn(SMALL)) == Grid(bits=4)
+    assert applicable(Grid(bits=4), torch.ones(SMALL - 1)) == Cast()
+    assert applicable(Grid(bits=4), torch.randn(2, 2)) == Grid(bits=4)
+
+
+def test_a_scheme_that_loses_nothing_for_size_takes_any_tensor() -> None:
+    assert applicable(Lossless(), torch.arange(3)) == Lossless()
+    assert applicable(Cast("bf16"), torch.ones(3)) == Cast("bf16")
+    assert applicable(Cast("bf16"), torch.arange(3)) == Lossless()
