@@ -32,7 +32,7 @@ from birdie.compress.calibration.result import Knowledge, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.rate.assignment import Schemes, match, rules_of
 from birdie.compress.rate.plan import Plan
-from birdie.compress.scheme import Encoded, Scheme
+from birdie.compress.scheme import Decoder, Encoded, Scheme
 from birdie.compress.schemes.decoders import CAST_DTYPES, DECODERS
 from birdie.compress.state import (
     fill,
@@ -274,7 +274,7 @@ def load(
         return _load_lazily(path, into, max_bytes, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
     with Reader(path) as reader:
         _check_size(reader, max_bytes)
-        tensors = _decode_all(reader, workers or os.cpu_count() or 1)
+        tensors = _decode_all(reader, DECODERS, workers or os.cpu_count() or 1)
         if into is None:
             tensors = {name: placed(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[_owner(reader, name)] for name in reader.names}
@@ -287,7 +287,7 @@ def _load_lazily(path: Source, into: M, max_bytes: int | None, workers: int | No
         _check_size(reader, max_bytes)
         owners = {name: reader.entry(_owner(reader, name)) for name in reader.names}
         stored = {name: Stored(entry.name, entry.shape, _dtype(entry)) for name, entry in owners.items()}
-        decode = partial(_decode, reader, threads=workers)
+        decode = partial(_decode, reader, decoders=DECODERS, threads=workers)
         return attach(into, stored, decode, reader.close, where=reader.where, **settings)
     except BaseException:
         reader.close()
@@ -305,7 +305,7 @@ def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> T
     with Reader(path) as reader:
         owner = _owner(reader, name)
         _check_size(reader, max_bytes, [owner])
-        return _decode(reader, owner)
+        return _decode(reader, owner, DECODERS)
 
 
 def inspect(path: Source) -> Summary:
@@ -341,13 +341,17 @@ def _scheme_name(entry: Entry) -> str:
     if entry.scheme == ALIAS:
         return "alias"
     if entry.scheme not in _SCHEME_NAMES:
-        raise ArtifactError(
-            f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown to this version; update birdie"
-        )
+        raise _unknown_scheme(entry)
     name = _SCHEME_NAMES[entry.scheme]
     if name == "cast" and entry.params in ((0,), (1,)):
         return {torch.float16: "fp16", torch.bfloat16: "bf16"}[CAST_DTYPES[entry.params[0]]]
     return name
+
+
+def _unknown_scheme(entry: Entry) -> ArtifactError:
+    return ArtifactError(
+        f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown to this version; update birdie"
+    )
 
 
 def _owner(reader: Reader, name: str) -> str:
@@ -376,35 +380,45 @@ def _check_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | No
         )
 
 
-def _decode_all(reader: Reader, workers: int) -> dict[str, Tensor]:
+def _decode_all(reader: Reader, decoders: Mapping[str, Decoder], workers: int) -> dict[str, Tensor]:
     """Every stored tensor, the longest first; one that would keep the others waiting is decoded on many threads."""
     lengths = reader.table()
     stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
     stored.sort(key=lengths.__getitem__, reverse=True)
     share = sum(lengths.values()) / workers
     with ThreadPoolExecutor(workers) as pool:
-        decoded = pool.map(lambda name: _decode(reader, name, workers if lengths[name] > share else 1), stored)
+        decoded = pool.map(
+            lambda name: _decode(reader, name, decoders, workers if lengths[name] > share else 1), stored
+        )
         return dict(zip(stored, decoded, strict=True))
 
 
-def _decode(reader: Reader, name: str, threads: int | None = None) -> Tensor:
-    """Read and decode one stored entry on at most `threads` threads.
+def _decode(reader: Reader, name: str, decoders: Mapping[str, Decoder], threads: int | None = None) -> Tensor:
+    """Read and decode one stored entry.
+
+    Args:
+        reader: the open file.
+        name: name of the tensor, which is no alias.
+        decoders: a decoder for each scheme, in the order of the scheme codes in the file, from 1. The one-file decoder
+            passes a table of its own, in which some decoders only refuse.
+        threads: at most so many; None asks for one per processor.
 
     Raises:
-        ArtifactError: it is corrupt, or uses a code of a newer version.
+        ArtifactError: the entry is corrupt, or uses a code of a newer version.
     """
     entry = reader.read(name)
     dtype = _dtype(entry)
-    _scheme_name(entry)
-    scheme = _SCHEME_NAMES[entry.scheme]
+    if not 0 < entry.scheme <= len(decoders):
+        raise _unknown_scheme(entry)
+    scheme, decoder = list(decoders.items())[entry.scheme - 1]
     try:
-        layout = DECODERS[scheme].layout(entry.shape, dtype, entry.params)
+        layout = decoder.layout(entry.shape, dtype, entry.params)
         if len(layout) != len(entry.streams):
             raise ArtifactError(f"scheme {scheme} needs {len(layout)} streams but {len(entry.streams)} are there")
         streams = tuple(
             entropy.decode(stream.coder, stream.payload, each.rows, each.columns, each.hints, each.dtype, threads)
             for stream, each in zip(entry.streams, layout, strict=True)
         )
-        return DECODERS[scheme].decode(Encoded(scheme, entry.shape, dtype, entry.params, streams))
+        return decoder.decode(Encoded(scheme, entry.shape, dtype, entry.params, streams))
     except ArtifactError as error:
         raise ArtifactError(f"tensor {name!r} of {reader.where}: {error}") from error

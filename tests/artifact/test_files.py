@@ -21,50 +21,16 @@ from birdie.artifact.container import Entry, Reader, Stream
 from birdie.artifact.files import DTYPES, SCHEMES, decode_tensor
 from birdie.compress.schemes.decoders import DECODERS
 from birdie.compress.schemes.grid import Grid
-from birdie.compress.tensors import FORMATS, to_bits
+from birdie.compress.tensors import FORMATS
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError, BudgetError, ConfigError, OutputError, WeightsError
+from tests.artifact.tensors import every_dtype, model, same
 
 DTYPE_NAMES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
 ]  # fmt: skip
-
-
-def model() -> dict[str, torch.Tensor]:
-    """A small model: two matrices, one tied twice, a norm, a counter, a mask."""
-    generator = torch.Generator().manual_seed(0)
-    embedding = torch.randn(128, 64, generator=generator)
-    return {
-        "tok_emb.weight": embedding,
-        "blocks.0.w": torch.randn(96, 64, generator=generator) * 0.02,
-        "blocks.0.norm": torch.randn(64, generator=generator),
-        "lm_head.weight": embedding,
-        "steps": torch.tensor(12345),
-        "mask": torch.tensor([True, False]),
-    }
-
-
-def every_dtype() -> dict[str, torch.Tensor]:
-    """Random bit patterns in every dtype, in several shapes, and awkward views."""
-    state: dict[str, torch.Tensor] = {}
-    generator = np.random.default_rng(0)
-    for dtype in FORMATS:
-        for shape in [(), (5,), (3, 4), (2, 2, 3), (0, 3)]:
-            count = int(np.prod(shape, dtype=int))
-            high = 2 if dtype is torch.bool else 256
-            data = generator.integers(0, high, (count + 1) * dtype.itemsize).astype(np.uint8)
-            state[f"{dtype}.{shape}"] = torch.from_numpy(data).view(dtype)[:count].reshape(shape)
-    base = torch.randn(20, 30)
-    return state | {"transposed": base.T, "strided": base[::3, 1::2], "expanded": base[:1].expand(9, 30)}
-
-
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal dtype, shape and bits."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return one.numel() == 0 or bool((to_bits(one) == to_bits(other)).all())
 
 
 def test_the_numbers_in_the_file_are_pinned() -> None:

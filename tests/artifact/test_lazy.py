@@ -159,7 +159,9 @@ def test_nothing_is_decoded_when_loading_and_each_tensor_once_a_pass(
 ) -> None:
     decoded: list[str] = []
     decode = birdie.artifact.files._decode
-    monkeypatch.setattr("birdie.artifact.files._decode", lambda r, name, **_: decoded.append(name) or decode(r, name))
+    monkeypatch.setattr(
+        "birdie.artifact.files._decode", lambda r, name, **options: decoded.append(name) or decode(r, name, **options)
+    )
     model = birdie.load(saved(deep(), tmp_path), into=deep(), lazy=True)
     assert decoded == []
     for _ in range(2):

@@ -74,11 +74,13 @@ def _cast_decode(encoded: Encoded) -> Tensor:
     return _join_planes(encoded, _cast_dtype(encoded.params)).to(encoded.dtype)
 
 
+LOSSLESS, CAST = Decoder(_lossless_layout, _lossless_decode), Decoder(_cast_layout, _cast_decode)
+
 # In the order of their numbers in the file, from 1. Never change it; new ones go at the end.
 DECODERS: dict[str, Decoder] = {
-    "lossless": Decoder(_lossless_layout, _lossless_decode),
+    "lossless": LOSSLESS,
     "grid": GRID,
-    "cast": Decoder(_cast_layout, _cast_decode),
+    "cast": CAST,
     "trellis": TRELLIS,
     "ternary": TERNARY,
     "codebook": CODEBOOK,
