@@ -1,7 +1,7 @@
-"""What the one-file decoder does: read a .birdie file from a path or from bytes. Nothing here writes, trains or fills.
+"""Entry module of the one-file decoder: read a .birdie file from a path or from bytes, or run as a script.
 
-The building blocks are those of `files` and `birdie.artifact.repack`; only what surrounds them is left out: modules,
-devices, dtypes and a choice of threads.
+The one-file decoder is this module and what it needs of birdie. Container, streams and schemes are decoded by the
+functions that `birdie.load` calls; modules, devices, dtypes and lazy loading are left out.
 """
 
 import os
@@ -11,12 +11,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact import metadata
-from birdie.artifact import pytree as tree
+from birdie.artifact import metadata, pytree
 from birdie.artifact.container import Reader
 from birdie.artifact.files import _check_size, _decode_all, _owner
+from birdie.compress.scheme import Decoder
+from birdie.compress.schemes.decode_codebook import CODEBOOK
+from birdie.compress.schemes.decode_lowrank import LOWRANK
+from birdie.compress.schemes.decode_rotation import ROTATION
+from birdie.compress.schemes.decode_spectral import SPECTRAL
+from birdie.compress.schemes.decode_trellis import TRELLIS
+from birdie.compress.schemes.decode_tucker import TUCKER
+from birdie.compress.schemes.decoders import CAST, LOSSLESS
+from birdie.compress.schemes.dequantize import GRID, TERNARY
 
 Source = str | os.PathLike[str] | bytes
+
+# Every scheme, in the order of the codes in the file, from 1. A decoder has refusals in the slots of those schemes that
+# `birdie.golf.standalone.build.SCHEMES` does not list for it.
+DECODERS: dict[str, Decoder] = {
+    "lossless": LOSSLESS,
+    "grid": GRID,
+    "cast": CAST,
+    "trellis": TRELLIS,
+    "ternary": TERNARY,
+    "codebook": CODEBOOK,
+    "rotation": ROTATION,
+    "lowrank": LOWRANK,
+    "spectral": SPECTRAL,
+    "tucker": TUCKER,
+}
 
 
 def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
@@ -27,7 +50,7 @@ def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
         max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
 
     Returns:
-        name → tensor on the CPU, tied names sharing one tensor.
+        name → tensor on the CPU; tied names share one tensor.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
@@ -37,19 +60,27 @@ def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
 
 
 def load_object(source: Source, max_bytes: int | None = None) -> Any:
-    """The whole checkpoint that `repack` stored; of any other file what `load` gives. Raises as `load`."""
+    """Return the checkpoint that `birdie.artifact.repack` stored, nested as it was, or else what `load` returns.
+
+    Raises:
+        ArtifactError: as `load`.
+    """
     with Reader(source) as reader:
         skeleton = metadata.parse(bytes(reader.metadata), reader.where).get("tree")
         tensors = _tensors(reader, max_bytes)
-    return tensors if skeleton is None else tree.rebuild(skeleton, tensors)
+    return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)
 
 
 def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
     _check_size(reader, max_bytes)
-    tensors = _decode_all(reader, os.cpu_count() or 1)
+    tensors = _decode_all(reader, DECODERS, os.cpu_count() or 1)
     return {name: tensors[_owner(reader, name)] for name in reader.names}
 
 
 def main() -> None:
-    """`python decode.py MODEL.birdie OUT.pt`."""
+    """Run `python decode.py MODEL.birdie OUT.pt`."""
     torch.save(load_object(sys.argv[1]), sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()
