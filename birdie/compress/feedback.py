@@ -42,7 +42,7 @@ class Feedback:
     feeds_columns: bool
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
-        """Return w H wᵀ of each row w, the cost of leaving the row out but for its row weight: (rows, columns) → (rows,)."""
+        """Return w H wᵀ of each row w, (rows, columns) → (rows,): what leaving it out costs."""
         unit = torch.from_numpy(self.columns.T.astype(np.float64))
         ordered = torch.from_numpy(matrix[:, self.order].T.astype(np.float64))
         parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
@@ -96,7 +96,7 @@ def _inverse_root(matrix: NDArray[np.float64], damping: float) -> NDArray[np.flo
     one = torch.eye(len(matrix), dtype=torch.float64)
     for attempt in range(_ATTEMPTS):
         damped = torch.from_numpy(matrix) + one * (mean * damping * 10.0**attempt)
-        # The lower factor of the reversed matrix is, reversed, the upper one of matrix = U Uᵀ; L is the transpose of U⁻¹.
+        # The lower factor of the reversed matrix is, reversed, the upper U of matrix = U Uᵀ; L is the transpose of U⁻¹.
         root, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not failed:
             return np.asarray(torch.linalg.solve_triangular(root.flip(0, 1), one, upper=True).T.contiguous())

@@ -1,1 +1,1 @@
-"""OpenAI's Parameter Golf: audit of a submission, code size, the decoder as one file."""
+"""The challenge: the decoder as one file, the bytes of the code, the audit of its rules."""

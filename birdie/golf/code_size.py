@@ -1,7 +1,7 @@
-"""The source files an entry point loads: what the challenge counts as code.
+"""Source files that an entry point may load, and their bytes: what the challenge counts as code.
 
-Found by following the imports of our own package through the syntax tree, imports inside functions included, so the
-answer does not depend on what happens to be loaded. It counts a module whenever it could be loaded: never too little.
+Imports of birdie's own modules are followed through the syntax trees, imports inside functions included, so the answer
+does not depend on which modules are loaded. A module counts if it can be loaded, so the number is never too small.
 """
 
 import ast
@@ -12,24 +12,24 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def source_files(entry: str | Path) -> tuple[Path, ...]:
-    """`entry` (a script or a module of birdie) and every file of birdie it can import, sorted by path.
+    """Return `entry` (a script or a module of birdie) and every file of birdie that it can import, sorted by path.
 
     Raises:
         OSError: `entry` cannot be read.
     """
     start = Path(entry).resolve()
-    found = {start}
+    files = {start}
     queue = [start]
     while queue:
         for imported in _imports(queue.pop()):
-            if imported not in found:
-                found.add(imported)
+            if imported not in files:
+                files.add(imported)
                 queue.append(imported)
-    return tuple(sorted(found))
+    return tuple(sorted(files))
 
 
 def code_bytes(entry: str | Path) -> int:
-    """Bytes of all of `source_files(entry)`."""
+    """Return the bytes of `source_files(entry)` together."""
     return sum(path.stat().st_size for path in source_files(entry))
 
 
@@ -46,7 +46,7 @@ def _imports(path: Path) -> Iterator[Path]:
 
 
 def _files_of(name: str) -> Iterator[Path]:
-    """The files that importing the dotted `name` runs: its packages' `__init__` and the module itself."""
+    """Yield the files that importing the dotted `name` runs: the `__init__` of its packages and the module itself."""
     first, *rest = name.split(".")
     if first != PACKAGE.name:
         return

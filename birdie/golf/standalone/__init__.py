@@ -1,1 +1,1 @@
-"""What a submission is made of and what it weighs."""
+"""The decoder of .birdie files as one small Python file, for machines without birdie (`birdie decoder`)."""

@@ -1,41 +1,38 @@
-"""The decoder as one small Python file that needs numpy, numba and torch but no birdie.
+"""Build the decoder as one small Python file that needs numpy, numba and torch but no birdie.
 
-    birdie.golf.standalone.decode ─bundle─► one module ─minify, rename, emit─► source ─pack─► decode.py
+    birdie.golf.standalone.decode ──bundle──► one module ──minify──► short source ──pack──► decode.py
 
-It is cut out of birdie's own modules, so it decodes what they decode, bit for bit, with the same checks. The file
+It is cut out of birdie's own modules, so it decodes the same files to the same bits, with the same checks. The file
 defines `load`, `load_object`, `ArtifactError` and `__version__`; `python decode.py MODEL.birdie OUT.pt` runs it.
-ArtifactError carries a number instead of a sentence: `Standalone.messages[number - 1]` is the sentence. Only what the
-decoder for "fast" leaves out it says in words.
+
+Its errors are numbers instead of sentences: `Standalone.messages[number - 1]` is the sentence. Only the refusal of a
+coder or scheme that the decoder leaves out is in words.
 """
 
 import ast
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from birdie.entropy.stream import Effort
 from birdie.errors import ConfigError
 from birdie.golf.standalone.bundle import bundle
-from birdie.golf.standalone.emit import emit
+from birdie.golf.standalone.decode import DECODERS
 from birdie.golf.standalone.minify import minify
 from birdie.golf.standalone.pack import pack
-from birdie.golf.standalone.rename import rename
 from birdie.runtime.provenance import versions
 
-ENTRY = "birdie.golf.standalone.decode"
+ENTRY, REFUSAL = "birdie.golf.standalone.decode", "birdie.golf.standalone.refusal"
 EXPORTS = {
     "load": (ENTRY, "load"),
     "load_object": (ENTRY, "load_object"),
     "ArtifactError": ("birdie.errors", "ArtifactError"),
 }
-_MIXING = ("birdie.entropy.mixed", "birdie.entropy.mixing", "birdie.entropy.logistic")
-INSTEAD = {
-    effort: ("birdie.golf.standalone.omitted", name)
-    for effort, name in (("fast", "refuse"), ("max", "refuse_spectral"))
+# The schemes that each decoder includes; it refuses all others. Spectral and tucker would add 2.6 kB to "max".
+SCHEMES: Mapping[Effort, tuple[str, ...]] = {
+    "fast": ("lossless", "grid", "cast", "trellis", "ternary"),
+    "max": ("lossless", "grid", "cast", "trellis", "ternary", "codebook", "rotation", "lowrank"),
 }
-_SCHEMES = tuple(f"birdie.compress.schemes.{name}" for name in ("codebook", "rotation", "lowrank"))
-_SPECTRAL = ("birdie.compress.spectral", "birdie.compress.schemes.tucker")
-OMITTED: Mapping[str, tuple[str, ...]] = {"fast": _MIXING + _SCHEMES + _SPECTRAL, "max": _SPECTRAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,49 +41,66 @@ class Standalone:
 
     Attributes:
         packed: the file.
-        about: its first line.
-        source: what it unpacks to.
-        messages: what ArtifactError's numbers stand for, from 1 on, as birdie's source words it.
+        title: its first line.
+        source: the source text that it unpacks to.
+        minified: False where python-minifier is not installed; the file is larger then.
+        messages: the sentences that ArtifactError's numbers stand for, from 1, as birdie's source has them.
         bytes_by_module: bytes of `source` that each module of birdie takes.
     """
 
     packed: bytes
-    about: str
+    title: str
     source: str
+    minified: bool
     messages: tuple[str, ...]
     bytes_by_module: Mapping[str, int]
 
 
 def build(coder: Effort = "max") -> Standalone:
-    """The decoder for files of either effort ("max") or for those that `--coder fast` writes.
+    """Return the decoder for all files ("max"), or for those that `--coder fast` writes.
 
-    The same birdie gives the same bytes. A decoder for "fast" refuses context-mixed streams, codebooks,
-    rotations and low-rank corrections, and names the other one; neither has room for spectral
-    coefficients and Tucker's factors.
+    The same birdie gives the same bytes. The decoder for "fast" leaves out context mixing, and each leaves out the
+    schemes that `SCHEMES` does not list for it.
 
     Raises:
         ConfigError: `coder` is neither.
     """
-    if coder not in OMITTED:
+    if coder not in SCHEMES:
         raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
-    version = versions()["birdie"]
-    found = bundle(EXPORTS | {"main": (ENTRY, "main")}, OMITTED[coder], INSTEAD[coder])
-    tree = minify(found.tree, (*EXPORTS, "main"))
-    ends = f"__version__ = {version!r}\nif __name__ == '__main__': main()"
-    tree.body += ast.parse(ends).body
-    owners = [_owner(node, found.owners) for node in tree.body]
-    tree = rename(tree, (*EXPORTS, "__version__"))
-    sizes: Counter[str] = Counter()
-    for node, owner in zip(tree.body, owners, strict=True):
-        sizes[owner] += len(emit(ast.Module([node], []))) if owner else 0
-    source, about = emit(tree), f"birdie {version}"
-    sizes["imports and the rest"] = len(source) - sum(sizes.values())
-    return Standalone(pack(source, about), about, source, found.messages, dict(sizes.most_common()))
+    title = f"birdie {versions()['birdie']}"
+    module = bundle(EXPORTS | {"main": (ENTRY, "main")}, refusals(coder), unnumbered=REFUSAL)
+    source = f"__version__ = {versions()['birdie']!r}\n{ast.unparse(module.tree)}\n"
+    try:
+        source, minified = minify(source, EXPORTS), True
+    except ImportError:
+        minified = False
+    sizes = _bytes_by_module(source, module.origins)
+    return Standalone(pack(source, title), title, source, minified, module.messages, sizes)
 
 
-def _owner(node: ast.stmt, owners: Mapping[str, str]) -> str:
-    """The module of birdie that a definition came from; "" for all else."""
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return owners.get(node.name, "")
-    names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
-    return owners.get(names[0], "") if names else ""
+def refusals(coder: Effort) -> dict[tuple[str, str, str], tuple[str, str]]:
+    """Return the table entries that refuse in the decoder for `coder`, as `bundle` takes them."""
+    entries = {
+        (ENTRY, "DECODERS", repr(scheme)): (REFUSAL, "NEEDS_MAX" if scheme in SCHEMES["max"] else "NEEDS_BIRDIE")
+        for scheme in DECODERS
+        if scheme not in SCHEMES[coder]
+    }
+    if coder == "fast":
+        entries["birdie.entropy.coder", "_DECODERS", "MIXED"] = REFUSAL, "needs_max"
+    return entries
+
+
+def _bytes_by_module(source: str, origins: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of `source` by module, the largest first; its last statements are from `origins`, in order."""
+    lines = [0]
+    for line in source.split("\n"):
+        lines.append(lines[-1] + len(line) + 1)
+    starts = []
+    for node in ast.parse(source).body[-len(origins) :]:
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+        first: ast.stmt | ast.expr = decorators[0] if decorators else node
+        starts.append(lines[first.lineno - 1] + first.col_offset - len(decorators[:1]))  # the @ comes before
+    sizes = Counter({"imports and the rest": starts[0]})
+    for module, start, end in zip(origins, starts, [*starts[1:], len(source)], strict=True):
+        sizes[module] += end - start
+    return dict(sizes.most_common())

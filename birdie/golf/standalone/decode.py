@@ -1,7 +1,7 @@
-"""What the one-file decoder does: read a .birdie file from a path or from bytes. Nothing here writes, trains or fills.
+"""Entry module of the one-file decoder: read a .birdie file from a path or from bytes, or run as a script.
 
-The building blocks are those of `files` and `birdie.artifact.repack`; only what surrounds them is left out: modules,
-devices, dtypes and a choice of threads.
+The one-file decoder is this module and what it needs of birdie. Container, streams and schemes are decoded by the
+functions that `birdie.load` calls; modules, devices, dtypes and lazy loading are left out.
 """
 
 import os
@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact import metadata
-from birdie.artifact import pytree as tree
+from birdie.artifact import metadata, pytree
 from birdie.artifact.container import Entry, Reader
 from birdie.artifact.decoding import decode_all, require_size, stored_name
 from birdie.compress.scheme import Decoder
@@ -22,17 +21,19 @@ from birdie.errors import ArtifactError
 
 Source = str | os.PathLike[str] | bytes
 
-DECODERS: dict[int, Decoder] = {
-    1: lossless.DECODER,
-    2: grid.DECODER,
-    3: cast.DECODER,
-    4: trellis.DECODER,
-    5: ternary.DECODER,
-    6: codebook.DECODER,
-    7: rotation.DECODER,
-    8: lowrank.DECODER,
-    9: spectral.DECODER,
-    10: tucker.DECODER,
+# Every scheme, in the order of the codes in the file, from 1. A decoder has refusals in the slots of those schemes that
+# `birdie.golf.standalone.build.SCHEMES` does not list for it.
+DECODERS: dict[str, Decoder] = {
+    "lossless": lossless.DECODER,
+    "grid": grid.DECODER,
+    "cast": cast.DECODER,
+    "trellis": trellis.DECODER,
+    "ternary": ternary.DECODER,
+    "codebook": codebook.DECODER,
+    "rotation": rotation.DECODER,
+    "lowrank": lowrank.DECODER,
+    "spectral": spectral.DECODER,
+    "tucker": tucker.DECODER,
 }
 
 
@@ -40,13 +41,11 @@ def decoder_of(entry: Entry) -> Decoder:
     """Return the decoder of an entry.
 
     Raises:
-        ArtifactError: its scheme is not birdie's own, or newer.
+        ArtifactError: its scheme is newer, or not one of birdie's.
     """
-    if entry.scheme not in DECODERS:
-        raise ArtifactError(
-            f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown here; use birdie to load it"
-        )
-    return DECODERS[entry.scheme]
+    if not 0 < entry.scheme <= len(DECODERS):
+        raise ArtifactError(f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown here; load it with birdie")
+    return list(DECODERS.values())[entry.scheme - 1]
 
 
 def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
@@ -57,7 +56,7 @@ def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
         max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
 
     Returns:
-        name → tensor on the CPU, tied names sharing one tensor.
+        name → tensor on the CPU; tied names share one tensor.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
@@ -67,11 +66,15 @@ def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
 
 
 def load_object(source: Source, max_bytes: int | None = None) -> Any:
-    """The whole checkpoint that `repack` stored; of any other file what `load` gives. Raises as `load`."""
+    """Return the checkpoint that `birdie.artifact.repack` stored, nested as it was, or else what `load` returns.
+
+    Raises:
+        ArtifactError: as `load`.
+    """
     with Reader(source) as reader:
         skeleton = metadata.parse(bytes(reader.metadata), reader.where).get("tree")
         tensors = _tensors(reader, max_bytes)
-    return tensors if skeleton is None else tree.rebuild(skeleton, tensors)
+    return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)
 
 
 def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
@@ -81,5 +84,9 @@ def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """`python decode.py MODEL.birdie OUT.pt`."""
+    """Run `python decode.py MODEL.birdie OUT.pt`."""
     torch.save(load_object(sys.argv[1]), sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

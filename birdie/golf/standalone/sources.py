@@ -1,4 +1,4 @@
-"""birdie's modules as syntax: what each defines and imports, and which names a scope binds."""
+"""Modules of birdie as syntax trees: their definitions, their imports, and the names that a scope binds."""
 
 import ast
 from collections.abc import Iterator
@@ -8,38 +8,44 @@ from pathlib import Path
 from birdie.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[2]
-_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an imported name stands for: `name` in `module`, or the module itself when `name` is None."""
+    """The object that a name refers to: `name` of `module`, or the module itself where `name` is None."""
 
     module: str
     name: str | None
 
     @property
-    def ours(self) -> bool:
+    def internal(self) -> bool:
+        """True for birdie's own modules, which a bundle includes; all others it imports."""
         return self.module.split(".")[0] == PACKAGE.name
 
 
 @dataclass(slots=True)
 class Source:
-    """A module of birdie: its definitions and imports by name, and its other statements."""
+    """A module of birdie as written.
+
+    Attributes:
+        name: dotted name of the module.
+        definitions: top-level name → the statement that binds it.
+        imports: top-level name → the object it is imported from.
+        statements: the other top-level statements, each with the names that occur in it.
+    """
 
     name: str
     definitions: dict[str, ast.stmt] = field(default_factory=dict)
     imports: dict[str, Target] = field(default_factory=dict)
-    statements: list[ast.stmt] = field(default_factory=list)
-    above: list[str] = field(default_factory=list)
+    statements: list[tuple[ast.stmt, set[str]]] = field(default_factory=list)
 
 
 def read(module: str) -> Source:
-    """What `module` of birdie defines, without docstrings, annotations and overloads.
+    """Parse `module` of birdie; signatures marked as overloads are left out.
 
     Raises:
-        ConfigError: there is no such module.
+        ConfigError: birdie has no such module.
     """
     path = file_of(module)
     if path is None:
@@ -47,114 +53,79 @@ def read(module: str) -> Source:
     source = Source(module)
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            source.imports |= dict(bindings(node))
-            continue
-        if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "overload" for d in node.decorator_list):
-            continue
-        bare: ast.stmt = _Bare().visit(node)
-        defined = names_defined(bare)
-        source.definitions |= dict.fromkeys(defined, bare)
-        if not defined and not isinstance(bare, ast.Pass) and _undocumented([bare]):
-            source.statements.append(bare)
-    source.above = [target.module for target in source.imports.values() if target.ours]
+            source.imports |= dict(import_targets(node))
+        elif names := defined_names(node):
+            source.definitions |= dict.fromkeys(names, node)
+        elif not isinstance(node, ast.AnnAssign) and not _is_overload(node):
+            mentions = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            source.statements.append((node, mentions))
     return source
 
 
-def names_defined(node: ast.stmt) -> list[str]:
-    """Names that a top-level statement defines."""
+def defined_names(node: ast.stmt) -> list[str]:
+    """Return the names that a top-level statement defines; none for an overload or a bare annotation."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    return [name for each in node.targets for name in names_stored(each)] if isinstance(node, ast.Assign) else []
+        return [] if _is_overload(node) else [node.name]
+    if isinstance(node, ast.Assign):
+        return [name for target in node.targets for name in _stored(target)]
+    return list(_stored(node.target)) if isinstance(node, ast.AnnAssign) and node.value else []
+
+
+def _is_overload(node: ast.stmt) -> bool:
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in decorators)
 
 
 def file_of(module: str) -> Path | None:
-    """The file of `module`, or None if birdie has no such module."""
+    """Return the file of `module`, or None if birdie has no such module."""
     path = PACKAGE.parent.joinpath(*module.split("."))
-    found = (path.with_suffix(".py"), path / "__init__.py")
-    return next((file for file in found if file.is_file()), None)
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def bindings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Target]]:
+def import_targets(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Target]]:
+    """Yield (name, target) of each name that an import statement binds."""
     for alias in node.names:
         if isinstance(node, ast.Import):
-            short = alias.asname or alias.name.split(".")[0]
-            yield short, Target(alias.name if alias.asname else short, None)
+            first = alias.name.split(".")[0]
+            yield alias.asname or first, Target(alias.name if alias.asname else first, None)
         else:
-            module, inner = node.module or "", f"{node.module}.{alias.name}"
-            within = module.split(".")[0] == PACKAGE.name and file_of(inner) is not None
-            yield alias.asname or alias.name, Target(inner, None) if within else Target(module, alias.name)
+            module, submodule = node.module or "", f"{node.module}.{alias.name}"
+            is_module = module.split(".")[0] == PACKAGE.name and file_of(submodule) is not None
+            yield alias.asname or alias.name, Target(submodule, None) if is_module else Target(module, alias.name)
 
 
-def names_stored(target: ast.AST) -> Iterator[str]:
-    """Names that an assignment to `target` binds."""
-    for node in ast.walk(target):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
+def _stored(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id
 
 
-def bound_names(scope: ast.AST) -> set[str]:
-    """Names bound in the scope that `scope` opens; scopes inside it bind their own, but for walruses."""
-    found: set[str] = set()
-    if isinstance(scope, _Function):
-        a = scope.args
-        parts = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
-        found |= {part.arg for part in parts}
-    queue: list[ast.AST] = [*scope.body] if isinstance(scope, ast.FunctionDef) else [*ast.iter_child_nodes(scope)]
-    inside = not isinstance(scope, _COMPREHENSIONS)
+def local_names(scope: ast.AST) -> set[str]:
+    """Return the names bound in the scope that `scope` opens: parameters, assignments, definitions, handlers.
+
+    Scopes inside it are skipped, for they bind names of their own. The one exception is a walrus in a comprehension,
+    which binds in the function around it.
+    """
+    names: set[str] = set()
+    if isinstance(scope, ast.FunctionDef | ast.Lambda):
+        names |= {part.arg for part in ast.walk(scope.args) if isinstance(part, ast.arg)}
+    queue: list[ast.AST] = []
+    if isinstance(scope, ast.FunctionDef | ast.ClassDef):
+        queue += scope.body  # decorators and defaults are outside the scope
+    else:
+        queue += ast.iter_child_nodes(scope)
     while queue:
         node = queue.pop()
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, _COMPREHENSIONS):
-            walruses = [each.target for each in ast.walk(node) if isinstance(each, ast.NamedExpr)]
-            found |= {each.id for each in walruses} if inside else set()
+            names.add(node.name)
+        elif isinstance(node, COMPREHENSIONS):
+            if not isinstance(scope, COMPREHENSIONS):
+                walruses = [part.target for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
+                names |= {target.id for target in walruses}
         elif not isinstance(node, ast.Lambda):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
+                names.add(node.id)
             elif isinstance(node, ast.ExceptHandler) and node.name:
-                found.add(node.name)
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                continue
+                names.add(node.name)
             queue.extend(ast.iter_child_nodes(node))
-    return found
-
-
-class _Bare(ast.NodeTransformer):
-    """Drops docstrings and annotations; fields of classes keep theirs as 0, which is enough to be a field."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.returns = None
-        for arg in ast.walk(node.args):
-            if isinstance(arg, ast.arg):
-                arg.type_comment = ast.unparse(arg.annotation).strip("'") if arg.annotation else None  # for `_typed`
-                arg.annotation = None
-        node.body = bodied([self._plain(part) for part in _undocumented(node.body)])
-        self.generic_visit(node)
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        node.body = bodied(_undocumented(node.body))
-        for part in node.body:
-            if isinstance(part, ast.AnnAssign):
-                part.annotation = ast.Constant(0)
-            else:
-                self.visit(part)
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        return self._plain(node)
-
-    def _plain(self, node: ast.stmt) -> ast.stmt:
-        if not isinstance(node, ast.AnnAssign):
-            return node
-        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
-        return ast.fix_missing_locations(ast.copy_location(plain, node))
-
-
-def _undocumented(body: list[ast.stmt]) -> list[ast.stmt]:
-    return [part for part in body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))]
-
-
-def bodied(body: list[ast.stmt]) -> list[ast.stmt]:
-    """A body that is never empty."""
-    return body or [ast.Pass()]
+    return names
