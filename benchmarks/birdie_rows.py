@@ -18,7 +18,7 @@ import torch
 from benchmarks.rivals import Measure, Measured
 from benchmarks.symbols import SymbolSet
 from birdie.artifact import files as artifact
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 
 ROOT = Path(__file__).resolve().parents[1]
 _STATUS = Path("/proc/self/status")

@@ -45,7 +45,7 @@ from birdie.compress.state import (
     without_ties,
 )
 from birdie.entropy import coder as entropy
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files
 from birdie.runtime.callbacks import Progress

@@ -20,7 +20,7 @@ from birdie.compress.rate.assignment import assign, encode_all
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.spectral.export import trained
 from birdie.compress.state import fill, named_tensors, without_ties
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import ArtifactError
 
 _NAME = "tensor"

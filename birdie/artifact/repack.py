@@ -9,7 +9,7 @@ from typing import Any
 from birdie.artifact import files as artifact
 from birdie.artifact import pytree as tree
 from birdie.artifact.files import Source, Summary
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 
 Integers = NDArray[np.integer]
 INT32 = np.dtype(np.int32)

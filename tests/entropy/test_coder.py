@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy import coder, mixed, small, static, trellis
 from birdie.entropy.numbers import CONTEXTS, MAX_NUMBER, Reader, Writer
-from birdie.entropy.stream import Effort, Hints
+from birdie.entropy.hints import Effort, Hints
 from birdie.errors import ArtifactError, ConfigError
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed

@@ -6,7 +6,7 @@ import numba
 import pytest
 
 from birdie.entropy import compiled
-from birdie.entropy.compiled import njit
+from birdie.runtime.kernels import njit
 
 DOUBLE = "def double(value):\n    return value + value\n"
 

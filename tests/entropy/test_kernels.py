@@ -2,7 +2,7 @@
 
 from numba import njit
 
-from birdie.entropy.kernels import on_compiling
+from birdie.runtime.kernels import on_compiling
 
 
 def test_compiling_is_told_once_and_only_when_it_happens() -> None:

@@ -13,7 +13,7 @@ from birdie.compress.scheme import Encoded
 from birdie.compress.schemes.decode_trellis import MOST
 from birdie.compress.schemes.decoders import DECODERS, decode
 from birdie.entropy import coder, mixed, static, trellis
-from birdie.entropy.stream import Effort, Hints
+from birdie.entropy.hints import Effort, Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError
 from tests.reference import decoder as reference
@@ -203,7 +203,7 @@ def test_numbers_on_paths_cost_less_when_the_coder_knows_the_paths(states: int) 
 def test_tables_for_odd_states_save_what_the_state_tells(states: int) -> None:
     """The static coder too comes to 1 % and a little for its tables of an ideal coder that knows the state."""
     values = on_paths(300, 80, states, 0.7)
-    odd = trellis.odds(values, states)
+    odd = trellis.odd_states(values, states)
     bits = 0.0
     for band in np.array_split(np.arange(300), 12):  # rows differ in scale
         for side in (0, 1):

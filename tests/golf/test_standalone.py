@@ -208,7 +208,7 @@ def test_it_says_which_birdie_it_came_from(built: dict[str, standalone.Standalon
 @pytest.mark.slow
 def test_nothing_of_the_encoders_is_carried(built: dict[str, standalone.Standalone]) -> None:
     modules = set(built["max"].bytes_by_module)
-    context_mixing = {"birdie.entropy.mixed", "birdie.entropy.mixing", "birdie.entropy.logistic"}
+    context_mixing = {"birdie.entropy.mixed", "birdie.entropy.context_mixing", "birdie.entropy.mixing_tables"}
     assert modules >= context_mixing
     assert not context_mixing & set(built["fast"].bytes_by_module)
     assert "birdie.entropy.static" in modules

@@ -36,7 +36,7 @@ from birdie.artifact import container, repack
 from birdie.artifact import files as artifacts
 from birdie.artifact import pytree as tree
 from birdie.entropy import coder
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES
 from birdie.errors import ArtifactError
 from tests.hostile import made, mutate, seeds

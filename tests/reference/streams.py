@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, raw, small, static
-from birdie.entropy.stream import Hints
+from birdie.entropy import coder, mixed, numbers, raw, static
+from birdie.entropy.hints import Hints
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
 from tests.reference.numbers import opened
@@ -38,7 +38,7 @@ class Feature:
             coder.CONSTANT: lambda: raw.encode_constant(low),
             coder.BYTES: lambda: self.values.astype(np.uint8).tobytes(),
             coder.PACKED: lambda: raw.encode_packed(self.values, low, high),
-            coder.NUMBERS: lambda: small.encode(self.values),
+            coder.NUMBERS: lambda: numbers.encode(self.values),
             coder.STATIC: lambda: static.encode(self.values, self.kernel, self.states),
             coder.MIXED: lambda: mixed.encode(self.values, self.kernel, self.states),
         }

@@ -17,10 +17,10 @@ from torch import Tensor
 from birdie.compress.log_steps import HIGHEST, LOWEST, PER_OCTAVE, steps
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.schemes.dequantize import SCALES, real_matrix
-from birdie.entropy.compiled import njit
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError
+from birdie.runtime.kernels import njit
 
 EMPTY = 16  # columns from which on a row of zeros is one
 MOST = 1 << 23  # the largest |m| that encoders write: twice that is exact in float32
@@ -45,7 +45,7 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...])
 def _decode(encoded: Encoded) -> Tensor:
     symbols, paths = np.ascontiguousarray(encoded.streams[0]), machine(encoded.params[0])
     out = np.empty(symbols.shape, np.float32)
-    _values(symbols, paths.odd, paths.following, paths.mask, chunk_rows(symbols.shape[1]), *both_steps(encoded), out)
+    _values(symbols, paths.odd, paths.next_state, paths.mask, chunk_rows(symbols.shape[1]), *both_steps(encoded), out)
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
     return torch.from_numpy(out).clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
 

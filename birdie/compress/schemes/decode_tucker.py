@@ -22,8 +22,8 @@ from birdie.compress.schemes.decode_spectral import SPECTRAL
 from birdie.compress.schemes.decode_trellis import TRELLIS
 from birdie.compress.schemes.dequantize import SCALES, by_rows, real_matrix
 from birdie.compress.tensors import kernel, rows_columns
-from birdie.entropy.compiled import njit
 from birdie.errors import ArtifactError
+from birdie.runtime.kernels import njit
 
 INNER: dict[int, Decoder] = {
     **decode_nested.INNER,

@@ -17,9 +17,9 @@ from torch import Tensor
 from birdie.compress.log_steps import steps
 from birdie.compress.scheme import Decoder, Encoded, StreamLayout
 from birdie.compress.tensors import REAL_DTYPES, rows_columns
-from birdie.entropy.compiled import njit
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 from birdie.errors import ArtifactError
+from birdie.runtime.kernels import njit
 
 _BLOCK = 1 << 12  # elements worked on at a time: they stay in the nearest cache
 _PART = 1 << 16

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from birdie.compress.scheme import Integers, StreamLayout
 from birdie.compress.tensors import Bits, from_bits, rows_columns
+from birdie.entropy.hints import Hints
 from birdie.entropy.planes import blocks
-from birdie.entropy.stream import Hints
 from birdie.errors import ArtifactError
 
 HALVES, VALUES, DIFFERENCES, LISTED = 1, 2, 3, 4

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.golf.standalone.bundle import bundle
 from birdie.golf.standalone.emit import emit
@@ -28,7 +28,7 @@ EXPORTS = {
     "load_object": (ENTRY, "load_object"),
     "ArtifactError": ("birdie.errors", "ArtifactError"),
 }
-_MIXING = ("birdie.entropy.mixed", "birdie.entropy.mixing", "birdie.entropy.logistic")
+_MIXING = ("birdie.entropy.mixed", "birdie.entropy.context_mixing", "birdie.entropy.mixing_tables")
 INSTEAD = {
     effort: ("birdie.golf.standalone.omitted", name)
     for effort, name in (("fast", "refuse"), ("max", "refuse_spectral"))
