@@ -375,6 +375,8 @@ def _set_contexts(start, scales, column, band, row_sum, expected_sum, row_scale,
     near = _log2(neighbors, scales.log2) - scales.base
     coarse = _clip((product + 4) >> 3, 0, _COARSE - 1)
     start[0] = np.uint64(coarse) * stride + first
+    # The row alone; the column that adapts faster; three parts product to one part neighbors; the column alone; the
+    # region of the chunk, for what the scales do not describe; then the two scales that the priors stand for.
     start[1] = np.uint64(_COARSE + _clip((row + row_scale + 4) >> 3, 0, _COARSE - 1)) * stride + first
     start[2] = np.uint64(2 * _COARSE + _clip((fast + 4) >> 3, 0, _COARSE - 1)) * stride + first
     start[3] = np.uint64(3 * _COARSE + _clip((3 * product + near + 16) >> 5, 0, _COARSE - 1)) * stride + first
@@ -398,10 +400,11 @@ def _start_scales(scales):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _learn_row(scales, adaptation, row, row_sum, expected_sum, row_level):  # type: ignore[no-untyped-def]
-    """Let the columns learn from a complete row; return the energies of recent rows and of the columns, (2,).
+    """Let the columns learn from a complete row; return the energies of recent rows and of all columns.
 
-    A loud row must not make its columns seem loud, so it counts as it would be at the usual scale. Rows are pulled
-    towards `row_level` by the pseudo-count, columns by starting their running mean at that many observations.
+    A row of large values says little about its columns, so its energies are first normalized to the usual level. The
+    pseudo-count of a row is in `row_sum` and `expected_sum` from the start of the row; that of a column is the number
+    of observations that its running mean starts with.
     """
     columns, pseudo = scales.magnitudes.size, scales.row_pseudo_count
     normalize = ((expected_sum + 64) << 16) // (row_sum + 64)

@@ -49,7 +49,7 @@ class Compressor:
         return metadata.version(self.package) if self.installed else "not installed"
 
     def compress(self, data: bytes) -> bytes:
-        """Compress `data`.
+        """Return the compressed data.
 
         Raises:
             ConfigError: the compressor is not installed.

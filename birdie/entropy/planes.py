@@ -179,7 +179,7 @@ def _sign_below_exponent(bits: Bits, form: _Format) -> Bits:
 
 
 def _sign_on_top(bits: Bits, form: _Format) -> Bits:
-    """Undo `_sign_below_exponent`."""
+    """Reorder exponent, sign, mantissa to sign, exponent, mantissa."""
     kind = bits.dtype.type
     mantissa = form.word - 1 - form.exponent
     sign = (bits >> kind(mantissa)) & kind(1)

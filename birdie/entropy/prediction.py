@@ -73,7 +73,7 @@ class RowPrediction:
         return residuals
 
     def add(self, residuals: Symbols, zero: int, size: int) -> Symbols:
-        """Undo `subtract`."""
+        """Return the symbols that have these residuals."""
         symbols = np.empty_like(residuals)
         _predict_rows(symbols, residuals, self.distances, self.weights, zero, size, True)
         return symbols
@@ -114,7 +114,7 @@ class TapPrediction:
         return residuals
 
     def add(self, residuals: Symbols, zero: int, size: int) -> Symbols:
-        """Undo `subtract`."""
+        """Return the symbols that have these residuals."""
         symbols = np.empty_like(residuals)
         _predict_taps(symbols, residuals, *self._active(), zero, size, True)
         return symbols

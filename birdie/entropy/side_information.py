@@ -34,7 +34,7 @@ def zigzag(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def unzigzag(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Undo `zigzag`."""
+    """Map 0, 1, 2, 3, … to 0, -1, 1, -2, …"""
     return (numbers >> 1) ^ -(numbers & 1)
 
 
