@@ -20,7 +20,7 @@ arithmetic coder is a range coder (G. N. N. Martin, 1979). All arithmetic is int
 
 Three rules for changes here, all about numba. All steps stay in this module: numba's cache of a kernel notices changes
 of the file that the kernel is in, and of no other. Indices of the inner loop are unsigned, which saves the test for
-negative ones. An inlined step with branches takes no array: reference counts would cost the encoder 5 % of its time.
+negative ones. A step that branches on every bit takes no array: reference counts would cost 5 % of the time.
 """
 
 from dataclasses import dataclass
@@ -518,7 +518,7 @@ def _learn_bit(predictor, start, logits, node, node_set, scale_set, by_node, by_
 
 # Arithmetic coder: the code of a chunk is a number in an interval [low, low + width), which every bit narrows ---------
 
-_RENORMALIZE = 1 << 32  # width below which a word is moved out, so that products keep 32 bits at least
+_RENORMALIZE = 1 << 32  # width below which a word is shifted out; a bound then has 16 significant bits at least
 
 
 @njit(inline="always")
@@ -542,7 +542,10 @@ def _decode_bit(code, width, probability):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _carry(words, position):  # type: ignore[no-untyped-def]
-    """Add 1 to the words written so far: words of all ones become 0 and pass the carry on."""
+    """Add 1 to the number that the words so far form: words of all ones become 0 and pass the carry on.
+
+    The loop ends before the first word, because low + width never exceeds the interval of the whole chunk.
+    """
     position -= 1
     while words[position] == np.uint32(0xFFFFFFFF):
         words[position] = np.uint32(0)

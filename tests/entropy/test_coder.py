@@ -4,6 +4,7 @@ decoder, pinned bytes, the same values from any number of threads, and errors in
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -248,3 +249,9 @@ def test_errors_name_the_wrong_argument() -> None:
         coder.decode(99, b"", 1, 1)
     with pytest.raises(ArtifactError, match="int8"):
         decoded(coder.encode(np.array([[1, 300]])), np.zeros((1, 2), np.int32), dtype=np.int8)
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    text = (Path(coder.__file__).parent / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
