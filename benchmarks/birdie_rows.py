@@ -19,7 +19,7 @@ from benchmarks.rivals import Measure, Measured
 from benchmarks.symbols import SymbolSet
 from birdie.artifact.load import decode_tensor, inspect, load
 from birdie.artifact.save import save
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 
 ROOT = Path(__file__).resolve().parents[1]
 _STATUS = Path("/proc/self/status")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.rivals import HERE, RIVALS, TIMEOUT_S, NotInstalledError
 from birdie.artifact import int8_zlib as baseline
-from birdie.entropy.general import GENERAL
+from birdie.entropy.general_purpose import COMPRESSORS
 
 State = Mapping[str, Tensor]
 LIMIT = 1 << 30
@@ -46,7 +46,7 @@ class LossyCoder:
 def row_maximum(bits: int, compressor: str) -> LossyCoder:
     """Per-row grids that reach the row's maximum; scales and small tensors in fp16; torch.save, compressed."""
     top = 2 ** (bits - 1) - 1
-    packer = GENERAL[compressor]
+    packer = COMPRESSORS[compressor]
 
     def encode(state: State) -> bytes:
         content: dict[str, dict[str, Tensor]] = {"symbols": {}, "scales": {}, "rest": {}}

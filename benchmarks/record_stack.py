@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from benchmarks import streams
 from benchmarks.rivals import LRZIP, run
 from benchmarks.streams import ORDERS, Order
-from birdie.entropy.general import GENERAL
+from birdie.entropy.general_purpose import COMPRESSORS
 
 DAMPING, BLOCK = 0.01, 128
 TOP = 32_767  # symbols are not clipped: what is beyond int8 is escaped
@@ -205,7 +205,7 @@ def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor], layout: Lay
     ]
     text = json.dumps(head, separators=(",", ":")).encode()
     plain = struct.pack("<I", len(text)) + text + torch.cat(halves).numpy().tobytes()
-    pieces = [GENERAL["brotli"].compress(plain), *(lrzip(_joined(parts, names, order)) for names, order in layout)]
+    pieces = [COMPRESSORS["brotli"].compress(plain), *(lrzip(_joined(parts, names, order)) for names, order in layout)]
     return struct.pack(f"<{len(pieces) + 1}I", len(pieces), *map(len, pieces)) + b"".join(pieces)
 
 
@@ -217,7 +217,7 @@ def unpack(data: bytes) -> dict[str, Tensor]:
     for length in lengths:
         pieces.append(data[at : at + length])
         at += length
-    plain = GENERAL["brotli"].decompress(pieces[0], 1 << 30)
+    plain = COMPRESSORS["brotli"].decompress(pieces[0], 1 << 30)
     (length,) = struct.unpack_from("<I", plain)
     head = json.loads(plain[4 : 4 + length])
     halves = np.frombuffer(plain, "<f2", offset=4 + length).copy()

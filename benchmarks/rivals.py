@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks import row_class_ans, streams
 from benchmarks.symbols import SymbolSet
-from birdie.entropy.general import GENERAL
+from birdie.entropy.general_purpose import COMPRESSORS
 
 HERE = Path(__file__).resolve().parent
 RIVALS = HERE.parent / ".venv-rivals" / "bin" / "python"
@@ -86,7 +86,7 @@ def saved(name: str) -> Measure:
 
 
 def streamed(name: str) -> Measure:
-    """The stream of bytes under the general compressor `name` of birdie.entropy.general."""
+    """The stream of bytes under the general compressor `name` of birdie.entropy.general_purpose."""
 
     def measure(given: SymbolSet) -> Measured:
         _require(name)
@@ -101,12 +101,12 @@ def streamed(name: str) -> Measure:
 
 
 def _require(name: str) -> None:
-    if not GENERAL[name].installed:
-        raise NotInstalledError(f"not installed: pip install {GENERAL[name].package}")
+    if not COMPRESSORS[name].installed:
+        raise NotInstalledError(f"not installed: pip install {COMPRESSORS[name].package}")
 
 
 def _general(name: str, data: bytes, form: str, returned: Callable[[bytes], bool]) -> Measured:
-    compressor = GENERAL[name]
+    compressor = COMPRESSORS[name]
     start = time.perf_counter()
     packed = compressor.compress(data)
     middle = time.perf_counter()

@@ -28,7 +28,7 @@ from birdie.compress.schemes.spectral import Spectral
 from birdie.compress.schemes.ternary import Ternary
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.schemes.tucker import Tucker
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 
 __all__ = [
     "SCALES",

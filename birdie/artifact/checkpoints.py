@@ -26,7 +26,7 @@ from torch import Tensor
 
 from birdie.artifact import int8_zlib as baseline
 from birdie.compress.state import is_text, named_tensors
-from birdie.entropy.general import GENERAL
+from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
 
 PICKLED = (".pt", ".pth", ".th", ".bin")
@@ -179,7 +179,7 @@ def _unpacked(path: Path) -> bytes:
     reasons: list[BirdieError] = []
     for name in known:
         try:
-            return GENERAL[name].decompress(data, _unpacked_limit(path))
+            return COMPRESSORS[name].decompress(data, _unpacked_limit(path))
         except BirdieError as error:
             reasons.append(error)
     reason = reasons[0] if _looks_like_zlib(data) else reasons[-1]

@@ -19,7 +19,7 @@ from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import encode_state
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState, fill
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import ArtifactError
 
 _NAME = "tensor"

@@ -11,7 +11,7 @@ from birdie.artifact import pytree
 from birdie.artifact.load import inspect, load
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import Source

@@ -26,7 +26,7 @@ from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
 from birdie.compress.state import ModelState
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import Source, require_path, require_writable, write_bytes

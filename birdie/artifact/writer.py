@@ -15,7 +15,7 @@ from birdie.compress.scheme import Encoded
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.runtime.callbacks import Progress
 
 

@@ -98,7 +98,7 @@ def remark(text: str) -> None:
 @contextmanager
 def compiling_told() -> Iterator[None]:
     """Around a command that codes: one line on stderr if kernels have to be compiled; under torchrun rank 0 says it."""
-    from birdie.entropy.kernels import on_compiling  # not above: numba takes longer to import than --help may
+    from birdie.runtime.kernels import on_compiling  # not above: numba takes longer to import than --help may
 
     told = os.environ.get("RANK", "0") == "0"
     with on_compiling(

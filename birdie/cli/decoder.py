@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from birdie.cli.console import Json, emit, remark, say, size
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.golf.standalone import build as standalone
 from birdie.golf.standalone import pack
 from birdie.runtime import files

@@ -10,7 +10,7 @@ entropy-constrained quantization (Chou, Lookabaugh & Gray 1989), which has no su
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.compiled import njit
+from birdie.runtime.kernels import njit
 
 _Array = NDArray[np.float64]
 _ROUNDS = 100

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 
 Integers = NDArray[np.integer]
 Shape = tuple[int, ...]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.compress.feedback import BLOCK, Feedback
-from birdie.entropy.compiled import njit
-from birdie.entropy.trellis import chunk_rows, machine, odds
+from birdie.entropy.trellis import chunk_rows, machine, odd_states
+from birdie.runtime.kernels import njit
 
 Matrix = NDArray[np.float32]
 COLUMNS = 64  # updated at once by a product of matrices
@@ -97,14 +97,14 @@ def cost(
     scaled: Matrix = weight * inverse[:, None] / column
     expected = rates(scaled)
     rated = _observed(expected, numbers, states, expected)
-    odd = odds(numbers, states)
+    odd = odd_states(numbers, states)
     return float(_cost(scaled, inverse, numbers, odd, rated.table, rated.row, rated.column, weight_of_rate))
 
 
 def _observed(sample: Rates, numbers: NDArray[np.int32], states: int, rated: Rates) -> Rates:
     """`rated` after what was seen: how often each number came, by expected deviation and state."""
     counts = np.zeros(rated.table.shape)
-    _count(numbers, odds(numbers, states), sample.row, sample.column, counts)
+    _count(numbers, odd_states(numbers, states), sample.row, sample.column, counts)
     model = 2.0 ** -rated.table.astype(np.float64)
     total = counts.sum(2, keepdims=True)
     mixed = (counts + _PRIOR * model / model.sum(2, keepdims=True)) / (total + _PRIOR)
@@ -122,7 +122,7 @@ def _quantized(
 ) -> NDArray[np.int32]:
     rows, columns = weight.shape
     paths = machine(states)
-    before = _predecessors(paths.following)
+    before = _predecessors(paths.next_state)
     left = np.ascontiguousarray(weight.T[feedback.order])  # (columns, rows), in the order of quantization
     steps, places = column[feedback.order], rated.column[feedback.order]
     numbers = np.empty(left.shape, np.int32)
@@ -152,7 +152,7 @@ def _quantized_along(
     paths, numbers = machine(states), np.zeros(weight.shape, np.int32)
     weight, height = np.ascontiguousarray(weight), chunk_rows(weight.shape[1])
     tables = rated.table, rated.row, rated.column, np.float32(weight_of_rate)
-    _along(weight, row, column, paths.odd, _predecessors(paths.following), *tables, height, STRETCH, numbers)
+    _along(weight, row, column, paths.odd, _predecessors(paths.next_state), *tables, height, STRETCH, numbers)
     return numbers
 
 

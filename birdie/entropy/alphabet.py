@@ -1,9 +1,9 @@
-"""From integers to symbols 0 … size - 1 and back: what a table is a table of.
+"""Alphabets: the mapping between integer values and symbols 0 … size - 1, which the probability models describe.
 
-affine   low + step · symbol: neighbours stay neighbours (int8 rounded to multiples of 4 has step 4)
-listed   the values that occur, rising: codebooks, a few far-flung numbers
-split    a token and raw low bits, for more than 4,096 values: numbers near a centre have a token each, those
-         further off share one among all that agree in magnitude and three more bits, so any int32 has its place
+affine   low + step · symbol: adjacent values have adjacent symbols (int8 rounded to multiples of 4 has step 4)
+listed   the values that occur, rising: codebooks, a few values that lie far apart
+split    a token and raw low bits, for more than 4,096 values: a number near the center has a token of its own, numbers
+         farther off share one with all that agree in magnitude and three more bits, so every int32 has a token
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.compiled import njit
-from birdie.entropy.numbers import Reader, Writer, zigzag
+from birdie.entropy.side_information import Reader, Writer, zigzag
 from birdie.errors import ArtifactError
+from birdie.runtime.kernels import njit
 
 Symbols = NDArray[np.uint16]
 
@@ -22,22 +22,22 @@ AFFINE, LISTED, SPLIT = 0, 1, 2
 _DIRECT, _DETAIL = 8, 3  # tokens below 2**8 are the number itself; above, three bits follow the leading one
 _LENGTHS = 33 - _DIRECT + 1
 _TOKENS = (1 << _DIRECT) + (_LENGTHS << _DETAIL)
-_KIND, _LOW, _STEP, _SIZE, _GAP = 0, 1, 2, 3, 4
+_KIND, _LOW, _STEP, _SIZE, _GAP = 0, 1, 2, 3, 4  # contexts of the side information
 
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """How symbols stand for values.
+    """A mapping between values and symbols.
 
     Attributes:
         kind: AFFINE, LISTED or SPLIT.
         values: value of each symbol (size,), rising; of a split alphabet the tokens themselves.
-        centre: of a split alphabet, the number closest to most.
+        center: of a split alphabet, the value that is number 0: the median.
     """
 
     kind: int
     values: NDArray[np.int64]
-    centre: int = 0
+    center: int = 0
 
     @property
     def size(self) -> int:
@@ -45,10 +45,10 @@ class Alphabet:
         return self.values.size
 
     def put(self, writer: Writer) -> None:
-        """Describe the alphabet to `writer`."""
+        """Write the alphabet to the side information."""
         writer.put(_KIND, self.kind)
         if self.kind == SPLIT:
-            writer.put_signed(_LOW, self.centre)
+            writer.put_signed(_LOW, self.center)
             return
         writer.put_signed(_LOW, int(self.values[0]))
         writer.put(_SIZE, self.size - 1)
@@ -60,7 +60,7 @@ class Alphabet:
 
     @classmethod
     def take(cls, reader: Reader) -> "Alphabet":
-        """Undo `put`."""
+        """Read an alphabet from the side information; one that `choose` cannot return is an ArtifactError."""
         kind = reader.take(_KIND, SPLIT, "the kind of an alphabet")
         low = reader.take_signed(_LOW)
         if kind == SPLIT:
@@ -77,9 +77,9 @@ class Alphabet:
 
 
 def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
-    """The alphabet of `values` (int32 range, any shape, not empty) and its symbols, same shape.
+    """Return the alphabet of `values` (int32 range, any shape, not empty) and their symbols, same shape.
 
-    A split alphabet's symbols are tokens; their low bits are `low_bits` of the same values.
+    The symbols of a split alphabet are tokens; `low_bits` of the same values completes them.
     """
     low, high = int(values.min()), int(values.max())
     if high - low < MAX_SIZE:
@@ -89,68 +89,74 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
     present = present.astype(np.int64)
     step = int(np.gcd.reduce(np.diff(present))) if present.size > 1 else 1
     if (high - low) // step < MAX_SIZE and (high - low) // step < 4 * present.size:
-        whole = np.arange(low, high + 1, step, dtype=np.int64)
-        return Alphabet(AFFINE, whole), ((values.astype(np.int64) - low) // step).astype(np.uint16)
+        grid = np.arange(low, high + 1, step, dtype=np.int64)
+        return Alphabet(AFFINE, grid), ((values.astype(np.int64) - low) // step).astype(np.uint16)
     if present.size <= MAX_SIZE and 8 * present.size < max(values.size, 4096):
         return Alphabet(LISTED, present), np.searchsorted(present, values).astype(np.uint16)
-    centre = int(np.sort(values, axis=None)[values.size // 2])
-    return Alphabet(SPLIT, np.arange(_TOKENS), centre), _tokens(_offsets(values, centre))[0]
+    center = int(np.sort(values, axis=None)[values.size // 2])
+    return Alphabet(SPLIT, np.arange(_TOKENS), center), _tokens(_numbers(values, center))[0]
 
 
-def zero(alphabet: Alphabet, symbols: Symbols) -> int:
-    """The symbol magnitudes are counted from: that of the value 0, or the median where values lie around another."""
-    middle = int(np.partition(symbols, symbols.size // 2, axis=None)[symbols.size // 2])
+def zero_symbol(alphabet: Alphabet, symbols: Symbols) -> int:
+    """Return the symbol that magnitudes are counted from: that of the value 0, or the median if it lies elsewhere."""
+    median = int(np.partition(symbols, symbols.size // 2, axis=None)[symbols.size // 2])
     nearest = int(np.abs(alphabet.values).argmin())
-    return nearest if abs(nearest - middle) <= alphabet.size // 8 else middle
+    return nearest if abs(nearest - median) <= alphabet.size // 8 else median
 
 
-def narrowest(alphabet: Alphabet, dtype: np.dtype[np.integer]) -> np.dtype[np.integer]:
-    """`dtype`, or instead of int32 the narrowest signed one that holds all values."""
+def narrowest_dtype(alphabet: Alphabet, dtype: np.dtype[np.integer]) -> np.dtype[np.integer]:
+    """Return `dtype`; instead of int32 the narrowest signed one that holds all values of the alphabet."""
     low, high = int(alphabet.values[0]), int(alphabet.values[-1])
     narrow = (kind for kind in (np.int8, np.int16) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
     return np.dtype(next(narrow, np.int32)) if dtype == np.int32 else dtype
 
 
 def low_bits(values: NDArray[np.integer], alphabet: Alphabet) -> bytes:
-    """The bits that tokens leave open, in scan order, low bit first."""
-    offsets = _offsets(values, alphabet.centre)
-    widths = _tokens(offsets)[1].ravel()
+    """Return the bits that the tokens of `values` leave open, value by value in scan order, low bit first."""
+    numbers = _numbers(values, alphabet.center)
+    widths = _tokens(numbers)[1].ravel()
     data = np.zeros((int(widths.sum(dtype=np.int64)) + 7) // 8 + 8, np.uint8)
-    _pack(offsets.ravel(), widths, data)
+    _pack(numbers.ravel(), widths, data)
     return data[:-8].tobytes()
 
 
-def look_up(symbols: Symbols, alphabet: Alphabet, out: NDArray[np.integer]) -> None:
-    """Write the values of `symbols` (rows, columns) into `out`, whose dtype holds all of the alphabet."""
+def values_of(symbols: Symbols, alphabet: Alphabet, low: bytes | memoryview, out: NDArray[np.integer]) -> None:
+    """Write the values of `symbols` (rows, columns) into `out`, same shape; `low` are the `low_bits` of tokens.
+
+    The caller has checked that `out` holds all values of an alphabet that is not split.
+
+    Raises:
+        ArtifactError: the alphabet is split, and there are more or fewer low bits than the tokens ask for, or a value
+            does not fit `out`.
+    """
+    if alphabet.kind == SPLIT:
+        _join(symbols.ravel(), low, alphabet, out.ravel())
+        return
     word = f"u{out.itemsize}"  # signed or not: one kernel less to compile
     _look_up(symbols, alphabet.values.astype(out.dtype).view(word), out.view(word))
 
 
-def join(tokens: Symbols, low: bytes | memoryview, alphabet: Alphabet, out: NDArray[np.integer]) -> None:
-    """Write the values of `tokens` and their `low_bits` into `out`, both flat.
-
-    Raises:
-        ArtifactError: there are more or fewer low bits than the tokens ask for, or a value does not fit `out`.
-    """
+def _join(tokens: Symbols, low: bytes | memoryview, alphabet: Alphabet, out: NDArray[np.integer]) -> None:
     token = np.arange(_TOKENS)
     widths = np.where(token >> _DIRECT > 0, (token - (1 << _DIRECT) >> _DETAIL) + _DIRECT - _DETAIL, 0)
     bounds = np.iinfo(out.dtype)
     data = np.frombuffer(low, np.uint8)
-    bits = _unpack(tokens, widths, data, alphabet.centre, bounds.min, bounds.max, out)
+    bits = _unpack(tokens, widths, data, alphabet.center, bounds.min, bounds.max, out)
     if (bits + 7) // 8 != len(low):
         raise ArtifactError("a stream has the wrong number of low bits, or a number out of range; the file is damaged")
 
 
-def _offsets(values: NDArray[np.integer], centre: int) -> NDArray[np.int64]:
-    return zigzag(values.astype(np.int64) - centre)
+def _numbers(values: NDArray[np.integer], center: int) -> NDArray[np.int64]:
+    """Return the zigzag differences from the center, which tokens and low bits stand for."""
+    return zigzag(values.astype(np.int64) - center)
 
 
-def _tokens(offsets: NDArray[np.int64]) -> tuple[Symbols, NDArray[np.uint8]]:
-    """Token of each number and how many low bits it leaves open."""
-    lengths = np.frexp(offsets.astype(np.float64))[1].astype(np.int64)
+def _tokens(numbers: NDArray[np.int64]) -> tuple[Symbols, NDArray[np.uint8]]:
+    """Return the token of each number and how many low bits it leaves open."""
+    lengths = np.frexp(numbers.astype(np.float64))[1].astype(np.int64)
     widths = np.where(lengths > _DIRECT, lengths - 1 - _DETAIL, 0)
-    far = (1 << _DIRECT) + (lengths - 1 - _DIRECT << _DETAIL) + (offsets >> widths) - (1 << _DETAIL)
-    return np.where(lengths > _DIRECT, far, offsets).astype(np.uint16), widths.astype(np.uint8)
+    far = (1 << _DIRECT) + (lengths - 1 - _DIRECT << _DETAIL) + (numbers >> widths) - (1 << _DETAIL)
+    return np.where(lengths > _DIRECT, far, numbers).astype(np.uint16), widths.astype(np.uint8)
 
 
 @njit(nogil=True, cache=True)
@@ -162,31 +168,31 @@ def _look_up(symbols, values, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _pack(numbers, widths, data):  # type: ignore[no-untyped-def]
-    at = 0
+    position = 0  # in bits
     for index in range(numbers.size):
-        for place in range(widths[index]):
-            data[at >> 3] |= np.uint8(((numbers[index] >> place) & 1) << (at & 7))
-            at += 1
+        for bit in range(widths[index]):
+            data[position >> 3] |= np.uint8(((numbers[index] >> bit) & 1) << (position & 7))
+            position += 1
 
 
 @njit(nogil=True, cache=True)
-def _unpack(tokens, widths, data, centre, lowest, highest, out):  # type: ignore[no-untyped-def]
-    """Bits used; -8 when there are too few or a value is out of range."""
-    at = 0
+def _unpack(tokens, widths, data, center, least, most, out):  # type: ignore[no-untyped-def]
+    """Fill `out`; return the number of bits used, -8 when there are too few or a value is out of range."""
+    position = 0
     for index in range(tokens.size):
         number = np.int64(tokens[index])
         width = widths[number]
         if number >= 256:
             number = 8 + ((number - 256) & 7)
-        if at + width > 8 * data.size:
+        if position + width > 8 * data.size:
             return -8
         low = np.int64(0)
-        for place in range(width):
-            low |= np.int64((data[at >> 3] >> (at & 7)) & 1) << place
-            at += 1
+        for bit in range(width):
+            low |= np.int64((data[position >> 3] >> (position & 7)) & 1) << bit
+            position += 1
         number = number << width | low
-        number = ((number >> 1) ^ -(number & 1)) + centre
-        if number < lowest or number > highest:
+        number = ((number >> 1) ^ -(number & 1)) + center
+        if number < least or number > most:
             return -8
         out[index] = number
-    return at
+    return position

@@ -1,8 +1,8 @@
-"""Float and integer tensors as small integer planes, losslessly, by bit pattern.
+"""Float and integer tensors as small integer planes, losslessly: bit fields of the words, coded separately.
 
-A trained float's exponent has 2.5 to 3 bits of entropy and its mantissa is close to noise (ZipNN, arXiv 2411.05239;
-DFloat11, arXiv 2504.11651), so the two are parted and coded each by what suits it. Planes run from the most to the
-least significant bits:
+The exponent of a trained float has 2.5 to 3 bits of entropy and its mantissa is close to noise (ZipNN, arXiv
+2411.05239; DFloat11, arXiv 2504.11651), so each is coded by what suits it. Planes run from the most to the least
+significant bits:
 
     float64   exponent 11 | sign, mantissa 4 | six bytes of mantissa
     float32   exponent 8  | sign, mantissa 7 | two bytes of mantissa
@@ -11,7 +11,7 @@ least significant bits:
     float8_*  the byte          int8, int16, uint8, uint16, bool  the value          wider integers  their bytes
 
 Nothing is interpreted: NaN payloads, infinities, subnormals and -0.0 come back bit for bit. Numpy only; formats are
-named as torch names its dtypes. Complex numbers are the caller's to view as pairs of floats.
+named as torch names its dtypes. Callers view complex numbers as pairs of floats.
 """
 
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.stream import Hints, Role
+from birdie.entropy.hints import Hints, Role
 from birdie.errors import ArtifactError, ConfigError
 
 Bits = NDArray[np.unsignedinteger]
 Plane = NDArray[np.integer]
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # elements
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Bits `shift` … `shift + width - 1` of the word as one plane; `signed` reads them as two's complement."""
+    """One plane: bits `shift` … `shift + width - 1` of the word, as two's complement if `signed`."""
 
     shift: int
     width: int
@@ -44,11 +44,18 @@ class _Field:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Width of the word in bits, whether the sign is moved below the exponent first, and the planes."""
+    """Planes of a dtype.
+
+    Attributes:
+        word: bits of an element.
+        fields: the planes, the most significant one first.
+        exponent: bits (the exponent, or more) above which the sign lies, and below which it is moved first; a sign is
+            noise, and so belongs to the mantissa. 0 leaves the word as it is.
+    """
 
     word: int
     fields: tuple[_Field, ...]
-    exponent: int = 0  # bits (the exponent, or more) that trade places with the sign; 0 leaves the word as it is
+    exponent: int = 0
 
 
 def _bytes(count: int, role: Role) -> tuple[_Field, ...]:
@@ -88,29 +95,29 @@ def _format(fmt: str) -> _Format:
 
 
 def word_dtype(fmt: str) -> np.dtype[np.unsignedinteger]:
-    """The unsigned numpy dtype whose bits a tensor of dtype `fmt` is viewed as."""
+    """Return the unsigned numpy dtype as which a tensor of dtype `fmt` is viewed."""
     return np.dtype(f"u{_format(fmt).word // 8}")
 
 
 def plane_dtypes(fmt: str) -> tuple[np.dtype[np.integer], ...]:
-    """The numpy dtype of each plane, in the order of `split`: what `coder.decode` is best asked for."""
+    """Return the numpy dtype of each plane, in the order of `split`: those to decode the planes to."""
     return tuple(field.dtype for field in _format(fmt).fields)
 
 
 def plane_hints(fmt: str) -> tuple[Hints, ...]:
-    """The hints of each plane, in the order of `split`."""
+    """Return the hints of each plane, in the order of `split`."""
     return tuple(Hints(field.role) for field in _format(fmt).fields)
 
 
 def split(bits: Bits, fmt: str) -> tuple[Plane, ...]:
-    """Part the words `bits` (rows, columns) into planes of the same shape; `bits` is not changed.
+    """Split the words `bits` (rows, columns) into planes of the same shape; `bits` is not changed.
 
     Raises:
         ConfigError: `fmt` is unknown, or `bits` is not the unsigned dtype of its width.
     """
     form = _format(fmt)
     if bits.dtype != word_dtype(fmt):
-        raise ConfigError(f"planes of {fmt} need {word_dtype(fmt)} words, not {bits.dtype}; view the tensor so")
+        raise ConfigError(f"planes of {fmt} need {word_dtype(fmt)} words, not {bits.dtype}; view the tensor as that")
     if form.exponent:
         bits = _sign_below_exponent(bits, form)
     planes = []
@@ -122,15 +129,15 @@ def split(bits: Bits, fmt: str) -> tuple[Plane, ...]:
 
 
 def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
-    """Put the planes of `split` together again: the words (rows, columns).
+    """Undo `split`: return the words (rows, columns).
 
     Raises:
         ConfigError: `fmt` is unknown.
-        ArtifactError: a plane is missing, differs in shape, or holds a value its bits cannot.
+        ArtifactError: a plane is missing, differs in shape, or holds a value beyond its bits.
     """
     form = _format(fmt)
     if len(planes) != len(form.fields):
-        raise ArtifactError(f"{fmt} needs {len(form.fields)} planes, found {len(planes)}; the file is damaged")
+        raise ArtifactError(f"{fmt} needs {len(form.fields)} planes and has {len(planes)}; the file is damaged")
     dtype, shape = word_dtype(fmt), planes[0].shape
     for index, (plane, field) in enumerate(zip(planes, form.fields, strict=True)):
         if plane.shape != shape:
@@ -148,7 +155,7 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
 
 
 def blocks(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Parts of an array of at most 2**20 elements, so that temporaries stay small beside it."""
+    """Yield the parts of an array, of at most 2**20 elements each, so that temporaries stay small beside it."""
     width = min(max(columns, 1), _BLOCK)
     height = _BLOCK // width
     for row in range(0, rows, height):
@@ -163,7 +170,7 @@ def _check_range(plane: Plane, field: _Field, index: int, fmt: str) -> None:
 
 
 def _sign_below_exponent(bits: Bits, form: _Format) -> Bits:
-    """sign, exponent, mantissa → exponent, sign, mantissa."""
+    """Reorder sign, exponent, mantissa to exponent, sign, mantissa."""
     kind = bits.dtype.type
     mantissa = form.word - 1 - form.exponent
     exponent = (bits << kind(1)) >> kind(mantissa + 1)
@@ -172,6 +179,7 @@ def _sign_below_exponent(bits: Bits, form: _Format) -> Bits:
 
 
 def _sign_on_top(bits: Bits, form: _Format) -> Bits:
+    """Reorder exponent, sign, mantissa to sign, exponent, mantissa."""
     kind = bits.dtype.type
     mantissa = form.word - 1 - form.exponent
     sign = (bits >> kind(mantissa)) & kind(1)

@@ -1,33 +1,41 @@
-"""Interleaved range asymmetric numeral systems (rANS) with static tables: the fast path of the decoder.
+"""Interleaved range asymmetric numeral systems (rANS) with static tables: the fastest decoder.
 
-rANS (Duda, arXiv 1311.2540) keeps the message in one integer x: decoding a symbol of frequency f out of 2**precision
-is one table look-up, one multiplication and sometimes one 16-bit refill. Four independent states take turns, column by
-column, so that a processor can work on four symbols at once (Giesen, arXiv 1402.3392). Every row of the array has a
-class, and each class its table; what the tables are is not this module's business.
+rANS (Duda, arXiv 1311.2540) keeps the message in one integer x, the state. Decoding a symbol of frequency f out of
+2**precision is one table lookup, one multiplication and sometimes one 16-bit refill. Four independent states take
+turns, column by column, so that a processor works on four symbols at once (Giesen, arXiv 1402.3392). Every row of the
+array has a class, and every class a frequency table; which tables these are is not this module's business.
 
-A state lives in [2**16, 2**32). On the paths of a trellis a class has one table for even states and one for odd ones,
-which are fine: there a state lives in [2**24, 2**40). A chunk of words holds the four first states (two words each or
-three, low ones first), then the refills in the order the decoder takes them. Encoding starts each state at its lowest,
-so a decoder that does not end there, with all words used, knows that the chunk is damaged. Integers only.
+A state lives in [2**16, 2**32). On the paths of a trellis a class has two tables, for even and for odd states of the
+trellis. They may be of high precision, so there a state lives in [2**24, 2**40): the larger a state is beside
+2**precision, the fewer bits its rounding loses.
+
+A chunk of words holds the four initial states (two words each or three, low ones first), then the refills in the order
+in which the decoder reads them. The encoder starts each state at its least value, so a decoder that does not end there
+with all words read knows that the chunk is damaged. Integers only.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.compiled import njit
 from birdie.entropy.trellis import Machine
 from birdie.errors import ArtifactError
+from birdie.runtime.kernels import njit
 
 Words = NDArray[np.uint16]
-LANES = 4
-_PADDING = 3 * LANES  # words behind a chunk: first states and one step of all lanes may read so far
+LANES = 4  # interleaved states
+_PADDING = 3 * LANES  # words after a chunk: initial states and one step of all lanes may read so far
 MAX_PRECISION = 15
 
 
 def decode_table(frequencies: NDArray[np.int64], values: NDArray[np.int64], precision: int) -> NDArray[np.uint64]:
-    """What each slot decodes to, (classes, 2**precision): value in bits 0–31, frequency in 32–47, offset in 48–63.
+    """Return the lookup table of the decoder, (classes, 2**precision).
 
-    `frequencies` (classes, symbols) sum to 2**precision in each class; `values` (symbols,) are the int32 written out.
+    A slot holds its value in bits 0–31, the frequency in bits 32–47 and the offset within the symbol in bits 48–63.
+
+    Args:
+        frequencies: (classes, symbols), which sum to 2**precision in each class.
+        values: (symbols,) the int32 that the decoder writes for each symbol.
+        precision: log2 of the number of slots.
     """
     table = np.empty((frequencies.shape[0], 1 << precision), np.uint64)
     _fill(frequencies, values.astype(np.int32).view(np.uint32), table)
@@ -43,13 +51,13 @@ def encode(
 ) -> Words:
     """Code `symbols` (rows, columns), row r with the table `frequencies[classes[r]]`: one chunk of words.
 
-    With `odd` (rows, columns), what is met in odd states of a trellis, tables come in pairs and that has the second.
+    With `odd` (rows, columns), 1 for symbols in odd states of a trellis, tables come in pairs, the second for those.
     """
-    kinds, odd = (1, np.zeros(symbols.shape, np.uint8)) if odd is None else (2, odd)
+    parities, odd = (1, np.zeros(symbols.shape, np.uint8)) if odd is None else (2, odd)
     starts = np.cumsum(frequencies, axis=1) - frequencies
     buffer = np.empty(symbols.size + 4 * LANES, np.uint16)
     tables = frequencies.astype(np.uint32), starts.astype(np.uint32)
-    first = _encode(symbols, classes, kinds, np.ascontiguousarray(odd), *tables, precision, buffer)
+    first = _encode(symbols, classes, parities, np.ascontiguousarray(odd), *tables, precision, buffer)
     return buffer[first:]
 
 
@@ -63,110 +71,112 @@ def decode(
 ) -> None:
     """Undo `encode` into `out` (rows, columns), C-contiguous: the values of the table, cut to its dtype.
 
-    `data` are the bytes of the words, low byte first. A machine of several states has two tables a class.
+    `data` are the bytes of the words, low byte first. A machine of several states has two tables per class.
 
     Raises:
         ArtifactError: the words are not those of this many symbols.
     """
     words = np.frombuffer(bytes(data) + bytes(2 * _PADDING), "<u2").astype(np.uint16)
-    cells = out.view(f"u{out.itemsize}")  # signed or not: fewer kernels to compile
-    if not _decode(words, classes, table, precision, *paths, np.zeros(out.shape[1], np.uint8), cells):
+    unsigned = out.view(f"u{out.itemsize}")  # signed or not: fewer kernels to compile
+    if not _decode(words, classes, table, precision, *paths, np.zeros(out.shape[1], np.uint8), unsigned):
         raise ArtifactError("a coded chunk does not end where it should; the file is damaged")
 
 
 @njit(nogil=True, cache=True)
 def _fill(frequencies, values, table):  # type: ignore[no-untyped-def]
-    for kind in range(frequencies.shape[0]):
+    for row in range(frequencies.shape[0]):
         slot = 0
         for symbol in range(frequencies.shape[1]):
-            frequency = frequencies[kind, symbol]
+            frequency = frequencies[row, symbol]
             fixed = np.uint64(values[symbol]) | np.uint64(frequency) << np.uint64(32)
             for offset in range(frequency):
-                table[kind, slot] = fixed | np.uint64(offset) << np.uint64(48)
+                table[row, slot] = fixed | np.uint64(offset) << np.uint64(48)
                 slot += 1
 
 
 @njit(nogil=True, cache=True)
-def _encode(symbols, classes, kinds, odd, frequencies, starts, precision, buffer):  # type: ignore[no-untyped-def]
+def _encode(symbols, classes, parities, odd, frequencies, starts, precision, buffer):  # type: ignore[no-untyped-def]
+    """Fill the end of `buffer`; return where the words begin. Symbols are coded backwards: the decoder undoes it."""
     rows, columns = symbols.shape
     shift = np.uint64(precision)
-    states = np.full(4, 256 << 8 * kinds, np.uint64)
-    limit = np.uint64(24 + 8 * kinds) - shift
-    at = buffer.size
+    states = np.full(4, 256 << 8 * parities, np.uint64)
+    limit = np.uint64(24 + 8 * parities) - shift
+    position = buffer.size
     for row in range(rows - 1, -1, -1):
         for column in range(columns - 1, -1, -1):
-            kind = classes[row] * kinds + odd[row, column]
+            table = classes[row] * parities + odd[row, column]
             symbol = symbols[row, column]
-            frequency = np.uint64(frequencies[kind, symbol])
+            frequency = np.uint64(frequencies[table, symbol])
             x = states[column & 3]
             if x >= frequency << limit:
-                at -= 1
-                buffer[at] = np.uint16(x & np.uint64(0xFFFF))
+                position -= 1
+                buffer[position] = np.uint16(x & np.uint64(0xFFFF))
                 x >>= np.uint64(16)
-            whole = x // frequency
-            states[column & 3] = (whole << shift) + (x - whole * frequency) + np.uint64(starts[kind, symbol])
+            quotient = x // frequency
+            states[column & 3] = (quotient << shift) + (x - quotient * frequency) + np.uint64(starts[table, symbol])
     for lane in range(3, -1, -1):
-        for word in range(kinds, -1, -1):
-            at -= 1
-            buffer[at] = np.uint16(states[lane] >> np.uint64(16 * word) & np.uint64(0xFFFF))
-    return at
+        for word in range(parities, -1, -1):
+            position -= 1
+            buffer[position] = np.uint16(states[lane] >> np.uint64(16 * word) & np.uint64(0xFFFF))
+    return position
 
 
 @njit(nogil=True, cache=True, inline="always")
 def _advance(x, entry, shift):  # type: ignore[no-untyped-def]
+    """Return the state before this symbol was encoded: frequency · (x >> precision) + offset."""
     return ((entry >> np.uint64(32)) & np.uint64(0xFFFF)) * (x >> shift) + (entry >> np.uint64(48))
 
 
 @njit(nogil=True, cache=True)
-def _decode(words, classes, table, precision, odd, following, path, state, out):  # type: ignore[no-untyped-def]
-    """Whether the words, which have padding behind them, end where they should."""
+def _decode(words, classes, table, precision, odd, next_state, path_mask, state, out):  # type: ignore[no-untyped-def]
+    """Fill `out`; return whether the words, which have padding after them, end where they should."""
     rows, columns = out.shape
     shift, mask = np.uint64(precision), np.uint64((1 << precision) - 1)
-    # Of a trellis a column says from which table the one after it comes, so they go one by one.
-    kinds, whole = (1, columns & ~3) if odd.size < 2 else (2, 0)
-    low, half = np.uint64(256) << np.uint64(8 * kinds), np.uint64(16)
-    at, last = np.uint64(4 * kinds + 4), np.uint64(words.size - _PADDING)
+    # On a trellis the value in a column decides the table of the next one on the path, so columns go one by one.
+    parities, interleaved = (1, columns & ~3) if odd.size < 2 else (2, 0)
+    low, half = np.uint64(256) << np.uint64(8 * parities), np.uint64(16)
+    position, last = np.uint64(4 * parities + 4), np.uint64(words.size - _PADDING)
     x = np.zeros(4, np.uint64)
-    for place in range(4 * kinds + 3, -1, -1):
-        lane = place // (kinds + 1)
-        x[lane] = x[lane] << half | np.uint64(words[place])
+    for word in range(4 * parities + 3, -1, -1):
+        lane = word // (parities + 1)
+        x[lane] = x[lane] << half | np.uint64(words[word])
     x0, x1, x2, x3 = x[0], x[1], x[2], x[3]
     for row in range(rows):
-        slots, cells = table[classes[row]], out[row]
+        slots, values = table[classes[row]], out[row]
         column = 0
-        while column < whole and at <= last:
+        while column < interleaved and position <= last:
             e0, e1, e2, e3 = slots[x0 & mask], slots[x1 & mask], slots[x2 & mask], slots[x3 & mask]
-            cells[column] = e0
-            cells[column + 1] = e1
-            cells[column + 2] = e2
-            cells[column + 3] = e3
+            values[column] = e0
+            values[column + 1] = e1
+            values[column + 2] = e2
+            values[column + 3] = e3
             x0, x1 = _advance(x0, e0, shift), _advance(x1, e1, shift)
             x2, x3 = _advance(x2, e2, shift), _advance(x3, e3, shift)
             # Selecting instead of branching: whether a state needs a word is a coin toss to a branch predictor.
-            need, word = x0 < low, np.uint64(words[at])
-            x0 = (x0 << half | word) if need else x0
-            at += np.uint64(need)
-            need, word = x1 < low, np.uint64(words[at])
-            x1 = (x1 << half | word) if need else x1
-            at += np.uint64(need)
-            need, word = x2 < low, np.uint64(words[at])
-            x2 = (x2 << half | word) if need else x2
-            at += np.uint64(need)
-            need, word = x3 < low, np.uint64(words[at])
-            x3 = (x3 << half | word) if need else x3
-            at += np.uint64(need)
+            need, refill = x0 < low, np.uint64(words[position])
+            x0 = (x0 << half | refill) if need else x0
+            position += np.uint64(need)
+            need, refill = x1 < low, np.uint64(words[position])
+            x1 = (x1 << half | refill) if need else x1
+            position += np.uint64(need)
+            need, refill = x2 < low, np.uint64(words[position])
+            x2 = (x2 << half | refill) if need else x2
+            position += np.uint64(need)
+            need, refill = x3 < low, np.uint64(words[position])
+            x3 = (x3 << half | refill) if need else x3
+            position += np.uint64(need)
             column += 4
-        while whole <= column < columns and at <= last:
-            place = column & path
-            entry = table[np.int64(classes[row]) * kinds + odd[state[place]], x0 & mask]
-            cells[column] = entry
-            state[place] = following[state[place], entry & np.uint64(1)]
-            after = _advance(x0, entry, shift)
-            need, word = after < low, np.uint64(words[at])
-            # Rotate so that the next column finds its own state in x0; after the last all go back to their places.
-            x0, x1, x2, x3 = x1, x2, x3, (after << half | word) if need else after
-            at += np.uint64(need)
+        while interleaved <= column < columns and position <= last:
+            path = column & path_mask
+            entry = table[np.int64(classes[row]) * parities + odd[state[path]], x0 & mask]
+            values[column] = entry
+            state[path] = next_state[state[path], entry & np.uint64(1)]
+            advanced = _advance(x0, entry, shift)
+            need, refill = advanced < low, np.uint64(words[position])
+            # Rotate so that the next column finds its own state in x0; after the last all return to where they were.
+            x0, x1, x2, x3 = x1, x2, x3, (advanced << half | refill) if need else advanced
+            position += np.uint64(need)
             column += 1
         for _ in range(-columns & 3):
             x0, x1, x2, x3 = x1, x2, x3, x0
-    return at == last and x0 == x1 == x2 == x3 == low  # once past the last word nothing is decoded any more
+    return position == last and x0 == x1 == x2 == x3 == low  # past the last word nothing more is decoded

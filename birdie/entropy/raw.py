@@ -1,4 +1,4 @@
-"""Coders without a model: all values equal, plain bytes, and fixed-width bits. Noise costs no more than itself here."""
+"""Coders without a probability model: "constant", "bytes" and "packed". Here noise costs no more than its own bits."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,11 +6,11 @@ from numpy.typing import NDArray
 from birdie.errors import ArtifactError
 
 Bytes = bytes | memoryview
-_BLOCK = 1 << 20  # values handled at a time: a bit costs a byte while it is being unpacked
+_BLOCK = 1 << 20  # values per step: while they are unpacked, a bit costs a byte of memory
 
 
 def encode_constant(value: int) -> bytes:
-    """The value as the fewest two's-complement bytes, little-endian; 0 takes none."""
+    """Return the value as the fewest two's-complement bytes, little-endian; 0 takes none."""
     return value.to_bytes((max(value, ~value).bit_length() + 8) // 8, "little", signed=True) if value else b""
 
 
@@ -24,7 +24,7 @@ def decode_constant(
     """Undo `encode_constant`: (rows, columns), every value the same; read-only, as there is one value in memory."""
     value = int.from_bytes(payload[:4], "little", signed=True)
     if bytes(payload) != encode_constant(value):
-        raise ArtifactError(f"a constant stream has {len(payload)} bytes that it does not need; the file is damaged")
+        raise ArtifactError(f"a constant stream has {len(payload)} bytes and needs fewer; the file is damaged")
     return np.broadcast_to(np.array(check_range(value, value, dtype), dtype), (rows, columns))
 
 
@@ -35,7 +35,7 @@ def decode_bytes(
     dtype: np.dtype[np.integer],
     threads: int,  # noqa: ARG001 (one of the interchangeable decoders)
 ) -> NDArray[np.integer]:
-    """One unsigned byte a value, rows one after the other."""
+    """Return the values (rows, columns) of one unsigned byte each, in row-major order."""
     if len(payload) != rows * columns:
         raise ArtifactError(f"a stream of bytes has {len(payload):,}, not {rows} × {columns}; the file is damaged")
     values = np.frombuffer(payload, np.uint8).reshape(rows, columns)
@@ -45,11 +45,11 @@ def decode_bytes(
 
 
 def encode_packed(values: NDArray[np.integer], low: int, high: int) -> bytes:
-    """Width in bits (1 byte), least value (4 bytes, signed), then values minus the least, low bit first."""
+    """Return the width in bits (1 byte), the least value (4 bytes, signed), then values minus it, low bit first."""
     width = (high - low).bit_length()
     flat = values.ravel()
     parts = [bytes([width]), low.to_bytes(4, "little", signed=True)]
-    for start in range(0, flat.size, _BLOCK):  # a block of 2**20 values ends on a whole byte
+    for start in range(0, flat.size, _BLOCK):  # a block of 2**20 values ends at a byte boundary
         offsets = (flat[start : start + _BLOCK].astype(np.int64) - low).astype(np.uint32)
         bits = (offsets[:, None] >> np.arange(width, dtype=np.uint32) & 1).astype(np.uint8)
         parts.append(np.packbits(bits, bitorder="little").tobytes())
@@ -63,7 +63,7 @@ def decode_packed(
     dtype: np.dtype[np.integer],
     threads: int,  # noqa: ARG001 (one of the interchangeable decoders)
 ) -> NDArray[np.integer]:
-    """Undo `encode_packed`."""
+    """Undo `encode_packed`: (rows, columns) of `dtype`."""
     count = rows * columns
     width = payload[0] if len(payload) >= 5 else 0
     if not 1 <= width <= 32 or len(payload) != 5 + (count * width + 7) // 8:
@@ -83,8 +83,8 @@ def decode_packed(
 
 
 def check_range(low: int, high: int, dtype: np.dtype[np.integer]) -> int:
-    """`low`, if every value from `low` to `high` fits `dtype`; else ArtifactError."""
+    """Return `low` if every value from `low` to `high` fits `dtype`; raise ArtifactError otherwise."""
     info = np.iinfo(dtype)
     if low < info.min or high > info.max:
-        raise ArtifactError(f"a stream holds {low}…{high}, which {dtype} cannot; the file is damaged")
+        raise ArtifactError(f"a stream holds values {low}…{high}, beyond {dtype}; the file is damaged")
     return low

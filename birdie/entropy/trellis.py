@@ -1,20 +1,23 @@
-"""The state machine of trellis-coded quantization: which half of a fine grid the next number of a path lies on.
+"""State machine of trellis-coded quantization: which half of a fine grid the next number of a path lies on.
 
-A number is step · (m + odd/2): in a state that is odd the grid is shifted by half a step, and the parity of m leads to
-the next state. The machines are Ungerboeck's one-dimensional codes (IEEE Trans. IT 28, 1982) in systematic feedback
-form. Paths run down the columns of a matrix, each column on its own, so that errors can be fed back between columns; or
-one path runs along the rows, one after the other, which is told by a negative number of states: what is short then is
-no loss. Paths start again from state 0 where a chunk of the coder begins, so that chunks decode alone.
+A weight is step · (m + odd/2). In an odd state the grid is shifted by half a step, and the parity of the number m leads
+to the next state. The machines are Ungerboeck's one-dimensional codes (IEEE Trans. Information Theory 28, 1982) in
+systematic feedback form.
+
+Paths run down the columns of a matrix, one per column, so that quantization errors can be fed back between columns. Or
+one path runs along the rows, one row after the other, which a negative number of states denotes: then short columns
+lose nothing. Paths start again from state 0 where a chunk of the coder begins, so that chunks decode independently.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.compiled import njit
+from birdie.runtime.kernels import njit
 
-CHUNK = 1 << 20  # symbols coded on their own, in whole rows
+CHUNK = 1 << 20  # symbols that are coded independently of all others, in complete rows
 
 # Parity polynomials (h0, h1) by the number of states.
 _POLYNOMIALS = {1: (0o1, 0o0), 4: (0o5, 0o2), 8: (0o13, 0o4), 16: (0o23, 0o4), 32: (0o45, 0o10), 64: (0o103, 0o24)}
@@ -22,21 +25,22 @@ STATES = tuple(_POLYNOMIALS)
 
 
 class Machine(NamedTuple):
-    """A machine and where its paths run.
+    """A state machine and the direction of its paths.
 
     Attributes:
-        odd: (states,) whether a state shifts the grid.
-        following: (states, 2) the next state by the parity of m.
-        mask: the path that column j lies on is j & mask.
+        odd: (states,) 1 for a state that shifts the grid.
+        next_state: (states, 2) the next state by the parity of m.
+        mask: column j lies on path j & mask.
     """
 
     odd: NDArray[np.uint8]
-    following: NDArray[np.uint8]
+    next_state: NDArray[np.uint8]
     mask: int
 
 
+@cache
 def machine(states: int) -> Machine:
-    """The machine with so many states, one of `STATES` or minus that for a path along rows; one is a plain grid."""
+    """Return the machine of |`states`| states, one of `STATES`; negative for a path along rows, 1 for a plain grid."""
     mask, states = -(states > 0), abs(states)
     h0, h1 = _POLYNOMIALS[states]
     state = np.arange(states)
@@ -45,20 +49,20 @@ def machine(states: int) -> Machine:
 
 
 def chunk_rows(columns: int) -> int:
-    """Rows of a chunk; paths start again at its multiples."""
+    """Return the number of rows in a chunk; paths start again at its multiples."""
     return max(1, CHUNK // max(columns, 1))
 
 
-def odds(numbers: NDArray[np.integer], states: int) -> NDArray[np.uint8]:
-    """Whether each of `numbers` (rows, columns) is met in an odd state."""
+def odd_states(numbers: NDArray[np.integer], states: int) -> NDArray[np.uint8]:
+    """Return 1 for each of `numbers` (rows, columns) whose state is odd, else 0."""
     paths, out = machine(states), np.empty(numbers.shape, np.uint8)
     parities = np.ascontiguousarray(numbers & 1).astype(np.uint8)
-    _walk(parities, paths.odd, paths.following, paths.mask, chunk_rows(numbers.shape[1]), out)
+    _walk(parities, *paths, chunk_rows(numbers.shape[1]), out)
     return out
 
 
 @njit(nogil=True, cache=True)
-def _walk(parities, odd, following, mask, height, out):  # type: ignore[no-untyped-def]
+def _walk(parities, odd, next_state, mask, height, out):  # type: ignore[no-untyped-def]
     rows, columns = parities.shape
     state = np.zeros(columns, np.uint8)
     for i in range(rows):
@@ -66,4 +70,4 @@ def _walk(parities, odd, following, mask, height, out):  # type: ignore[no-untyp
             state[:] = 0
         for j in range(columns):
             out[i, j] = odd[state[j & mask]]
-            state[j & mask] = following[state[j & mask], parities[i, j]]
+            state[j & mask] = next_state[state[j & mask], parities[i, j]]

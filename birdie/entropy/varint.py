@@ -1,4 +1,7 @@
-"""Numbers of variable length in a header, and reading them from a file that may lie: no count is believed unchecked."""
+"""Variable-length integers (LEB128) of a header, and a cursor that reads them from a file that may be hostile.
+
+No count is believed: each is checked against its limit and against the bytes that are left. Needs no numpy.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +9,7 @@ from birdie.errors import ArtifactError
 
 
 def varint(value: int) -> bytes:
-    """LEB128: seven bits a byte, low bits first, the high bit set on all bytes but the last."""
+    """Encode as LEB128: seven bits per byte, low bits first, the high bit set on all bytes but the last."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -17,13 +20,13 @@ def varint(value: int) -> bytes:
 
 @dataclass(slots=True)
 class Cursor:
-    """Reads a header's numbers in order; every overrun is an ArtifactError naming the place.
+    """Reads the numbers of a header in order; every overrun is an ArtifactError that names file and byte.
 
     Attributes:
         data: the header.
         where: the file, for messages.
-        fields_left: how many more variable-length parts may come before it is no header anyone wrote.
-        position: bytes read.
+        fields_left: how many more fields `part` may announce, over all entries.
+        position: bytes read so far.
     """
 
     data: bytes
@@ -32,18 +35,18 @@ class Cursor:
     position: int = 0
 
     def fail(self, what: str) -> ArtifactError:
-        """The error to raise: what is wrong, and where."""
+        """Return the error to raise: what is wrong, and where."""
         return ArtifactError(f"the header of {self.where} is damaged near byte {self.position}: {what}")
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Return the next `count` bytes."""
         if count > len(self.data) - self.position:
             raise self.fail("it ends too early")
         self.position += count
         return self.data[self.position - count : self.position]
 
     def varint(self, limit: int, what: str) -> int:
-        """The next number, at most `limit`, in the fewest bytes it goes into."""
+        """Return the next number, at most `limit`, which must be coded in as few bytes as possible."""
         if self.position < len(self.data) and (byte := self.data[self.position]) < 0x80 and byte <= limit:
             self.position += 1
             return byte
@@ -54,18 +57,18 @@ class Cursor:
             value |= (byte & 0x7F) << shift
             shift += 7
         if value > limit or byte >= 0x80 or (byte == 0 and shift > 7):
-            raise self.fail(f"{what} {value:,} is over {limit:,} or has needless bytes")
+            raise self.fail(f"{what} {value:,} is above {limit:,} or has needless bytes")
         return value
 
     def count(self, limit: int, what: str) -> int:
-        """A count of things that take a byte each at least: more than the bytes left is damage."""
+        """Return a count of fields of a byte or more each; more of them than bytes are left is damage."""
         value = self.varint(limit, what)
         if value > len(self.data) - self.position:
             raise self.fail(f"{what} {value:,} is more than the header can hold")
         return value
 
     def varints(self, count: int, limit: int, what: str) -> tuple[int, ...]:
-        """`count` numbers; all of one byte, as most are, are taken at once."""
+        """Return `count` numbers; if all are of one byte, as most are, this takes one step."""
         raw = self.data[self.position : self.position + count]
         if len(raw) == count and max(raw, default=0) < 0x80:
             self.position += count
@@ -73,11 +76,11 @@ class Cursor:
         return tuple(self.varint(limit, what) for _ in range(count))
 
     def column(self, most: int, limit: int, what: str) -> tuple[int, ...]:
-        """A count, then so many numbers."""
+        """Return the numbers of a field that begins with their count, at most `most`."""
         return self.varints(self.part(most, f"count before a {what}"), limit, what)
 
     def part(self, limit: int, what: str) -> int:
-        """A count of dimensions, parameters or streams, which are bounded over all entries too."""
+        """Return a count of dimensions, parameters or streams, which are bounded over all entries too."""
         value = self.count(limit, what)
         self.fields_left -= value
         if self.fields_left < 0:

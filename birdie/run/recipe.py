@@ -24,7 +24,7 @@ from birdie.compress.qat import Qat
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import parse_spec
 from birdie.data.orders import Order, unknown
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
 from birdie.run.recipe_file import configuration, explain

@@ -22,8 +22,8 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from birdie.entropy.compiled import njit
 from birdie.errors import ConfigError, DataError
+from birdie.runtime.kernels import njit
 
 MAX_ORDER, MAX_ORDERS = 64, 16
 MAX_STRENGTH = 8.0

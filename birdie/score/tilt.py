@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.entropy.compiled import njit
+from birdie.runtime.kernels import njit
 from birdie.score.ledger import Ledger
 from birdie.score.ngram import MAX_STRENGTH, Hints, Memory, TiltSettings
 from birdie.score.scorer import Scorer

@@ -12,7 +12,7 @@ from birdie.compress.scheme import Encoded
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

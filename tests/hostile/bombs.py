@@ -23,7 +23,7 @@ from birdie.artifact.decoding import DTYPES, MIN_DECODED_LIMIT
 from birdie.artifact.load import load
 from birdie.entropy import coder, prediction
 from birdie.entropy import varint as cursor
-from birdie.entropy.numbers import Writer
+from birdie.entropy.side_information import Writer
 from birdie.errors import ArtifactError
 
 varint = cursor.varint
@@ -79,7 +79,7 @@ def rows_foretold(rows: int) -> list[tuple[int, int | np.ndarray]]:
 
 def taps_foretold(height: int, width: int) -> list[tuple[int, int | np.ndarray]]:
     """Each symbol of a kernel from all that may foretell it."""
-    taps = len(prediction.places((height, width)))
+    taps = len(prediction.tap_offsets((height, width)))
     return [
         (22, 2),
         (56, np.array([height, width]) - 1),

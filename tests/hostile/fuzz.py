@@ -37,7 +37,7 @@ from birdie.artifact import pytree as tree
 from birdie.artifact.decoding import DTYPES
 from birdie.artifact.load import load
 from birdie.entropy import coder
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES
 from birdie.errors import ArtifactError
 from tests.hostile import made, mutate, seeds

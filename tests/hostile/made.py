@@ -10,10 +10,10 @@ import numpy as np
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Stream
-from birdie.entropy import coder, mixing, model, prediction, rans
+from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans
 from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
-from birdie.entropy.numbers import Writer
-from birdie.entropy.prediction import Rows, Taps
+from birdie.entropy.prediction import RowPrediction, TapPrediction
+from birdie.entropy.side_information import Writer
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 from tests.hostile.seeds import CHUNK, Seed
@@ -60,12 +60,12 @@ def _prediction(rows: int, columns: int, rng: random.Random) -> prediction.Predi
             distances[rng.randrange(rows), 0] += rng.choice([1, rows, 1 << 20, 1 << 33])
         weights = noise.integers(-most, most + 1, (rows, prediction.REFERENCES + 1))
         weights[:, 1:][distances == 0] = 0
-        return Rows(distances, weights)
+        return RowPrediction(distances, weights)
     if kind == 2:
         height = rng.choice([1, 1, 2, 3, 5, 7, 8])
         kernel = (height, rng.choice([1, 2, 3, 5, 64 // height, 64 // height, *([65] if rng.random() < 0.1 else [])]))
-        weights = noise.integers(-most, most + 1, (kernel[0] * kernel[1], len(prediction.places(kernel))))
-        return Taps(kernel, weights * (noise.random(weights.shape) < rng.random()))
+        weights = noise.integers(-most, most + 1, (kernel[0] * kernel[1], len(prediction.tap_offsets(kernel))))
+        return TapPrediction(kernel, weights * (noise.random(weights.shape) < rng.random()))
     return None
 
 
@@ -84,7 +84,7 @@ def _mixed(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
     writer.put(8, low)
     writer.put(6, _at_limits(0, 383, rng))
     writer.put(7, _at_limits(0, 2, rng))
-    writer.put_all(9, [_at_limits(0, mixing.MAX_STEADINESS, rng) for _ in range(2)])
+    writer.put_all(9, [_at_limits(0, context_mixing.MAX_LOG_PSEUDO_COUNT, rng) for _ in range(2)])
     prediction.put(writer, predicted)
     writer.put_all(21, [len(part) // 4 for part in words])
     tail = b""
@@ -128,14 +128,16 @@ def _static(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
     return _joined(writer, words, b"")
 
 
-def _shape(size: int, noise: np.random.Generator) -> model.Shape:
+def _shape(size: int, noise: np.random.Generator) -> frequency_tables.Description:
     low = int(noise.integers(0, size))
     high = int(noise.integers(low, size))
     stride, coarseness = int(noise.integers(0, 9)), int(noise.integers(0, 5))
-    knots = noise.integers(0, (model.MAX_LOG >> coarseness) + 1, model.knot_count(high - low + 1, stride))
+    knots = noise.integers(
+        0, (frequency_tables.MAX_LOG >> coarseness) + 1, frequency_tables.knot_count(high - low + 1, stride)
+    )
     places = np.sort(noise.integers(low, high + 1, noise.integers(0, 4)))
     spikes = [(int(place), int(noise.integers(-400, 100))) for place in places]
-    return model.Shape(low, high, stride, coarseness, tuple(knots.tolist()), tuple(spikes))
+    return frequency_tables.Description(low, high, stride, coarseness, tuple(knots.tolist()), tuple(spikes))
 
 
 def _joined(writer: Writer, words: list[bytes], tail: bytes) -> bytes:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from birdie.artifact import container, repack
 from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.artifact.save import save as save_file
-from birdie.entropy import coder, mixed, numbers, small, static, trellis
+from birdie.entropy import coder, mixed, numbers, side_information, static, trellis
+from birdie.entropy import payload as payloads
 from birdie.entropy.varint import varint
 
 _SPECS = (
@@ -49,7 +50,7 @@ class Side:
 
     def payload(self, code: int) -> bytes:
         """The stream of coder `code` (numbers, static or mixed) with this side information."""
-        writer = numbers.Writer()
+        writer = side_information.Writer()
         writer._contexts, writer._numbers = [self.contexts], [self.numbers]
         words = writer.finish()
         return (b"" if code == coder.NUMBERS else varint(words.size)) + words.astype("<u2").tobytes() + self.rest
@@ -83,15 +84,15 @@ def short_chunks() -> Iterator[None]:
 @contextmanager
 def _recorded(known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Iterator[None]:
     """Remember in `known` what numbers the words of every finished writer stand for."""
-    finish = numbers.Writer.finish
+    finish = side_information.Writer.finish
 
-    def record(writer: numbers.Writer) -> numbers.Words:
+    def record(writer: side_information.Writer) -> side_information.Words:
         words = finish(writer)
         if writer._numbers:
             known[words.tobytes()] = np.concatenate(writer._contexts), np.concatenate(writer._numbers)
         return words
 
-    with mock.patch.object(numbers.Writer, "finish", record):
+    with mock.patch.object(side_information.Writer, "finish", record):
         yield
 
 
@@ -126,9 +127,9 @@ def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
     yield "constant", np.full((3, 5), -4), coder.CONSTANT, coder.raw.encode_constant(-4), 1
     yield "bytes", plain & 255, coder.BYTES, (plain & 255).astype(np.uint8).tobytes(), 1
     yield "packed", plain, coder.PACKED, coder.raw.encode_packed(plain, int(plain.min()), int(plain.max())), 1
-    yield "numbers", plain, coder.NUMBERS, small.encode(plain), 1
+    yield "numbers", plain, coder.NUMBERS, numbers.encode(plain), 1
     rising = np.arange(90).reshape(90, 1) // 3
-    yield "running", rising, coder.NUMBERS, small.encode(rising), 1
+    yield "running", rising, coder.NUMBERS, numbers.encode(rising), 1
     for name, (values, kernel) in arrays().items():
         yield f"static {name}", values, coder.STATIC, static.encode(values, kernel), 1
         some = values[: max(1, 600 // values.shape[1])] if name != "columns first" else values[:, :20]
@@ -165,7 +166,7 @@ def _side(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64],
         return Side(*known[payload], b"")
     if code not in (coder.STATIC, coder.MIXED):
         return None
-    words, rest = static.side_words(payload)
+    words, rest = payloads.split(payload)
     return Side(*known[words.astype("<u2").tobytes()], bytes(rest))
 
 

@@ -1,6 +1,6 @@
-"""A second decoder of coded streams, in plain Python integers: written from `docs/format.md`, the oracle of the first.
+"""Reference decoder of coded streams in plain Python integers, written from docs/format.md: the oracle of birdie's.
 
-It shares no code with birdie and favours plainness over speed. Damage is not its business: it is given sound streams.
+It shares no code with birdie and prefers plainness to speed. It does not look for damage: its input is valid streams.
 """
 
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from math import isqrt
 
 from tests.reference import prediction
 from tests.reference.mixed import decode_mixed
-from tests.reference.numbers import Bits, alphabet, opened, unsigned, words_of
+from tests.reference.side_information import Bits, alphabet, opened, unsigned, words_of
 from tests.reference.trellis import after
 
 CHUNK = 2**20
 
 
 def frequencies(bits: Bits, size: int, precision: int) -> list[int]:
-    """One table (format.md, "Tables")."""
+    """Return the frequencies of one table (format.md, "Tables")."""
     low = bits.number(8)
     high = size - 1 - bits.number(8)
     stride, coarseness = divmod(bits.number(9), 5)
@@ -41,10 +41,10 @@ def frequencies(bits: Bits, size: int, precision: int) -> list[int]:
     for _ in range(bits.number(17)):
         symbol += bits.number(18)
         logs[symbol - low] = max(logs[symbol - low] + bits.signed(19), 0 if stride else 1)
-    return normalised([0] * low + [log if stride or log else -1 for log in logs], low, size, precision)
+    return normalized([0] * low + [log if stride or log else -1 for log in logs], low, size, precision)
 
 
-def normalised(logs: list[int], low: int, size: int, precision: int) -> list[int]:
+def normalized(logs: list[int], low: int, size: int, precision: int) -> list[int]:
     powers = [isqrt(isqrt(isqrt(isqrt(2 ** (240 + i))))) for i in range(16)]
     present = [i for i in range(low, len(logs)) if logs[i] >= 0]
     weights = {i: powers[logs[i] % 16] << logs[i] // 16 for i in present}
@@ -53,16 +53,16 @@ def normalised(logs: list[int], low: int, size: int, precision: int) -> list[int
     for i in present:
         table[i] = max(1, (weights[i] * 2**precision + total // 2) // total)
     order = sorted(present, key=lambda i: -table[i])
-    lacking = 2**precision - sum(table)
-    while lacking:
-        for i in order if lacking > 0 else [i for i in order if table[i] > 1]:
-            table[i] += (step := (lacking > 0) - (lacking < 0))
-            lacking -= step
+    remainder = 2**precision - sum(table)
+    while remainder:
+        for i in order if remainder > 0 else [i for i in order if table[i] > 1]:
+            table[i] += (step := (remainder > 0) - (remainder < 0))
+            remainder -= step
     return table
 
 
 def decode_chunk(words: list[int], kinds: list[int], columns: int, side: "Side", states: int) -> list[int]:
-    """Symbols of one chunk, row after row (format.md, "Chunks")."""
+    """Return the symbols of one chunk in row-major order (format.md, "Chunks of coder 4")."""
     size = 3 if side.paired else 2
     lanes = [sum(words[size * lane + i] << 16 * i for i in range(size)) for lane in range(4)]
     least = 1 << (24 if side.paired else 16)
@@ -89,10 +89,10 @@ def decode_chunk(words: list[int], kinds: list[int], columns: int, side: "Side",
 
 @dataclass
 class Side:
-    """What the side information of coder 4 says."""
+    """Side information of coder 4."""
 
     values: list[int] | None
-    centre: int
+    center: int
     size: int
     transposed: int
     precision: int
@@ -107,7 +107,7 @@ class Side:
 
 
 def described(bits: Bits, rows: int, columns: int) -> Side:
-    values, centre, size = alphabet(bits)
+    values, center, size = alphabet(bits)
     scan, precision = bits.number(5), bits.number(6) + 8
     paired, count = divmod(bits.number(7), 32)
     count += 1
@@ -124,11 +124,11 @@ def described(bits: Bits, rows: int, columns: int) -> Side:
         parts = [(kinds[i : i + step], columns) for i in range(0, rows, step)]
     words = [bits.number(21) for _ in parts]
     shape = rows, columns
-    return Side(values, centre, size, scan, precision, predicted, zero, paired, kinds, tables, parts, words, shape)
+    return Side(values, center, size, scan, precision, predicted, zero, paired, kinds, tables, parts, words, shape)
 
 
 def decode_static(payload: bytes, rows: int, columns: int, states: int = 1) -> list[list[int]]:
-    """Coder 4: rows of values, maybe those of paths through a trellis of so many states."""
+    """Return the rows of values of coder 4; `states` are those of the trellis whose paths they are."""
     bits, rest = opened(payload)
     side = described(bits, rows, columns)
     rows, columns = side.shape
@@ -139,39 +139,39 @@ def decode_static(payload: bytes, rows: int, columns: int, states: int = 1) -> l
     grid = [flat[i : i + columns] for i in range(0, rows * columns, columns)]
     grid = prediction.add(side.predicted, grid, side.zero, side.size)
     if side.values is None:
-        out = split_values(grid, rest, side.centre)
+        out = split_values(grid, rest, side.center)
     else:
         out = [[side.values[symbol] for symbol in row] for row in grid]
     return [list(row) for row in zip(*out, strict=True)] if side.transposed else out
 
 
-def split_values(grid: list[list[int]], low: bytes, centre: int) -> list[list[int]]:
+def split_values(grid: list[list[int]], low: bytes, center: int) -> list[list[int]]:
     out, at = [], 0
     for row in grid:
         out.append([])
         for token in row:
             width = (token - 256) // 8 + 5 if token >= 256 else 0
             high = 8 + token % 8 if token >= 256 else token
-            for place in range(width):
-                high = 2 * high + (low[at + width - 1 - place >> 3] >> (at + width - 1 - place & 7) & 1)
+            for bit in range(at + width - 1, at - 1, -1):
+                high = 2 * high + (low[bit >> 3] >> (bit & 7) & 1)
             at += width
-            out[-1].append(centre + unsigned(high))
+            out[-1].append(center + unsigned(high))
     return out
 
 
-def decode_small(payload: bytes, rows: int, columns: int) -> list[list[int]]:
-    """Coder 3: rows of values."""
+def decode_numbers(payload: bytes, rows: int, columns: int) -> list[list[int]]:
+    """Return the rows of values of coder 3."""
     bits = Bits(words_of(payload))
-    running, centre = bits.number(0), bits.signed(1)
-    flat, before = [], centre
+    running, center = bits.number(0), bits.signed(1)
+    flat, previous = [], center
     for n in bits.chain(2, rows * columns, 31):
-        flat.append((before if running else centre) + unsigned(n))
-        before = flat[-1]
+        flat.append((previous if running else center) + unsigned(n))
+        previous = flat[-1]
     return [flat[i : i + columns] for i in range(0, rows * columns, columns)]
 
 
 def decode_plain(coder: int, payload: bytes, rows: int, columns: int) -> list[list[int]]:
-    """Coders 0, 1 and 2: rows of values."""
+    """Return the rows of values of coders 0, 1 and 2."""
     count = rows * columns
     if coder == 0:
         flat = [int.from_bytes(payload, "little", signed=True)] * count
@@ -185,11 +185,11 @@ def decode_plain(coder: int, payload: bytes, rows: int, columns: int) -> list[li
 
 
 def decode(coder: int, payload: bytes, rows: int, columns: int, states: int = 1) -> list[list[int]]:
-    """Any stream: rows of values; `states` are those of the trellis whose paths they are."""
+    """Return the rows of values of any stream; `states` are those of the trellis whose paths they are."""
     if coder <= 2:
         return decode_plain(coder, payload, rows, columns)
     if coder == 5:
         return decode_mixed(payload, rows, columns, states)
     if coder == 4:
         return decode_static(payload, rows, columns, states)
-    return decode_small(payload, rows, columns)
+    return decode_numbers(payload, rows, columns)

@@ -1,12 +1,12 @@
 """Linear prediction of symbols by symbols before them, in plain integers (format.md, "Prediction")."""
 
-from tests.reference.numbers import Bits
+from tests.reference.side_information import Bits
 
 Grid = list[list[int]]
 
 
 def take(bits: Bits, rows: int) -> tuple:
-    """("none",), ("rows", distances, weights) or ("taps", weights by place looked back to)."""
+    """Return ("none",), ("rows", distances, weights) or ("taps", weights by offset)."""
     kind = bits.number(22)
     if kind == 0:
         return ("none",)
@@ -19,24 +19,24 @@ def take(bits: Bits, rows: int) -> tuple:
     n = height * width
     across = [1, 2, width, width + 1, width - 1, 2 * width, n, 2 * n, n - 1, n + 1, n - width, n + width]
     listed = [(0, back) for back in across] + [(1, 0), (2, 0), (1, -1), (1, 1), (1, -width), (1, width)]
-    places = [place for i, place in enumerate(listed) if place != (0, 0) and place not in listed[:i]]
-    return ("taps", {place: [bits.signed(64 + i) for _ in range(n)] for i, place in enumerate(places)})
+    taps = [offset for i, offset in enumerate(listed) if offset != (0, 0) and offset not in listed[:i]]
+    return ("taps", {offset: [bits.signed(64 + i) for _ in range(n)] for i, offset in enumerate(taps)})
 
 
-def add(foretold: tuple, differences: Grid, zero: int, size: int) -> Grid:
-    """The symbols whose differences from what is foretold these are."""
-    if foretold[0] == "none":
-        return differences
+def add(predicted: tuple, residuals: Grid, zero: int, size: int) -> Grid:
+    """Return the symbols that have these residuals."""
+    if predicted[0] == "none":
+        return residuals
     symbols: Grid = []
-    means = [0] * len(differences[0])
-    for row, left in enumerate(differences):
+    means = [0] * len(residuals[0])
+    for row, left in enumerate(residuals):
         symbols.append([])
-        for column, difference in enumerate(left):
-            if foretold[0] == "rows":
-                guess = from_rows(foretold[1], foretold[2], symbols, row, column, means[column], zero)
+        for column, residual in enumerate(left):
+            if predicted[0] == "rows":
+                guess = from_rows(predicted[1], predicted[2], symbols, row, column, means[column], zero)
             else:
-                guess = from_taps(foretold[1], symbols, row, column, len(left), zero)
-            symbols[row].append((difference - size // 2 + guess + zero) % size)
+                guess = from_taps(predicted[1], symbols, row, column, len(left), zero)
+            symbols[row].append((residual - size // 2 + guess + zero) % size)
         for column, symbol in enumerate(symbols[row]):
             mean = means[column]
             means[column] = mean + ((256 * (symbol - zero) - mean) * (65536 // (min(row, 1023) + 1)) >> 16)

@@ -1,4 +1,4 @@
-"""One array for every feature of the format's streams, coded by the coder that has it: what the golden file pins."""
+"""One array for each feature of coded streams, with the coder that has the feature: the golden file pins them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy import coder, mixed, raw, small, static
-from birdie.entropy.stream import Hints
+from birdie.entropy import coder, mixed, numbers, raw, static
+from birdie.entropy.hints import Hints
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
-from tests.reference.numbers import opened
+from tests.reference.side_information import opened
 from tests.reference.trellis import after
 
 Integers = NDArray[np.integer]
@@ -19,26 +19,27 @@ Integers = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Feature:
-    """An array, the coder that is to code it, and what its side information must then say."""
+    """An array, the coder to code it with, and the facts that its side information must then state."""
 
     coder: int
     values: Integers
-    says: dict[str, object] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     kernel: tuple[int, int] = (1, 1)
     states: int = 1
 
     @property
     def hints(self) -> Hints:
-        """What both sides know besides."""
+        """Hints that encoder and decoder share."""
         return Hints(kernel=self.kernel, states=self.states)
 
     def coded(self) -> coder.Coded:
+        """Code the array."""
         low, high = int(self.values.min()), int(self.values.max())
         write: dict[int, Callable[[], bytes | None]] = {
             coder.CONSTANT: lambda: raw.encode_constant(low),
             coder.BYTES: lambda: self.values.astype(np.uint8).tobytes(),
             coder.PACKED: lambda: raw.encode_packed(self.values, low, high),
-            coder.NUMBERS: lambda: small.encode(self.values),
+            coder.NUMBERS: lambda: numbers.encode(self.values),
             coder.STATIC: lambda: static.encode(self.values, self.kernel, self.states),
             coder.MIXED: lambda: mixed.encode(self.values, self.kernel, self.states),
         }
@@ -48,7 +49,7 @@ class Feature:
 
 
 def facts(coded: coder.Coded, rows: int, columns: int) -> dict[str, object]:
-    """What the side information of coder 3, 4 or 5 says."""
+    """Return the facts that the side information of coder 3, 4 or 5 states."""
     if coded.coder == coder.NUMBERS:
         return {"running": reference.Bits(reference.words_of(coded.payload)).number(0) == 1}
     if coded.coder < coder.NUMBERS:
@@ -72,29 +73,29 @@ def facts(coded: coder.Coded, rows: int, columns: int) -> dict[str, object]:
 
 
 def gaussian(rows: int, columns: int, low: float, high: float, seed: int = 0) -> Integers:
-    """Symbols whose rows have scales from `low` to `high`."""
+    """Return symbols whose rows have scales from `low` to `high`."""
     rng = np.random.default_rng(seed)
     return np.rint(rng.normal(size=(rows, columns)) * np.geomspace(low, high, rows)[:, None]).astype(np.int32)
 
 
 def near_copies(rows: int = 64, columns: int = 24) -> Integers:
-    """`rows` that nearly agree, and half as many that do not."""
+    """Return `rows` rows that nearly agree, and half as many that do not."""
     rng = np.random.default_rng(1)
     base = np.repeat(rng.normal(0, 40, (1, columns)), rows, 0) + rng.normal(0, 0.7, (rows, columns))
     return np.rint(np.concatenate([base, rng.normal(0, 40, (rows // 2, columns))])).astype(np.int32)
 
 
 def smooth_kernels(outputs: int = 24, inputs: int = 12, side: int = 3) -> Integers:
-    """Weights of a convolution (outputs, inputs · side²) whose kernels are nearly flat."""
+    """Return weights of a convolution (outputs, inputs · side²) whose kernels are nearly flat."""
     rng = np.random.default_rng(2)
     flat = rng.normal(0, 30, (outputs, inputs, 1, 1)) + rng.normal(0, 4, (outputs, inputs, side, side))
     return np.rint(flat).astype(np.int32).reshape(outputs, -1)
 
 
 def on_paths(rows: int, columns: int, states: int, deviation: float) -> Integers:
-    """Numbers m of normal weights rounded to the grids of a trellis, along the paths they so take.
+    """Return the numbers m of normal weights, rounded to the grids of a trellis along the paths that they take.
 
-    Each column is a path; with minus so many states all are one, row after row.
+    Each column is a path; with a negative number of states there is one path, row after row.
     """
     weights = np.random.default_rng(5).normal(0, deviation, (rows, columns)) * np.geomspace(0.5, 2, rows)[:, None]
     out, state = np.empty((rows, columns), np.int32), [0] * columns
@@ -107,7 +108,7 @@ def on_paths(rows: int, columns: int, states: int, deviation: float) -> Integers
 
 
 def mostly_zero(rows: int, columns: int) -> Integers:
-    """More than one chunk, and hardly a byte of it."""
+    """Return an array of more than one chunk that takes few bytes."""
     values = np.zeros((rows, columns), np.int8)
     values[:: rows // 5, 7] = 1
     return values
@@ -153,5 +154,5 @@ FEATURES: dict[str, Feature] = {
 
 @cache
 def stream(name: str) -> coder.Coded:
-    """The stream of a feature, coded once."""
+    """Return the stream of a feature, coded once."""
     return FEATURES[name].coded()

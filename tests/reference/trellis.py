@@ -1,4 +1,4 @@
-"""The trellis in plain integers and floats of one rounding each (format.md, "trellis")."""
+"""Trellis in plain integers, and in floats with one rounding per step (format.md, "trellis")."""
 
 from struct import pack, unpack
 
@@ -11,13 +11,13 @@ CHUNK = 2**20
 
 
 def after(states: int, state: int, number: int) -> int:
-    """The state that follows `state` and a number."""
+    """Return the state that follows `state` and a number."""
     h0, h1 = POLYNOMIALS[abs(states)]
     return state >> 1 ^ (state % 2) * (h0 >> 1) ^ (number % 2) * (h1 >> 1)
 
 
 def single(value: float) -> float:
-    """The nearest float32, which is all the products here need: their factors have 24 bits each."""
+    """Return the nearest float32. A product of float32 factors is exact in float64, so this is its only rounding."""
     try:
         return float(unpack("<f", pack("<f", value))[0])
     except OverflowError:
@@ -29,7 +29,7 @@ def step(index: int) -> float:
 
 
 def decode_trellis(params: tuple[int, ...], streams: list[list[list[int]]]) -> list[list[float]]:
-    """Rows of a tensor of scheme 4, before they are held to the range of its dtype."""
+    """Return the rows of a tensor of scheme 4, before they are clamped to the range of its dtype."""
     states, down, along, base, finer = params
     numbers, columns = streams[0], len(streams[0][0])
     rows = [step(16 // down * k[0] + base + (r < finer)) for r, k in enumerate(streams[1])]

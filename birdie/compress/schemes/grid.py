@@ -45,7 +45,7 @@ from birdie.compress.log_scales import (
 from birdie.compress.scheme import SCALES, SYMBOLS, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, underflows
-from birdie.entropy.compiled import njit
+from birdie.runtime.kernels import njit
 from birdie.errors import ArtifactError, ConfigError
 
 CLIP_QUANTILE = 0.9999984

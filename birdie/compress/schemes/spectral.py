@@ -28,7 +28,7 @@ from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import kernel, real_rows, underflows
 from birdie.entropy import coder
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 from birdie.errors import ConfigError
 
 SCANS = ("none", *(layout if order == "raster" else f"{layout}-{order}" for layout in LAYOUTS[1:] for order in ORDERS))

@@ -35,8 +35,8 @@ from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_w
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, real_matrix, real_rows, rows_columns
 from birdie.compress.viterbi import cost, quantize
-from birdie.entropy.compiled import njit
-from birdie.entropy.stream import Hints
+from birdie.runtime.kernels import njit
+from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
 
@@ -81,7 +81,7 @@ def decode(encoded: Encoded) -> Tensor:
     symbols, paths = np.ascontiguousarray(encoded.streams[0]), machine(encoded.params[0])
     out = np.empty(symbols.shape, np.float32)
     row, column = row_and_column_scales(encoded)
-    _dequantize(symbols, paths.odd, paths.following, paths.mask, chunk_rows(symbols.shape[1]), row, column, out)
+    _dequantize(symbols, paths.odd, paths.next_state, paths.mask, chunk_rows(symbols.shape[1]), row, column, out)
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
     return torch.from_numpy(out).clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
 

@@ -45,7 +45,7 @@ from birdie.compress.spectral import decoding
 from birdie.compress.spectral.tucker import Decomposition, tucker
 from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_rows, underflows
 from birdie.entropy import coder
-from birdie.entropy.compiled import njit
+from birdie.runtime.kernels import njit
 from birdie.errors import ArtifactError, ConfigError
 
 INNER = {**rotation.INNER, 4: trellis.DECODER, 9: decoding.DECODER}  # by their codes in the file

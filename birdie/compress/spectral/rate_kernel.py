@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from birdie.entropy.compiled import njit
+from birdie.runtime.kernels import njit
 
 _FAST = {"contract", "nsz", "reassoc"}  # sums in any order; not-a-number stays what it is
 _I = np.int32

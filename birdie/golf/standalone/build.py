@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from birdie.entropy.stream import Effort
+from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.golf.standalone.bundle import bundle
 from birdie.golf.standalone.decode import DECODERS

@@ -8,7 +8,7 @@ from torch import Tensor
 from birdie.compress.spectral import rate
 from birdie.compress.spectral.rate import bits_of
 from birdie.entropy import coder
-from birdie.entropy.stream import Hints
+from birdie.entropy.hints import Hints
 
 
 def source(kind: str, rows: int = 96, columns: int = 160) -> Tensor:

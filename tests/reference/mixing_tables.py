@@ -1,4 +1,4 @@
-"""The tables of coder 5 from their definitions (format.md, "Tables of coder 5"), by decimals of 60 digits."""
+"""Tables of coder 5 from their definitions (format.md, "Tables of coder 5"), by decimals of 60 digits."""
 
 from bisect import bisect_right
 from decimal import ROUND_HALF_UP, Decimal, localcontext
@@ -17,7 +17,7 @@ def power_of_two(exponent: Decimal) -> Decimal:
 
 @cache
 def tables() -> dict[str, list[int]]:
-    """Every table by its name; squash from its lowest argument, -2048."""
+    """Return every table by its name; squash from its lowest argument, -2048."""
     with localcontext() as context:
         context.prec = 60
         squash = [nearest(65536 / (1 + (Decimal(-x) / 170).exp())) for x in range(-2048, 2048)]
@@ -29,7 +29,7 @@ def tables() -> dict[str, list[int]]:
             "log2": [nearest(16 * (1 + Decimal(2 * i + 1) / 512).ln() / Decimal(2).ln()) for i in range(256)],
             "power": [floored(Decimal(i) / 16) for i in range(384)],
             "inverse": [max(1, floored(22 - Decimal(i) / 16)) for i in range(384)],
-            "pace": [655360 // (10 * n + 16) for n in range(1024)],
+            "adaptation": [655360 // (10 * n + 16) for n in range(1024)],
             "Gaussian": prior([(-x * x / PI).exp() for x in middles()]),
             "logistic": prior([(2 / (power_of_two(x) + power_of_two(-x))) ** 2 for x in middles()]),
             "Laplace": prior([(-x).exp() for x in middles()]),
@@ -42,7 +42,7 @@ def stretched(squash: list[int], middle: int) -> int:
 
 
 def floored(exponent: Decimal) -> int:
-    """2 ** exponent, rounded down."""
+    """Return 2 ** exponent, rounded down."""
     if exponent == exponent.to_integral_value():
         return 2 ** int(exponent) if exponent >= 0 else 0
     return int(power_of_two(exponent))
@@ -53,9 +53,9 @@ def middles() -> list[Decimal]:
 
 
 def prior(half: list[Decimal]) -> list[int]:
-    """From the densities right of the middle, whole numbers so that both halves weigh the same."""
-    whole = [int(density * 10**50) for density in half]
+    """Return F from the densities right of the middle, rounded to integers so that both halves weigh the same."""
+    masses = [int(density * 10**50) for density in half]
     sums = [0]
-    for density in [*reversed(whole), *whole]:
+    for density in [*reversed(masses), *masses]:
         sums.append(sums[-1] + density)
     return [2**20 * part // sums[-1] + i for i, part in enumerate(sums)]

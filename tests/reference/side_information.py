@@ -1,8 +1,8 @@
-"""Side information in plain integers (format.md, "Numbers"): numbers, and the alphabet that opens coders 4 and 5."""
+"""Side information in plain integers (format.md, "Numbers"), and the alphabet that it begins with in coders 4 and 5."""
 
 
 class Bits:
-    """Binary rANS over 16-bit words with adaptive models: the side information (format.md, "Numbers")."""
+    """Decoder of numbers: binary rANS over 16-bit words with adaptive models (format.md, "Numbers")."""
 
     def __init__(self, words: list[int]) -> None:
         self.words, self.at, self.x = words, 2, words[0] | words[1] << 16
@@ -53,7 +53,7 @@ def words_of(data: bytes) -> list[int]:
 
 
 def opened(payload: bytes) -> tuple[Bits, bytes]:
-    """The side information of coder 4 or 5, and what follows it."""
+    """Return the side information of coder 4 or 5, and the bytes that follow it."""
     at = length = shift = 0
     while True:
         length |= (payload[at] & 127) << shift
@@ -65,7 +65,7 @@ def opened(payload: bytes) -> tuple[Bits, bytes]:
 
 
 def alphabet(bits: Bits) -> tuple[list[int] | None, int, int]:
-    """(values or None for a split alphabet, centre, size)."""
+    """Return values (None for a split alphabet), center and size."""
     kind = bits.number(0)
     low = bits.signed(1)
     if kind == 2:

@@ -1,16 +1,16 @@
-"""The general compressors behind their one interface: round trip, a bound on the output, damage as ArtifactError."""
+"""General-purpose compressors behind one interface: round trip, a bound on the output, damage as ArtifactError."""
 
 import pytest
 
-from birdie.entropy.general import GENERAL
+from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import ArtifactError
 
 DATA = bytes(range(256)) * 300
 
 
-@pytest.mark.parametrize("name", GENERAL)
+@pytest.mark.parametrize("name", COMPRESSORS)
 def test_round_trip_bound_and_damage(name: str) -> None:
-    compressor = GENERAL[name]
+    compressor = COMPRESSORS[name]
     if not compressor.installed:
         pytest.skip(f"{compressor.package} is not installed")
     packed = compressor.compress(DATA)

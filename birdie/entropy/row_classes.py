@@ -1,32 +1,32 @@
-"""Rows sorted into classes that share a frequency table.
+"""Classes of rows that share a frequency table.
 
-Weights are nearly independent given the right local scale, so almost all that order-0 coding leaves is in knowing each
-row's scale. Rows are clustered by what they would cost: Lloyd's algorithm with code length for a distance (entropy-
-constrained vector quantization, Chou, Lookabaugh and Gray 1989), which charges a row its bits under each class's table
-and the bits of naming the class. Compared with k-means on Hellinger distances this minimises the file itself.
+Weights are nearly independent of each other given their local scale, so what order-0 coding of the pooled symbols loses
+is the scale of each row. Rows are clustered by what they would cost: Lloyd's algorithm with code length as the distance
+(entropy-constrained vector quantization, Chou, Lookabaugh and Gray 1989), which charges a row its bits under the table
+of a class and the bits of naming the class. Unlike k-means on Hellinger distances this minimizes the file itself.
 
-Costs are integers and their sums stay below 2**53, so float64 products are exact and no thread count can change them.
+Costs are integers and their sums stay below 2**53, so float64 products are exact and do not depend on the threads.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy.alphabet import Symbols
-from birdie.entropy.compiled import njit
-from birdie.entropy.numbers import Reader, Writer
+from birdie.entropy.side_information import Reader, Writer
 from birdie.errors import ArtifactError
+from birdie.runtime.kernels import njit
 
 Classes = NDArray[np.uint8]
 
 MAX_CLASSES = 32
-_CONTEXT = 24
+_CONTEXT = 24  # of the side information
 _UNIT = 256  # costs count 1/256 bit
 _BINS = 64
 _ROUNDS = 8
 
 
 def histograms(symbols: Symbols, size: int) -> NDArray[np.int64]:
-    """How often each row holds each symbol, (rows, size)."""
+    """Return how often each row holds each symbol, (rows, size)."""
     out = np.zeros((symbols.shape[0], size), np.int32)
     _count(symbols, out)
     return out.astype(np.int64)
@@ -35,40 +35,41 @@ def histograms(symbols: Symbols, size: int) -> NDArray[np.int64]:
 def cluster(counts: NDArray[np.int64], classes: int) -> Classes:
     """Sort rows, given their histograms (rows, size), into at most `classes` classes, numbered from narrow to wide."""
     rows = counts.shape[0]
-    coarse = _merged(counts)
-    places = np.arange(coarse.shape[1], dtype=np.float64)
-    weight = np.maximum(coarse.sum(1), 1)
-    mean = (coarse * places).sum(1) / weight
-    spread = (coarse * places**2).sum(1) / weight - mean**2
-    order = np.argsort(spread, kind="stable")
-    found: Classes = np.empty(rows, np.uint8)
-    found[order] = (np.arange(rows) * classes // rows).astype(np.uint8)
+    merged = _merged(counts)
+    bins = np.arange(merged.shape[1], dtype=np.float64)
+    weight = np.maximum(merged.sum(1), 1)
+    mean = (merged * bins).sum(1) / weight
+    variance = (merged * bins**2).sum(1) / weight - mean**2
+    # Start with classes of equal size in the order of the variance.
+    order = np.argsort(variance, kind="stable")
+    labels: Classes = np.empty(rows, np.uint8)
+    labels[order] = (np.arange(rows) * classes // rows).astype(np.uint8)
     for _ in range(_ROUNDS):
-        sums = np.stack([coarse[found == kind].sum(0) for kind in range(classes)])
-        price = _prices(sums, np.bincount(found, minlength=classes))
-        after = _cheapest(coarse, *price)
-        if (after == found).all():
+        sums = np.stack([merged[labels == label].sum(0) for label in range(classes)])
+        price = _prices(sums, np.bincount(labels, minlength=classes))
+        cheapest = _cheapest(merged, *price)
+        if (cheapest == labels).all():
             break
-        found = after
-    return _renumbered(found, spread)
+        labels = cheapest
+    return _renumbered(labels, variance)
 
 
-def _renumbered(found: NDArray[np.integer], spread: NDArray[np.float64]) -> Classes:
-    """Classes without gaps, in the order of their rows' mean spread."""
-    present, compact = np.unique(found, return_inverse=True)
-    means = np.bincount(compact, spread) / np.bincount(compact)
+def _renumbered(labels: NDArray[np.integer], variance: NDArray[np.float64]) -> Classes:
+    """Return the labels without gaps, in the order of the mean variance of their rows."""
+    present, compact = np.unique(labels, return_inverse=True)
+    means = np.bincount(compact, variance) / np.bincount(compact)
     rank = np.empty(present.size, np.uint8)
     rank[np.argsort(means, kind="stable")] = np.arange(present.size, dtype=np.uint8)
     return rank[compact]
 
 
 def put(writer: Writer, classes: Classes) -> None:
-    """Describe the class of each row to `writer`."""
+    """Write the class of each row to the side information."""
     writer.put_chain(_CONTEXT, classes.astype(np.int64), MAX_CLASSES - 1)
 
 
 def take(reader: Reader, rows: int, count: int) -> Classes:
-    """Undo `put`.
+    """Read the class of each row from the side information.
 
     Raises:
         ArtifactError: a class is not below `count`.
@@ -80,13 +81,16 @@ def take(reader: Reader, rows: int, count: int) -> Classes:
 
 
 def _merged(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Histograms with at most 64 bins: enough to tell scales apart, and quick."""
+    """Return histograms with at most 64 bins: enough to tell scales apart, and fast."""
     width = -(-counts.shape[1] // _BINS)
     return np.add.reduceat(counts, np.arange(0, counts.shape[1], width), axis=1)
 
 
 def _prices(sums: NDArray[np.int64], members: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bits of each bin in each class and of naming the class, in 1/256 bit; half a count stands for the unseen."""
+    """Return the price of each bin in each class and of naming the class, in 1/256 bit; half a count is added to all.
+
+    The half count keeps a bin that a class has not seen from being infinitely expensive.
+    """
     smooth = sums + 0.5
     bins = -np.log2(smooth / smooth.sum(1, keepdims=True))
     naming = np.log2(members.sum() / np.maximum(members, 0.5))

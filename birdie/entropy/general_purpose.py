@@ -1,6 +1,7 @@
-"""General compressors behind one interface: the baselines birdie is measured against, and what other files come in.
+"""General-purpose compressors (zlib, xz, zstd, brotli) behind one interface.
 
-They see bytes, not weights. None of them is used in a .birdie file.
+They see bytes, not weights. Benchmarks use them as baselines, and checkpoints of others come in them; a .birdie file
+uses none of them.
 """
 
 import importlib
@@ -14,19 +15,19 @@ from typing import Any
 
 from birdie.errors import ArtifactError, ConfigError
 
-_PIECE = 1 << 16
+_PIECE = 1 << 16  # bytes given to brotli at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """A general compressor at its strongest setting.
+    """A general-purpose compressor at its strongest setting.
 
     Attributes:
         name: as users know it, with its level.
-        package: what pip installs, or None where Python brings it.
-        pack: data → compressed data.
-        unpack: (compressed data, most bytes) → data, or None where there would be more.
-        errors: what `unpack` raises on damage, by the names of module and class.
+        package: its name on PyPI, or None where Python brings it.
+        pack: (data) → compressed data.
+        unpack: (compressed data, max_bytes) → data, or None where there would be more.
+        errors: exceptions that `unpack` raises on damage, as names of module and class.
     """
 
     name: str
@@ -37,18 +38,18 @@ class Compressor:
 
     @property
     def installed(self) -> bool:
-        """Whether it can be used here."""
+        """Return whether its package is installed."""
         return self.package is None or importlib.util.find_spec(self.package) is not None
 
     @property
     def version(self) -> str:
-        """The version of the library behind it, or "not installed"."""
+        """Version of the library behind it, or "not installed"."""
         if self.package is None:
             return zlib.ZLIB_RUNTIME_VERSION if self.name.startswith("zlib") else "liblzma of Python"
         return metadata.version(self.package) if self.installed else "not installed"
 
     def compress(self, data: bytes) -> bytes:
-        """Compress `data`.
+        """Return the compressed data.
 
         Raises:
             ConfigError: the compressor is not installed.
@@ -57,7 +58,7 @@ class Compressor:
         return self.pack(data)
 
     def decompress(self, data: bytes, max_bytes: int) -> bytes:
-        """Undo `compress`, making no more than `max_bytes`.
+        """Undo `compress`, for at most `max_bytes` of data.
 
         Raises:
             ConfigError: the compressor is not installed.
@@ -85,12 +86,12 @@ def _module(name: str) -> Any:
 
 
 def _unpack_all(decompressor: Any, data: bytes, max_bytes: int) -> bytes | None:
-    """Drive a zlib-like decompressor that takes a bound on its output."""
+    """Decompress with an object like zlib's, which takes a bound on its output."""
     out = decompressor.decompress(data, max_bytes + 1)
     if len(out) > max_bytes:
         return None
     if not decompressor.eof:
-        raise EOFError("it ends too early")
+        raise EOFError("the data end too early")
     return bytes(out)
 
 
@@ -100,10 +101,10 @@ def _unpack_zstd(data: bytes, max_bytes: int) -> bytes | None:
         out = bytes(stream.read(max_bytes + 1))
     if len(out) > max_bytes:
         return None
-    # The stream reader takes a cut frame for a finished one; the frame's own length knows better.
+    # The stream reader takes a truncated frame for a complete one; the length that the frame states shows it.
     size = zstandard.frame_content_size(data)
     if size >= 0 and size != len(out):
-        raise EOFError("it ends too early")
+        raise EOFError("the data end too early")
     return out
 
 
@@ -117,11 +118,11 @@ def _unpack_brotli(data: bytes, max_bytes: int) -> bytes | None:
         if len(out) > max_bytes:
             return None
     if not decompressor.is_finished():
-        raise EOFError("it ends too early")
+        raise EOFError("the data end too early")
     return bytes(out)
 
 
-GENERAL: dict[str, Compressor] = {
+COMPRESSORS: dict[str, Compressor] = {
     "zlib": Compressor(
         "zlib -9",
         None,

@@ -1,19 +1,19 @@
-"""Context mixing in plain integers (format.md, from "Tables of coder 5" on); names are those of the format."""
+"""Context mixing in plain integers (format.md, from "Tables of coder 5" on), with the names of the format."""
 
 from typing import NamedTuple
 
-from tests.reference.pinned import tables
+from tests.reference.mixing_tables import tables
 from tests.reference.trellis import after
 
 
 class Model(NamedTuple):
-    """Size N of the alphabet, its zero Z, the scale, the prior's name, R and C; states, and what symbols stand for."""
+    """Size N of the alphabet, its zero Z, the scale, the name of the prior, R and C; states, and values of symbols."""
 
     size: int
     zero: int
     scale: int
     prior: str
-    steady: tuple[int, int]
+    pseudo_counts: tuple[int, int]
     states: int = 1
     values: tuple[int, ...] = ()
 
@@ -23,42 +23,42 @@ def hold(value: int, least: int, most: int) -> int:
 
 
 class Chunk:
-    """One chunk."""
+    """Decoder of one chunk."""
 
     def __init__(self, model: Model, words: list[int]) -> None:
         self.tables = tables()
-        self.squash, self.stretch, self.pace = (self.tables[name] for name in ("squash", "stretch", "pace"))
+        self.squash, self.stretch, self.adaptation = (self.tables[n] for n in ("squash", "stretch", "adaptation"))
         self.size, self.zero, self.scale, self.words = model.size, model.zero, model.scale, words
-        self.steady, self.states = model.steady, model.states
+        self.pseudo_counts, self.states = model.pseudo_counts, model.states
         self.values = model.values or (0,) * model.size
-        self.cells = self.tables[model.prior]
+        self.prior = self.tables[model.prior]
         self.nodes = self.tree()
         self.counters: dict[tuple[int, int, int], list[int]] = {}
         self.sets = [[4915] * 6 + [21299, 14746] for _ in range(128)]
         starts = [self.squash[hold(128 * (k - 16), -2047, 2047) + 2048] for k in range(33)]
-        self.outcomes = [[[p, 6] for p in starts] for _ in range(64)]
+        self.apm = [[[p, 6] for p in starts] for _ in range(64)]
         self.width, self.code, self.at = 2**64 - 1, self.word(0) << 32 | self.word(1), 2
 
     def word(self, at: int) -> int:
         return self.words[at] if at < len(self.words) else 0
 
-    def cell(self, place: int, scale: int) -> int:
-        return self.cells[hold((place * self.tables["inverse"][scale] >> 14) + 2048, 0, 4096)]
+    def cdf(self, position: int, scale: int) -> int:
+        return self.prior[hold((position * self.tables["inverse"][scale] >> 14) + 2048, 0, 4096)]
 
     def tree(self) -> list[tuple]:
         """(low, split, high, depth, children), a child being a node or -1 - symbol."""
         scale = self.scale
         middles = [64 * (s - self.zero) for s in range(self.size)]
-        masses = [self.cell(at + 32, scale) - self.cell(at - 32, scale) + 2 for at in middles]
+        masses = [self.cdf(at + 32, scale) - self.cdf(at - 32, scale) + 2 for at in middles]
         spans, nodes = [(0, self.size - 1, 0)], []
         for low, high, depth in spans:
-            whole = sum(masses[low : high + 1])
+            total = sum(masses[low : high + 1])
             left, split = masses[low], low
-            while split < high - 1 and 2 * left < whole:
+            while split < high - 1 and 2 * left < total:
                 split += 1
                 left += masses[split]
             less = left - masses[split]
-            if split > low and whole - 2 * less < 2 * left - whole:
+            if split > low and total - 2 * less < 2 * left - total:
                 split -= 1
             children = []
             for start, stop in ((low, split), (split + 1, high)):
@@ -72,9 +72,9 @@ class Chunk:
         low, split, high = self.nodes[node][:3]
         scale = hold(self.scale + 2 * fine - 64, 0, 383)
         shift = 32 * odd
-        first = self.cell(64 * (low - self.zero) - 32 + shift, scale) if low else 0
-        middle = self.cell(64 * (split - self.zero) + 32 + shift, scale)
-        last = self.cell(64 * (high - self.zero) + 32 + shift, scale) if high < self.size - 1 else self.cells[4096]
+        first = self.cdf(64 * (low - self.zero) - 32 + shift, scale) if low else 0
+        middle = self.cdf(64 * (split - self.zero) + 32 + shift, scale)
+        last = self.cdf(64 * (high - self.zero) + 32 + shift, scale) if high < self.size - 1 else self.prior[4096]
         return hold(2**22 * (last - middle) // (last - first), 2**12, 2**22 - 2**12) if last > first else 2**21
 
     def counter(self, x: int, node: int, odd: int) -> list[int]:
@@ -91,49 +91,50 @@ class Chunk:
         return (self.lg(squares) + 86) >> 1
 
     def decode(self, rows: int, columns: int) -> list[list[int]]:
-        base, (steady, even) = self.scale - 64, self.steady
+        base, (row_count, column_count) = self.scale - 64, self.pseudo_counts
         mean = self.tables["power"][self.scale] + 1
-        most = 2 * (mean // 16 + 2)
-        level = usual = (25 * mean**2 >> 10) + 1
-        slow, quick = [level] * columns, [level] * columns
+        cap = 2 * (mean // 16 + 2)
+        column_level = row_level = (25 * mean**2 >> 10) + 1
+        slow, fast = [column_level] * columns, [column_level] * columns
         out: list[list[int]] = []
-        states, sizes = [0] * columns, [0] * columns
+        states, magnitudes = [0] * columns, [0] * columns
         for r in range(rows):
-            here, expected, u = steady * usual, steady * level, self.sc(usual) - base
+            row_sum, expected_sum, u = row_count * row_level, row_count * column_level, self.sc(row_level) - base
             self.rate = max(8, 24 - r * columns // 4000)
-            last = before = 0
+            a1 = a2 = 0
             out.append([])
             for c in range(columns):
                 path = c if self.states > 0 else 0
                 odd = states[path] % 2
-                row = (self.lg(here) - self.lg(expected)) >> 1
-                alone = self.sc(slow[c]) - base
-                product, quicker = alone + row, self.sc(quick[c]) - base + row
-                near = self.lg((13 * (2 * last + before + 2 * sizes[c]) >> 1) + (mean >> 2) + 1) - base
+                row = (self.lg(row_sum) - self.lg(expected_sum)) >> 1
+                column = self.sc(slow[c]) - base
+                product, fast_product = column + row, self.sc(fast[c]) - base + row
+                near = self.lg((13 * (2 * a1 + a2 + 2 * magnitudes[c]) >> 1) + (mean >> 2) + 1) - base
                 contexts = [
                     hold((product + 4) >> 3, 0, 15),
                     16 + hold((row + u + 4) >> 3, 0, 15),
-                    32 + hold((quicker + 4) >> 3, 0, 15),
+                    32 + hold((fast_product + 4) >> 3, 0, 15),
                     48 + hold((3 * product + near + 16) >> 5, 0, 15),
-                    64 + hold((alone + 1) >> 1, 0, 63),
+                    64 + hold((column + 1) >> 1, 0, 63),
                     128 + 8 * (8 * c // columns) + 8 * r // rows,
                 ]
-                symbol = self.symbol(contexts, [hold((s + 1) >> 1, 0, 63) for s in (product, quicker)], odd)
+                symbol = self.symbol(contexts, [hold((s + 1) >> 1, 0, 63) for s in (product, fast_product)], odd)
                 out[r].append(symbol)
-                before, last = last, abs(2 * (symbol - self.zero) + odd)
-                sizes[c], states[path] = last, after(self.states, states[path], self.values[symbol])
-                here += 16 * min(last, most) ** 2
-                expected += slow[c]
-            share = 2**16 * (expected + 64) // (here + 64)
+                a2, a1 = a1, abs(2 * (symbol - self.zero) + odd)
+                magnitudes[c], states[path] = a1, after(self.states, states[path], self.values[symbol])
+                row_sum += 16 * min(a1, cap) ** 2
+                expected_sum += slow[c]
+            normalize = 2**16 * (expected_sum + 64) // (row_sum + 64)
             if r == 0:
-                usual = here // (columns + steady) + 1
+                row_level = row_sum // (columns + row_count) + 1
             else:
-                usual = max((7 * usual + (here - steady * usual) // columns) // 8, 0) + 1
+                row_level = max((7 * row_level + (row_sum - row_count * row_level) // columns) // 8, 0) + 1
             for c in range(columns):
-                g = (16 * min(sizes[c], most) ** 2 * share >> 16) + 1
-                slow[c] += (g - slow[c]) * self.pace[min(r + even, 1023)] >> 16
-                quick[c] += (g - quick[c]) * self.pace[min(r + even, max(30, even), 1023)] >> 16
-            level = sum(slow) // columns + 1
+                g = (16 * min(magnitudes[c], cap) ** 2 * normalize >> 16) + 1
+                slow[c] += (g - slow[c]) * self.adaptation[min(r + column_count, 1023)] >> 16
+                limit = min(r + column_count, max(30, column_count), 1023)
+                fast[c] += (g - fast[c]) * self.adaptation[limit] >> 16
+            column_level = sum(slow) // columns + 1
         if len(self.words) > self.at - 1 or self.words[-1:] == [0]:
             raise ValueError("the chunk does not end where it should")
         return out
@@ -154,7 +155,7 @@ class Chunk:
         y = [hold(total, -2047, 2047) for total in sums]
         z = (sum(y) >> 1) + 2048
         k, j = z >> 7, z % 128
-        corrected = (self.outcomes[q][k][0] * (128 - j) + self.outcomes[q][k + 1][0] * j) >> 7
+        corrected = (self.apm[q][k][0] * (128 - j) + self.apm[q][k + 1][0] * j) >> 7
         bound = (self.width >> 16) * hold((3 * self.squash[z] + corrected) >> 2, 8, 65528)
         bit = int(self.code < bound)
         self.code, self.width = (self.code, bound) if bit else (self.code - bound, self.width - bound)
@@ -164,11 +165,11 @@ class Chunk:
         for weights, side in zip(mixers, y, strict=True):
             e = (65536 * bit - self.squash[side + 2048]) * self.rate >> 4
             weights[:] = [w + (x * e + 2**14 >> 15) for w, x in zip(weights, logits, strict=True)]
-        self.learn(self.outcomes[q][k + (j >> 6)], 65535 * bit, 250)
+        self.learn(self.apm[q][k + (j >> 6)], 65535 * bit, 250)
         for counter in counters:
             self.learn(counter, (2**22 - 1) * bit, 1000)
         return bit
 
     def learn(self, model: list[int], target: int, most: int) -> None:
         p, n = model
-        model[:] = [p + ((target - p) * self.pace[n] >> 16), min(n + 1, most)]
+        model[:] = [p + ((target - p) * self.adaptation[n] >> 16), min(n + 1, most)]

@@ -1,0 +1,28 @@
+"""Types of the coder's interface that need neither numpy nor numba: hints about an array, and how hard to try.
+
+Encoder and decoder derive the same hints from the tensor's scheme, so hints cost no bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["symbols", "scales", "sign", "exponent", "mantissa", "bytes"]
+Effort = Literal["max", "fast"]
+"""How hard the encoder tries: "max" for the fewest bytes, "fast" for what decodes fastest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Facts about an array of integers that a probability model can use.
+
+    Attributes:
+        role: the kind of integers: quantized `symbols`, per-row `scales` (log2 indices, smooth in the row), one plane
+            of a float (`sign`, `exponent`, `mantissa`), or plain `bytes`.
+        kernel: height and width of the convolution whose weights lie in the columns, (1, 1) for a matrix.
+        states: states of the trellis whose paths run down the columns (`birdie.entropy.trellis`), minus so many where
+            one path runs along the rows, 1 for a plain grid.
+    """
+
+    role: Role = "symbols"
+    kernel: tuple[int, int] = (1, 1)
+    states: int = 1

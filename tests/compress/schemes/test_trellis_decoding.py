@@ -1,0 +1,121 @@
+"""Trellis decoding agrees with the reference decoder, chunk by chunk, and refuses what no encoder writes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from birdie.compress.registry import decode, decoder
+from birdie.compress.scheme import Encoded
+from birdie.compress.schemes.grid import MAX_SYMBOL
+from birdie.entropy import trellis
+from birdie.entropy.trellis import STATES, chunk_rows
+from birdie.errors import ArtifactError
+from tests.reference import trellis as reference_trellis
+from tests.reference.trellis import decode_trellis
+
+Integers = NDArray[np.integer]
+PATHS = [sign * states for states in STATES for sign in (1, -1)]  # down columns, along rows
+
+
+def encoded(numbers: Integers, params: tuple[int, ...], *scales: Integers, dtype: torch.dtype) -> Encoded:
+    """Numbers and scales as the scheme stores them."""
+    return Encoded("trellis", numbers.shape, dtype, params, (numbers, *(scale[:, None] for scale in scales)))
+
+
+@settings(max_examples=60, deadline=None)  # the first example compiles
+@given(
+    states=st.sampled_from(PATHS),
+    rows=st.integers(1, 9),
+    columns=st.sampled_from([1, 3, 15, 16, 17]),
+    resolutions=st.tuples(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([0, 1, 2, 4, 8, 16])),
+    base=st.integers(-90, 90),
+    chunk=st.sampled_from([1 << 20, 40]),
+    deviation=st.sampled_from([0.3, 3.0, 1e5]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_decoding_agrees_with_the_reference_decoder(
+    states: int,
+    rows: int,
+    columns: int,
+    resolutions: tuple[int, int],
+    base: int,
+    chunk: int,
+    deviation: float,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    numbers = np.rint(rng.normal(0, deviation, (rows, columns))).astype(np.int32)
+    numbers[rng.integers(0, 3, rows) == 0] = 0
+    scales = [
+        rng.integers(-3 * resolution, 3 * resolution + 1, size)
+        for resolution, size in zip(resolutions, numbers.shape, strict=True)
+    ]
+    params = (states, *resolutions, base, int(rng.integers(0, rows)))
+    scales = scales if resolutions[1] else scales[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (trellis, reference_trellis):
+            patch.setattr(module, "CHUNK", chunk)
+        tensor = decode(encoded(numbers, params, *scales, dtype=torch.float32))
+        expected = decode_trellis(params, [numbers.tolist(), *(scale[:, None].tolist() for scale in scales)])
+    assert tensor.tolist() == expected
+    assert bool((tensor[(numbers == 0).all(1)] == 0).all()) or columns < 16
+
+
+def test_paths_start_again_at_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk decodes without the rows above it."""
+    monkeypatch.setattr(trellis, "CHUNK", 60)
+    assert chunk_rows(20) == 3
+    numbers = np.random.default_rng(0).integers(-4, 5, (9, 20)).astype(np.int32)
+    scales = np.zeros(9, np.int32)
+    tensor = decode(encoded(numbers, (8, 16, 0, 0, 0), scales, dtype=torch.float32))
+    parts = [
+        decode(encoded(numbers[start : start + 3], (8, 16, 0, 0, 0), scales[:3], dtype=torch.float32))
+        for start in (0, 3, 6)
+    ]
+    assert torch.equal(tensor, torch.cat(parts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_values_beyond_a_dtype_are_clamped_to_its_range(dtype: torch.dtype) -> None:
+    numbers = np.array([[MAX_SYMBOL], [-MAX_SYMBOL], [2**31 - 1], [1]], np.int32)
+    tensor = decode(encoded(numbers, (4, 16, 16, 2000, 0), np.zeros(4), np.full(1, 47), dtype=dtype))
+    most = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+    clamped = torch.tensor([most, -most, most], dtype=torch.float64).to(dtype)
+    assert torch.equal(tensor[:3, 0], clamped)
+    assert bool(torch.isfinite(tensor).all())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *((), (8,), (8, 16, 0, 0, 0, 0), (2, 16, 0, 0, 0), (0, 16, 0, 0, 0), (128, 16, 0, 0, 0), (-2, 16, 0, 0, 0)),
+        *((8, 3, 0, 0, 0), (8, 0, 0, 0, 0), (8, 32, 0, 0, 0), (8, 16, 5, 0, 0), (8, 16, -1, 0, 0)),
+        *((8, 16, 0, -2017, 0), (8, 16, 0, 2048, 0), (8, 16, 0, 0, 4), (8, 16, 0, 0, -1), (8, 16, 0, 1 << 40, 0)),
+    ],
+)
+def test_impossible_parameters_are_refused(params: tuple[int, ...]) -> None:
+    with pytest.raises(ArtifactError, match="scheme trellis"):
+        decoder("trellis").layout((4, 5), torch.float32, params)
+
+
+def test_other_dtypes_empty_tensors_and_steps_out_of_range_are_refused() -> None:
+    layout = decoder("trellis").layout
+    for shape, dtype in (((4, 5), torch.int32), ((0, 5), torch.float32), ((4, 0), torch.float32)):
+        with pytest.raises(ArtifactError, match="cannot be quantized"):
+            layout(shape, dtype, (8, 16, 0, 0, 0))
+    shapes = [(stream.rows, stream.columns) for stream in layout((4, 5), torch.half, (8, 1, 2, 0, 3))]
+    assert shapes == [(4, 5), (4, 1), (5, 1)]
+    valid = encoded(
+        np.ones((2, 3), np.int32), (4, 1, 1, 0, 0), np.zeros(2, np.int32), np.zeros(3, np.int32), dtype=torch.half
+    )
+    for number, size in ((1, 2), (2, 3)):
+        for index in (2**31 - 1, -(2**31), 128):
+            streams = list(valid.streams)
+            streams[number] = np.full((size, 1), index)
+            with pytest.raises(ArtifactError, match="scale index"):
+                decode(replace(valid, streams=tuple(streams)))
