@@ -1,4 +1,4 @@
-"""What a repository publishes: the listing says what there is, the manifest what should be, neither is trusted."""
+"""Catalog of a repository: the listing and the manifest select the files, and neither is trusted."""
 
 import json
 import subprocess
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from birdie.data.hub import RemoteFile, inside
-from birdie.data.published import choose, find_root, read_manifest, require_variant
+from birdie.data.hub.catalog import find_root, read_manifest, require_variant, select_files
+from birdie.data.hub.repository import RemoteFile, is_inside
 from birdie.errors import ConfigError, DataError
 
 ROOT = "datasets/"
@@ -19,7 +19,7 @@ def listing(*paths: str, size: int = 2_048) -> dict[str, RemoteFile]:
 
 
 def shards(train: int, val: int = 1, variant: str = "sp1024", root: str = ROOT) -> dict[str, RemoteFile]:
-    """A listing of so many shards and their tokenizer."""
+    """Listing of `train` and `val` shards and their tokenizer."""
     folder = f"{root}datasets/fineweb10B_{variant}/fineweb_"
     names = [f"{folder}{split}_{i:06d}.bin" for split, count in (("train", train), ("val", val)) for i in range(count)]
     return listing(*names, f"{root}tokenizers/fineweb_{variant.removeprefix('sp')}_bpe.model")
@@ -34,19 +34,19 @@ def manifest(train: Any = 3, val: Any = 1, tokens: Any = 512, **tokenizer: Any) 
     return json.dumps({"datasets": [entry], "tokenizers": [{"name": "sp_bpe_1024", **tokenizer}], "new": []}).encode()
 
 
-def test_the_manifest_names_counts_and_tokenizer() -> None:
+def test_the_manifest_determines_counts_and_tokenizer() -> None:
     path = "tokenizers/fineweb_1024_bpe.model"
-    published = choose(shards(3), ROOT, "sp1024", manifest(model_path=path))
-    assert [file.name for file in published.train] == [f"fineweb_train_{i:06d}.bin" for i in range(3)]
-    assert (len(published.val), published.val_tokens, published.notes) == (1, 512, ())
-    assert published.model is not None
-    assert published.model.path == ROOT + path
+    dataset = select_files(shards(3), ROOT, "sp1024", manifest(model_path=path))
+    assert [file.name for file in dataset.train] == [f"fineweb_train_{i:06d}.bin" for i in range(3)]
+    assert (len(dataset.val), dataset.val_tokens, dataset.notes) == (1, 512, ())
+    assert dataset.model is not None
+    assert dataset.model.path == ROOT + path
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "note"),
     [
-        (None, "there is none"),
+        (None, "has none"),
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"7", "does not name fineweb10B_sp1024"),
@@ -59,81 +59,81 @@ def test_the_manifest_names_counts_and_tokenizer() -> None:
         (manifest(val=10**30), "no files_val of"),
     ],
 )
-def test_where_the_manifest_is_silent_the_names_decide_and_a_note_says_so(data: bytes | None, said: str) -> None:
-    published = choose(shards(3), ROOT, "sp1024", data)
-    assert (len(published.train), len(published.val)) == (3, 1)
-    assert len(published.notes) == 1
-    assert said in published.notes[0]
-    assert published.model is not None
+def test_without_a_usable_manifest_the_file_names_decide_and_a_note_says_so(data: bytes | None, note: str) -> None:
+    dataset = select_files(shards(3), ROOT, "sp1024", data)
+    assert (len(dataset.train), len(dataset.val)) == (3, 1)
+    assert len(dataset.notes) == 1
+    assert note in dataset.notes[0]
+    assert dataset.model is not None
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "..", "a\\x", "c:/x", "a//x", "./x", "", 7, ["a"]])
 def test_a_tokenizer_outside_the_repository_is_refused(path: object) -> None:
-    with pytest.raises(DataError, match="leads out of the repository; nothing was fetched"):
+    with pytest.raises(DataError, match="leads out of the repository"):
         read_manifest(manifest(model_path=path), "fineweb10B_sp1024")
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.bin", ".gitattributes", "a/..b", "a/b c.bin"])
-def test_ordinary_paths_are_inside(path: str) -> None:
-    assert inside(path)
+def test_ordinary_paths_are_inside_the_repository(path: str) -> None:
+    assert is_inside(path)
 
 
-def test_shards_the_manifest_does_not_count_are_left_out() -> None:
-    """They may be of another export."""
-    published = choose(shards(3), ROOT, "sp1024", manifest(train=2))
-    assert len(published.train) == 2
-    assert "counts 2 train shards, so 1 more" in published.notes[0]
-    assert choose(shards(3), ROOT, "sp1024", manifest(train=195)).notes == (
-        "the manifest counts 195 train shards, of which 3 are there",
+def test_shards_beyond_the_manifests_count_are_ignored() -> None:
+    """They may belong to another export."""
+    dataset = select_files(shards(3), ROOT, "sp1024", manifest(train=2))
+    assert len(dataset.train) == 2
+    assert "counts 2 train shards, so 1 further" in dataset.notes[0]
+    assert select_files(shards(3), ROOT, "sp1024", manifest(train=195)).notes == (
+        "the manifest counts 195 train shards, of which 3 exist",
     )
 
 
-def test_a_gap_ends_the_stream() -> None:
+def test_shards_after_a_gap_are_ignored() -> None:
     files = shards(5)
     del files[f"{ROOT}datasets/fineweb10B_sp1024/fineweb_train_000002.bin"]
-    published = choose(files, ROOT, "sp1024", manifest(train=2))
-    assert len(published.train) == 2
-    assert "fineweb_train_000002.bin is not there, so the 2 after it" in published.notes[0]
+    dataset = select_files(files, ROOT, "sp1024", manifest(train=2))
+    assert len(dataset.train) == 2
+    assert "fineweb_train_000002.bin is missing, so 2 after it" in dataset.notes[0]
 
 
 @pytest.mark.parametrize("val", [0, 1])
-def test_a_part_of_the_validation_split_is_refused(val: int) -> None:
+def test_an_incomplete_validation_split_is_refused(val: int) -> None:
     with pytest.raises(DataError, match=f"{val} of 2 validation shards"):
-        choose(shards(3, val), ROOT, "sp1024", manifest(val=2))
+        select_files(shards(3, val), ROOT, "sp1024", manifest(val=2))
 
 
 @pytest.mark.parametrize("size", [0, 1_024, 1_027, 1 << 40])
-def test_sizes_no_shard_has_are_refused(size: int) -> None:
+def test_impossible_shard_sizes_are_refused(size: int) -> None:
     path = f"{ROOT}datasets/fineweb10B_sp1024/fineweb_train_000001.bin"
-    with pytest.raises(DataError, match="which no shard has; nothing was fetched"):
-        choose(shards(3) | listing(path, size=size), ROOT, "sp1024", manifest())
+    with pytest.raises(DataError, match="which no shard has"):
+        select_files(shards(3) | listing(path, size=size), ROOT, "sp1024", manifest())
 
 
-def test_a_missing_or_a_huge_tokenizer_is_refused() -> None:
+def test_a_missing_or_huge_tokenizer_is_refused() -> None:
     path = f"{ROOT}tokenizers/fineweb_1024_bpe.model"
-    with pytest.raises(DataError, match="too much for a tokenizer"):
-        choose(shards(1) | listing(path, size=10**9), ROOT, "sp1024", None)
-    with pytest.raises(DataError, match=r"lacks the tokenizer of sp1024, datasets/tokenizers/other\.model"):
-        choose(shards(1), ROOT, "sp1024", manifest(model_path="tokenizers/other.model"))
-    assert choose(shards(1, variant="byte260"), ROOT, "byte260", None).model is None
+    with pytest.raises(DataError, match="1,000,000,000 bytes"):
+        select_files(shards(1) | listing(path, size=10**9), ROOT, "sp1024", None)
+    with pytest.raises(DataError, match=r"datasets/tokenizers/other\.model"):
+        select_files(shards(1), ROOT, "sp1024", manifest(model_path="tokenizers/other.model"))
+    assert select_files(shards(1, variant="byte260"), ROOT, "byte260", None).model is None
 
 
-def test_the_usual_folder_is_taken_before_older_exports() -> None:
+def test_the_default_root_has_priority_over_older_exports() -> None:
     older, plain = shards(1, root="matched_10B/"), shards(1, root="")
     assert find_root(shards(1) | older | plain, "sp1024") == "datasets/"
     assert find_root(older, "sp1024") == "matched_10B/"
     assert find_root(plain | shards(1), "sp1024", "") == ""
     assert find_root(older | shards(1), "sp1024", "/matched_10B") == "matched_10B/"
-    with pytest.raises(ConfigError, match=r"several folders of the repository hold sp1024: /, matched_10B/"):
+    with pytest.raises(ConfigError, match=r"sp1024: /, matched_10B/"):
         find_root(older | plain, "sp1024")
 
 
-def test_a_missing_variant_is_told_with_those_there_are() -> None:
+def test_the_error_for_a_missing_variant_lists_those_that_exist() -> None:
     files = shards(1) | shards(1, variant="byte260") | shards(1, variant="sp512", root="old/")
-    there = r"it has byte260 \(in datasets/\), sp1024 \(in datasets/\), sp512 \(in old/\)"
-    with pytest.raises(DataError, match=f"no variant sp4096; {there}"):
+    available = r"it has byte260 \(in datasets/\), sp1024 \(in datasets/\), sp512 \(in old/\)"
+    with pytest.raises(DataError, match=f"sp4096; {available}"):
         find_root(files, "sp4096")
-    with pytest.raises(DataError, match="no variant sp1024 in old/"):
+    with pytest.raises(DataError, match="sp1024 in old/"):
         find_root(files, "sp1024", "old")
     with pytest.raises(DataError, match="it has none"):
         find_root(listing("README.md"), "sp1024")
@@ -145,6 +145,6 @@ def test_unknown_variants_are_refused(variant: str) -> None:
         require_variant(variant)
 
 
-def test_the_library_is_not_loaded_before_it_is_needed() -> None:
+def test_importing_the_command_does_not_import_huggingface_hub() -> None:
     code = "import sys, birdie.cli.prepare; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

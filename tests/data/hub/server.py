@@ -1,4 +1,4 @@
-"""A small stand-in for the Hugging Face hub on 127.0.0.1: its listing, its files, a storage apart, and its moods."""
+"""A stand-in for the Hugging Face hub on 127.0.0.1: a host for listing and small files, a storage host, and faults."""
 
 import hashlib
 import json
@@ -10,13 +10,14 @@ from typing import Any
 
 REPO = "golf/shards"
 COMMIT = "c0" * 20
-IN_GIT = 2_000  # bytes; larger files are in large storage, on the other host
+MAX_IN_GIT = 2_000  # bytes; larger files are in large storage, on the other host
 
-Mood = Callable[["Handler", bytes], None]  # answers in place of the server
+Fault = Callable[["Handler", bytes], None]
+"""Answers a request instead of the server."""
 
 
-def status(code: int, **headers: str) -> Mood:
-    """Answer `code`."""
+def status(code: int, **headers: str) -> Fault:
+    """Answer with HTTP status `code`."""
 
     def answer(handler: "Handler", data: bytes) -> None:  # noqa: ARG001
         handler.reply(code, b"", {name.replace("_", "-"): value for name, value in headers.items()})
@@ -24,8 +25,8 @@ def status(code: int, **headers: str) -> Mood:
     return answer
 
 
-def cut(after: int) -> Mood:
-    """Promise the whole file and hang up after `after` bytes."""
+def disconnect(after: int) -> Fault:
+    """Announce the entire file and disconnect after `after` bytes."""
 
     def answer(handler: "Handler", data: bytes) -> None:
         handler.send_response(200)
@@ -37,26 +38,26 @@ def cut(after: int) -> Mood:
     return answer
 
 
-def send(other: bytes) -> Mood:
-    """Answer with other bytes than asked for."""
-    return lambda handler, data: handler.reply(200, other, {})  # noqa: ARG005
+def send(content: bytes) -> Fault:
+    """Answer with `content` instead of the requested file."""
+    return lambda handler, data: handler.reply(200, content, {})  # noqa: ARG005
 
 
 class Hub:
-    """Two hosts: the hub itself, and the storage its large files redirect to.
+    """Two hosts: the hub itself, and the storage that requests for large files are redirected to.
 
     Attributes:
         files: path → bytes.
-        moods: path (or "api") → what the next answers are instead of the right one, first to last.
-        seen: (method, path or "api", request headers), in order.
-        listing: may change the JSON of the listing before it is sent.
+        faults: path (or "api") → faults of the next requests, first to last.
+        requests: (method, path or "api", request headers), in order.
+        edit_listing: called with the JSON of the listing before it is sent.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.moods: defaultdict[str, list[Mood]] = defaultdict(list)
-        self.seen: list[tuple[str, str, dict[str, str]]] = []
-        self.listing: Callable[[dict[str, Any]], None] = lambda answer: None  # noqa: ARG005
+        self.faults: defaultdict[str, list[Fault]] = defaultdict(list)
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.edit_listing: Callable[[dict[str, Any]], None] = lambda answer: None  # noqa: ARG005
         self._hosts = [ThreadingHTTPServer(("127.0.0.1", 0), type("H", (Handler,), {"hub": self})) for _ in range(2)]
         self.endpoint, self.storage = (f"http://127.0.0.1:{host.server_port}" for host in self._hosts)
         for host in self._hosts:
@@ -67,21 +68,21 @@ class Hub:
             host.shutdown()
             host.server_close()
 
-    def got(self, part: str = "") -> list[str]:
-        """Paths of the files that were asked for, in order, if `part` is in them."""
-        return [path for method, path, _ in self.seen if method == "GET" and path != "api" and part in path]
+    def downloads(self, part: str = "") -> list[str]:
+        """Return the paths of the downloaded files that contain `part`, in order."""
+        return [path for method, path, _ in self.requests if method == "GET" and path != "api" and part in path]
 
-    def describe(self) -> dict[str, Any]:
-        """The listing."""
+    def listing(self) -> dict[str, Any]:
+        """Return the JSON of the listing."""
         siblings = []
         for path, data in self.files.items():
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
             entry: dict[str, Any] = {"rfilename": path, "size": len(data), "blobId": blob}
-            if len(data) > IN_GIT:
+            if len(data) > MAX_IN_GIT:
                 entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
             siblings.append(entry)
         answer = {"id": REPO, "sha": COMMIT, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}
-        self.listing(answer)
+        self.edit_listing(answer)
         return answer
 
 
@@ -98,12 +99,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path.startswith("/api/datasets/"):
-            self.note("api")
-            known = path in {f"/api/datasets/{REPO}", f"/api/datasets/{REPO}/revision/main"}
-            if mood := self.mood("api"):
-                mood(self, b"")
-            elif known:
-                self.reply(200, json.dumps(self.hub.describe()).encode(), {"Content-Type": "application/json"})
+            self.record("api")
+            exists = path in {f"/api/datasets/{REPO}", f"/api/datasets/{REPO}/revision/main"}
+            if fault := self.next_fault("api"):
+                fault(self, b"")
+            elif exists:
+                self.reply(200, json.dumps(self.hub.listing()).encode(), {"Content-Type": "application/json"})
             elif path.startswith(f"/api/datasets/{REPO}/"):
                 self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
             else:
@@ -114,28 +115,28 @@ class Handler(BaseHTTPRequestHandler):
         if data is None:
             self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return
-        if self.command == "HEAD" or path.startswith("/storage/") or len(data) <= IN_GIT:
-            self.note(name)
-        large = len(data) > IN_GIT
+        if self.command == "HEAD" or path.startswith("/storage/") or len(data) <= MAX_IN_GIT:
+            self.record(name)
+        large = len(data) > MAX_IN_GIT
         etag = hashlib.sha256(data).hexdigest() if large else hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'}
         if large and not path.startswith("/storage/"):
             headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{etag}"'}
             self.reply(302, b"", {**headers, "Location": f"{self.hub.storage}/storage/{name}"})
-        elif self.command == "GET" and (mood := self.mood(name)):
-            mood(self, data)
+        elif self.command == "GET" and (fault := self.next_fault(name)):
+            fault(self, data)
         else:
             start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             self.reply(206 if start else 200, data[start:], headers)
 
-    def note(self, name: str) -> None:
-        self.hub.seen.append((self.command, name, dict(self.headers.items())))
+    def record(self, name: str) -> None:
+        self.hub.requests.append((self.command, name, dict(self.headers.items())))
 
-    def mood(self, name: str) -> Mood | None:
-        waiting = self.hub.moods[name]
-        return waiting.pop(0) if waiting else None
+    def next_fault(self, name: str) -> Fault | None:
+        faults = self.hub.faults[name]
+        return faults.pop(0) if faults else None
 
     def reply(self, code: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(code)
