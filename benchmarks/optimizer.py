@@ -49,13 +49,13 @@ CHECKED_STEPS = 3  # after which weights are compared
 Turn = Callable[[], object]
 
 
-def matrices(seed: int, device: torch.device) -> dict[str, nn.Parameter]:
+def matrices(seed: int, device: torch.device, layers: int = LAYERS) -> dict[str, nn.Parameter]:
     """Return the matrices of the blocks by name, each with a random gradient."""
     torch.manual_seed(seed)
     shapes = {"q": (DIM, DIM), "k": (KV_DIM, DIM), "v": (KV_DIM, DIM), "o": (DIM, DIM), "up": (HIDDEN, DIM)}
     shapes["down"] = (DIM, HIDDEN)
     members = {}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name, shape in shapes.items():
             p = nn.Parameter(torch.randn(shape, device=device) / DIM**0.5)
             p.grad = torch.randn(shape, device=device)
@@ -247,7 +247,9 @@ def communication(parallel: ParallelMuon, world: World) -> Turn:
     return turn
 
 
-def run_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, results: Any) -> None:
+def run_rank(
+    rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, layers: int, results: Any
+) -> None:
     """Measure as one of several ranks; rank 0 puts (durations by name, seconds of waiting) into `results`."""
     torch.set_num_threads(1)
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -255,8 +257,8 @@ def run_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind:
     backend, rendezvous = "nccl" if kind == "cuda" else "gloo", f"file://{folder}/rendezvous"
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout)
     world = World(rank, size, rank)
-    shared = banked(matrices(seed, device))
-    full = [bank.parameter for bank in banked(matrices(seed, device))]
+    shared = banked(matrices(seed, device, layers))
+    full = [bank.parameter for bank in banked(matrices(seed, device, layers))]
     for p, bank in zip(full, shared, strict=True):
         assert p.grad is not None
         p.grad.copy_(torch.randn_like(p, generator=None))
@@ -292,14 +294,16 @@ def run_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind:
     dist.destroy_process_group()
 
 
-def several_processes(seconds: float, seed: int, device: torch.device, size: int) -> list[dict[str, Any]]:
+def several_processes(
+    seconds: float, seed: int, device: torch.device, size: int, layers: int = LAYERS
+) -> list[dict[str, Any]]:
     """Return the rows of `size` processes."""
     if device.type == "cuda" and torch.cuda.device_count() < size:
         return [bare_row(f"skipped: {torch.cuda.device_count()} GPU(s), not {size}", size)]
     results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-            run_rank, (size, str(Path(folder)), seconds, seed, device.type, results), nprocs=size, join=True
+            run_rank, (size, str(Path(folder)), seconds, seed, device.type, layers, results), nprocs=size, join=True
         )
         durations, waits = results.get()
     steps = {name: durations[name] for name in ("replicated", "parallel", "communication alone")}

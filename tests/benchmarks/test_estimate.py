@@ -47,4 +47,6 @@ def test_estimates_are_compared_with_this_machine(monkeypatch: pytest.MonkeyPatc
     rows = estimate.on_cpu(2)
     assert [row["what"] for row in rows[:3]] == ["parameters", "step, ms", "memory, MB"]
     assert rows[0]["error_%"] == 0
-    assert all(abs(row["error_%"]) < 20 for row in rows[3:])
+    assert [row["what"] for row in rows[3:]] == [f"{scheme}, bytes" for scheme in estimate.SCHEMES]
+    for row in rows:
+        assert row["error_%"] == pytest.approx(100 * (row["estimate"] / row["measured"] - 1))
