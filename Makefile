@@ -8,7 +8,7 @@ BIN := .venv/bin
 OLD_PYTHON ?= $(shell for p in python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info >= (3, 13))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test fast lint rivals clean
+.PHONY: demo test fast nightly lint rivals clean
 
 demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file
 	$(BIN)/birdie demo
@@ -17,7 +17,10 @@ test: .venv/installed  ## everything that must hold: lint, types, all tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
 fast: .venv/installed  ## the tests worth running after every change
-	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow and not nightly"
+
+nightly: .venv/installed  ## the long tests, mostly entire benchmarks, which `make test` leaves out
+	$(BIN)/pytest -n auto -m nightly
 
 lint: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check --lint

@@ -1,17 +1,17 @@
-"""What each technique is worth: on or off, at as many steps and in as much time: `python -m benchmarks.ablation`.
+"""Effect of each technique on bits per byte, at equal steps and at equal time: `python -m benchmarks.ablation`.
 
     python -m benchmarks.ablation [--json] [--only smear,xsa] [--seeds 3] [--steps 240] [--jobs 2]
 
-A small GPT without any technique (`BASE`) is trained on the FineWeb text of the shared data (BIRDIE_DATA), then the
-same with one thing changed (`CHANGES`), for several seeds, and both are scored on the same held-out text: bits per
-byte, so vocabularies compare. A seed decides initial weights and the order of the data, which both share, and it is
-differences that are averaged; their standard error is over the seeds.
+A small GPT without techniques (`BASE`) is trained on the FineWeb text of the shared data (BIRDIE_DATA), then again with
+one change (`CHANGES`), for several seeds. Both are scored on the same held-out text in bits per byte, so vocabularies
+are comparable. A seed determines initial weights and data order, the same for both. The differences are averaged, and
+their standard error is over the seeds.
 
-*Equal time*: beside the base that was trained for as many steps as take as long. For that, steps of both are taken in
-turns in one process of one thread, and the median of their ratios, to the nearest twentieth, is what a step costs: no
-run is ended by a clock, so that other work on the machine changes no score.
+*Equal time* compares with a base that was trained for as many steps as take the same time. The cost of a step is
+measured by turns in one process with one thread: the median ratio, rounded to a twentieth. No run is ended by a clock,
+so other load on the machine cannot change a score.
 
-Runs are kept in `runs/ablation/results.jsonl` and not made twice.
+Results are kept in `runs/ablation/results.jsonl`, and finished runs are not repeated.
 """
 
 import argparse
@@ -19,9 +19,7 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -30,13 +28,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import report
+from benchmarks.command import command_parser, errors_as_exit, log, report
+from benchmarks.shared_data import shared_data
 from birdie.data.batches import Batches
 from birdie.data.corpus import file_corpus
 from birdie.data.dataset import open_dataset
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
-from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.run.events import Validated
 from birdie.run.pipeline import Run
@@ -46,8 +44,8 @@ from birdie.train.loop import Fit, fit
 
 VALIDATION_BYTES = 125_000
 TOKENIZERS = {1024: "fineweb_1024_bpe.model", 4096: "fineweb_4096_bpe.coder2011.model", 8192: "fineweb_8192_bpe.model"}
-NEAREST = 0.05  # to which a step's time over the base's is rounded
-TIMED = 15  # steps of each that are timed
+RATIO_STEP = 0.05  # the ratio of step times is rounded to a multiple of this
+TIMED_STEPS = 15
 
 BASE: Mapping[str, Any] = {
     "model": {"num_layers": 4, "model_dim": 96, "num_heads": 4, "num_kv_heads": 2},
@@ -104,17 +102,17 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "no warmdown": {"train.warmdown_fraction": 0.0},
     "no warmdown, twice the steps": {"train.warmdown_fraction": 0.0, "train.iterations": 2.0},
 }
-"""One thing changed at a time: of `[model]`, or of another table by `table.name`; `iterations` is a factor."""
+"""Changes of a recipe: key of `[model]`, or of another table as `table.key`; `iterations` is a factor."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trial:
-    """One run.
+    """One training run.
 
     Attributes:
-        change: its name in `CHANGES`; empty: the base.
-        seed: of weights and of the order of the data.
-        steps: taken.
+        change: name in `CHANGES`; empty: the base.
+        seed: of initial weights and data order.
+        steps: training steps.
     """
 
     change: str
@@ -123,16 +121,18 @@ class Trial:
 
 
 class Texts:
-    """The shared text under each tokenizer, prepared once in `folder`."""
+    """The FineWeb text of the shared data, prepared once per tokenizer in `folder`.
+
+    Raises:
+        ConfigError: BIRDIE_DATA is unset.
+    """
 
     def __init__(self, folder: Path, validation_bytes: int = VALIDATION_BYTES) -> None:
-        if not os.environ.get("BIRDIE_DATA"):
-            raise ConfigError("this is made on the shared text; set BIRDIE_DATA to its folder")
-        self.shared, self.folder = Path(os.environ["BIRDIE_DATA"]), folder
+        self.shared, self.folder = shared_data(), folder
         self.validation_bytes = validation_bytes
 
     def settings(self, vocabulary: int) -> dict[str, Any]:
-        """The table [data] for a vocabulary."""
+        """Return the recipe table [data] for a vocabulary size, preparing the data if necessary."""
         tokenizer = self.shared / "tokenizers" / TOKENIZERS[vocabulary]
         layout = Layout.of(self.folder / str(vocabulary), load_tokenizer(str(tokenizer)).name)
         if not (layout.folder / "dataset.json").is_file():
@@ -141,17 +141,17 @@ class Texts:
 
     def _prepare(self, tokenizer: str, root: Path) -> None:
         source = self.shared / "text" / "fineweb"
-        held = root / "held_out.txt"
+        held_out = root / "held_out.txt"
         root.mkdir(parents=True, exist_ok=True)
         text = (source / "val_head.txt").read_bytes()
-        held.write_bytes(text[: text.rindex(b"\n", 0, self.validation_bytes) + 1])
-        corpus = file_corpus([str(source / "train.txt")], validation=[str(held)], documents="line")
+        held_out.write_bytes(text[: text.rindex(b"\n", 0, self.validation_bytes) + 1])
+        corpus = file_corpus([str(source / "train.txt")], validation=[str(held_out)], documents="line")
         for _ in prepare(corpus, tokenizer, root):
             pass
 
 
 def recipe_of(trial: Trial, texts: Texts) -> Recipe:
-    """The base with one thing changed."""
+    """Return the recipe of the base with the change of `trial`."""
     values: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in BASE.items()}
     for name, value in CHANGES[trial.change].items() if trial.change else ():
         table, _, key = name.rpartition(".")
@@ -161,28 +161,31 @@ def recipe_of(trial: Trial, texts: Texts) -> Recipe:
     return Recipe.from_dict(values)
 
 
-def trained(trial: Trial, folder: Path) -> dict[str, Any]:
-    """Train and score; what is kept of it."""
+def run_trial(trial: Trial, folder: Path) -> dict[str, Any]:
+    """Train and score, and return the row to keep."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
-        run = Run(recipe_of(trial, Texts(folder)), Path(place))
+    with tempfile.TemporaryDirectory() as run_folder:
+        run = Run(recipe_of(trial, Texts(folder)), Path(run_folder))
         score = [event.score for event in run.train() if isinstance(event, Validated)][-1]
     parameters = sum(p.numel() for p in run.model.parameters())
     return {**dataclasses.asdict(trial), "bpb": score.bpb, "parameters": parameters, "bytes": score.bytes}
 
 
 def step_ratio(change: str, folder: Path) -> float:
-    """A step's time over the base's, taken in turns; of late loops the mean over the run."""
+    """Return the time of a step over that of the base, measured by turns.
+
+    Depth recurrence that starts late counts with its share of the run.
+    """
     torch.set_num_threads(1)
     texts = Texts(folder)
-    iterations = 4 * TIMED
-    base, other = (_fit(recipe_of(Trial(each, 0, iterations), texts)) for each in ("", change))
+    iterations = 4 * TIMED_STEPS
+    base, changed = (_fit(recipe_of(Trial(name, 0, iterations), texts)) for name in ("", change))
     ratios = []
-    for mine, its in zip(_durations(base), _durations(other), strict=False):
-        ratios.append(its / mine)
-        if len(ratios) == TIMED + 3:
+    for base_ms, changed_ms in zip(_durations(base), _durations(changed), strict=False):
+        ratios.append(changed_ms / base_ms)
+        if len(ratios) == TIMED_STEPS + 3:
             break
-    share = 1 - float(CHANGES[change].get("enable_looping_at", 0.0))  # here they loop from the first step on
+    share = 1 - float(CHANGES[change].get("enable_looping_at", 0.0))  # the timed run loops from its first step on
     return 1 + (statistics.median(ratios[3:]) - 1) * share
 
 
@@ -200,15 +203,15 @@ def _fit(recipe: Recipe) -> Fit:
     return fit(model, batches, settings, recipe.optimizer, device=choose_device("cpu"))
 
 
-def _durations(going: Fit) -> Iterator[float]:
-    before = 0.0
-    for step in going:
-        yield step.train_ms - before
-        before = step.train_ms
+def _durations(run: Fit) -> Iterator[float]:
+    start = 0.0
+    for step in run:
+        yield step.train_ms - start
+        start = step.train_ms
 
 
 class Results:
-    """What was measured, one JSON object a line; a change of the base or of the change starts anew."""
+    """Measured results, one JSON object per line; a different base or change has another key, so is measured again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -218,67 +221,70 @@ class Results:
 
     @staticmethod
     def key(kind: str, change: str, *numbers: int) -> str:
+        """Return the key of a result ("run" or "time"), a hash of all settings it depends on."""
         settings = json.dumps([BASE, CHANGES.get(change), kind, change, numbers, VALIDATION_BYTES], sort_keys=True)
         return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
+        """Store a result."""
         self.known[key] = {"key": key, **row}
         with self.path.open("a") as file:
             file.write(json.dumps(self.known[key]) + "\n")
 
 
 def run_trials(trials: Iterable[Trial], results: Results, folder: Path, jobs: int) -> None:
-    """Make those that were not made yet, `jobs` at a time."""
+    """Run the trials that have no result yet, `jobs` at a time."""
     wanted = {results.key("run", t.change, t.seed, t.steps): t for t in trials}
     missing = {key: trial for key, trial in wanted.items() if key not in results.known}
     with ProcessPoolExecutor(jobs) as pool:
-        going = {pool.submit(trained, trial, folder): key for key, trial in missing.items()}
-        for done, future in enumerate(as_completed(going), 1):
+        keys = {pool.submit(run_trial, trial, folder): key for key, trial in missing.items()}
+        for count, future in enumerate(as_completed(keys), 1):
             row = future.result()
-            results.add(going[future], row)
-            words = f"{done} of {len(missing)}: {row['change'] or 'base'}, seed {row['seed']}, {row['steps']} steps"
-            print(f"{words}: {row['bpb']:.4f}", file=sys.stderr, flush=True)
+            results.add(keys[future], row)
+            trial = f"{row['change'] or 'base'}, seed {row['seed']}, {row['steps']} steps"
+            log(f"{count} of {len(missing)}: {trial}: {row['bpb']:.4f}")
 
 
 def main() -> None:
-    """Make what is missing, print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", default="", help="parts of names of changes, by commas (default: all)")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=BASE["train"]["iterations"])
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a thread each")
-    parser.add_argument("--folder", type=Path, default=Path("runs/ablation"))
+    """Run what is missing, and print the table."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--only", default="", help="parts of names of changes, comma-separated (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--steps", type=int, default=BASE["train"]["iterations"], help="(default: 240)")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each (default: 2)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/ablation"), help="(default: runs/ablation)")
     options = parser.parse_args()
     parts = [part for part in options.only.lower().split(",") if part]
     names = [name for name in CHANGES if not parts or any(part in name.lower() for part in parts)]
+    with errors_as_exit():
+        report(_measure(names, options), as_json=options.json)
+
+
+def _measure(names: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
     texts, results = Texts(options.folder), Results(options.folder / "results.jsonl")
     for vocabulary in sorted({CHANGES[name].get("vocab_size", 1024) for name in names} | {1024}):
-        texts.settings(vocabulary)  # before several processes want them
+        texts.settings(vocabulary)  # prepared here, because several processes would prepare it at the same time
+
+    def run_all(trials: Iterable[Trial]) -> None:
+        run_trials(trials, results, options.folder, options.jobs)
 
     seeds = range(options.seeds)
-    run_trials((Trial("", seed, options.steps) for seed in seeds), results, options.folder, options.jobs)
-    run_trials(
-        (Trial(name, seed, _steps(name, options.steps)) for seed in seeds for name in names),
-        *(results, options.folder, options.jobs),
-    )
+    run_all(Trial("", seed, options.steps) for seed in seeds)
+    run_all(Trial(name, seed, _steps(name, options.steps)) for seed in seeds for name in names)
     ratios = {name: _ratio(name, results, options.folder) for name in names}
-    lengths = {name: _as_long(name, ratios[name], options.steps) for name in names}
-    run_trials(
-        (Trial("", seed, steps) for seed in seeds for steps in sorted(set(lengths.values()))),
-        *(results, options.folder, options.jobs),
-    )
+    lengths = {name: _equal_time_steps(name, ratios[name], options.steps) for name in names}
+    run_all(Trial("", seed, steps) for seed in seeds for steps in sorted(set(lengths.values())))
     rows = [_row(name, ratios[name], lengths[name], options, results) for name in names]
-    report([_base_row(options, results), *rows], as_json=options.json)
+    return [_base_row(options, results), *rows]
 
 
 def _steps(name: str, steps: int) -> int:
     return round(steps * float(CHANGES[name].get("train.iterations", 1.0)))
 
 
-def _as_long(name: str, ratio: float, steps: int) -> int:
-    """Steps of the base that take as long as the change's."""
-    return round(_steps(name, steps) * NEAREST * round(ratio / NEAREST))
+def _equal_time_steps(name: str, ratio: float, steps: int) -> int:
+    """Return the steps of the base that take the same time as the change's."""
+    return round(_steps(name, steps) * RATIO_STEP * round(ratio / RATIO_STEP))
 
 
 def _ratio(name: str, results: Results, folder: Path) -> float:
@@ -306,7 +312,7 @@ def _base_row(options: argparse.Namespace, results: Results) -> dict[str, Any]:
 
 
 def _row(name: str, ratio: float, length: int, options: argparse.Namespace, results: Results) -> dict[str, Any]:
-    """Differences to the base after as many steps, and to the base after as long."""
+    """Return the differences to the base after equal steps and after equal time."""
     steps = _steps(name, options.steps)
     changed = _bpb(results, name, options.seeds, steps)
     same_steps, same_time = (
@@ -320,7 +326,7 @@ def _row(name: str, ratio: float, length: int, options: argparse.Namespace, resu
 
 
 def _mean(values: list[float]) -> tuple[float, float]:
-    """Mean and its standard error."""
+    """Return the mean and its standard error."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return statistics.fmean(values), error
 

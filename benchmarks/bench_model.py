@@ -1,16 +1,14 @@
-"""The model that benchmarks share: `python -m benchmarks.bench_model` trains recipes/bench.toml once and prints where.
+"""The model that several benchmarks compress: `python -m benchmarks.bench_model` trains it once and prints its path.
 
-It learns from the challenge's FineWeb smoke shard and public-domain books, all under its tokenizer of 1,024 pieces.
-What it is cached by: the settings the recipe names for model, training and optimizer, the order of the data, and the
-contents of the data files. Where any of these lie does not matter, nor what is validated, exported or logged.
+The recipe is recipes/bench.toml; the text is the challenge's FineWeb smoke shard and public-domain books, with the
+challenge's tokenizer of 1,024 pieces. The model is cached by a digest of the recipe's settings for model, training,
+optimizer and data order, and of the contents of the data files. Paths do not count, nor do the settings for validation,
+export and logging.
 """
 
-import argparse
 import hashlib
 import json
-import os
 import shutil
-import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +17,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from benchmarks.command import command_parser, errors_as_exit, log
+from benchmarks.shared_data import shared_data
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
@@ -31,13 +31,13 @@ from birdie.train.checkpoint import POINTER, load_checkpoint
 from birdie.train.loop import Step
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "bench.toml"
-_KEYED = ("model", "train", "optimizer")
+_DIGEST_TABLES = ("model", "train", "optimizer")
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The files the model is made from."""
+    """Data files of the shared model."""
 
     tokenizer: Path
     train: Path
@@ -46,49 +46,45 @@ class Sources:
 
     @classmethod
     def under(cls, data: Path) -> "Sources":
-        """The sources in the shared data folder.
+        """Return the sources in the folder of the shared data.
 
         Raises:
-            ConfigError: one is missing.
+            ConfigError: a file is missing.
         """
         text = data / "text"
-        found = cls(
+        sources = cls(
             data / "tokenizers" / "fineweb_1024_bpe.model",
             text / "fineweb" / "fineweb_train_000000_smoke_sp1024.bin",
             text / "fineweb" / "fineweb_val_head_sp1024.bin",
             tuple(sorted((text / "books").glob("*.md"))),
         )
-        missing = [path for path in (found.tokenizer, found.train, found.val) if not path.is_file()]
-        if missing or not found.books:
+        missing = [path for path in (sources.tokenizer, sources.train, sources.val) if not path.is_file()]
+        if missing or not sources.books:
             raise ConfigError(
                 f"the benchmark model needs {(missing or [text / 'books'])[0]}; set BIRDIE_DATA or --data"
             )
-        return found
+        return sources
 
 
 def bench_model(run_root: Path = Path("runs"), data: Path | None = None, *, train: bool = True) -> Path:
-    """The float weights of the shared model as .safetensors, trained first if that was never done.
+    """Return the path of the shared model's float weights (.safetensors), training it first if necessary.
 
     Args:
-        run_root: folder of runs; the model's is `bench-DIGEST` in it.
-        data: the shared data; default: the folder BIRDIE_DATA names.
-        train: whether it may be trained, which takes most of an hour on two cores.
+        run_root: folder of runs; the model's folder in it is `bench-DIGEST`.
+        data: folder of the shared data; default: BIRDIE_DATA.
+        train: allow training, which takes most of an hour on two cores.
 
     Raises:
-        ConfigError: there is no data, or no model and `train` is False.
+        ConfigError: data are missing, or there is no trained model and `train` is False.
     """
-    if data is None:
-        if not os.environ.get("BIRDIE_DATA"):
-            raise ConfigError("the benchmark model is made from the shared data; set BIRDIE_DATA to its folder")
-        data = Path(os.environ["BIRDIE_DATA"])
-    sources = Sources.under(data)
+    sources = Sources.under(shared_data() if data is None else data)
     folder = run_root / f"bench-{digest(sources)}"
     weights = folder / "model.safetensors"
     if weights.is_file():
         return weights
     if not _finished(folder):
         if not train:
-            raise ConfigError(f"{folder} holds no trained model; run python -m benchmarks.bench_model")
+            raise ConfigError(f"{folder} has no trained model; run python -m benchmarks.bench_model")
         _train(sources, folder)
     state = load_checkpoint(folder / "checkpoints").weights
     with atomic_path(weights) as path:
@@ -97,7 +93,7 @@ def bench_model(run_root: Path = Path("runs"), data: Path | None = None, *, trai
 
 
 def digest(sources: Sources, recipe: Path = RECIPE) -> str:
-    """Eight hex digits that change with the recipe's settings and the data's contents, and with nothing else."""
+    """Return eight hex digits that depend on the recipe's settings and the data's contents only."""
     key = {
         "settings": _settings(tomllib.loads(recipe.read_text())),
         "tokenizer": _contents(sources.tokenizer),
@@ -108,19 +104,19 @@ def digest(sources: Sources, recipe: Path = RECIPE) -> str:
 
 
 def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {table: recipe.get(table, {}) for table in _KEYED} | {"order": recipe.get("data", {}).get("order")}
+    return {table: recipe.get(table, {}) for table in _DIGEST_TABLES} | {"order": recipe.get("data", {}).get("order")}
 
 
 def _contents(path: Path) -> str:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            sha256.update(block)
+    return sha256.hexdigest()
 
 
 def _finished(folder: Path) -> bool:
-    """Whether the last step's checkpoint is there."""
+    """Return whether the checkpoint of the last step exists."""
     if not (folder / "checkpoints" / POINTER).is_file():
         return False
     return load_checkpoint(folder / "checkpoints").step >= load_recipe(RECIPE).train.iterations
@@ -128,19 +124,19 @@ def _finished(folder: Path) -> bool:
 
 def _train(sources: Sources, folder: Path) -> None:
     shards = _shards(sources, folder)
-    places = ["--data.path", str(shards), "--data.tokenizer", str(sources.tokenizer)]
-    run = Run(load_recipe(RECIPE, places), folder, notify=_say)
+    paths = ["--data.path", str(shards), "--data.tokenizer", str(sources.tokenizer)]
+    run = Run(load_recipe(RECIPE, paths), folder, notify=log)
     for event in run.train(resume=True):
         if isinstance(event, Started):
-            _say(f"training {event.parameters:,} parameters on {event.train_tokens:,} tokens into {folder}")
+            log(f"training {event.parameters:,} parameters on {event.train_tokens:,} tokens into {folder}")
         elif isinstance(event, Step) and event.number % 20 == 0:
-            _say(f"step {event.number}  loss {event.loss:.4f}  {event.train_ms / 1000:.0f} s")
+            log(f"step {event.number}  loss {event.loss:.4f}  {event.train_ms / 1000:.0f} s")
         elif isinstance(event, Validated):
-            _say(f"step {event.step}  {event.score.bpb:.4f} bits per byte")
+            log(f"step {event.step}  {event.score.bpb:.4f} bits per byte")
 
 
 def _shards(sources: Sources, folder: Path) -> Path:
-    """FineWeb first, then the books the split leaves for training, as one folder of shards."""
+    """Return a folder with the shards: FineWeb first, then the training part of the books."""
     shards = folder / "shards"
     shards.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(sources.train, shards / "fineweb_train_000000.bin")
@@ -154,17 +150,14 @@ def _shards(sources: Sources, folder: Path) -> Path:
     return shards
 
 
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    """Train if need be; print the path."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Train the model if necessary, and print the path of its weights."""
+    parser = command_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
-    parser.add_argument("--data", type=Path, help="the shared data (default: the folder BIRDIE_DATA names)")
+    parser.add_argument("--data", type=Path, help="folder of the shared data (default: BIRDIE_DATA)")
     options = parser.parse_args()
-    print(bench_model(options.runs, options.data))
+    with errors_as_exit():
+        print(bench_model(options.runs, options.data))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""Whether a byte budget is met: `python -m benchmarks.budgets` asks for fifty sizes and weighs the files.
+"""Accuracy of byte budgets: `python -m benchmarks.budgets` saves a model under fifty budgets and checks the files.
 
-Budgets are drawn evenly between 2 and 8 bits a weight, seeded. A file must never be over its budget, and under it by no
-more than a thousandth or 64 bytes, whichever is more, without padding: a byte more at the end of the file makes it
-invalid, and every byte belongs to the header or to a tensor.
+Budgets are uniform between 2 and 8 bits per weight, with a fixed seed. A file must never exceed its budget, and stay
+below it by at most 0.1 % or 64 bytes, whichever is more. Padding does not count: a further byte at the end of a file
+makes it invalid, and every byte belongs to the header or to a tensor.
 
-    --small    a model of 0.1 M weights made on the spot (continuous integration); default: the benchmark model
+    --small    a synthetic model of 0.1 M weights (continuous integration); default: the shared benchmark model
 """
 
-import argparse
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -20,31 +18,31 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench_model import bench_model
-from benchmarks.report import report
+from benchmarks.command import command_parser, errors_as_exit, log, report
 from birdie.artifact import container
 from birdie.artifact.checkpoints import read_state_dict
 from birdie.artifact.container import Reader
 from birdie.artifact.save import save
-from birdie.errors import BirdieError, BudgetError
+from birdie.errors import BudgetError
 
 COUNT, LOWEST, HIGHEST = 50, 2.0, 8.0
-SHARE, TINY = 1000, 64
+SLACK_DIVISOR, MIN_SLACK = 1000, 64
 Row = dict[str, Any]
 
 
 def slack_allowed(budget: int) -> int:
-    """Bytes a file may stay under its budget."""
-    return max(budget // SHARE, TINY)
+    """Return the bytes by which a file may be smaller than its budget."""
+    return max(budget // SLACK_DIVISOR, MIN_SLACK)
 
 
 def draw(weights: int, count: int = COUNT, seed: int = 0) -> list[int]:
-    """`count` budgets in bytes for a model of so many weights, ascending."""
-    chance = random.Random(seed)
-    return sorted(int(chance.uniform(LOWEST, HIGHEST) * weights / 8) for _ in range(count))
+    """Return `count` random budgets in bytes for a model of `weights` weights, ascending."""
+    rng = random.Random(seed)
+    return sorted(int(rng.uniform(LOWEST, HIGHEST) * weights / 8) for _ in range(count))
 
 
 def small_state(seed: int = 0) -> dict[str, Tensor]:
-    """A made-up transformer of 0.1 M weights: row scales differ, gains are small vectors, one matrix is tied."""
+    """Return a synthetic transformer of 0.1 M weights: unequal row scales, small gain vectors, one tied matrix."""
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:
@@ -63,7 +61,7 @@ def small_state(seed: int = 0) -> dict[str, Tensor]:
 
 
 def padding(path: Path) -> int:
-    """Bytes of the file that belong to nothing: what is left when header and payloads are rebuilt from what is read."""
+    """Return the bytes of the file beyond a file that is rebuilt from the header and payloads it was read as."""
     with Reader(path) as reader:
         entries = [reader.read(name) for name in reader.names]
         rebuilt = container.to_bytes(entries, bytes(reader.metadata))
@@ -71,12 +69,12 @@ def padding(path: Path) -> int:
 
 
 def rows(state: Mapping[str, Tensor], budgets: list[int], **arguments: Any) -> Iterator[Row]:
-    """One row a budget: what the file weighs, and whether that is allowed.
+    """Yield a row for each budget: the size of the file, and whether it is allowed.
 
     Args:
         state: name → tensor.
         budgets: in bytes.
-        arguments: further ones of birdie.save.
+        arguments: further arguments of birdie.save.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.birdie"
@@ -105,30 +103,27 @@ def _row(budget: int, size: int | None, padded: int | None, seconds: float, reas
 
 
 def main() -> None:
-    """Parse, measure, print; exit code 1 where a budget was not met."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Measure and print the table; exit code 1 if a budget was missed."""
+    parser = command_parser(__doc__)
     parser.add_argument("--weights", type=Path, help="a checkpoint (default: the shared benchmark model)")
-    parser.add_argument("--small", action="store_true", help="a small made-up model instead")
+    parser.add_argument("--small", action="store_true", help="a small synthetic model instead")
     parser.add_argument("--count", type=int, default=COUNT, help="budgets (default: 50)")
-    parser.add_argument("--coder", choices=("max", "fast"), default="max")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the shared model is kept")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--coder", choices=("max", "fast"), default="max", help="(default: max)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
+    parser.add_argument("--seed", type=int, default=0, help="of the budgets (default: 0)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    try:
+    with errors_as_exit():
         state = small_state() if options.small else read_state_dict(options.weights or bench_model(options.runs))
         tensors = {id(weight): weight.numel() for weight in state.values()}
         budgets = draw(sum(tensors.values()), options.count, options.seed)
-        found = []
+        results = []
         for row in rows(state, budgets, coder=options.coder):
-            found.append(row)
-            said = row["reason"] or f"{row['bytes']:,} of {row['budget']:,} bytes in {row['encode_s']:.0f} s"
-            print(f"{len(found)} of {len(budgets)}: {said}", file=sys.stderr, flush=True)
-    except BirdieError as error:
-        raise SystemExit(str(error)) from error
-    report(found, as_json=options.json)
-    raise SystemExit(0 if all(row["met"] for row in found) else 1)
+            results.append(row)
+            outcome = row["reason"] or f"{row['bytes']:,} of {row['budget']:,} bytes in {row['encode_s']:.0f} s"
+            log(f"{len(results)} of {len(budgets)}: {outcome}")
+    report(results, as_json=options.json)
+    raise SystemExit(0 if all(row["met"] for row in results) else 1)
 
 
 if __name__ == "__main__":

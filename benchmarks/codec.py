@@ -4,8 +4,8 @@
     python -m benchmarks.codec --set uniform           of the shared model (benchmarks.bench_model)
     python -m benchmarks.codec --suite --json          every set of every file in the shared data
 
-birdie's rows count the whole file, names, shapes and checksums included; rivals get the tensors in the form that suits
-them best (`benchmarks.rivals`), on one thread. docs/benchmarks.md says how to read the rows.
+birdie's rows count the entire file with names, shapes and checksums; rivals get the tensors in their best form
+(`benchmarks.rivals`), on one thread. docs/benchmarks.md explains the rows.
 """
 
 import argparse
@@ -18,22 +18,20 @@ import torch
 
 from benchmarks.bench_model import bench_model
 from benchmarks.birdie_rows import birdie
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, one_of, report
 from benchmarks.plot import svg
-from benchmarks.report import report
-from benchmarks.rivals import MEASURES, Measure, Measured, NotInstalledError, NotMeantForError
+from benchmarks.rivals import MEASURES, Measure, Measured, NotApplicableError, NotInstalledError
 from benchmarks.symbols import SETS, SymbolSet, make
-from birdie.errors import BirdieError
 from birdie.runtime.files import write_bytes
 
 Row = dict[str, Any]
-OURS = ("max", "fast")
-CODECS = (*OURS, *MEASURES)
-TABLE = ("set", "codec", "bytes", "bits", "encode_s", "decode_s", "exact", "version")  # the rest is in --json
+CODECS = ("max", "fast", *MEASURES)
+TABLE = ("set", "codec", "bytes", "bits", "encode_s", "decode_s", "exact", "version")  # further keys are in --json
 BENCH_SETS = ("uniform", "sdclip6", "rowmax6", "bf16", "fp32")
 
 
 def measures(threads: int, repeat: int) -> dict[str, tuple[str, Measure]]:
-    """Every coder: its key for --codecs, its label in the rows, and how it is measured."""
+    """Return key → (label in the rows, measurement) of every coder."""
     return {
         "max": ("birdie max", birdie("max", threads=threads, repeat=repeat)),
         "fast": ("birdie fast", birdie("fast", threads=threads, repeat=repeat)),
@@ -41,38 +39,38 @@ def measures(threads: int, repeat: int) -> dict[str, tuple[str, Measure]]:
     }
 
 
-def rows(given: SymbolSet, codecs: Sequence[str] = CODECS, *, threads: int = 1, repeat: int = 1) -> Iterator[Row]:
-    """One row a coder, in the order of `codecs`; what is not installed says so where its version would stand."""
-    known = measures(threads, repeat)
+def rows(symbols: SymbolSet, codecs: Sequence[str] = CODECS, *, threads: int = 1, repeat: int = 1) -> Iterator[Row]:
+    """Yield a row for each of `codecs`; a coder that is not installed says so in its `version`."""
+    by_key = measures(threads, repeat)
     for key in codecs:
-        label, measure = known[key]
+        label, measure = by_key[key]
         try:
-            yield row(label, given, measure(given))
+            yield row(label, symbols, measure(symbols))
         except NotInstalledError as error:
-            yield row(label, given, None, version=str(error))
-        except NotMeantForError:
+            yield row(label, symbols, None, version=str(error))
+        except NotApplicableError:
             continue
 
 
-def row(codec: str, given: SymbolSet, found: Measured | None, version: str = "") -> Row:
-    """One line of the table; None where there is nothing to say."""
+def row(codec: str, symbols: SymbolSet, measured: Measured | None, version: str = "") -> Row:
+    """Return one row; values are None for a coder that was not measured."""
     return {
         "codec": codec,
-        "bytes": found and found.bytes,
-        "symbol_bytes": given.bytes,
-        "encode_s": found and found.encode_s,
-        "decode_s": found and found.decode_s,
-        "exact": None if found is None else bool(found.exact),
-        "version": found.version if found else version,
-        "form": found.form if found else "",
-        "decode_mb": found and found.decode_mb,
-        "symbols": given.symbols,
-        "bits": found and round(8 * found.bytes / given.symbols, 4),
+        "bytes": measured and measured.bytes,
+        "symbol_bytes": symbols.bytes,
+        "encode_s": measured and measured.encode_s,
+        "decode_s": measured and measured.decode_s,
+        "exact": None if measured is None else bool(measured.exact),
+        "version": measured.version if measured else version,
+        "form": measured.form if measured else "",
+        "decode_mb": measured and measured.decode_mb,
+        "symbols": symbols.symbols,
+        "bits": measured and round(8 * measured.bytes / symbols.symbols, 4),
     }
 
 
 def suite(data: Path, runs: Path) -> Iterator[tuple[str, Callable[[], SymbolSet]]]:
-    """(label, maker) of every set of the shared data."""
+    """Yield (label, function that makes the set) of every set of the shared data."""
     weights = data / "weights"
 
     def maker(name: str, path: Path) -> Callable[[], SymbolSet]:
@@ -92,42 +90,27 @@ def suite(data: Path, runs: Path) -> Iterator[tuple[str, Callable[[], SymbolSet]
         yield f"bench {name}", maker(name, model)
 
 
-def chosen(text: str) -> list[str]:
-    """The keys in a comma-separated list.
-
-    Raises:
-        argparse.ArgumentTypeError: one is unknown.
-    """
-    keys = [key.strip() for key in text.split(",") if key.strip()]
-    unknown = [key for key in keys if key not in CODECS]
-    if unknown or not keys:
-        raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown) or 'nothing'} is no codec; choose from {', '.join(CODECS)}"
-        )
-    return keys
-
-
 def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Return the parsed command line."""
+    parser = command_parser(__doc__)
     parser.add_argument("--weights", type=Path, help="a checkpoint (default: the shared benchmark model)")
     parser.add_argument(
-        "--set", choices=SETS, default="auto", help="what is made of it (default: its integers, or bf16)"
+        "--set", choices=SETS, default="auto", help="symbols to code (default: stored integers, or bf16)"
     )
     parser.add_argument("--suite", action="store_true", help="every set of the shared data instead (BIRDIE_DATA)")
-    parser.add_argument("--codecs", type=chosen, default=list(CODECS), help=f"of {','.join(CODECS)} (default: all)")
-    parser.add_argument("--threads", type=int, default=1, help="of birdie's rows; rivals have one (default: 1)")
-    parser.add_argument("--repeat", type=int, default=3, help="decodings of birdie's rows, best counts (default: 3)")
+    codecs = comma_separated(one_of(CODECS, "codec"))
+    parser.add_argument("--codecs", type=codecs, default=list(CODECS), help=f"of {','.join(CODECS)} (default: all)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of birdie; rivals have one (default: 1)")
     parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), help="where the shared model is kept (default: runs)"
+        "--repeat", type=int, default=3, help="decodings by birdie, of which the best counts (default: 3)"
     )
-    parser.add_argument("--plot", type=Path, help="also draw bytes against decode speed into this .svg")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
+    parser.add_argument("--plot", type=Path, help="also draw bytes against decoding speed into this .svg")
     return parser.parse_args()
 
 
-def measured(options: argparse.Namespace) -> list[Row]:
-    """All rows the options ask for."""
+def measure_all(options: argparse.Namespace) -> list[Row]:
+    """Return all rows that the flags name."""
     torch.set_num_threads(1)
     settings = {"threads": options.threads, "repeat": options.repeat}
     if options.suite:
@@ -144,21 +127,19 @@ def measured(options: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Measure and print the table."""
     options = parse()
     if options.suite and options.plot:
         raise SystemExit("--plot draws one set; name it with --weights and --set instead of --suite")
-    try:
-        found = measured(options)
-    except BirdieError as error:
-        raise SystemExit(str(error)) from error
+    with errors_as_exit():
+        lines = measure_all(options)
     if options.plot:
         source = options.weights.name if options.weights else "the benchmark model"
-        symbols = found[0]["symbols"]
+        symbols = lines[0]["symbols"]
         title = f"{source}, {options.set}: {symbols:,} symbols" if options.set != "gaussian" else f"{symbols:,} symbols"
-        write_bytes(options.plot, svg(found, title).encode())
-    shown = found if options.json else [{key: line[key] for key in line if key in TABLE} for line in found]
-    report(shown, as_json=options.json)
+        write_bytes(options.plot, svg(lines, title).encode())
+    table = lines if options.json else [{key: line[key] for key in line if key in TABLE} for line in lines]
+    report(table, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ One row per coder and array, on one thread, with warm kernels; times are the bes
     noise     1,024 × 512 uniform bytes, like the low bits of a mantissa
 """
 
-import argparse
 import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report import report
+from benchmarks.command import command_parser, report
 from birdie.entropy import coder, mixed, numbers, raw, static
 
 Integers = NDArray[np.integer]
@@ -78,10 +77,9 @@ def measure(name: str, values: Integers, code: int, encode: Callable[[], bytes |
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each measurement")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args()
     measured = [
         measure(name, values, code, encode, options.seconds)

@@ -1,7 +1,7 @@
-"""Curves of bytes against KL: what a coder takes at another's quality, and their picture.
+"""Curves of bytes against KL: the bytes of a coder at another coder's quality, and their chart.
 
-KL falls fourfold where every weight gets one more bit, so bytes are close to linear in log KL: that is how a curve is
-read between its points. It is not read beyond them.
+One more bit per weight divides the KL by four, so bytes are nearly linear in log KL: that is how a curve is
+interpolated between its points. It is not extrapolated.
 """
 
 import itertools
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.plot import LINE, OURS, THEIRS, rule, text, ticks
+from benchmarks.plot import BIRDIE_COLOR, LINE_HEIGHT, RIVAL_COLOR, grid_line, text, ticks
 
 Row = Mapping[str, Any]
 WIDTH, HEIGHT = 760, 460
@@ -17,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 190, 44, 56
 
 
 def frontier(rows: Sequence[Row], against: str = "kl") -> list[Row]:
-    """The rows that none beats on both bytes and `against`, from fine to coarse."""
+    """Return the rows that no other row beats on both bytes and `against`, from fine to coarse."""
     best: list[Row] = []
     for row in sorted((row for row in rows if row["bytes"]), key=lambda row: (row[against], row["bytes"])):
         if not best or row["bytes"] < best[-1]["bytes"]:
@@ -26,7 +26,7 @@ def frontier(rows: Sequence[Row], against: str = "kl") -> list[Row]:
 
 
 def bytes_at(rows: Sequence[Row], value: float, against: str = "kl") -> float | None:
-    """Bytes at `value` of `against`, linear in its logarithm between rows of the frontier; None beyond its ends."""
+    """Return the bytes at `value` of `against`, linear in its logarithm between frontier rows; None beyond its ends."""
     points = [row for row in frontier(rows, against) if row[against] > 0]
     for low, high in itertools.pairwise(points):
         if low[against] <= value <= high[against]:
@@ -38,47 +38,48 @@ def bytes_at(rows: Sequence[Row], value: float, against: str = "kl") -> float | 
 
 
 def ratios(
-    ours: Sequence[Row], theirs: Sequence[Row], targets: Sequence[float] = (), against: str = "kl"
+    birdie_rows: Sequence[Row], rival_rows: Sequence[Row], targets: Sequence[float] = (), against: str = "kl"
 ) -> list[dict[str, Any]]:
-    """Our bytes over theirs at each of their own rows, or at each of `targets` on the curve of theirs.
+    """Return birdie's bytes over a rival's at the quality of each rival row, or at each of `targets` on its curve.
 
     Args:
-        ours: rows of one model, of which the frontier counts.
-        theirs: rows of one rival on the same model.
-        targets: values of `against`; without any, those of the rival's rows.
-        against: "kl", or "disagreement", which is one minus the agreement.
+        birdie_rows: rows of one model; their frontier counts.
+        rival_rows: rows of one rival on the same model.
+        targets: values of `against`; default: those of the rival's rows.
+        against: "kl", or "disagreement" (one minus agreement).
 
     Returns:
-        rows of rival, quality, its value, their bytes, ours, and the ratio; None where a curve does not reach.
+        rows of rival, quality, its value, both sizes and their ratio; None where a curve does not reach.
     """
-    ours, theirs = _disagreeing(ours), _disagreeing(theirs)
+    birdie_rows, rival_rows = _with_disagreement(birdie_rows), _with_disagreement(rival_rows)
     if targets:
-        name = theirs[0]["curve"] if theirs else ""
-        asked = [(name, value, bytes_at(theirs, value, against)) for value in targets]
+        name = rival_rows[0]["curve"] if rival_rows else ""
+        points = [(name, value, bytes_at(rival_rows, value, against)) for value in targets]
     else:
-        asked = [(row["scheme"], row[against], float(row["bytes"])) for row in theirs]
-    found = []
-    for rival, value, size in asked:
-        own = bytes_at(ours, value, against)
-        found.append(
+        points = [(row["scheme"], row[against], float(row["bytes"])) for row in rival_rows]
+    lines = []
+    for rival, value, rival_bytes in points:
+        birdie_bytes = bytes_at(birdie_rows, value, against)
+        ratio = None if birdie_bytes is None or rival_bytes is None else round(birdie_bytes / rival_bytes, 4)
+        lines.append(
             {
                 "rival": rival,
                 "equal": against,
                 "value": value,
-                "rival_bytes": None if size is None else round(size),
-                "birdie_bytes": None if own is None else round(own),
-                "ratio": None if own is None or size is None else round(own / size, 4),
+                "rival_bytes": None if rival_bytes is None else round(rival_bytes),
+                "birdie_bytes": None if birdie_bytes is None else round(birdie_bytes),
+                "ratio": ratio,
             }
         )
-    return found
+    return lines
 
 
-def _disagreeing(rows: Sequence[Row]) -> list[Row]:
+def _with_disagreement(rows: Sequence[Row]) -> list[Row]:
     return [{**row, "disagreement": 1 - row["agreement"]} for row in rows if row["bytes"]]
 
 
 def svg(rows: Sequence[Row], title: str) -> str:
-    """Bytes against KL of each `curve` in `rows`, the KL on a logarithmic axis; left is better, down is smaller.
+    """Return the chart of bytes against KL of each `curve` in `rows`, the KL on a logarithmic axis.
 
     Raises:
         ValueError: no row has bytes and a positive KL.
@@ -92,10 +93,10 @@ def svg(rows: Sequence[Row], title: str) -> str:
     margin = 0.06 * (max(sizes) - min(sizes)) or 0.1
     low, high = min(sizes) - margin, max(sizes) + margin
 
-    def across(kl: float) -> float:
+    def to_x(kl: float) -> float:
         return _LEFT + (math.log10(kl) - left) / (right - left) * (WIDTH - _LEFT - _RIGHT)
 
-    def down(size: float) -> float:
+    def to_y(size: float) -> float:
         return _TOP + (high - size / 1e6) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
     parts = [
@@ -106,30 +107,30 @@ def svg(rows: Sequence[Row], title: str) -> str:
         text(_LEFT, _TOP - 8, "million bytes"),
     ]
     for kl in _decades(left, right):
-        parts.append(rule(across(kl), _TOP, across(kl), HEIGHT - _BOTTOM))
-        parts.append(text(across(kl), HEIGHT - _BOTTOM + 18, f"{kl:g}", anchor="middle"))
+        parts.append(grid_line(to_x(kl), _TOP, to_x(kl), HEIGHT - _BOTTOM))
+        parts.append(text(to_x(kl), HEIGHT - _BOTTOM + 18, f"{kl:g}", anchor="middle"))
     for size in ticks(low, high):
-        y = down(size * 1e6)
-        parts.append(rule(_LEFT, y, WIDTH - _RIGHT, y))
+        y = to_y(size * 1e6)
+        parts.append(grid_line(_LEFT, y, WIDTH - _RIGHT, y))
         parts.append(text(_LEFT - 8, y + 4, f"{size:g}", anchor="end"))
-    taken: list[float] = []
+    labels: list[float] = []
     for curve in dict.fromkeys(row["curve"] for row in drawn):
         points = sorted((row for row in drawn if row["curve"] == curve), key=lambda row: row["kl"])
-        colour = OURS if curve.startswith("birdie") else THEIRS
-        places = [(across(row["kl"]), down(row["bytes"])) for row in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in places]
-        x, y = places[-1]
+        color = BIRDIE_COLOR if curve.startswith("birdie") else RIVAL_COLOR
+        positions = [(to_x(row["kl"]), to_y(row["bytes"])) for row in points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>' for x, y in positions]
+        x, y = positions[-1]
         label = y + 4
-        while any(abs(label - other) < LINE for other in taken):
+        while any(abs(label - other) < LINE_HEIGHT for other in labels):
             label += 1
-        taken.append(label)
-        parts.append(text(x + 8, label, curve, colour=colour))
+        labels.append(label)
+        parts.append(text(x + 8, label, curve, color=color))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def _decades(left: float, right: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten between 10^left and 10^right."""
+    """Return 1, 2 and 5 times the powers of ten between 10^left and 10^right."""
     marks = [digit * 10.0**power for power in range(math.floor(left), math.ceil(right) + 1) for digit in (1, 2, 5)]
     return [mark for mark in marks if left <= math.log10(mark) <= right]

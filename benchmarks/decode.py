@@ -1,17 +1,12 @@
-"""How fast the "fast" coder loads: `python -m benchmarks.decode --json [--weights FILE] [--seconds 2]`.
+"""Decoding speed of the "fast" coder: `python -m benchmarks.decode --json [--weights FILE] [--seconds 2]`.
 
-Rows: the rANS kernel alone, whole streams, and whole files through `birdie.load` to int8, bfloat16 and float32, on one
-thread and on two. Weights are Gaussian with a scale for each row, at about 3.3 and 5 bits, or the int8 tensors of FILE
-repeated until there are enough. Kernels are warm, times the best of as many as fit into `seconds`; peak memory is that
-of a process which loads the file and does nothing else, beside one that only imports birdie.
+Rows: the rANS kernel alone, one coded stream, and entire files through `birdie.load` to int8, bfloat16 and float32, on
+one thread and on two. Weights are Gaussian with a scale per row, at about 3.3 and 5 bits, or the int8 tensors of FILE,
+repeated until there are enough. Kernels are warm; the time is the best of the runs that fit into `seconds`. Peak memory
+is that of a process that only loads the file, minus that of a process that only imports birdie.
 """
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +17,9 @@ from torch import Tensor
 
 import birdie
 from benchmarks import symbols
-from benchmarks.report import report
+from benchmarks.command import command_parser, report
+from benchmarks.memory import python_peak
+from benchmarks.timing import take_turns
 from birdie.artifact.container import Reader
 from birdie.compress.log_scales import scales_of
 from birdie.compress.schemes.grid import Grid
@@ -33,11 +30,11 @@ Row = dict[str, Any]
 
 MIN_WEIGHTS = 10_000_000
 ROWS, COLUMNS = 1024, 2048
-_PEAK = "import sys, birdie; load = birdie.load; sys.argv[1:] and load(sys.argv[1], workers=int(sys.argv[2]))"
+_LOAD = "import sys, birdie; load = birdie.load; sys.argv[1:] and load(sys.argv[1], workers=int(sys.argv[2]))"
 
 
 def gaussian(bits: float, seed: int) -> State:
-    """Enough int8 matrices of about `bits` bits of entropy a weight."""
+    """Return at least `MIN_WEIGHTS` weights in int8 matrices, with an entropy of about `bits` per weight."""
     rng = np.random.default_rng(seed)
     scale = 2 ** (bits - 0.5 * np.log2(2 * np.pi * np.e))
     state = {}
@@ -49,81 +46,64 @@ def gaussian(bits: float, seed: int) -> State:
 
 
 def repeated(path: Path) -> State:
-    """The int8 tensors of a file as often as makes enough weights."""
-    tensors = {name: each for name, each in symbols.stored(path).tensors.items() if each.dtype is torch.int8}
+    """Return the int8 tensors of a file, repeated to at least `MIN_WEIGHTS` weights."""
+    tensors = {name: tensor for name, tensor in symbols.stored(path).tensors.items() if tensor.dtype is torch.int8}
     count = sum(tensor.numel() for tensor in tensors.values())
     if not count:
-        raise SystemExit(f"{path} holds no int8 tensors; give a quantized checkpoint")
+        raise SystemExit(f"{path} has no int8 tensors; give a quantized checkpoint")
     return {f"{i}.{name}": t.clone() for i in range(-(-MIN_WEIGHTS // count)) for name, t in tensors.items()}
 
 
 def best(work: Callable[[], Any], seconds: float) -> float:
-    """The least time `work` took, of at least three runs."""
-    work()  # loads or compiles the kernels
-    least, end, runs = float("inf"), time.perf_counter() + seconds, 0
-    while runs < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        least = min(least, time.perf_counter() - start)
-        runs += 1
-    return least
-
-
-def peak(*arguments: str) -> float:
-    """Most memory of a fresh process, in megabytes; started by a small one, for a parent's peak is inherited."""
-    runner = [sys.executable, "-I", "-S", str(Path(__file__).with_name("peak.py"))]
-    command = [*runner, sys.executable, "-c", _PEAK, *arguments]
-    done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    if done["code"]:
-        raise SystemExit(f"loading in a process of its own failed: {done['error']}")
-    return float(done["peak_mb"])
+    """Return the shortest duration of `work`, of at least three runs with warm kernels."""
+    return min(take_turns({"": work}, seconds=seconds)[""])
 
 
 def kernel_and_stream(name: str, path: Path, seconds: float) -> list[Row]:
-    """The largest tensor's stream without the file around it, and the kernel without the stream around it."""
+    """Return a row for the stream of the largest tensor without its file, and one for the kernel without the stream."""
     calls: list[tuple[Any, ...]] = []
     with Reader(path) as reader:
-        entry = reader.read(max(reader.names, key=lambda each: reader.table()[each]))
+        entry = reader.read(max(reader.names, key=lambda name: reader.table()[name]))
     stream, rows, columns = entry.streams[0], entry.shape[0], int(np.prod(entry.shape[1:]))
 
-    def whole() -> None:
+    def decode_stream() -> None:
         coder.decode(stream.coder, stream.payload, rows, columns, dtype=np.int8, threads=1)
 
     decode = rans.decode
     try:
-        rans.decode = lambda *given: calls.append(given)
-        whole()
+        rans.decode = lambda *arguments: calls.append(arguments)
+        decode_stream()
     finally:
         rans.decode = decode
     count = rows * columns
     return [
         row(f"{name}: kernel", count, 1, best(lambda: [decode(*call) for call in calls], seconds)),
-        row(f"{name}: stream", count, 1, best(whole, seconds)),
+        row(f"{name}: stream", count, 1, best(decode_stream, seconds)),
     ]
 
 
 def files(name: str, path: Path, expected: State, dtype: str, seconds: float) -> list[Row]:
-    """`birdie.load` of a whole file on one thread and on two."""
+    """Return the rows of `birdie.load` of a file on one thread and on two."""
     count = sum(tensor.numel() for tensor in expected.values())
     decoded = birdie.load(path)
     exact = all(torch.equal(decoded[key], tensor) for key, tensor in expected.items())
     size = sum(tensor.nbytes for tensor in decoded.values())
-    rows, idle = [], peak()
+    rows, idle = [], python_peak(_LOAD)
     for threads in (1, 2):
         load = best(lambda threads=threads: birdie.load(path, workers=threads), seconds)  # type: ignore[misc]
-        memory = {"decoded_mb": size / 1e6, "peak_mb": peak(str(path), str(threads)) - idle}
+        memory = {"decoded_mb": size / 1e6, "peak_mb": python_peak(_LOAD, str(path), str(threads)) - idle}
         rows.append(row(f"{name}: file to {dtype}", count, threads, load) | memory | {"exact": exact})
     return rows
 
 
 def row(name: str, count: int, threads: int, seconds: float) -> Row:
-    """One line of the table; memory beyond that of a process that only imports birdie."""
+    """Return one row, without memory and exactness."""
     rate = {"weights": count, "threads": threads, "seconds": seconds, "M/s": count / seconds / 1e6}
     return {"what": name} | rate | {"decoded_mb": None, "peak_mb": None, "exact": None}
 
 
 def measure(name: str, state: State, folder: Path, seconds: float) -> list[Row]:
-    """All rows for one set of int8 tensors; the grids have the same symbols as nearly as a step allows."""
+    """Return all rows of one set of int8 tensors; the grids of float files have nearly the same symbols."""
     path = folder / "int8.birdie"
     birdie.save(state, path, lossless=True, coder="fast")
     rows = kernel_and_stream(name, path, seconds) + files(name, path, state, "int8", seconds)
@@ -132,25 +112,24 @@ def measure(name: str, state: State, folder: Path, seconds: float) -> list[Row]:
         grids = {key: Grid(sigma=1 / max(tensor.float().std().item(), 0.1)) for key, tensor in state.items()}
         floats = {key: tensor.to(dtype) for key, tensor in state.items()}
         birdie.save(floats, path, scheme=list(grids.items()), coder="fast")
-        expected = {key: plainly(grids[key], weight) for key, weight in floats.items()}
+        expected = {key: dequantized(grids[key], weight) for key, weight in floats.items()}
         rows += files(name, path, expected, str(dtype).removeprefix("torch."), seconds)
     return rows
 
 
-def plainly(grid: Grid, weight: Tensor) -> Tensor:
-    """What `weight` must decode to, by torch."""
+def dequantized(grid: Grid, weight: Tensor) -> Tensor:
+    """Return the tensor that `weight` must decode to, computed with torch."""
     encoded = grid.encode("weight", weight)
     levels, indices = (torch.from_numpy(stream.astype(np.int32)) for stream in encoded.streams)
     return (levels.float() * torch.from_numpy(scales_of(indices.numpy()))).to(weight.dtype).reshape(weight.shape)
 
 
 def main() -> None:
-    """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure and print the table."""
+    parser = command_parser(__doc__)
     parser.add_argument("--weights", type=Path, help="a .safetensors or .ptz file with int8 tensors")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for each measurement")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of each measurement (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="of the Gaussian weights (default: 0)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sets = {f"{bits} bits": gaussian(bits, options.seed) for bits in (3.3, 5.0)}

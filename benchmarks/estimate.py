@@ -1,19 +1,18 @@
-"""Estimates against measurements: `python -m benchmarks.estimate [--json] [--part records|memory|cpu|curves]`.
+"""Estimates compared with measurements: `python -m benchmarks.estimate [--json] [--part records|memory|cpu|curves]`.
 
-records: milliseconds a step that `estimate` says of the recipes that ship, by the three constants fitted to all
-of them and by those fitted to the others, against what their authors recorded on eight H100s; then runs that had no
-part in the fit. memory: recorded peaks, and the two constants they give. cpu: a few small shapes trained for a few
-steps here: parameters, step time, peak memory, and the bytes of the file `birdie.save` writes. curves: each published
-run of `estimate_curves.toml` foretold by the others, from each of its validations.
+- records: milliseconds per step that `birdie estimate` predicts for the shipped recipes, with the three constants
+  fitted to all of them and with those fitted to all others (leave-one-out), compared with the times that their authors
+  recorded on eight H100s; then runs that are not in the fit.
+- memory: recorded peaks, and the two constants fitted to them.
+- cpu: small shapes trained for a few steps on this machine: parameters, step time, peak memory, and the bytes of the
+  file that `birdie.save` writes.
+- curves: the final score of each published run of `estimate_curves.toml`, forecast from each of its validations with a
+  prior from the other runs.
 """
 
-import argparse
 import dataclasses
 import itertools
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Sequence
@@ -26,7 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import birdie
-from benchmarks.report import report
+from benchmarks.command import command_parser, log, report
+from benchmarks.loaders import StatelessLoader
+from benchmarks.memory import python_peak
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.estimate import PEAK, Machine, artifact, h100, load, memory, parameters, schedule, this_cpu
 from birdie.run.forecast import CHALLENGE, FIRST, Prior, features, forecast
@@ -40,8 +41,8 @@ Row = dict[str, Any]
 Values = NDArray[np.float64]
 CURVES: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("estimate_curves.toml").read_text())["run"]
 
-# Step averages of published logs, and of the challenge's table, that had no part in the fit: (what, model settings that
-# differ from the baseline, tokens a step, sequence length, ranks, milliseconds).
+# Average step times of published logs and of the challenge's table that are not in the fit: (name, model settings that
+# differ from the baseline, tokens per step, sequence length, ranks, milliseconds).
 OTHERS: list[tuple[str, dict[str, Any], int, int, int, float]] = [
     ("Seq2048", {}, 524_288, 2048, 8, 51.9),
     ("Seq4096, its record", {}, 393_216, 4096, 8, 71.5),
@@ -61,7 +62,7 @@ OTHERS: list[tuple[str, dict[str, Any], int, int, int, float]] = [
 ]  # fmt: skip
 
 
-# "peak memory allocated" of published logs, all under torch.compile: (what, settings, tokens a step, length, MiB)
+# "peak memory allocated" of published logs, all under torch.compile: (name, settings, tokens per step, length, MiB)
 PEAKS: list[tuple[str, dict[str, Any], int, int, int]] = [
     ("baseline", {}, 524_288, 1024, 10_184),
     ("10 layers", {"num_layers": 10}, 524_288, 1024, 11_329),
@@ -71,40 +72,43 @@ PEAKS: list[tuple[str, dict[str, Any], int, int, int]] = [
     ("11 layers, smear and bigrams", {"num_layers": 11, "mlp_mult": 3.0, "smear": "fixed", "bigram_vocab_size": 2048},
      786_432, 2048, 19_710),
 ]  # fmt: skip
-SOTA_PEAK = 42_701  # MiB: 41.7 GiB (#1855)
+SOTA_PEAK = 42_701  # MiB: 41.7 GiB (parameter-golf#1855)
 
 
 def parts(recipe: Recipe, ranks: int) -> list[Values]:
-    """Milliseconds a step at the peak for products and attention, micro-steps, and of the link; by looping or not."""
-    found = []
-    for looping in (False, True) if recipe.model.num_loops else (False,):
-        each = load(recipe, ranks, torch.bfloat16, looping=looping)
-        products = each.micro_steps * each.work.matrix_flops + each.update_flops
-        attention = each.micro_steps * each.work.attention_flops
-        known = 1e3 * each.sent_bytes / h100(ranks).link
-        found.append(np.array([1e3 * products / PEAK, 1e3 * attention / PEAK, each.micro_steps, known]))
-    return found
+    """Return the parts of a step: ms at peak FLOP/s of products and of attention, micro-steps, and ms of communication.
+
+    A recipe with depth recurrence has two entries: without and with loops.
+    """
+    entries = []
+    for with_loops in (False, True) if recipe.model.num_loops else (False,):
+        step = load(recipe, ranks, torch.bfloat16, looping=with_loops)
+        products = step.micro_steps * step.work.matrix_flops + step.update_flops
+        attention = step.micro_steps * step.work.attention_flops
+        link_ms = 1e3 * step.sent_bytes / h100(ranks).link
+        entries.append(np.array([1e3 * products / PEAK, 1e3 * attention / PEAK, step.micro_steps, link_ms]))
+    return entries
 
 
-def mean_ms(recipe: Recipe, of: Sequence[Values], constants: Values) -> float:
-    """Of a step over a run that loops from its share of the time on."""
-    times = [float(each[:3] @ constants + each[3]) for each in of]
+def mean_ms(recipe: Recipe, entries: Sequence[Values], constants: Values) -> float:
+    """Return the mean step time of a run whose loops start at their share of the training time."""
+    times = [float(entry[:3] @ constants + entry[3]) for entry in entries]
     begin = recipe.model.enable_looping_at
     return times[0] if len(times) == 1 else 1 / (begin / times[0] + (1 - begin) / times[1])
 
 
 def fitted(runs: Sequence[tuple[Recipe, list[Values], float]]) -> Values:
-    """Least squares of the relative error, none of the three constants below zero; a looping run by its mean step."""
+    """Return the three constants: non-negative least squares of the relative error of the mean step."""
     constants = np.array([2.2, 4.0, 20.0])
-    for _ in range(8):  # how many steps of a run loop depends a little on the constants
+    for _ in range(8):  # the share of steps with depth recurrence depends slightly on the constants, so iterate
         rows, targets = [], []
-        for recipe, of, recorded in runs:
+        for recipe, entries, recorded in runs:
             late = 0.0
-            if len(of) == 2:
-                one, other = (float(each[:3] @ constants + each[3]) for each in of)
+            if len(entries) == 2:
+                plain_ms, looping_ms = (float(entry[:3] @ constants + entry[3]) for entry in entries)
                 begin = recipe.model.enable_looping_at
-                late = ((1 - begin) / other) / (begin / one + (1 - begin) / other)
-            mean = (1 - late) * of[0] + late * of[-1]
+                late = ((1 - begin) / looping_ms) / (begin / plain_ms + (1 - begin) / looping_ms)
+            mean = (1 - late) * entries[0] + late * entries[-1]
             rows.append(mean[:3] / recorded)
             targets.append(1 - mean[3] / recorded)
         constants = _nonnegative(np.array(rows), np.array(targets))
@@ -112,38 +116,37 @@ def fitted(runs: Sequence[tuple[Recipe, list[Values], float]]) -> Values:
 
 
 def _nonnegative(matrix: Values, target: Values) -> Values:
-    """Least squares with no coefficient below zero: the best of all subsets that have none."""
+    """Return the non-negative least-squares solution: the best over all subsets of columns with a valid solution."""
     width, best = matrix.shape[1], (float("inf"), np.zeros(matrix.shape[1]))
     for count in range(1, width + 1):
         for subset in map(list, itertools.combinations(range(width), count)):
-            found = np.linalg.lstsq(matrix[:, subset], target, rcond=None)[0]
-            error = float(np.linalg.norm(matrix[:, subset] @ found - target))
-            if (found >= 0).all() and error < best[0]:
-                whole = np.zeros(width)
-                whole[subset] = found
-                best = (error, whole)
+            solution = np.linalg.lstsq(matrix[:, subset], target, rcond=None)[0]
+            error = float(np.linalg.norm(matrix[:, subset] @ solution - target))
+            if (solution >= 0).all() and error < best[0]:
+                full = np.zeros(width)
+                full[subset] = solution
+                best = (error, full)
     return best[1]
 
 
 def records() -> list[Row]:
-    """Predicted and recorded step times."""
+    """Return predicted and recorded step times."""
     runs = []
-    for known in book():
-        if known.about.step_ms is not None:
-            recipe = known.recipe()
-            runs.append((known, (recipe, parts(recipe, 8), known.about.step_ms)))
+    for entry in book():
+        if entry.about.step_ms is not None:
+            recipe = entry.recipe()
+            runs.append((entry, (recipe, parts(recipe, 8), entry.about.step_ms)))
     data = [run for _, run in runs]
     constants = fitted(data)
-    sys.stderr.write(
+    log(
         f"products at {1 / constants[0]:.3f} of the peak, attention at {1 / constants[1]:.3f}, "
-        f"{constants[2]:.2f} ms a micro-step\n"
+        f"{constants[2]:.2f} ms per micro-step"
     )
     rows: list[Row] = []
-    for index, (known, (recipe, of, recorded)) in enumerate(runs):
+    for index, (entry, (recipe, entries, recorded)) in enumerate(runs):
         without = fitted([*data[:index], *data[index + 1 :]])
         shipped = 1e3 * schedule(recipe, h100(8)).mean_s
-        left_out = mean_ms(recipe, of, without)
-        rows.append(_time(known.name, recorded, shipped, left_out))
+        rows.append(_time(entry.name, recorded, shipped, mean_ms(recipe, entries, without)))
     for name, settings, tokens, length, ranks, recorded in OTHERS:
         train = TrainSettings(train_batch_tokens=tokens, train_seq_len=length)
         recipe = Recipe(model=GPTConfig(**settings), train=train)
@@ -164,7 +167,7 @@ def _time(name: str, recorded: float, estimate: float, left_out: float) -> Row:
 
 
 def peaks() -> list[Row]:
-    """Memory on a device as estimated and as recorded."""
+    """Return the estimated and the recorded memory of each run."""
     runs = [
         (
             name,
@@ -173,18 +176,20 @@ def peaks() -> list[Row]:
         )
         for name, settings, tokens, length, mib in PEAKS
     ]
-    every = [*runs, ("sota", find("sota").recipe(), SOTA_PEAK)]
-    kept, targets, rows = [], [], []
-    for name, recipe, mib in every:
-        of = load(recipe, 8, torch.bfloat16, looping=True)
-        found, recorded = memory(recipe, of, h100(8)), mib * 2**20
+    runs.append(("sota", find("sota").recipe(), SOTA_PEAK))
+    matrix, targets, rows = [], [], []
+    for name, recipe, mib in runs:
+        step = load(recipe, 8, torch.bfloat16, looping=True)
+        estimated, recorded = memory(recipe, step, h100(8)), mib * 2**20
         copy = 4 * recipe.train.train_batch_tokens // recipe.train.accumulation * recipe.model.vocab_size
-        kept.append(np.array([of.work.kept_bytes - 2 * copy, copy]) / recorded)
-        targets.append(1 - (found.total - found.activations - found.logits) / recorded)
-        error = 100 * (found.total / recorded - 1)
-        rows.append({"run": name, "recorded_MB": recorded / 1e6, "estimate_MB": found.total / 1e6, "error_%": error})
-    keeps, logits = _nonnegative(np.array(kept), np.array(targets))
-    sys.stderr.write(f"kept: {keeps:.3f} of activations, {logits:.3f} of a float32 copy of the logits\n")
+        matrix.append(np.array([step.work.kept_bytes - 2 * copy, copy]) / recorded)
+        targets.append(1 - (estimated.total - estimated.activations - estimated.logits) / recorded)
+        error = 100 * (estimated.total / recorded - 1)
+        rows.append(
+            {"run": name, "recorded_MB": recorded / 1e6, "estimate_MB": estimated.total / 1e6, "error_%": error}
+        )
+    activations, logits = _nonnegative(np.array(matrix), np.array(targets))
+    log(f"stored: {activations:.3f} of the activations, {logits:.3f} of a float32 copy of the logits")
     return rows
 
 
@@ -200,12 +205,12 @@ SHAPES = {
     ),
 }  # fmt: skip
 SCHEMES = ("int8", "int8:level_stride=4", "int6", "ternary")
-_ALONE = "from benchmarks.estimate import SHAPES, trained; trained(*SHAPES[{name!r}], 3)"
-_IDLE = "from benchmarks.estimate import SHAPES"
+_TRAIN = "from benchmarks.estimate import SHAPES, train_steps; train_steps(*SHAPES[{name!r}], 3)"
+_IMPORT = "from benchmarks.estimate import SHAPES"
 
 
-class Pairs:
-    """Tokens of which each decides the next: something to learn, without a file."""
+class SuccessorTokens(StatelessLoader):
+    """Loader of sequences in which each token determines the next: data to learn from, without a file."""
 
     def __init__(self, vocabulary: int, sequences: int, length: int) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -213,21 +218,14 @@ class Pairs:
         self.length = length
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets."""
+        """Return inputs and targets."""
         first = torch.randint(self.vocabulary, self.shape, generator=self.generator)
         rows = (first + 7 * torch.arange(self.length + 1)) % self.vocabulary
         return rows[:, :-1], rows[:, 1:]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to resume."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to resume."""
-
 
 def recipe_of(config: GPTConfig, tokens: int, length: int, steps: int) -> Recipe:
-    """A recipe of fixed steps, in float32."""
+    """Return a recipe of `steps` steps in float32."""
     return Recipe(
         model=config,
         train=TrainSettings(
@@ -237,43 +235,35 @@ def recipe_of(config: GPTConfig, tokens: int, length: int, steps: int) -> Recipe
     )  # fmt: skip
 
 
-def trained(config: GPTConfig, tokens: int, length: int, steps: int) -> tuple[GPT, list[Step]]:
-    """A model after a few steps, and the steps."""
+def train_steps(config: GPTConfig, tokens: int, length: int, steps: int) -> tuple[GPT, list[Step]]:
+    """Return a model after a few steps, and the steps."""
     recipe = recipe_of(config, tokens, length, steps)
     torch.manual_seed(0)
     model = GPT(config)
-    return model, list(fit(model, Pairs(config.vocab_size, tokens // length, length), recipe.train, recipe.optimizer))
-
-
-def peak(code: str) -> float:
-    """Most memory of a fresh process, in megabytes."""
-    runner = [sys.executable, "-I", "-S", str(Path(__file__).with_name("peak.py"))]
-    done = subprocess.run([*runner, sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    answer = json.loads(done.stdout)
-    if answer["code"]:
-        raise SystemExit(f"training in a process of its own failed: {answer['error']}")
-    return float(answer["peak_mb"])
+    return model, list(
+        fit(model, SuccessorTokens(config.vocab_size, tokens // length, length), recipe.train, recipe.optimizer)
+    )
 
 
 def on_cpu(steps: int) -> list[Row]:
-    """Small shapes, really trained and really saved."""
+    """Return estimates and measurements of small shapes that are trained and saved on this machine."""
     rows: list[Row] = []
-    idle = peak(_IDLE)
+    idle = python_peak(_IMPORT)
     for name, (config, tokens, length) in SHAPES.items():
         recipe = recipe_of(config, tokens, length, steps)
         machine: Machine = this_cpu(recipe)
         plan = schedule(recipe, machine)
-        model, taken = trained(config, tokens, length, steps)
-        times = [b.train_ms - a.train_ms for a, b in itertools.pairwise(taken)]
-        measured = peak(_ALONE.format(name=name)) - idle
+        model, trained = train_steps(config, tokens, length, steps)
+        times = [b.train_ms - a.train_ms for a, b in itertools.pairwise(trained)]
+        peak = python_peak(_TRAIN.format(name=name)) - idle
         rows.append(_row(name, "parameters", parameters(recipe), sum(p.numel() for p in model.parameters())))
         rows.append(_row(name, "step, ms", 1e3 * plan.mean_s, statistics.median(times)))
-        rows.append(_row(name, "memory, MB", plan.memory.total / 1e6, measured))
+        rows.append(_row(name, "memory, MB", plan.memory.total / 1e6, peak))
         for scheme in SCHEMES:
-            wanted = dataclasses.replace(recipe, export=ExportSettings(scheme=scheme))
+            export = dataclasses.replace(recipe, export=ExportSettings(scheme=scheme))
             with tempfile.TemporaryDirectory() as folder:
-                saved = birdie.save(model, Path(folder) / "m.birdie", scheme=wanted.export.schemes(), coder="fast")
-            rows.append(_row(name, f"{scheme}, bytes", artifact(wanted).bytes, saved.bytes))
+                saved = birdie.save(model, Path(folder) / "m.birdie", scheme=export.export.schemes(), coder="fast")
+            rows.append(_row(name, f"{scheme}, bytes", artifact(export).bytes, saved.bytes))
     return rows
 
 
@@ -285,7 +275,7 @@ def _row(name: str, what: str, estimate: float, measured: float) -> Row:
 
 
 def settings_of(run: dict[str, Any]) -> TrainSettings:
-    """As the published run had them."""
+    """Return the training settings of a published run."""
     return TrainSettings(
         iterations=run.get("iterations", 20_000),
         warmdown_iters=run["warmdown_iters"],
@@ -294,28 +284,28 @@ def settings_of(run: dict[str, Any]) -> TrainSettings:
 
 
 def entries_of(run: dict[str, Any]) -> list[Entry]:
-    """Its validations."""
+    """Return the validations of a published run."""
     return [Entry(step, step * run["step_ms"], bpb) for step, bpb in run["bpb"]]
 
 
 def prior_of(runs: Sequence[dict[str, Any]]) -> Prior:
-    """How the law's A and C vary over `runs`: mean and deviation of the least-squares fit to each with five points."""
-    found = []
+    """Return the prior of the scaling law: mean and deviation of its fits to the runs with five or more points."""
+    fits = []
     for run in runs:
-        used = [each for each in entries_of(run) if each.step >= FIRST]
-        if len(used) < 5:
+        entries = [entry for entry in entries_of(run) if entry.step >= FIRST]
+        if len(entries) < 5:
             continue
-        rows = features(settings_of(run), run["step_ms"], used[-1].step)[[each.step for each in used]]
-        law = np.linalg.lstsq(rows, np.log([each.bpb for each in used]), rcond=None)[0]
-        found.append((law, rows[-1, 2] != 0))
-    level, power = ([float(law[index]) for law, _ in found] for index in (0, 1))
-    annealed = [float(law[2]) for law, fell in found if fell]
+        rows = features(settings_of(run), run["step_ms"], entries[-1].step)[[entry.step for entry in entries]]
+        law = np.linalg.lstsq(rows, np.log([entry.bpb for entry in entries]), rcond=None)[0]
+        fits.append((law, rows[-1, 2] != 0))
+    level, power = ([float(law[index]) for law, _ in fits] for index in (0, 1))
+    annealed = [float(law[2]) for law, reached_warmdown in fits if reached_warmdown]
     means = (statistics.mean(level), statistics.mean(power), statistics.mean(annealed))
     return Prior(means, (CHALLENGE.deviation[0], statistics.stdev(power), statistics.stdev(annealed)))
 
 
 def held_out(runs: Sequence[dict[str, Any]]) -> list[Row]:
-    """Each run's end by the others' prior, from each of its validations on the way."""
+    """Return the forecast of the final score of each run, from each of its validations and the prior of the others."""
     rows: list[Row] = []
     for index, run in enumerate(runs):
         prior = prior_of([*runs[:index], *runs[index + 1 :]])
@@ -325,46 +315,45 @@ def held_out(runs: Sequence[dict[str, Any]]) -> list[Row]:
             last = entries[count - 1]
             if last.step < FIRST:
                 continue
-            # the pace is known to the hundredth of a millisecond only: the end is told, so that it is that step
-            told = forecast(entries[:count], settings_of(run), prior, steps=end.step)
+            # Published step times have few digits, so pass the last step instead of deriving it from the time limit.
+            prediction = forecast(entries[:count], settings_of(run), prior, steps=end.step)
             rows.append(
                 {
                     "run": run["source"].split("/")[0], "step": last.step, "share": last.step / end.step,
-                    "forecast": told.bpb, "low": told.low, "high": told.high, "end": end.bpb,
+                    "forecast": prediction.bpb, "low": prediction.low, "high": prediction.high, "end": end.bpb,
                 }
             )  # fmt: skip
     return rows
 
 
 def curves() -> list[Row]:
-    """By the share of the run that was known."""
-    every = held_out(CURVES)
+    """Return the errors of the forecasts by the share of the run before the validation."""
+    forecasts = held_out(CURVES)
     prior = prior_of(CURVES)
-    sys.stderr.write(f"prior of all runs: {prior}\n")
+    log(f"prior of all runs: {prior}")
     rows: list[Row] = []
     for low, high in itertools.pairwise((0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)):
-        some = [row for row in every if low <= row["share"] < high]
-        errors = [row["forecast"] - row["end"] for row in some]
+        bin_rows = [row for row in forecasts if low <= row["share"] < high]
+        errors = [row["forecast"] - row["end"] for row in bin_rows]
         rows.append(
             {
                 "share": f"{low:.0%} to {high:.0%}",
-                "runs": len({row["run"] for row in some}),
-                "forecasts": len(some),
-                "inside_%": 100 * statistics.mean(row["low"] <= row["end"] <= row["high"] for row in some),
+                "runs": len({row["run"] for row in bin_rows}),
+                "forecasts": len(bin_rows),
+                "inside_%": 100 * statistics.mean(row["low"] <= row["end"] <= row["high"] for row in bin_rows),
                 "rms_error": statistics.mean(error * error for error in errors) ** 0.5,
                 "worst_error": max(errors, key=abs),
-                "half_width": statistics.mean(row["high"] - row["low"] for row in some) / 2,
+                "half_width": statistics.mean(row["high"] - row["low"] for row in bin_rows) / 2,
             }
         )
     return rows
 
 
 def main() -> None:
-    """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure and print the table."""
+    parser = command_parser(__doc__)
     parser.add_argument("--part", choices=("records", "memory", "cpu", "curves"), default="records")
-    parser.add_argument("--steps", type=int, default=8, help="of each small shape")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--steps", type=int, default=8, help="training steps of each small shape (default: 8)")
     options = parser.parse_args()
     work: dict[str, Callable[[], list[Row]]] = {
         "records": records,

@@ -1,22 +1,22 @@
-"""Scoring: seconds and bits per byte of every way, against the plain loop over sliding windows.
+"""Speed and exactness of the evaluation modes compared with a plain loop over sliding windows.
 
     python -m benchmarks.evaluate --json [--targets 8192] [--stride 64] [--length 1024] [--weights FILE.birdie]
                                          [--chunks 64,256] [--turns 2] [--seed 0]
 
-All score the same targets of one text with the same model, eager, in turns within one process. The plain loop is what
-the records' scripts do with a batch of one: a window, all its logits, the losses of its last places. Without weights
-the model is the challenge's 9 × 512 with random ones, whose speed is that of any; differences of bits per byte then say
-little. With an artifact (a trained model) they are those of the arithmetic. The text is FineWeb's validation head, of
-BIRDIE_DATA; without it, the standard library's sources as bytes. Rows: the median of the turns and its ratio to the
-plain loop's, bits per byte, and the largest difference of a target's nats to the plain loop's.
+All modes score the same targets of one text with the same model in eager mode, and take turns in one process. The plain
+loop does what the record scripts do with a batch of one: per window it computes all logits and takes the losses of the
+last positions. Without --weights the model is the challenge's 9 × 512 with random weights. Its speed is that of a
+trained model, but its bits per byte differ little between modes; with an artifact (a trained model) they show the
+effect of the arithmetic. The text is FineWeb's validation head of the shared data (BIRDIE_DATA), else the standard
+library's sources as bytes. Rows: median of the turns and its ratio to the plain loop's, bits per byte, and the largest
+difference from the plain loop of one target, in nats.
 """
 
-import argparse
 import os
 import statistics
 import sysconfig
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.report import report
+from benchmarks.command import comma_separated, command_parser, report
+from benchmarks.timing import take_turns
 from birdie.data.dataset import open_dataset
 from birdie.data.tokenizer import load_tokenizer
 from birdie.model.gpt import GPT, GPTConfig
@@ -40,46 +41,44 @@ Tokens = NDArray[np.uint16]
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--targets", type=int, default=8192)
-    parser.add_argument("--stride", type=int, default=64)
-    parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--chunks", default="64,256")
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    chunks = [int(each) for each in asked.chunks.split(",")]
-    model = model_of(asked.weights, asked.seed)
-    tokens, table, bos_id, text = text_of(asked.targets)
-    rows = measure(model, tokens, table, bos_id, asked.length, asked.stride, chunks, asked.turns)
-    if not asked.json:  # a terminal has less room
+    """Measure and print the table."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--targets", type=int, default=8192, help="scored tokens (default: 8192)")
+    parser.add_argument("--stride", type=int, default=64, help="tokens between windows (default: 64)")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of context (default: 1024)")
+    parser.add_argument("--weights", type=Path, help="an artifact (default: random weights)")
+    parser.add_argument("--chunks", type=comma_separated(int), default="64,256", help="tokens per forward pass")
+    parser.add_argument("--turns", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="of random weights (default: 0)")
+    options = parser.parse_args()
+    model = model_of(options.weights, options.seed)
+    tokens, table, bos_id, text = text_of(options.targets)
+    rows = measure(model, tokens, table, bos_id, options.length, options.stride, options.chunks, options.turns)
+    if not options.json:  # a terminal has less room
         rows = [{name: value for name, value in row.items() if not name.startswith("mean")} for row in rows]
-    report([{**row, "text": text} if asked.json else row for row in rows], as_json=asked.json)
+    report([{**row, "text": text} if options.json else row for row in rows], as_json=options.json)
 
 
 def model_of(weights: Path | None, seed: int) -> GPT:
-    """The model of an artifact, or the challenge's shape with random weights that use their context."""
+    """Return the model of an artifact, or the challenge's shape with random weights that depend on the context."""
     if weights is not None:
         return load_gpt(weights, CPU)[0]
     torch.manual_seed(seed)
     model = GPT(GPTConfig()).eval()
     for p in model.parameters():
-        if p.ndim == 2 and not p.any():  # what training moves off zero
+        if p.ndim == 2 and not p.any():  # initially zero; training changes them
             torch.nn.init.normal_(p, std=0.02)
     return model
 
 
 def text_of(targets: int) -> tuple[Tokens, Any, int, str]:
-    """Tokens, byte table, BOS and the name of the text."""
+    """Return tokens, byte table (or bytes of each token), BOS id and the name of the text."""
     root = os.environ.get("BIRDIE_DATA")
     if root:
-        pieces = load_tokenizer(str(Path(root) / "tokenizers" / "fineweb_1024_bpe.model"))
+        tokenizer = load_tokenizer(str(Path(root) / "tokenizers" / "fineweb_1024_bpe.model"))
         shard = Path(root) / "text" / "fineweb" / "fineweb_val_head_sp1024.bin"
         tokens = np.asarray(open_dataset(val=str(shard)).validation_tokens()[: targets + 1])
-        return tokens, pieces.byte_table(1024), pieces.bos_id, shard.name
+        return tokens, tokenizer.byte_table(1024), tokenizer.bos_id, shard.name
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = b"".join(file.read_bytes() for file in files)[: targets + 1]
     tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16) + 2
@@ -89,51 +88,44 @@ def text_of(targets: int) -> tuple[Tokens, Any, int, str]:
 def measure(
     model: GPT, tokens: Tokens, table: Any, bos_id: int, length: int, stride: int, chunks: list[int], turns: int
 ) -> list[dict[str, Any]]:
-    """Rows of all ways."""
+    """Return a row for each mode."""
     cover = sliding(len(tokens) - 1, length, stride)
 
-    def tally() -> Tally:
-        return Tally(tokens, table, bos_id, keep=True)
-
-    def naive(found: Tally) -> None:
+    def plain_loop(tally: Tally) -> None:
         with torch.inference_mode():
             for begin, first, stop in zip(cover.begins, cover.firsts, cover.stops, strict=True):
                 ids = torch.from_numpy(tokens[begin : stop + 1].astype(np.int64))[None]
                 nats = model.loss(ids[:, :-1], ids[:, 1:], reduction="none")
-                found.add(np.array([first]), nats[:, first - begin :].float().numpy())
+                tally.add(np.array([first]), nats[:, first - begin :].float().numpy())
 
-    def windows(found: Tally) -> None:
-        score_windows(model, tokens, cover, found, batch_tokens=len(tokens), device=CPU)
+    def windows(tally: Tally) -> None:
+        score_windows(model, tokens, cover, tally, batch_tokens=len(tokens), device=CPU)
 
-    def stream(chunk: int) -> Callable[[Tally], None]:
-        def way(found: Tally) -> None:
-            parts = segments(len(tokens) - 1, 1, length)
-            score_stream(model, tokens, parts, found, context=length, chunk=chunk, device=CPU)
-
-        return way
+    def stream(chunk: int, tally: Tally) -> None:
+        parts = segments(len(tokens) - 1, 1, length)
+        score_stream(model, tokens, parts, tally, context=length, chunk=chunk, device=CPU)
 
     float32, bfloat16 = torch.float32, torch.bfloat16
-    ways: dict[str, tuple[torch.dtype, Callable[[Tally], None]]] = {
-        f"plain loop, stride {stride}": (float32, naive),
+    modes: dict[str, tuple[torch.dtype, Callable[[Tally], None]]] = {
+        f"plain loop, stride {stride}": (float32, plain_loop),
         "windows": (float32, windows),
         "windows, bfloat16": (bfloat16, windows),
-        **{f"stream, chunks of {chunk}": (float32, stream(chunk)) for chunk in chunks},
-        **{f"stream, chunks of {chunk}, bfloat16": (bfloat16, stream(chunk)) for chunk in chunks},
+        **{f"stream, chunks of {chunk}": (float32, partial(stream, chunk)) for chunk in chunks},
+        **{f"stream, chunks of {chunk}, bfloat16": (bfloat16, partial(stream, chunk)) for chunk in chunks},
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    kept: dict[str, Tally] = {}
-    for _ in range(turns):
-        for name, (dtype, way) in ways.items():
-            model.compute_dtype = dtype
-            kept[name] = tally()
-            began = time.perf_counter()
-            way(kept[name])
-            seconds[name].append(time.perf_counter() - began)
-    plain = next(iter(ways))
-    reference = kept[plain].nats
+    tallies: dict[str, Tally] = {}
+
+    def score(name: str) -> None:
+        model.compute_dtype, mode = modes[name]
+        tallies[name] = Tally(tokens, table, bos_id, keep=True)
+        mode(tallies[name])
+
+    seconds = take_turns({name: partial(score, name) for name in modes}, turns=turns, warm_up=False)
+    plain = next(iter(modes))
+    reference = tallies[plain].nats
     rows = []
-    for name, (dtype, _) in ways.items():
-        nats, score = kept[name].nats, kept[name].score(len(tokens) - 1, 0.0)
+    for name, (dtype, _) in modes.items():
+        nats, total = tallies[name].nats, tallies[name].score(len(tokens) - 1, 0.0)
         assert nats is not None
         assert reference is not None
         median = statistics.median(seconds[name])
@@ -143,8 +135,8 @@ def measure(
                 "dtype": dtype_name(dtype),
                 "seconds": median,
                 "faster": statistics.median(seconds[plain]) / median,
-                "bpb": score.bpb,
-                "bpb_off": score.bpb - kept[plain].score(len(tokens) - 1, 0.0).bpb,
+                "bpb": total.bpb,
+                "bpb_off": total.bpb - tallies[plain].score(len(tokens) - 1, 0.0).bpb,
                 "nats_off": float(np.abs(nats - reference).max()),
                 "mean_nats_off": float(np.abs(nats - reference).mean()),
             }

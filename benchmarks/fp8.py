@@ -1,17 +1,17 @@
-"""Training in fp8 against bfloat16: the loss on any machine, time and memory on a GPU.
+"""Training in fp8 compared with bfloat16: the loss on any machine, time and memory on a GPU.
 
     python -m benchmarks.fp8 [--json] [--steps 200] [--gpu-steps 30] [--seed 0]
 
-Loss: a GPT of 4 layers × 96 on the standard library's sources as bytes, from the same weights on the same batches, with
-activations in bfloat16, with the blocks' products in emulated fp8 as well, and, for the scale of such differences, in
-float32. `loss` is the mean over the last twenty steps, `held_out` that of text not trained on, scored by the float
-model; `over_bfloat16` and `held_out_over` are their ratios to the row of bfloat16.
+Loss: a GPT of 4 layers × 96 is trained on the standard library's sources as bytes, from the same weights on the same
+batches: with activations in bfloat16; with the matrix products of the blocks in emulated fp8 as well; and in float32,
+    to
+show the size of such differences. `loss` is the mean over the last twenty steps, `held_out` the loss on held-out text,
+scored in float32. `over_bfloat16` and `held_out_over` are ratios to the row of bfloat16.
 
-GPU: the challenge's baseline model in both, compiled; milliseconds a step and peak memory. Without CUDA, the row says
+GPU: the challenge's baseline model in both, compiled; milliseconds per step and peak memory. Without CUDA, the row says
 so.
 """
 
-import argparse
 import dataclasses
 import statistics
 import tempfile
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.report import report
+from benchmarks.command import command_parser, report
+from benchmarks.loaders import RepeatedTokens
 from birdie.data.batches import Batches
 from birdie.data.corpus import stdlib_corpus
 from birdie.data.dataset import Dataset, open_dataset
@@ -48,16 +48,17 @@ ARITHMETIC: dict[str, tuple[str, Fp8]] = {
     "float32": ("float32", "off"),
 }
 BASELINE = dataclasses.replace(SETTINGS, train_batch_tokens=65_536, train_seq_len=1024, warmup_steps=5, compile=True)
-LAST = 20
+LAST_STEPS = 20  # whose losses are averaged
 
 
-def text(root: Path) -> Dataset:
-    """The standard library's sources as bytes."""
+def stdlib_dataset(root: Path) -> Dataset:
+    """Return the standard library's sources as bytes, prepared below `root`."""
     list(prepare(stdlib_corpus(), tokenizer="bytes", root=root))
     return open_dataset(next((root / "datasets").iterdir()))
 
 
 def loader(data: Dataset, settings: TrainSettings) -> Batches:
+    """Return the training batches."""
     return Batches(
         data.train,
         batch_tokens=settings.train_batch_tokens,
@@ -69,79 +70,62 @@ def loader(data: Dataset, settings: TrainSettings) -> Batches:
 
 
 def trained(data: Dataset, arithmetic: str, steps: int, seed: int) -> dict[str, Any]:
-    """Train the small model and score it."""
+    """Train the small model, score it, and return its row."""
     dtype, fp8 = ARITHMETIC[arithmetic]
     settings = dataclasses.replace(SETTINGS, iterations=steps, seed=seed, compute_dtype=dtype, fp8=fp8)  # type: ignore[arg-type]
     torch.manual_seed(seed)
-    model, batches, told = GPT(SMALL), loader(data, settings), list[str]()
+    model, batches, messages = GPT(SMALL), loader(data, settings), list[str]()
     try:
-        run = fit(model, batches, settings, OptimizerSettings(), notify=told.append)
+        run = fit(model, batches, settings, OptimizerSettings(), notify=messages.append)
         losses = [step.loss for step in run]
         if run.float8 is not None:
             ids, targets = batches.next()
-            told = [run.float8.evidence(lambda: model.loss(ids, targets))]
+            messages = [run.float8.evidence(lambda: model.loss(ids, targets))]
     finally:
         batches.close()
     return {
         "arithmetic": arithmetic,
         "steps": steps,
-        "loss": statistics.fmean(losses[-LAST:]),
+        "loss": statistics.fmean(losses[-LAST_STEPS:]),
         "held_out": held_out(model, data),
-        "said": "; ".join(told),
+        "said": "; ".join(messages),
     }
 
 
 @torch.no_grad()
 def held_out(model: GPT, data: Dataset, tokens: int = 65_536) -> float:
-    """Mean loss in float32 over the beginning of the validation text."""
+    """Return the mean loss in float32 over the first `tokens` of the validation text."""
     length = SETTINGS.train_seq_len
     model.eval()
     model.compute_dtype = torch.float32
-    stream = torch.from_numpy(data.validation_tokens()[: tokens + 1].astype("int64"))
-    rows = len(stream[1:]) // length
-    ids, targets = (each[: rows * length].view(rows, length) for each in (stream[:-1], stream[1:]))
+    text = torch.from_numpy(data.validation_tokens()[: tokens + 1].astype("int64"))
+    rows = len(text[1:]) // length
+    ids, targets = (part[: rows * length].view(rows, length) for part in (text[:-1], text[1:]))
     pairs = zip(torch.split(ids, 16), torch.split(targets, 16), strict=True)
     return statistics.fmean(model.loss(x, y).item() for x, y in pairs)
 
 
-class Repeated:
-    """The same random tokens at each step: what they are does not change the speed."""
-
-    def __init__(self, settings: TrainSettings) -> None:
-        shape = (settings.train_batch_tokens // settings.train_seq_len, settings.train_seq_len + 1)
-        self.tokens = torch.randint(1024, shape, generator=torch.Generator().manual_seed(0))
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        return self.tokens[:, :-1], self.tokens[:, 1:]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        del state
-
-
 def on_gpu(fp8: Fp8, steps: int) -> dict[str, Any]:
-    """Speed and memory of the baseline model."""
+    """Train the baseline model on the GPU, and return the row of its speed and memory."""
     settings = dataclasses.replace(BASELINE, iterations=steps, compute_dtype="bfloat16", fp8=fp8)
     torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
-    run = fit(GPT(GPTConfig()), Repeated(settings), settings, OptimizerSettings(), device=torch.device("cuda"))
+    run = fit(GPT(GPTConfig()), RepeatedTokens(settings), settings, OptimizerSettings(), device=torch.device("cuda"))
     clock = [step.train_ms for step in run]
-    each = [after - before for before, after in pairwise(clock)]
+    milliseconds = [end - start for start, end in pairwise(clock)]
     return {
         "arithmetic": "fp8" if run.float8 else "bfloat16" if fp8 == "off" else "fp8: not supported by this GPU",
         "device": torch.cuda.get_device_name(),
-        "ms_per_step": round(statistics.median(each), 2),
-        "tokens_per_s": round(settings.train_batch_tokens / statistics.median(each) * 1000),
+        "ms_per_step": round(statistics.median(milliseconds), 2),
+        "tokens_per_s": round(settings.train_batch_tokens / statistics.median(milliseconds) * 1000),
         "peak_mib": round(torch.cuda.max_memory_allocated() / 2**20),
     }
 
 
 def measure(steps: int, gpu_steps: int, seed: int) -> list[dict[str, Any]]:
-    """All rows."""
+    """Return all rows."""
     with tempfile.TemporaryDirectory() as folder:
-        data = text(Path(folder))
+        data = stdlib_dataset(Path(folder))
         rows = [trained(data, arithmetic, steps, seed) for arithmetic in ARITHMETIC]
     for row in rows:
         row["over_bfloat16"] = row["loss"] / rows[0]["loss"]
@@ -153,11 +137,11 @@ def measure(steps: int, gpu_steps: int, seed: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    """Measure and print the table."""
+    parser = command_parser(__doc__)
     parser.add_argument("--steps", type=int, default=200, help="steps of the small model (default: 200)")
     parser.add_argument("--gpu-steps", type=int, default=30, help="steps of the baseline model (default: 30)")
-    parser.add_argument("--seed", type=int, default=0, help="decides weights and batches (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
     options = parser.parse_args()
     rows = measure(options.steps, options.gpu_steps, options.seed)
     keys = dict.fromkeys(key for row in rows for key in row)

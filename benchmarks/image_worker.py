@@ -1,9 +1,9 @@
-"""CIFAR-10 pixels as one .npz, inside the environment `make rivals` builds (Pillow); imports nothing of birdie.
+"""CIFAR-10 pixels as one .npz, in the environment that `make rivals` builds (Pillow); imports nothing of birdie.
 
     .venv-rivals/bin/python image_worker.py FOLDER OUT    writes test, test_labels and train
 
-The test images are the JPEGs of a zip, labelled by their folder; they are dealt out class by class, so that any first
-N of them are balanced. The two training batches are lossless PNGs, one image a row.
+The test images are the JPEGs of a zip, labeled by their folder. They alternate between the classes, so the first N
+images are balanced for any N. The two training batches are lossless PNGs with one image per row.
 """
 
 import io
@@ -16,7 +16,7 @@ from PIL import Image  # type: ignore[import-not-found, unused-ignore]
 
 
 def main() -> None:
-    """Read the folder named first, write the file named second."""
+    """Read the folder of the first argument, and write the file of the second."""
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
     with zipfile.ZipFile(folder / "cifar10_test_jpeg.zip") as archive:
         names = sorted(archive.namelist(), key=lambda name: (name.split("/")[2], name.split("/")[1]))

@@ -1,12 +1,10 @@
 """Lossy coders of weights that birdie is compared with: each turns a state dict into a file and back.
 
-The record stack is in `record_stack`, and is tuned in `record_search`. Whatever is not installed raises
+The record stack is in `record_stack`, its tuning in `record_search`. A coder that is not installed raises
 `NotInstalledError`.
 """
 
 import io
-import os
-import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -17,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.rivals import HERE, RIVALS, TIMEOUT_S, NotInstalledError
+from benchmarks.rivals import HERE, run_in_environment
 from birdie.artifact import int8_zlib as baseline
 from birdie.entropy.general_purpose import COMPRESSORS
 
@@ -31,10 +29,10 @@ class LossyCoder:
     """One setting of one coder.
 
     Attributes:
-        scheme: its name in the rows.
-        version: of what does the work.
-        encode: float tensors → the file.
-        decode: the file alone → tensors, all of them.
+        scheme: name in the rows.
+        version: version of the compressor.
+        encode: float tensors → file.
+        decode: file → all tensors.
     """
 
     scheme: str
@@ -44,7 +42,7 @@ class LossyCoder:
 
 
 def row_maximum(bits: int, compressor: str) -> LossyCoder:
-    """Per-row grids that reach the row's maximum; scales and small tensors in fp16; torch.save, compressed."""
+    """Return a coder with per-row grids up to the row's maximum; scales and small tensors in fp16; torch.save."""
     top = 2 ** (bits - 1) - 1
     packer = COMPRESSORS[compressor]
 
@@ -78,7 +76,7 @@ def row_maximum(bits: int, compressor: str) -> LossyCoder:
 
 
 def challenge_int8() -> LossyCoder:
-    """The challenge's own export (birdie.artifact.int8_zlib): what is up to 65,536 elements stays fp16."""
+    """Return the challenge's own export (birdie.artifact.int8_zlib): tensors up to 65,536 elements stay fp16."""
     return LossyCoder(
         "int8 + zlib (the challenge's)",
         f"zlib {zlib.ZLIB_RUNTIME_VERSION}",
@@ -88,7 +86,7 @@ def challenge_int8() -> LossyCoder:
 
 
 def nncodec(qp: int) -> LossyCoder:
-    """NNCodec with its trellis at one step size, encoded and decoded by separate processes."""
+    """Return NNCodec with its trellis at one step size; separate processes encode and decode."""
 
     def encode(state: State) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -104,35 +102,16 @@ def nncodec(qp: int) -> LossyCoder:
             work = Path(folder)
             (work / "stream").write_bytes(data)
             _worker("decode", work / "stream", work / "out.npz")
-            with np.load(work / "out.npz") as held:
-                return {name: torch.from_numpy(held[name]) for name in held.files}
+            with np.load(work / "out.npz") as archive:
+                return {name: torch.from_numpy(archive[name]) for name in archive.files}
 
     return LossyCoder(f"NNCodec qp {qp}", _nncodec_version(), encode, decode)
 
 
 def _worker(*arguments: str | Path) -> None:
-    _run([str(HERE / "lossy_worker.py"), *map(str, arguments)])
+    run_in_environment([str(HERE / "lossy_worker.py"), *map(str, arguments)], "NNCodec")
 
 
 def _nncodec_version() -> str:
-    return _run(["-c", "from importlib import metadata; print(metadata.version('nncodec'))"]).strip()
-
-
-def _run(arguments: list[str]) -> str:
-    if not RIVALS.is_file():
-        raise NotInstalledError("not installed: make rivals")
-    # Without a PYTHONPATH, which would show one environment the packages of the other.
-    quiet = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [str(RIVALS), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env=quiet | {"OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode:
-        if "ModuleNotFoundError" in done.stderr or "PackageNotFoundError" in done.stderr:
-            raise NotInstalledError("not installed: make rivals")
-        raise RuntimeError(f"NNCodec failed: {done.stderr.strip()[-400:]}")
-    return done.stdout
+    code = "from importlib import metadata; print(metadata.version('nncodec'))"
+    return run_in_environment(["-c", code], "NNCodec").strip()

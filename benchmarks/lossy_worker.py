@@ -1,10 +1,10 @@
-"""NNCodec as a lossy coder, inside the environment `make rivals` builds; imports nothing of birdie.
+"""NNCodec as a lossy coder, in the environment that `make rivals` builds; imports nothing of birdie.
 
     .venv-rivals/bin/python lossy_worker.py encode TENSORS.npz OUT QP    weights on NNCodec's grid → its bitstream
-    .venv-rivals/bin/python lossy_worker.py decode STREAM OUT.npz        and back, by a process that sees no more
+    .venv-rivals/bin/python lossy_worker.py decode STREAM OUT.npz        bitstream → weights
 
-Its trellis is on, other settings are the defaults of nncodec.nn.encode; short and long unary codes are both tried and
-the smaller stream is kept.
+Its trellis is on; other settings are the defaults of nncodec.nn.encode. Short and long unary codes are both tried, and
+the smaller bitstream is kept.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rival_worker import _nncodec  # type: ignore[import-not-found, unused-ignore]
+from rival_worker import import_nncodec  # type: ignore[import-not-found, unused-ignore]
 
 NONWEIGHT_QP = -75
 
 
 def main() -> None:
-    """Do what the first argument says."""
+    """Encode or decode, as the first argument says."""
     verb, source, out = sys.argv[1:4]
     with contextlib.redirect_stdout(sys.stderr):
-        compression = _nncodec()
+        compression = import_nncodec()
         if verb == "encode":
             with np.load(source) as archive:
                 weights = {name: archive[name].astype(np.float32) for name in archive.files}
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def encode(compression: Any, weights: "dict[str, np.ndarray]", qp: int, unary: int) -> bytes:
-    """The bitstream at one step size."""
+    """Return the bitstream at one step size."""
     return bytes(
         compression.compress(
             {name: array.copy() for name, array in weights.items()},

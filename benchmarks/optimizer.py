@@ -1,23 +1,25 @@
-"""The optimizer's step alone: Muon on the 66 matrices of the records' shape, eleven layers of 512 with an MLP of 1536.
+"""Step time of the Muon optimizer alone, on 66 matrices: eleven layers of width 512 with an MLP of 1536, as the
+records.
 
     python -m benchmarks.optimizer --json [--seconds 60] [--ranks 2] [--device auto] [--seed 0]
 
-All take the same gradients in turns, in one process, and iterate in bfloat16 as `torch.optim.Muon` does:
+In one process, with the same gradients, by turns, iterating in bfloat16 as `torch.optim.Muon` does:
 
 - torch.optim.Muon, the loop over matrices that ships with torch;
-- birdie.Muon on the same 66 matrices, and on four banks that hold them;
-- banks, one step at a time: what two Newton–Schulz steps on one Gram matrix save;
-- products alone: what the matrix products of the classic iteration (314 GFLOP) take by themselves, one call a bank.
+- birdie.Muon on the same 66 matrices, and on four banks (stacks of matrices of equal shape);
+- banks, one Newton–Schulz step at a time: shows what two steps on one Gram matrix save;
+- products alone: the matrix products of the classic iteration (314 GFLOP), one call per bank.
 
-Then on `--ranks` processes with one thread each, gloo or NCCL between them, from the end of backward to weights ready:
-replicated (gradients all-reduced in bfloat16, every rank updates everything) against Parallel Muon, and Newton–Schulz
-without any communication; what the collectives of a step take alone, and how long Parallel Muon waits for them. Of
-several ranks the slowest counts. Rows: median and best over the turns; `ratio` is the
-median of torch's, or of replicated, over the row's own; `difference`, after three steps, how far the weights are from
-where torch's went, over the way these went (rounding to bfloat16 in another order).
+On `--ranks` processes with one thread each and gloo or NCCL between them, from the end of backward to updated weights:
+replicated (gradients all-reduced in bfloat16, every rank updates all matrices) compared with Parallel Muon;
+Newton–Schulz without communication; the collectives of a step alone; and how long Parallel Muon waits for them. The
+slowest rank counts.
+
+Rows: median and best over the turns. `ratio` is the median of torch.optim.Muon, or of replicated, over the row's own.
+`difference` is the distance of the weights from torch's after three steps, over the distance that torch's weights moved
+(bfloat16 rounds in another order).
 """
 
-import argparse
 import datetime
 import statistics
 import tempfile
@@ -30,7 +32,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 
-from benchmarks.report import report
+from benchmarks.command import command_parser, report
+from benchmarks.timing import duration, take_turns
 from birdie.runtime import nvtx as ranges
 from birdie.runtime.device import choose_device, synchronize
 from birdie.runtime.distributed import World
@@ -43,57 +46,59 @@ LAYERS, DIM, KV_DIM, HIDDEN = 11, 512, 256, 1536
 RATE, MOMENTUM, DTYPE = 0.02, 0.95, torch.bfloat16
 CHECKED_STEPS = 3  # after which weights are compared
 
-Turn = Callable[[], None]
+Turn = Callable[[], object]
 
 
-def matrices(seed: int, device: torch.device) -> dict[str, nn.Parameter]:
-    """The blocks' matrices by name, with a gradient each."""
+def matrices(seed: int, device: torch.device, layers: int = LAYERS) -> dict[str, nn.Parameter]:
+    """Return the matrices of the blocks by name, each with a random gradient."""
     torch.manual_seed(seed)
     shapes = {"q": (DIM, DIM), "k": (KV_DIM, DIM), "v": (KV_DIM, DIM), "o": (DIM, DIM), "up": (HIDDEN, DIM)}
     shapes["down"] = (DIM, HIDDEN)
-    found = {}
-    for layer in range(LAYERS):
+    members = {}
+    for layer in range(layers):
         for name, shape in shapes.items():
             p = nn.Parameter(torch.randn(shape, device=device) / DIM**0.5)
             p.grad = torch.randn(shape, device=device)
-            found[f"blocks.{layer}.{name}"] = p
-    return found
+            members[f"blocks.{layer}.{name}"] = p
+    return members
 
 
-def of_torch(members: dict[str, nn.Parameter]) -> Turn:
+def torch_muon(members: dict[str, nn.Parameter]) -> Turn:
+    """Return a step of torch.optim.Muon."""
     optimizer = torch.optim.Muon(members.values(), lr=RATE, momentum=MOMENTUM, weight_decay=0.0)
-    # torch's momentum is a running mean, ours a sum: the same direction, and Newton–Schulz forgets the length
-    return lambda: _step(optimizer)
+    # torch's momentum is a running mean, birdie's a sum. Both have the same direction, and Newton–Schulz normalizes.
+    return optimizer.step
 
 
-def of_matrices(members: dict[str, nn.Parameter]) -> Turn:
-    optimizer = Muon(members.values(), RATE, momentum=MOMENTUM, dtype=DTYPE)
-    return lambda: _step(optimizer)
+def matrix_muon(members: dict[str, nn.Parameter]) -> Turn:
+    """Return a step of birdie.Muon on single matrices."""
+    return Muon(members.values(), RATE, momentum=MOMENTUM, dtype=DTYPE).step
 
 
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
-
-
-def of_banks(members: dict[str, nn.Parameter], world: World | None = None) -> tuple[ParallelMuon, Turn]:
+def bank_muon(members: dict[str, nn.Parameter]) -> Turn:
+    """Return a step of Parallel Muon on banks of the matrices, on one rank."""
     gradients = {name: p.grad for name, p in members.items()}
     banks = banked(members)
     for bank in banks:
         for name, slot in bank.split(bank.gradient):
-            given = gradients[name]
-            assert given is not None
-            slot.copy_(given)
-    optimizer = ParallelMuon(banks, RATE, world=world, momentum=MOMENTUM, dtype=DTYPE)
+            gradient = gradients[name]
+            assert gradient is not None
+            slot.copy_(gradient)
+    return update_of(ParallelMuon(banks, RATE, momentum=MOMENTUM, dtype=DTYPE))
+
+
+def update_of(optimizer: ParallelMuon) -> Turn:
+    """Return a step of Parallel Muon: communication and update."""
 
     def turn() -> None:
         optimizer.start()
         optimizer.finish()
 
-    return optimizer, turn
+    return turn
 
 
 def single_steps(turn: Turn) -> Turn:
-    """`turn` without taking two Newton–Schulz steps at once."""
+    """Return `turn` without the fusion of two Newton–Schulz steps."""
 
     def without() -> None:
         wide, muon_module.WIDE = muon_module.WIDE, 10**9
@@ -106,7 +111,7 @@ def single_steps(turn: Turn) -> Turn:
 
 
 def products(device: torch.device) -> Turn:
-    """X·Xᵀ, A·A and B·X, five times for each bank, and nothing else."""
+    """Return the products X·Xᵀ, A·A and B·X alone, five times for each bank."""
     stacks = []
     for count, rows, columns in ((22, DIM, DIM), (22, KV_DIM, DIM), (22, DIM, HIDDEN)):
         X = torch.randn(count, rows, columns, device=device, dtype=DTYPE) / columns
@@ -123,24 +128,8 @@ def products(device: torch.device) -> Turn:
     return turn
 
 
-def timed(turns: dict[str, Turn], seconds: float, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each turn, taken one after the other until the time is over."""
-    found: dict[str, list[float]] = {name: [] for name in turns}
-    for turn in turns.values():
-        turn()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(found.values()))) < 3:
-        for name, turn in turns.items():
-            synchronize(device)
-            start = time.perf_counter()
-            turn()
-            synchronize(device)
-            found[name].append(time.perf_counter() - start)
-    return found
-
-
-class Split:
-    """Seconds by named part of what happens while it records."""
+class RangeTimer:
+    """Recorder of ranges that adds up the seconds of each name."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
@@ -148,90 +137,96 @@ class Split:
         self._open: list[tuple[str, float]] = []
 
     def begin(self, name: str) -> None:
+        """Start the clock of a range."""
         synchronize(self._device)
         self._open.append((name, time.perf_counter()))
 
     def end(self) -> None:
+        """Stop the clock of the innermost range."""
         synchronize(self._device)
         name, start = self._open.pop()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def rows_of(times: dict[str, list[float]], against: str, ranks: int) -> list[dict[str, Any]]:
-    middle = {name: statistics.median(each) for name, each in times.items()}
+def rows_of(durations: dict[str, list[float]], baseline: str, ranks: int) -> list[dict[str, Any]]:
+    """Return a row for each name, whose ratio is to `baseline`."""
+    median = {name: statistics.median(turns) for name, turns in durations.items()}
     return [
         {
             "step": name,
             "ranks": ranks,
-            "median_ms": round(1e3 * middle[name], 2),
-            "best_ms": round(1e3 * min(each), 2),
-            "ratio": round(middle[against] / middle[name], 3),
-            "turns": len(each),
+            "median_ms": round(1e3 * median[name], 2),
+            "best_ms": round(1e3 * min(turns), 2),
+            "ratio": round(median[baseline] / median[name], 3),
+            "turns": len(turns),
             "difference": None,
         }
-        for name, each in times.items()
+        for name, turns in durations.items()
     ]
 
 
 def bare_row(step: str, ranks: int = 1, median_ms: float | None = None) -> dict[str, Any]:
-    """A row with nothing to compare it to."""
+    """Return a row without a comparison."""
     keys = ("best_ms", "ratio", "turns", "difference")
     return {"step": step, "ranks": ranks, "median_ms": median_ms, **dict.fromkeys(keys)}
 
 
-def alone(seconds: float, seed: int, device: torch.device) -> list[dict[str, Any]]:
-    """Rows of one process."""
+def one_process(seconds: float, seed: int, device: torch.device) -> list[dict[str, Any]]:
+    """Return the rows of one process."""
     members = {name: matrices(seed, device) for name in ("torch", "matrices", "banks", "single")}
-    _, banks = of_banks(members["banks"])
+    banks = bank_muon(members["banks"])
     turns = {
-        "torch.optim.Muon": of_torch(members["torch"]),
-        "birdie.Muon, matrices": of_matrices(members["matrices"]),
+        "torch.optim.Muon": torch_muon(members["torch"]),
+        "birdie.Muon, matrices": matrix_muon(members["matrices"]),
         "birdie, banks": banks,
-        "birdie, banks, one step at a time": single_steps(of_banks(members["single"])[1]),
+        "birdie, banks, one step at a time": single_steps(bank_muon(members["single"])),
     }
-    before = matrices(seed, device)
+    initial = matrices(seed, device)
     for turn in turns.values():
         for _ in range(CHECKED_STEPS):
             turn()
-    moved = {name: distance(members["torch"], each, before) for name, each in members.items() if name != "torch"}
-    split = Split(device)
-    with ranges.recording(split):
+    differences = {name: distance(members["torch"], moved, initial) for name, moved in members.items()}
+    with ranges.recording(RangeTimer(device)):
         banks()
-    rows = rows_of(timed({**turns, "products alone": products(device)}, seconds, device), "torch.optim.Muon", ranks=1)
+    durations = take_turns({**turns, "products alone": products(device)}, seconds=seconds, device=device)
+    rows = rows_of(durations, "torch.optim.Muon", ranks=1)
     for row, key in zip(rows[1:], ("matrices", "banks", "single"), strict=False):
-        row["difference"] = round(moved[key], 5)
-    split = Split(device)
-    with ranges.recording(split):
+        row["difference"] = round(differences[key], 5)
+    timer = RangeTimer(device)
+    with ranges.recording(timer):
         for _ in range(CHECKED_STEPS):
             banks()
-    parts = {name.rpartition("/")[2]: 1e3 * each / CHECKED_STEPS for name, each in split.seconds.items()}
-    return [*rows, *(bare_row(f"of banks: {name}", median_ms=round(each, 2)) for name, each in parts.items())]
+    parts = {name.rpartition("/")[2]: 1e3 * total / CHECKED_STEPS for name, total in timer.seconds.items()}
+    return [*rows, *(bare_row(f"of banks: {name}", median_ms=round(ms, 2)) for name, ms in parts.items())]
 
 
-def distance(one: dict[str, nn.Parameter], other: dict[str, nn.Parameter], before: dict[str, nn.Parameter]) -> float:
-    """How far the second moved from the first, over how far that moved from the beginning."""
-    apart = sum((one[name] - other[name]).square().sum().item() for name in one)
-    way = sum((one[name] - before[name]).square().sum().item() for name in one)
-    return float((apart / way) ** 0.5)
+def distance(
+    reference: dict[str, nn.Parameter], other: dict[str, nn.Parameter], initial: dict[str, nn.Parameter]
+) -> float:
+    """Return the distance of `other` from `reference`, over the distance of `reference` from `initial`."""
+    error = sum((reference[name] - other[name]).square().sum().item() for name in reference)
+    moved = sum((reference[name] - initial[name]).square().sum().item() for name in reference)
+    return float((error / moved) ** 0.5)
 
 
 def replicated(optimizer: Muon, members: list[nn.Parameter], world: World) -> Turn:
-    """Every rank sums all gradients and updates all matrices."""
+    """Return a step in which every rank sums all gradients and updates all matrices."""
 
     def turn() -> None:
-        arriving = []
+        pending = []
         for p in members:
             assert p.grad is not None
-            sent = p.grad.to(DTYPE)
-            arriving.append((p.grad, world.start_sum_(sent)))
-        for gradient, each in arriving:
-            gradient.copy_(each.wait())
+            pending.append((p.grad, world.start_sum_(p.grad.to(DTYPE))))
+        for gradient, total in pending:
+            gradient.copy_(total.wait())
         optimizer.step()
 
     return turn
 
 
-def orthogonalising(shares: list[Tensor]) -> Turn:
+def orthogonalization(shares: list[Tensor]) -> Turn:
+    """Return the Newton–Schulz iteration alone."""
+
     def turn() -> None:
         for share in shares:
             newton_schulz(share, 5, DTYPE)
@@ -239,106 +234,102 @@ def orthogonalising(shares: list[Tensor]) -> Turn:
     return turn
 
 
-def travelling(parallel: ParallelMuon, world: World) -> Turn:
-    """The collectives of a step and the copies they need, with nothing to do meanwhile."""
+def communication(parallel: ParallelMuon, world: World) -> Turn:
+    """Return the collectives of a step and the copies that they need, without any work to overlap with."""
 
     def turn() -> None:
         parallel.start()
-        parallel.square_sum()  # waits for all
-        gathered = [world.start_all_gather(own, room) for room, _, own in parallel._buffers]
-        for each in gathered:
-            each.wait()
+        parallel.square_sum()  # waits for all ranks
+        gathered = [world.start_all_gather(part, buffer) for buffer, _, part in parallel._buffers]
+        for weights in gathered:
+            weights.wait()
 
     return turn
 
 
-def as_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, results: Any) -> None:
+def run_rank(
+    rank: int, size: int, folder: str, seconds: float, seed: int, kind: str, layers: int, results: Any
+) -> None:
+    """Measure as one of several ranks; rank 0 puts (durations by name, seconds of waiting) into `results`."""
     torch.set_num_threads(1)
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-    wait = datetime.timedelta(minutes=5)
-    backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size, timeout=wait)
+    timeout = datetime.timedelta(minutes=5)
+    backend, rendezvous = "nccl" if kind == "cuda" else "gloo", f"file://{folder}/rendezvous"
+    dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout)
     world = World(rank, size, rank)
-    shared = banked(matrices(seed, device))
-    whole = [bank.parameter for bank in banked(matrices(seed, device))]
-    for p, bank in zip(whole, shared, strict=True):
+    shared = banked(matrices(seed, device, layers))
+    full = [bank.parameter for bank in banked(matrices(seed, device, layers))]
+    for p, bank in zip(full, shared, strict=True):
         assert p.grad is not None
         p.grad.copy_(torch.randn_like(p, generator=None))
         bank.gradient.copy_(p.grad)
     parallel = ParallelMuon(shared, RATE, world=world, momentum=MOMENTUM, dtype=DTYPE)
-
-    def update() -> None:
-        parallel.start()
-        parallel.finish()
-
-    owned = [share.own[rank] for share in parallel.shares]
+    update = update_of(parallel)
+    shards = [share.own[rank] for share in parallel.shares]
     turns = {
-        "replicated": replicated(Muon(whole, RATE, momentum=MOMENTUM, dtype=DTYPE), whole, world),
+        "replicated": replicated(Muon(full, RATE, momentum=MOMENTUM, dtype=DTYPE), full, world),
         "parallel": update,
-        "Newton–Schulz, replicated": orthogonalising([p.detach() for p in whole]),
-        "Newton–Schulz, shared": orthogonalising(
-            [p.detach()[mine.start : mine.stop] for p, mine in zip(whole, owned, strict=True)]
+        "Newton–Schulz, replicated": orthogonalization([p.detach() for p in full]),
+        "Newton–Schulz, shared": orthogonalization(
+            [p.detach()[shard.start : shard.stop] for p, shard in zip(full, shards, strict=True)]
         ),
+        "communication alone": communication(parallel, world),
     }
-    turns["communication alone"] = travelling(parallel, world)
-    split = Split(device)
-    found: dict[str, list[float]] = {name: [] for name in turns}
+    durations: dict[str, list[float]] = {name: [] for name in turns}
     for turn in turns.values():
         turn()
     end = time.perf_counter() + seconds
-    while not world.any(time.perf_counter() > end and len(found["parallel"]) >= 3, device):
+    while not world.any(time.perf_counter() > end and len(durations["parallel"]) >= 3, device):
         for name, turn in turns.items():
             dist.barrier()
-            synchronize(device)
-            start = time.perf_counter()
-            turn()
-            synchronize(device)
-            took = time.perf_counter() - start
-            found[name].append(world.max_int(round(1e6 * took), device) / 1e6)
-    for _ in range(len(found["parallel"])):
+            durations[name].append(world.max_int(round(1e6 * duration(turn, device)), device) / 1e6)
+    timer = RangeTimer(device)
+    for _ in range(len(durations["parallel"])):
         dist.barrier()
-        with ranges.recording(split):
+        with ranges.recording(timer):
             update()
-    waits = sum(each for name, each in split.seconds.items() if name in ("reduce/wait", "optimizer/muon/exchange"))
+    waits = sum(total for name, total in timer.seconds.items() if name in ("reduce/wait", "optimizer/muon/exchange"))
     if rank == 0:
-        results.put((found, waits / len(found["parallel"])))
+        results.put((durations, waits / len(durations["parallel"])))
     dist.destroy_process_group()
 
 
-def together(seconds: float, seed: int, device: torch.device, size: int) -> list[dict[str, Any]]:
-    """Rows of several processes."""
+def several_processes(
+    seconds: float, seed: int, device: torch.device, size: int, layers: int = LAYERS
+) -> list[dict[str, Any]]:
+    """Return the rows of `size` processes."""
     if device.type == "cuda" and torch.cuda.device_count() < size:
         return [bare_row(f"skipped: {torch.cuda.device_count()} GPU(s), not {size}", size)]
     results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-            as_rank, (size, str(Path(folder)), seconds, seed, device.type, results), nprocs=size, join=True
+            run_rank, (size, str(Path(folder)), seconds, seed, device.type, layers, results), nprocs=size, join=True
         )
-        found, waits = results.get()
-    whole = {name: found[name] for name in ("replicated", "parallel", "communication alone")}
-    products_only = {name: each for name, each in found.items() if "Newton" in name}
+        durations, waits = results.get()
+    steps = {name: durations[name] for name in ("replicated", "parallel", "communication alone")}
+    iterations = {name: turns for name, turns in durations.items() if "Newton" in name}
     return [
-        *rows_of(whole, "replicated", size),
-        *rows_of(products_only, "Newton–Schulz, replicated", size),
+        *rows_of(steps, "replicated", size),
+        *rows_of(iterations, "Newton–Schulz, replicated", size),
         bare_row("of parallel: waiting for it", size, round(1e3 * waits, 2)),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The optimizer's step against torch.optim.Muon, alone and on ranks.")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time for each half (default: 60)")
+    """Measure and print the table."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for each half (default: 60)")
     parser.add_argument("--ranks", type=int, default=2, help="processes of the second half; 1: none (default: 2)")
-    parser.add_argument("--seed", type=int, default=0, help="decides weights and gradients (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and gradients (default: 0)")
     parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: auto)")
-    arguments = parser.parse_args()
-    device = choose_device(arguments.device)
-    rows = alone(arguments.seconds, arguments.seed, device)
-    if arguments.ranks > 1:
-        rows += together(arguments.seconds, arguments.seed, device, arguments.ranks)
+    options = parser.parse_args()
+    device = choose_device(options.device)
+    rows = one_process(options.seconds, options.seed, device)
+    if options.ranks > 1:
+        rows += several_processes(options.seconds, options.seed, device, options.ranks)
     if device.type != "cuda":
         rows.append(bare_row("on a GPU: skipped, no CUDA"))
-    report(rows, as_json=arguments.json)
+    report(rows, as_json=options.json)
 
 
 if __name__ == "__main__":

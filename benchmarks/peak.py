@@ -1,9 +1,9 @@
-"""Runs a command and says, as one JSON object on stdout, how long it took and the most memory it had.
+"""Run a command, and print its duration and its peak memory as one JSON object on stdout.
 
     python -I -S peak.py COMMAND ARGUMENT…    →    {"seconds": 1.25, "peak_mb": 112.4, "code": 0, "error": ""}
 
-A program of its own, standard library only: the kernel counts a process's peak from before it became another program,
-so a command started by a large process would be blamed for its parent.
+It is a separate program that imports the standard library only: the kernel keeps a process's peak when the process
+executes another program, so a command that a large process starts would inherit the peak of its parent.
 """
 
 import json
@@ -15,7 +15,7 @@ import time
 
 
 def main() -> None:
-    """Run, wait, report."""
+    """Run the command, wait for it, and print the result."""
     with tempfile.TemporaryFile() as messages:
         start = time.perf_counter()
         child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=messages, stderr=messages)

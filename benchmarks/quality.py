@@ -1,10 +1,10 @@
-"""What is compressed and how its quality is measured: a float model, held-out data, calibration data.
+"""Quality of compressed models: a float model with held-out data to measure on, and calibration data.
 
-    weights, decoded from bytes ──► module ──► KL(float ‖ decoded), agreement, and bits per byte or accuracy beside it
+    weights, decoded from bytes ──► module ──► KL(float ‖ decoded), agreement, and bits per byte or accuracy
 
-The language model is scored on the first tokens of FineWeb's validation split and calibrated on training tokens; the
-ResNets on the (lossy) JPEG test images, calibrated on the 2,000 lossless training images. Decoded tensors are loaded
-strictly. The float model's logits are computed once and remembered.
+The language model is scored on the first tokens of FineWeb's validation split and calibrated on training tokens. The
+ResNets are scored on the (lossy) JPEG test images and calibrated on the 2,000 lossless training images. Decoded tensors
+are loaded strictly. The logits of the float model are computed once and cached.
 """
 
 import hashlib
@@ -31,21 +31,21 @@ from birdie.score.bpb import bits_per_byte
 from birdie.score.divergence import divergence
 
 SEQ_LEN = 512  # what the benchmark model was trained with
-WINDOWS, IMAGES = 16, 250  # in a batch
+WINDOWS, IMAGES = 16, 250  # per batch
 HELD_OUT_TOKENS, CALIBRATION_TOKENS = 65_536, 131_072
 Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What a decoded model is worth.
+    """Quality of a decoded model.
 
     Attributes:
         kl: mean KL(float ‖ decoded) per target token or image, nats.
-        stderr: of `kl`.
-        agreement: share of predictions with the float model's first choice.
+        stderr: standard error of `kl`.
+        agreement: share of predictions whose top choice is that of the float model.
         bpb: bits per byte of text; None for images.
-        accuracy: share of images classified right; None for text.
+        accuracy: share of correctly classified images; None for text.
     """
 
     kl: float
@@ -57,17 +57,17 @@ class Quality:
 
 @dataclass(frozen=True)
 class Subject:
-    """A float model with what is needed to judge and to calibrate compressed forms of it.
+    """A float model, with held-out data to measure its compressed forms and calibration data to compress it.
 
     Attributes:
         name: for titles.
-        module: the float model, in evaluation mode; never changed.
-        state: its tensors as they were stored, what every coder is given.
-        held_out: batches of (inputs, targets) the quality is measured on.
+        module: the float model in evaluation mode; never modified.
+        state: its tensors as stored; the input of every coder.
+        held_out: batches of (inputs, targets) that quality is measured on.
         calibration: batches that may be used to compress.
-        key: hash of weights and data: what cached results depend on.
-        logits: what the float model gave, by batch, once it was asked.
-        build: an empty module of the same shape.
+        key: hash of weights and data; cached results depend on it.
+        logits: cached logits of the float model, by batch.
+        build: returns an empty module of the same shape.
         bits: held-out nats in order → bits per byte; None for images.
     """
 
@@ -82,31 +82,31 @@ class Subject:
     logits: dict[int, Tensor] = field(default_factory=dict)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """Summed nats of a batch (0-d): what calibration differentiates."""
+        """Return the summed nats of a batch (0-d), which calibration differentiates."""
         logits = module(batch[0])
         return F.cross_entropy(logits.flatten(0, -2).float(), batch[1].flatten(), reduction="sum")
 
     def measure(self, state: Mapping[str, Tensor]) -> Quality:
-        """The quality of decoded tensors, loaded strictly."""
+        """Return the quality of decoded tensors, which are loaded strictly."""
         candidate = self.build()
         candidate.load_state_dict({name: weight.float() for name, weight in state.items()}, strict=True)
         candidate.eval()
         nats: list[Tensor] = []
         right = 0
 
-        def watched(index: int) -> Tensor:
+        def predict(index: int) -> Tensor:
             nonlocal right
             inputs, targets = self.held_out[index]
             logits: Tensor = candidate(inputs)
-            flat, wanted = logits.flatten(0, -2), targets.flatten()
-            nats.append(F.cross_entropy(flat.float(), wanted, reduction="none").view_as(targets))
-            right += int((flat.argmax(-1) == wanted).sum())
+            flat, labels = logits.flatten(0, -2), targets.flatten()
+            nats.append(F.cross_entropy(flat.float(), labels, reduction="none").view_as(targets))
+            right += int((flat.argmax(-1) == labels).sum())
             return logits
 
-        found = divergence(self._reference, watched, range(len(self.held_out)))
+        result = divergence(self._reference, predict, range(len(self.held_out)))
         if self.bits is None:
-            return Quality(found.kl, found.stderr, found.agreement, accuracy=right / found.count)
-        return Quality(found.kl, found.stderr, found.agreement, bpb=self.bits(nats))
+            return Quality(result.kl, result.stderr, result.agreement, accuracy=right / result.count)
+        return Quality(result.kl, result.stderr, result.agreement, bpb=self.bits(nats))
 
     def _reference(self, index: int) -> Tensor:
         if index not in self.logits:
@@ -117,13 +117,13 @@ class Subject:
 def bench_subject(
     runs: Path, data: Path, *, tokens: int = HELD_OUT_TOKENS, calibration_tokens: int = CALIBRATION_TOKENS
 ) -> Subject:
-    """The shared benchmark model, trained if need be.
+    """Return the shared benchmark model, training it first if necessary.
 
     Args:
         runs: folder of runs.
-        data: the shared data.
-        tokens: held-out targets, rounded down to whole windows.
-        calibration_tokens: training tokens for calibration, likewise.
+        data: folder of the shared data.
+        tokens: held-out targets, rounded down to complete windows.
+        calibration_tokens: training tokens for calibration, rounded down likewise.
     """
     return gpt_subject(
         "the benchmark model", bench_model(runs, data), data, tokens=tokens, calibration_tokens=calibration_tokens
@@ -133,7 +133,7 @@ def bench_subject(
 def gpt_subject(
     name: str, weights: Path, data: Path, *, tokens: int, calibration_tokens: int = CALIBRATION_TOKENS
 ) -> Subject:
-    """A GPT of the challenge's baseline shape with a vocabulary of 1,024 pieces."""
+    """Return a GPT of the challenge's baseline architecture with a vocabulary of 1,024 pieces."""
     sources = Sources.under(data)
     state = read_state_dict(weights)
     config = config_of(state)
@@ -156,23 +156,23 @@ def gpt_subject(
 
 
 def resnet_subject(weights: Path, data: Path, cache: Path, *, count: int = 10_000) -> Subject:
-    """A CIFAR ResNet on the first `count` test images, which are dealt out class by class."""
+    """Return a CIFAR ResNet on the first `count` test images, which alternate between the classes."""
     module, state = load_resnet(weights)
-    found = images(data, cache)
-    test, labels = found["test"][:count], found["test_labels"][:count]
+    pixels = images(data, cache)
+    test, labels = pixels["test"][:count], pixels["test_labels"][:count]
     batches = _image_batches(normalized(test), labels)
-    calibration = _image_batches(normalized(found["train"]), found["train_labels"])
+    calibration = _image_batches(normalized(pixels["train"]), pixels["train_labels"])
     blocks = module.blocks
-    key = digest(state, test.numpy(), found["train"].numpy())
+    key = digest(state, test.numpy(), pixels["train"].numpy())
     return Subject(
         weights.name.partition("-")[0], module, state, batches, calibration, key, lambda: type(module)(blocks)
     )
 
 
 def windows(tokens: NDArray[np.integer]) -> list[Batch]:
-    """A stream of k · SEQ_LEN + 1 tokens as batches of (ids, targets), each (windows, SEQ_LEN)."""
-    stream = torch.from_numpy(tokens.astype(np.int64))
-    ids, targets = stream[:-1].view(-1, SEQ_LEN), stream[1:].view(-1, SEQ_LEN)
+    """Return k · SEQ_LEN + 1 tokens as batches of (ids, targets), each (windows, SEQ_LEN)."""
+    sequence = torch.from_numpy(tokens.astype(np.int64))
+    ids, targets = sequence[:-1].view(-1, SEQ_LEN), sequence[1:].view(-1, SEQ_LEN)
     return list(zip(torch.split(ids, WINDOWS), torch.split(targets, WINDOWS), strict=True))
 
 
@@ -181,7 +181,7 @@ def _image_batches(inputs: Tensor, labels: Tensor) -> list[Batch]:
 
 
 class _Replay:
-    """A language model that has already been run: it hands out its losses in the order they are asked for."""
+    """Language model that returns known losses in the order of the calls."""
 
     def __init__(self, nats: list[Tensor]) -> None:
         self.nats = iter(nats)
@@ -191,19 +191,19 @@ class _Replay:
 
 
 def _bits(nats: list[Tensor], tokens: NDArray[np.uint16], table: ByteTable, bos_id: int) -> float:
-    """Bits per byte as `bits_per_byte` counts them, from losses already known."""
+    """Return the bits per byte that `bits_per_byte` computes, from known losses."""
     batch, device = WINDOWS * SEQ_LEN, torch.device("cpu")
     replay = _Replay(nats)
     return bits_per_byte(replay, tokens, table, seq_len=SEQ_LEN, batch_tokens=batch, bos_id=bos_id, device=device).bpb
 
 
 def digest(state: Mapping[str, Tensor], *arrays: NDArray[np.generic]) -> str:
-    """Twelve hex digits that change with any tensor or array."""
-    found = hashlib.sha256()
+    """Return twelve hex digits that depend on all tensors (with their names) and arrays."""
+    sha256 = hashlib.sha256()
     for name, weight in sorted(state.items()):
-        found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        found.update(weight.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha256.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        sha256.update(weight.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     for array in arrays:
-        found.update(f"{array.shape} {array.dtype}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:12]
+        sha256.update(f"{array.shape} {array.dtype}".encode())
+        sha256.update(np.ascontiguousarray(array).tobytes())
+    return sha256.hexdigest()[:12]

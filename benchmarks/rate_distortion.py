@@ -4,16 +4,14 @@
     python -m benchmarks.rate_distortion --weights resnet20-….th        a ResNet of the shared data (BIRDIE_DATA)
     python -m benchmarks.rate_distortion --rivals record,nncodec --targets 0.005,0.01,0.02
 
-Every row is a file that was written, decoded from its bytes and only then measured; the files count whole. Equal
-quality is equal mean KL(float ‖ decoded) on held-out data, read off birdie's curve at the rival's own KL. Rivals' rows
-are kept in runs/rd-cache by everything they depend on. docs/rate-distortion.md says how to read the rows.
+Every row is a file that was written, decoded from its bytes and then measured; the entire file counts. Equal quality
+means equal mean KL(float ‖ decoded) on held-out data, interpolated on birdie's curve at the rival's KL. The rows of
+rivals are cached in runs/rd-cache, keyed by everything they depend on. docs/rate-distortion.md explains the rows.
 """
 
 import argparse
 import hashlib
 import json
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,31 +22,31 @@ from typing import Any
 import torch
 
 from benchmarks import lossy_rivals, record_stack
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
 from benchmarks.curves import ratios, svg
 from benchmarks.lossy_rivals import LossyCoder
 from benchmarks.quality import HELD_OUT_TOKENS, Quality, Subject, bench_subject, gpt_subject, resnet_subject
-from benchmarks.record_search import Tuner, measured
-from benchmarks.report import report
+from benchmarks.record_search import Tuner, measure_files
 from benchmarks.resnet import augmented
 from benchmarks.rivals import HERE, NotInstalledError
+from benchmarks.shared_data import shared_data
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.errors import BirdieError, ConfigError
 from birdie.runtime.files import atomic_path, write_bytes
 
 Row = dict[str, Any]
 TARGETS = (0.005, 0.01, 0.02)  # KL at which the record stack is tuned
 RIVALS = ("record", "int6", "int8", "challenge", "nncodec")
-QUALITIES = (0.00004, 0.0004, 0.002, 0.005, 0.01, 0.02, 0.045)  # KL of birdie's files, as it judges itself
-BITS = (2.3, 2.7, 3.2, 3.7, 4.3, 4.8, 5.2, 6.0)  # a weight, of birdie's files of image models
-TABLE = ("scheme", "bytes", "bpb", "kl", "agreement", "accuracy", "encode_s")  # the rest is in --json
+QUALITIES = (0.00004, 0.0004, 0.002, 0.005, 0.01, 0.02, 0.045)  # KL that birdie is asked for, of language models
+BITS = (2.3, 2.7, 3.2, 3.7, 4.3, 4.8, 5.2, 6.0)  # bits per weight that birdie is asked for, of image models
+TABLE = ("scheme", "bytes", "bpb", "kl", "agreement", "accuracy", "encode_s")  # further keys are in --json
 
 
 def birdie_settings(subject: Subject) -> list[tuple[str, str, dict[str, Any]]]:
-    """(curve, scheme, arguments of birdie.save but for calibration) of each of birdie's rows.
+    """Return (curve, scheme, arguments of birdie.save without calibration) of each of birdie's rows.
 
-    Images that are calibrated on tell little of the KL on others: there it is bits that are asked for.
+    The KL on calibration images predicts that on held-out images poorly, so image models are saved at bits per weight.
     """
     if subject.bits is None:
         return [("birdie", f"birdie {bits:g} bits a weight", {"bits": bits}) for bits in BITS]
@@ -58,13 +56,13 @@ def birdie_settings(subject: Subject) -> list[tuple[str, str, dict[str, Any]]]:
 def birdie_rows(
     subject: Subject, settings: Sequence[tuple[str, str, Mapping[str, Any]]] | None = None
 ) -> Iterator[Row]:
-    """One row a setting: the file birdie.save writes, as birdie.load reads it. Calibration is shared, its time not."""
+    """Yield a row for each setting: the decoded file of birdie.save. Every row includes the time of the calibration."""
     version = metadata.version("birdie")
     start = time.perf_counter()
     calibration = subject.calibration if subject.bits is not None else augmented(subject.calibration)
     known = CalibrationResult.of(subject.state, (subject.module, calibration, subject.loss))
     calibration_s = time.perf_counter() - start
-    _say(f"calibrated in {calibration_s:.0f} s")
+    log(f"calibrated in {calibration_s:.0f} s")
     for curve, scheme, arguments in birdie_settings(subject) if settings is None else settings:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.birdie"
@@ -73,11 +71,11 @@ def birdie_rows(
             seconds = calibration_s + time.perf_counter() - start
             size, quality = path.stat().st_size, subject.measure(load(path))
         yield row(curve, scheme, size, quality, seconds, version)
-        _say(f"{scheme}: {size:,} bytes, KL {quality.kl:.5f}")
+        log(f"{scheme}: {size:,} bytes, KL {quality.kl:.5f}")
 
 
 def row(curve: str, scheme: str, size: int, quality: Quality, encode_s: float, version: str) -> Row:
-    """One line of the table; `curve` names the coder whose settings belong together."""
+    """Return one row; `curve` names the coder whose settings belong together."""
     return {
         "curve": curve,
         "scheme": scheme,
@@ -93,68 +91,68 @@ def row(curve: str, scheme: str, size: int, quality: Quality, encode_s: float, v
 
 
 class Cache:
-    """Rows of rivals by what they depend on, one small file each."""
+    """Cached rows of rivals, one small file for each set of everything they depend on."""
 
     def __init__(self, folder: Path, subject: Subject) -> None:
         self.folder, self.subject = folder, subject
 
     def rows(self, name: str, version: str, sources: Sequence[str], make: Callable[[], Sequence[Row]]) -> list[Row]:
-        """What `make` gives, or what it gave for the same subject, name, version and source files."""
+        """Return the rows of `make()`, or the cached rows of the same subject, name, version and source files."""
         texts = {source: hashlib.sha256((HERE / source).read_bytes()).hexdigest() for source in sources}
         key = json.dumps([self.subject.key, name, version, torch.__version__, texts], sort_keys=True)
         path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
         if path.is_file():
-            held: list[Row] = json.loads(path.read_text())["rows"]
-            return held
-        made = list(make())
+            cached: list[Row] = json.loads(path.read_text())["rows"]
+            return cached
+        rows = list(make())
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, json.dumps({"key": json.loads(key), "rows": made}, indent=1).encode())
-        return made
+        write_bytes(path, json.dumps({"key": json.loads(key), "rows": rows}, indent=1).encode())
+        return rows
 
 
 def coder_rows(subject: Subject, cache: Cache, curve: str, coders: Sequence[LossyCoder]) -> list[Row]:
-    """One row a coder, each decoded from its own bytes."""
+    """Return a row for each coder, decoded from its own bytes."""
 
     def make(coder: LossyCoder) -> list[Row]:
         start = time.perf_counter()
         data = coder.encode(subject.state)
         seconds = time.perf_counter() - start
         quality = subject.measure(coder.decode(data))
-        _say(f"{coder.scheme}: {len(data):,} bytes, KL {quality.kl:.5f}")
+        log(f"{coder.scheme}: {len(data):,} bytes, KL {quality.kl:.5f}")
         return [row(curve, coder.scheme, len(data), quality, seconds, coder.version)]
 
-    found: list[Row] = []
+    rows: list[Row] = []
     for coder in coders:
         sources = ("lossy_rivals.py", "lossy_worker.py", "quality.py")
-        found += cache.rows(coder.scheme, coder.version, sources, lambda coder=coder: make(coder))  # type: ignore[misc]
-    return found
+        rows += cache.rows(coder.scheme, coder.version, sources, lambda coder=coder: make(coder))  # type: ignore[misc]
+    return rows
 
 
 def record_rows(subject: Subject, cache: Cache, targets: Sequence[float]) -> list[Row]:
-    """The record stack tuned at each target, finer and coarser."""
+    """Return the rows of the record stack tuned at each target KL, slightly finer and slightly coarser."""
     version = record_stack.version()
     tuner: list[Tuner] = []
 
     def make(target: float) -> list[Row]:
         if not tuner:
-            tuner.append(Tuner(subject, record_hessians(subject, cache.folder), _say))
+            tuner.append(Tuner(subject, record_hessians(subject, cache.folder), log))
         return [
             row(
                 "record stack",
-                f"record stack {one.a:g} σ{_embedding(one.b)}",
-                one.bytes,
-                one.quality,
-                one.encode_s,
+                f"record stack {file.a:g} σ{_embedding(file.b)}",
+                file.bytes,
+                file.quality,
+                file.encode_s,
                 version,
             )
-            for one in measured(tuner[0], target)
+            for file in measure_files(tuner[0], target)
         ]
 
-    found: list[Row] = []
+    rows: list[Row] = []
     for target in targets:
         sources = ("record_stack.py", "record_search.py", "quality.py")
-        found += cache.rows(f"record {target}", version, sources, lambda target=target: make(target))  # type: ignore[misc]
-    return found
+        rows += cache.rows(f"record {target}", version, sources, lambda target=target: make(target))  # type: ignore[misc]
+    return rows
 
 
 def _embedding(step: float | None) -> str:
@@ -162,21 +160,23 @@ def _embedding(step: float | None) -> str:
 
 
 def record_hessians(subject: Subject, folder: Path) -> dict[str, torch.Tensor]:
-    """The record stack's Hessians of a subject, kept in `folder`: they take a pass over the calibration data."""
+    """Return the record stack's Hessians of a subject, cached in `folder`: they take a pass over the data."""
     source = hashlib.sha256((HERE / "record_stack.py").read_bytes()).hexdigest()[:8]
     path = folder / f"hessians-{subject.key}-{source}.pt"
     if not path.is_file():
-        _say("record stack: Hessians")
-        found = record_stack.hessians(subject.module, subject.calibration, record_stack.quantized_names(subject.state))
+        log("record stack: Hessians")
+        hessians = record_stack.hessians(
+            subject.module, subject.calibration, record_stack.quantized_names(subject.state)
+        )
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:
-            torch.save(found, temporary)
-    held: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
-    return held
+            torch.save(hessians, temporary)
+    cached: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return cached
 
 
 def rival_rows(subject: Subject, cache: Cache, keys: Sequence[str], targets: Sequence[float]) -> Iterator[Row]:
-    """The rows of the rivals named by `keys`; what is not installed says so where its version would stand."""
+    """Yield the rows of the rivals named by `keys`; a rival that is not installed says so in its `version`."""
     makers: dict[str, Callable[[], list[Row]]] = {
         "record": lambda: record_rows(subject, cache, targets),
         "int6": lambda: coder_rows(subject, cache, "int6 + zstd", [lossy_rivals.row_maximum(6, "zstd")]),
@@ -200,59 +200,51 @@ def rival_rows(subject: Subject, cache: Cache, keys: Sequence[str], targets: Seq
 
 
 def comparison(rows: Sequence[Row], targets: Sequence[float]) -> list[Row]:
-    """birdie's bytes over each rival's at equal KL, and for images at equal agreement as well."""
-    ours = [line for line in rows if line["curve"].startswith("birdie")]
-    found: list[Row] = []
+    """Return birdie's bytes over each rival's at equal KL, and for images at equal agreement as well."""
+    birdie_lines = [line for line in rows if line["curve"].startswith("birdie")]
+    lines: list[Row] = []
     for curve in dict.fromkeys(line["curve"] for line in rows if not line["curve"].startswith("birdie")):
-        theirs = [line for line in rows if line["curve"] == curve and line["bytes"]]
-        found += ratios(ours, theirs, targets if curve == "record stack" else ())
-        if theirs and theirs[0]["accuracy"] is not None:
-            found += ratios(ours, theirs, against="disagreement")
-    return found
-
-
-def chosen(text: str) -> list[str]:
-    """The rivals in a comma-separated list; "none" is none.
-
-    Raises:
-        argparse.ArgumentTypeError: one is unknown.
-    """
-    keys = [key.strip() for key in text.split(",") if key.strip() and key.strip() != "none"]
-    if unknown := [key for key in keys if key not in RIVALS]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is no rival; choose from {', '.join(RIVALS)} or none")
-    return keys
+        rival_lines = [line for line in rows if line["curve"] == curve and line["bytes"]]
+        lines += ratios(birdie_lines, rival_lines, targets if curve == "record stack" else ())
+        if rival_lines and rival_lines[0]["accuracy"] is not None:
+            lines += ratios(birdie_lines, rival_lines, against="disagreement")
+    return lines
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Return the parsed command line."""
+    parser = command_parser(__doc__)
     parser.add_argument(
         "--weights", type=Path, help="a GPT of the challenge, or a ResNet .th (default: the shared model)"
     )
-    parser.add_argument("--rivals", type=chosen, default=list(RIVALS), help=f"of {','.join(RIVALS)}; or none")
-    parser.add_argument("--targets", type=_numbers, default=list(TARGETS), help="KL the record stack is tuned for")
+    parser.add_argument("--rivals", type=rival_keys, default=list(RIVALS), help=f"of {','.join(RIVALS)}; or none")
+    parser.add_argument(
+        "--targets", type=comma_separated(float), default=list(TARGETS), help="KL that the record stack is tuned for"
+    )
     parser.add_argument("--tokens", type=int, default=HELD_OUT_TOKENS, help="held-out tokens (default: 65,536)")
     parser.add_argument("--images", type=int, default=10_000, help="held-out images (default: 10,000)")
-    parser.add_argument("--no-birdie", action="store_true", help="rivals alone")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where models and rivals' rows are kept")
+    parser.add_argument("--no-birdie", action="store_true", help="rivals only")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached rows")
     parser.add_argument("--plot", type=Path, help="also draw bytes against KL into this .svg")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     return parser.parse_args()
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+def rival_keys(text: str) -> list[str]:
+    """Return the rivals of a comma-separated list; "none" is ignored.
+
+    Raises:
+        argparse.ArgumentTypeError: a rival is unknown.
+    """
+    return [key for key in comma_separated(one_of((*RIVALS, "none"), "rival"))(text) if key != "none"]
 
 
 def subject_of(options: argparse.Namespace) -> Subject:
-    """The model the options name.
+    """Return the model that the flags name.
 
     Raises:
         ConfigError: BIRDIE_DATA is unset.
     """
-    if not os.environ.get("BIRDIE_DATA"):
-        raise ConfigError("quality is measured on the shared data; set BIRDIE_DATA to its folder")
-    data, cache = Path(os.environ["BIRDIE_DATA"]), options.runs / "rd-cache"
+    data, cache = shared_data(), options.runs / "rd-cache"
     if options.weights is None:
         return bench_subject(options.runs, data, tokens=options.tokens)
     if options.weights.suffix == ".th":
@@ -260,36 +252,30 @@ def subject_of(options: argparse.Namespace) -> Subject:
     return gpt_subject(options.weights.stem, options.weights, data, tokens=options.tokens)
 
 
-def _shown(line: Row) -> Row:
-    """A row of the table: what this kind of model has no value for is left out, small KLs keep their digits."""
-    kept = {key: line[key] for key in TABLE if key not in ("bpb", "accuracy") or line[key] is not None}
-    return {**kept, "kl": None if line["kl"] is None else f"{line['kl']:.6f}"}
-
-
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+def _table_row(line: Row) -> Row:
+    """Return a row of the table: without keys that this kind of model has no value for, the KL with more digits."""
+    cells = {key: line[key] for key in TABLE if key not in ("bpb", "accuracy") or line[key] is not None}
+    return {**cells, "kl": None if line["kl"] is None else f"{line['kl']:.6f}"}
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Measure and print the tables."""
     options = parse()
     torch.set_num_threads(1)
-    try:
+    with errors_as_exit(NotInstalledError):
         subject = subject_of(options)
         cache = Cache(options.runs / "rd-cache", subject)
         rows = list(rival_rows(subject, cache, options.rivals, options.targets))
         rows += [] if options.no_birdie else birdie_rows(subject)
-    except (BirdieError, NotInstalledError) as error:
-        raise SystemExit(str(error)) from error
     compared = comparison(rows, options.targets)
     if options.plot:
-        write_bytes(options.plot, svg(rows, f"{subject.name}: bytes of the whole file").encode())
+        write_bytes(options.plot, svg(rows, f"{subject.name}: bytes of the file").encode())
     if options.json:
         report([*rows, *({"comparison": True, **line} for line in compared)], as_json=True)
         return
     for version in dict.fromkeys(f"{line['curve']}: {line['version']}" for line in rows):
-        _say(version)
-    report([_shown(line) for line in rows], as_json=False)
+        log(version)
+    report([_table_row(line) for line in rows], as_json=False)
     if compared and not options.no_birdie:
         report(compared, as_json=False)
 

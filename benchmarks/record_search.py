@@ -1,10 +1,10 @@
-"""The record stack's two step factors, tuned for a target KL; then real files, decoded, on both sides of the target.
+"""Tuning of the record stack's two step factors for a target KL, and files on both sides of the target.
 
     sweep of a alone, sweep of b alone ─► KL(a, b) ≈ KL(a) + KL(b) ─► for each ratio of the two the least-entropy pair
-        ─► measured KL of the pairs around it ─► the best pair ─► files at it, finer and coarser, decoded and measured
+        ─► measured KL of the pairs around it ─► the best pair ─► slightly finer and coarser files, decoded and measured
 
-The sweeps and pairs are judged by entropy and by the quality of the dequantized symbols on a quarter of the very data
-the result is measured on, which is in the record stack's favour. Deterministic: the grids are fixed.
+Sweeps and pairs are compared by entropy and by the quality of the dequantized symbols on a quarter of the data that the
+result is measured on, which favors the record stack. The search is deterministic: its grids are fixed.
 """
 
 import math
@@ -23,29 +23,29 @@ from benchmarks.record_stack import Quantized
 
 MATRIX_STEPS = (0.15, 0.22, 0.32, 0.46, 0.65, 0.95)
 EMBEDDING_STEPS = (0.015, 0.025, 0.04, 0.065, 0.1, 0.16)
-NEIGHBOURS = (0.8, 1.0, 1.25)  # of the best embedding step, whose partners are found anew
-SAMPLE = 4  # the search looks at one held-out batch in so many
-SPREAD = 1.06  # files are written with steps this much finer and coarser, to interpolate between
+NEIGHBORS = (0.8, 1.0, 1.25)  # factors of the best embedding step; the matrix step is computed for each
+SAMPLE = 4  # the search uses the first quarter of the held-out batches
+SPREAD = 1.06  # files are written with steps finer and coarser by this factor, to interpolate between them
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One factor alone: steps, KL in nats and entropy in bytes at each."""
+    """Sweep of one factor alone: steps, with the KL in nats and the entropy in bytes of each."""
 
     steps: Sequence[float]
     kl: Sequence[float]
     bytes: Sequence[float]
 
     def kl_at(self, step: float) -> float:
-        """KL at `step`, linear in logarithms, continued beyond the ends."""
+        """Return the KL at `step`, linear in logarithms, extrapolated beyond the ends."""
         return math.exp(_line(math.log(step), np.log(self.steps), np.log(self.kl)))
 
     def bytes_at(self, step: float) -> float:
-        """Bytes at `step`, linear in its logarithm."""
+        """Return the bytes at `step`, linear in its logarithm."""
         return _line(math.log(step), np.log(self.steps), np.asarray(self.bytes))
 
     def step_for(self, kl: float) -> float:
-        """The step whose KL is `kl`."""
+        """Return the step whose KL is `kl`."""
         return math.exp(_line(math.log(kl), np.log(self.kl), np.log(self.steps)))
 
 
@@ -56,84 +56,84 @@ def _line(x: float, xs: NDArray[np.float64], ys: NDArray[np.float64]) -> float:
 
 
 class Tuner:
-    """Quantizes a subject at any pair of step factors; the Hessians are those of its calibration data."""
+    """Search over pairs of step factors for one subject, with the Hessians of its calibration data."""
 
-    def __init__(self, subject: Subject, hessians: Mapping[str, Tensor], say: Callable[[str], None]) -> None:
-        self.subject, self.say = subject, say
+    def __init__(self, subject: Subject, hessians: Mapping[str, Tensor], notify: Callable[[str], None]) -> None:
+        self.subject, self.notify = subject, notify
         self.sample = replace(
             subject, held_out=subject.held_out[: -(-len(subject.held_out) // SAMPLE)], logits={}, bits=None
         )
         self.names = stack.quantized_names(subject.state)
         self.factored = {name: stack.factor(hessians[name]) for name in self.names}
         self.chosen: stack.Layout | None = None
-        self.known: dict[tuple[str, float], Quantized] = {}
+        self.cache: dict[tuple[str, float], Quantized] = {}
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether the second factor does anything."""
+        """True if the subject has embeddings, to which the second factor applies."""
         return any(map(stack.is_embedding, self.names))
 
     def parts(self, a: float | None, b: float | None) -> dict[str, Quantized]:
-        """The matrices at step factor `a`, embeddings at `b`; None leaves that kind out."""
-        wanted = {name: b if stack.is_embedding(name) else a for name in self.names}
-        found = {}
-        for name, step in wanted.items():
+        """Return the matrices quantized with factor `a` and the embeddings with `b`; None leaves that kind out."""
+        steps = {name: b if stack.is_embedding(name) else a for name in self.names}
+        parts = {}
+        for name, step in steps.items():
             if step is not None:
-                if (name, step) not in self.known:
-                    self.known[name, step] = stack.gptq(self.subject.state[name], step, self.factored[name])
-                found[name] = self.known[name, step]
-        return found
+                if (name, step) not in self.cache:
+                    self.cache[name, step] = stack.gptq(self.subject.state[name], step, self.factored[name])
+                parts[name] = self.cache[name, step]
+        return parts
 
     def judge(self, a: float | None, b: float | None) -> tuple[float, float]:
-        """(KL, entropy in bytes); what is left out stays float and costs nothing."""
+        """Return (KL, entropy in bytes); a kind that is left out stays float and has no entropy."""
         parts = self.parts(a, b)
         state = {**self.subject.state, **{name: part.dequantized() for name, part in parts.items()}}
         return self.sample.measure(state).kl, stack.entropy_bytes(parts.values())
 
     def layout(self, parts: Mapping[str, Quantized]) -> stack.Layout:
-        """The streams of the files, chosen on the first one written: four codings of everything."""
+        """Return the layout of the files, chosen for the first one: it codes everything four times."""
         if self.chosen is None:
             self.chosen = stack.layout_of(parts)
         return self.chosen
 
     @cached_property
     def matrices(self) -> Sweep:
-        """The sweep of `a`."""
+        """Sweep of the matrix factor `a`."""
         return self._sweep(MATRIX_STEPS, lambda step: self.judge(step, None))
 
     @cached_property
     def embeddings(self) -> Sweep:
-        """The sweep of `b`."""
+        """Sweep of the embedding factor `b`."""
         return self._sweep(EMBEDDING_STEPS, lambda step: self.judge(None, step))
 
     def _sweep(self, steps: Sequence[float], judge: Callable[[float], tuple[float, float]]) -> Sweep:
-        found = []
+        points = []
         for step in steps:
-            found.append(judge(step))
-            self.say(f"record stack: step {step} σ, KL {found[-1][0]:.5f}, entropy {found[-1][1]:,.0f} bytes")
-        return Sweep(steps, [kl for kl, _ in found], [size for _, size in found])
+            points.append(judge(step))
+            self.notify(f"record stack: step {step} σ, KL {points[-1][0]:.5f}, entropy {points[-1][1]:,.0f} bytes")
+        return Sweep(steps, [kl for kl, _ in points], [size for _, size in points])
 
     def tune(self, target: float) -> tuple[float, float | None]:
-        """The pair of factors of fewest bytes at KL `target`."""
+        """Return the pair of factors with the fewest bytes at KL `target`."""
         if not self.has_embeddings:
             return self.matrices.step_for(target), None
-        shares = np.linspace(0.02, 0.98, 97)  # of the KL, spent on embeddings
+        shares = np.linspace(0.02, 0.98, 97)  # of the KL that embeddings cause
         pairs = [
             (self.matrices.step_for((1 - share) * target), self.embeddings.step_for(share * target)) for share in shares
         ]
         _, middle = min(pairs, key=lambda pair: self.matrices.bytes_at(pair[0]) + self.embeddings.bytes_at(pair[1]))
         tried = []
-        for factor in NEIGHBOURS:
+        for factor in NEIGHBORS:
             b = round(middle * factor, 4)
             left = target - self.embeddings.kl_at(b)
             if left <= 0:
                 continue
             a = round(self.matrices.step_for(left), 4)
             kl, size = self.judge(a, b)
-            # one octave of KL is half a bit of every weight that pays
+            # Doubling the KL saves half a bit per weight: correct the size to the target KL.
             size += math.log2(kl / target) / 2 / 8 * sum(self.subject.state[name].numel() for name in self.names)
             tried.append((size, a, b))
-            self.say(f"record stack: {a} σ, embedding {b} σ: KL {kl:.5f}, {size:,.0f} bytes of entropy at {target}")
+            self.notify(f"record stack: {a} σ, embedding {b} σ: KL {kl:.5f}, {size:,.0f} bytes of entropy at {target}")
         _, a, b = min(tried)
         kl, _ = self.judge(a, b)
         scale = (target / kl) ** 0.5
@@ -142,7 +142,7 @@ class Tuner:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A file of the record stack: its factors, its bytes, what it decodes to, and the seconds it took."""
+    """A file of the record stack: its factors, its bytes, the quality of its decoded tensors, and the encoding time."""
 
     a: float
     b: float | None
@@ -151,16 +151,16 @@ class Measured:
     encode_s: float
 
 
-def measured(tuner: Tuner, target: float) -> Iterator[Measured]:
-    """Files around the best pair of factors for `target`, each decoded before it is measured."""
+def measure_files(tuner: Tuner, target: float) -> Iterator[Measured]:
+    """Yield files around the best pair of factors for `target`, decoded and measured."""
     a, b = tuner.tune(target)
     rest = {name: weight for name, weight in tuner.subject.state.items() if name not in tuner.names}
     for spread in (1 / SPREAD, SPREAD):
         start = time.perf_counter()
-        finer = round(a * spread, 4), None if b is None else round(b * spread, 4)
-        parts = tuner.parts(*finer)
+        factors = round(a * spread, 4), None if b is None else round(b * spread, 4)
+        parts = tuner.parts(*factors)
         data = stack.pack(parts, rest, tuner.layout(parts))
         seconds = time.perf_counter() - start
-        found = Measured(*finer, len(data), tuner.subject.measure(stack.unpack(data)), seconds)
-        tuner.say(f"record stack: {finer} σ: {found.bytes:,} bytes, KL {found.quality.kl:.5f}")
-        yield found
+        file = Measured(*factors, len(data), tuner.subject.measure(stack.unpack(data)), seconds)
+        tuner.notify(f"record stack: {factors} σ: {file.bytes:,} bytes, KL {file.quality.kl:.5f}")
+        yield file

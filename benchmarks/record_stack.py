@@ -1,13 +1,15 @@
-"""The challenge's record stack, written plainly: what birdie's curve has to beat, and shares no code with.
+"""The challenge's record stack, reimplemented: the compression of the record submissions, as birdie's main rival.
 
-    float weights ─► Hessians from training data ─► GPTQ on SDClip grids ─► int8 symbols ─► lrzip -z, one stream a group
-                     step of a matrix's row = a · σ(row), of an embedding's row = b · σ(row), kept in fp16
+    float weights ─► Hessians from training data ─► GPTQ on SDClip grids ─► int8 symbols ─► lrzip -z, one stream per
+    group
+                     step of a matrix row = a · σ(row), of an embedding row = b · σ(row), stored in fp16
 
-Full-Hessian GPTQ (Frantar et al. 2022) as the records run it: Hessians of the float model, activation order, 1 %
-damping, blocks of 128 columns; SDClip from PR 1394, with the embedding quantized by the Hessian of what the tied head
-reads.
-Everything else is fp16. Groups, orders and streams as in PR 1855: one stream for each kind of matrix, by rows or by
-columns, whichever is smaller, or all in one where that is smaller still; the rest under brotli. All of it is counted.
+Full-Hessian GPTQ (Frantar et al. 2022) as in the records: Hessians of the float model, activation order, 1 % damping,
+blocks of 128 columns; SDClip from parameter-golf#1394, with the embedding quantized by the Hessian of the tied head's
+inputs. Everything else is fp16. Groups, orders and streams as in parameter-golf#1855: one stream for each kind of
+matrix, by rows or by columns, or all matrices in one stream, whichever is smallest; the rest is compressed with brotli.
+All bytes count. The code shares nothing with birdie's own quantization. (Numbers are pull requests of
+github.com/openai/parameter-golf.)
 """
 
 import json
@@ -28,13 +30,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import streams
-from benchmarks.rivals import LRZIP, run
+from benchmarks.memory import run_command
+from benchmarks.rivals import LRZIP
 from benchmarks.streams import ORDERS, Order
 from birdie.entropy.general_purpose import COMPRESSORS
 
 DAMPING, BLOCK = 0.01, 128
-TOP = 32_767  # symbols are not clipped: what is beyond int8 is escaped
-SMALL = 1024  # elements below which a tensor stays fp16; the records, whose matrices are larger, say 65,536
+TOP = 32_767  # symbols are not clipped to int8: larger ones are escaped
+SMALL = 1024  # tensors with fewer elements stay fp16; the records, whose matrices are larger, use 65,536
 Hessians = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor]
 Layout = list[tuple[list[str], Order]]
@@ -42,69 +45,69 @@ Layout = list[tuple[list[str], Order]]
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A matrix on its grid: `symbols` int8 or int16 (rows, columns), `scales` fp16 (rows,), and the shape it had."""
+    """A quantized matrix: `symbols` int8 or int16 (rows, columns), `scales` fp16 (rows,), and the original shape."""
 
     symbols: Tensor
     scales: Tensor
     shape: tuple[int, ...]
 
     def dequantized(self) -> Tensor:
-        """What a decoder makes of it, float32."""
+        """Return the decoded tensor, float32."""
         return (self.symbols.float() * self.scales.float()[:, None]).reshape(self.shape)
 
 
 def is_embedding(name: str) -> bool:
-    """Whether the finer step factor applies."""
+    """Return whether a tensor is an embedding or head, to which the finer factor b applies."""
     return "emb" in name or "head" in name
 
 
 def quantized_names(state: Mapping[str, Tensor]) -> list[str]:
-    """The tensors that are quantized; the rest is fp16."""
+    """Return the names of the tensors that are quantized; the others are fp16."""
     return [name for name, weight in state.items() if weight.ndim >= 2 and weight.numel() >= SMALL]
 
 
 @torch.no_grad()
 def hessians(module: nn.Module, batches: Iterable[Batch], names: Sequence[str]) -> dict[str, Tensor]:
-    """Σ x xᵀ (columns, columns) float64 of the inputs of each named weight, over all batches.
+    """Return Σ x xᵀ (columns, columns) float64 of the inputs of each named weight, over all batches.
 
-    A tied embedding is read as the output head, so its inputs are what the head's product is given.
+    The inputs of a tied embedding are those of the output head, which multiplies with it.
     """
-    wanted = {f"{owner}.weight": layer for owner, layer in module.named_modules() if f"{owner}.weight" in names}
+    layers = {f"{owner}.weight": layer for owner, layer in module.named_modules() if f"{owner}.weight" in names}
     sums: dict[str, Tensor] = {}
 
     def gather(name: str, x: Tensor) -> None:
         rows = x.reshape(-1, x.shape[-1]).float()
-        found = (rows.T @ rows).double()
-        sums[name] = sums[name] + found if name in sums else found
+        product = (rows.T @ rows).double()
+        sums[name] = sums[name] + product if name in sums else product
 
     def hook(name: str, layer: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def linear(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            gather(name, given[0])
+        def linear(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            gather(name, inputs[0])
 
-        def convolution(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        def convolution(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             assert isinstance(layer, nn.Conv2d)
             assert not isinstance(layer.padding, str)
-            patches = F.unfold(given[0], layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+            patches = F.unfold(inputs[0], layer.kernel_size, layer.dilation, layer.padding, layer.stride)
             gather(name, patches.transpose(1, 2))
 
         return convolution if isinstance(layer, nn.Conv2d) else linear
 
     handles = [
         layer.register_forward_pre_hook(hook(name, layer))
-        for name, layer in wanted.items()
+        for name, layer in layers.items()
         if isinstance(layer, nn.Linear | nn.Conv2d)
     ]
-    tied = [name for name, layer in wanted.items() if isinstance(layer, nn.Embedding)]
+    tied = [name for name, layer in layers.items() if isinstance(layer, nn.Embedding)]
     original = F.linear
 
-    def watching(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def observed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         for name in tied:
-            if weight.data_ptr() == wanted[name].weight.data_ptr():
+            if weight.data_ptr() == layers[name].weight.data_ptr():
                 gather(name, x)
         return original(x, weight, bias)
 
     try:
-        with mock.patch.object(F, "linear", watching):
+        with mock.patch.object(F, "linear", observed_linear):
             for inputs, _ in batches:
                 module(inputs)
     finally:
@@ -114,7 +117,7 @@ def hessians(module: nn.Module, batches: Iterable[Batch], names: Sequence[str]) 
 
 
 def factor(hessian: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(order, dead, U): columns by falling diagonal, those dead, the upper Cholesky factor of H⁻¹ so ordered."""
+    """Return (order, dead, U): columns by falling diagonal, mask of unused ones, upper Cholesky factor of H⁻¹."""
     h = hessian.clone()
     diagonal = h.diagonal()
     dead = diagonal == 0
@@ -126,12 +129,12 @@ def factor(hessian: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gptq(weight: Tensor, step: float, factored: tuple[Tensor, Tensor, Tensor]) -> Quantized:
-    """Quantize column by column, each column's error taken over by those that follow.
+    """Quantize column by column; the following columns compensate for the error of each column.
 
     Args:
-        weight: of any shape, rows first.
-        step: of the grid, in standard deviations of the row.
-        factored: of the Hessian of its inputs, by `factor`.
+        weight: tensor of any shape, rows first.
+        step: grid step in standard deviations of the row.
+        factored: `factor` of the Hessian of its inputs.
     """
     order, dead, upper = factored
     rows = weight.detach().double().reshape(weight.shape[0], -1).clone()
@@ -158,12 +161,12 @@ def gptq(weight: Tensor, step: float, factored: tuple[Tensor, Tensor, Tensor]) -
 
 
 def group_of(name: str) -> str:
-    """The kind of matrix: its name without the layer."""
+    """Return the kind of a matrix: its name without the layer index."""
     return re.sub(r"\d+(\.\d+)?\.", "", name)
 
 
 def entropy_bytes(parts: Iterable[Quantized]) -> float:
-    """Order-0 entropy of each matrix in bytes: follows what lrzip makes of them closely, a thousand times faster."""
+    """Return the order-0 entropy of all matrices in bytes: close to lrzip's size, and a thousand times faster."""
     total = 0.0
     for part in parts:
         counts = torch.unique(part.symbols, return_counts=True)[1].double()
@@ -172,26 +175,26 @@ def entropy_bytes(parts: Iterable[Quantized]) -> float:
 
 
 def layout_of(parts: Mapping[str, Quantized]) -> Layout:
-    """Which matrices share a stream and in what order: by kind, by rows or by columns, or all in one if smaller."""
+    """Return the matrices and the scan order of each stream: one stream per kind, or one for all if that is smaller."""
     groups: dict[str, list[str]] = {}
     for name in parts:
         groups.setdefault(group_of(name), []).append(name)
-    apart = [_ordered(parts, names) for names in groups.values()]
-    whole = _ordered(parts, list(parts))
-    best = apart if sum(size for size, _ in apart) <= whole[0] else [whole]
+    separate = [_best_order(parts, names) for names in groups.values()]
+    joint = _best_order(parts, list(parts))
+    best = separate if sum(size for size, _ in separate) <= joint[0] else [joint]
     return [group for _, group in best]
 
 
-def _ordered(parts: Mapping[str, Quantized], names: list[str]) -> tuple[int, tuple[list[str], Order]]:
-    """(bytes of the stream, (names, order)) in the smaller order."""
+def _best_order(parts: Mapping[str, Quantized], names: list[str]) -> tuple[int, tuple[list[str], Order]]:
+    """Return (bytes of the stream, (names, order)) of the smaller scan order."""
     return min((len(lrzip(_joined(parts, names, order))), (names, order)) for order in ORDERS)
 
 
 def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor], layout: Layout) -> bytes:
-    """The file: quantized matrices in the streams of `layout`, scales and all other tensors in fp16.
+    """Return the file: quantized matrices in the streams of `layout`, scales and all other tensors in fp16.
 
-    The number of pieces and their lengths in 32 bits each; brotli of names, shapes and orders as JSON followed by
-    scales and the rest; the streams.
+    The file has the number of pieces and their lengths, 32 bits each; then, under brotli, names, shapes and orders as
+    JSON, scales and the other tensors; then the streams.
     """
     head = {
         "groups": [
@@ -210,13 +213,13 @@ def pack(parts: Mapping[str, Quantized], rest: Mapping[str, Tensor], layout: Lay
 
 
 def unpack(data: bytes) -> dict[str, Tensor]:
-    """Undo `pack`, in float32."""
+    """Invert `pack`, in float32."""
     (count,) = struct.unpack_from("<I", data)
     lengths = struct.unpack_from(f"<{count}I", data, 4)
-    at, pieces = 4 + 4 * count, []
+    offset, pieces = 4 + 4 * count, []
     for length in lengths:
-        pieces.append(data[at : at + length])
-        at += length
+        pieces.append(data[offset : offset + length])
+        offset += length
     plain = COMPRESSORS["brotli"].decompress(pieces[0], 1 << 30)
     (length,) = struct.unpack_from("<I", plain)
     head = json.loads(plain[4 : 4 + length])
@@ -225,8 +228,8 @@ def unpack(data: bytes) -> dict[str, Tensor]:
 
     def take(number: int) -> Tensor:
         nonlocal halves
-        taken, halves = halves[:number], halves[number:]
-        return torch.from_numpy(taken)
+        values, halves = halves[:number], halves[number:]
+        return torch.from_numpy(values)
 
     for (order, members), stream in zip(head["groups"], pieces[1:], strict=True):
         dtypes = {name: torch.int16 if wide else torch.int8 for name, _, wide in members}
@@ -240,29 +243,29 @@ def unpack(data: bytes) -> dict[str, Tensor]:
 
 
 def _joined(parts: Mapping[str, Quantized], names: Sequence[str], order: Order) -> bytes:
-    """The symbols of matrices one after another, each by rows or by columns, as bytes."""
+    """Return the symbols of the matrices one after another, each by rows or by columns, as bytes."""
     return streams.join({name: parts[name].symbols for name in names}, order)
 
 
 @lru_cache(maxsize=256)
 def lrzip(data: bytes) -> bytes:
-    """`data` under lrzip -z -L 9."""
+    """Return `data` compressed with lrzip -z -L 9."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "x").write_bytes(data)
-        run([LRZIP.name, *LRZIP.encode], Path(folder))
+        run_command([LRZIP.name, *LRZIP.encode], Path(folder))
         return (Path(folder) / LRZIP.archive).read_bytes()
 
 
 @lru_cache(maxsize=256)
 def lrunzip(stream: bytes) -> bytes:
-    """Undo `lrzip`."""
+    """Return the data that `lrzip` compressed to `stream`."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / LRZIP.archive).write_bytes(stream)
-        run([LRZIP.name, *LRZIP.decode], Path(folder))
+        run_command([LRZIP.name, *LRZIP.decode], Path(folder))
         return (Path(folder) / LRZIP.output).read_bytes()
 
 
 def version() -> str:
-    """Of lrzip."""
-    said = subprocess.run([LRZIP.name, "-V"], capture_output=True, text=True, timeout=60, check=False)
-    return f"lrzip {(said.stdout + said.stderr).split()[-1]}"
+    """Return the version of lrzip."""
+    process = subprocess.run([LRZIP.name, "-V"], capture_output=True, text=True, timeout=60, check=False)
+    return f"lrzip {(process.stdout + process.stderr).split()[-1]}"

@@ -1,8 +1,8 @@
 """The CIFAR ResNets of the shared data (He et al. 2016, §4.2, in the form of akamaster/pytorch_resnet_cifar10).
 
-conv 3×3 → 3 stages of n blocks at 16, 32, 64 channels, halving the image between stages → mean over the image → linear.
-Where a stage begins, the shortcut is every second pixel with zeros for the new channels ("option A": no weights).
-Images come as the pixels of a PNG or JPEG; torch alone reads neither, so Pillow of the rivals' environment does.
+conv 3×3 → 3 stages of n blocks at 16, 32, 64 channels, the image halved between stages → mean over the image → linear.
+At the start of a stage, the shortcut takes every second pixel and pads the new channels with zeros ("option A", without
+weights). Images are PNG and JPEG files, which torch cannot read, so Pillow in the rivals' environment reads them.
 """
 
 import csv
@@ -21,12 +21,12 @@ from birdie.errors import WeightsError
 from birdie.runtime.files import atomic_path
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what these networks were trained with
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # used to train these networks
 WIDTHS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """relu(x + bn(conv(relu(bn(conv(x))))))."""
+    """Residual block: relu(x + bn(conv(relu(bn(conv(x))))))."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -37,15 +37,15 @@ class Block(nn.Module):
         self.stride, self.added = stride, outputs - inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (batch, inputs, side, side) → (batch, outputs, side / stride, side / stride)."""
+        """Return the block's output: (batch, inputs, side, side) → (batch, outputs, side / stride, side / stride)."""
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         half = self.added // 2
-        short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.added - half))
-        return F.relu(y + short)
+        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.added - half))
+        return F.relu(y + shortcut)
 
 
 class ResNet(nn.Module):
-    """6n + 2 layers; n = 3 is ResNet-20, n = 5 ResNet-32."""
+    """ResNet of 6n + 2 layers; n = 3 is ResNet-20, n = 5 ResNet-32."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ResNet(nn.Module):
         self.linear = nn.Linear(inputs, len(CLASSES))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 3, side, side), normalised → logits (batch, 10)."""
+        """Return logits (batch, 10) of normalized images (batch, 3, side, side)."""
         x = F.relu(self.bn1(self.conv1(images)))
         for stage in range(1, len(WIDTHS) + 1):
             x = getattr(self, f"layer{stage}")(x)
@@ -69,10 +69,10 @@ class ResNet(nn.Module):
 
 
 def load_resnet(path: Path) -> tuple[ResNet, dict[str, Tensor]]:
-    """The network of a .th file in evaluation mode, every tensor strictly matched, and its state dict.
+    """Return the network of a .th file in evaluation mode, loaded strictly, and its state dict.
 
     Raises:
-        WeightsError: the file is not such a network.
+        WeightsError: the file is no CIFAR ResNet.
     """
     state = read_state_dict(path)
     blocks = {name.split(".")[1] for name in state if name.startswith("layer1.")}
@@ -80,37 +80,39 @@ def load_resnet(path: Path) -> tuple[ResNet, dict[str, Tensor]]:
     try:
         model.load_state_dict(state, strict=True)
     except RuntimeError as error:
-        raise WeightsError(f"{path} holds no CIFAR ResNet ({str(error).splitlines()[-1].strip()})") from error
+        raise WeightsError(f"{path} is no CIFAR ResNet ({str(error).splitlines()[-1].strip()})") from error
     return model.eval(), state
 
 
 def normalized(pixels: Tensor) -> Tensor:
-    """(images, 32, 32, 3) uint8 → (images, 3, 32, 32) float32 as the networks were trained."""
+    """Return pixels (images, 32, 32, 3) uint8 as normalized images (images, 3, 32, 32) float32."""
     scaled = pixels.permute(0, 3, 1, 2).float() / 255
     mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
     return ((scaled - mean) / deviation).contiguous()
 
 
 def augmented(batches: Sequence[tuple[Tensor, Tensor]], times: int = 2, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """`batches` of (inputs, labels), `times` over, each image flipped or not and shifted by up to 4 pixels: as these
-    networks were trained, whose own images they know by heart."""
+    """Return `batches` of (inputs, labels) `times` over, with random flips and shifts of up to 4 pixels.
+
+    The networks were trained with this augmentation, and they have memorized the unmodified training images.
+    """
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    augmented_batches = []
     for inputs, labels in [batch for _ in range(times) for batch in batches]:
         flips = torch.rand(len(inputs), generator=generator) < 0.5
         padded = F.pad(torch.where(flips[:, None, None, None], inputs.flip(3), inputs), (4, 4, 4, 4))
         across, down = torch.randint(0, 9, (2, len(inputs)), generator=generator).tolist()
         side = inputs.shape[-1]
         cut = [padded[i, :, y : y + side, x : x + side] for i, (x, y) in enumerate(zip(across, down, strict=True))]
-        found.append((torch.stack(cut), labels))
-    return found
+        augmented_batches.append((torch.stack(cut), labels))
+    return augmented_batches
 
 
 def images(data: Path, cache: Path) -> dict[str, Tensor]:
-    """`test` (10,000, 32, 32, 3) uint8 with `test_labels`, `train` (2,000, …) with `train_labels`; kept in `cache`.
+    """Return `test` (10,000, 32, 32, 3) uint8, `test_labels`, `train` (2,000, …) and `train_labels`; cached in `cache`.
 
     Raises:
-        NotInstalledError: the rivals' environment is not there.
+        NotInstalledError: the rivals' environment is not installed.
     """
     folder = data / "images" / "cifar10"
     if not cache.is_file():
@@ -119,9 +121,9 @@ def images(data: Path, cache: Path) -> dict[str, Tensor]:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(cache) as path:
             subprocess.run([str(RIVALS), str(HERE / "image_worker.py"), str(folder), str(path)], check=True)
-    with np.load(cache) as held:
-        found = {name: torch.from_numpy(held[name]) for name in held.files}
+    with np.load(cache) as archive:
+        arrays = {name: torch.from_numpy(archive[name]) for name in archive.files}
     with (folder / "cifar10_trainLabels_kaggle.csv").open() as file:
-        rows = list(csv.DictReader(file))[: len(found["train"])]
-    found["train_labels"] = torch.tensor([CLASSES.index(row["label"]) for row in rows])
-    return found
+        rows = list(csv.DictReader(file))[: len(arrays["train"])]
+    arrays["train_labels"] = torch.tensor([CLASSES.index(row["label"]) for row in rows])
+    return arrays

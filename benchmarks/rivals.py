@@ -1,8 +1,9 @@
-"""The coders birdie is compared with, each in its best form, behind one function: a set of tensors → `Measured`.
+"""Lossless coders that birdie is compared with, each in its best form, as functions from a set of tensors to
+`Measured`.
 
-General compressors get the tensors as one stream of bytes (`streams`), by rows and by columns, and the smaller counts;
-"torch.save + …" is what the Parameter Golf challenge ships. Whatever is not installed raises `NotInstalledError`, whose
-text says what to do. Every rival's output is decoded again and compared.
+General compressors get the tensors as one byte string (`streams`), by rows and by columns, and the smaller result
+counts; "torch.save + …" is the form that the Parameter Golf challenge ships. A coder that is not installed raises
+`NotInstalledError`, whose text says how to install it. The output of every coder is decoded and compared.
 """
 
 import io
@@ -10,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import row_class_ans, streams
+from benchmarks.memory import run_command
 from benchmarks.symbols import SymbolSet
 from birdie.entropy.general_purpose import COMPRESSORS
 
@@ -31,25 +32,25 @@ TIMEOUT_S = 3600
 
 
 class NotInstalledError(Exception):
-    """A rival that is not there; the text says how to get it."""
+    """A coder is not installed; the text says how to install it."""
 
 
-class NotMeantForError(Exception):
-    """A rival that such tensors are not for; the text says why."""
+class NotApplicableError(Exception):
+    """A coder cannot code such tensors; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One coder on one set.
+    """Result of one coder on one set of tensors.
 
     Attributes:
-        bytes: all a decoder needs beyond names and shapes (which "torch.save + …" and birdie count too).
-        encode_s: seconds to encode, of the form that came out smallest.
+        bytes: all bytes that a decoder needs, without names and shapes (which "torch.save + …" and birdie count).
+        encode_s: seconds to encode, in the smallest form.
         decode_s: seconds to decode.
-        exact: whether everything came back bit for bit.
-        version: of the coder.
-        form: which of its forms was smallest.
-        decode_mb: most memory of the decoding process, in 10^6 bytes, where the coder is a process of its own.
+        exact: all tensors are restored bit for bit.
+        version: version of the coder.
+        form: name of the smallest form.
+        decode_mb: peak memory of the decoding process in 10^6 bytes, if the coder is a separate process.
     """
 
     bytes: int
@@ -65,34 +66,31 @@ Words = NDArray[np.generic]
 Measure = Callable[[SymbolSet], Measured]
 
 
-def smallest(tries: list[Measured]) -> Measured:
-    """The try of fewest bytes; it is exact only if all of them are."""
-    best = min(tries, key=lambda each: each.bytes)
-    if all(each.exact for each in tries):
-        return best
-    return next(each for each in tries if not each.exact)
+def smallest(forms: list[Measured]) -> Measured:
+    """Return the smallest form, or a form that is not exact if there is one."""
+    return next((form for form in forms if not form.exact), min(forms, key=lambda form: form.bytes))
 
 
 def saved(name: str) -> Measure:
-    """torch.save of the dict of tensors under the general compressor `name`."""
+    """Return the measurement of torch.save of the dict of tensors, compressed with the general compressor `name`."""
 
-    def measure(given: SymbolSet) -> Measured:
+    def measure(symbols: SymbolSet) -> Measured:
         _require(name)
         buffer = io.BytesIO()
-        torch.save(dict(given.tensors), buffer)
+        torch.save(dict(symbols.tensors), buffer)
         return _general(name, buffer.getvalue(), "torch.save", lambda data: data == buffer.getvalue())
 
     return measure
 
 
 def streamed(name: str) -> Measure:
-    """The stream of bytes under the general compressor `name` of birdie.entropy.general_purpose."""
+    """Return the measurement of the byte string under the general compressor `name` of birdie.entropy.general."""
 
-    def measure(given: SymbolSet) -> Measured:
+    def measure(symbols: SymbolSet) -> Measured:
         _require(name)
         return smallest(
             [
-                _general(name, streams.join(given.tensors, order), order, _returns(given, order))
+                _general(name, streams.join(symbols.tensors, order), order, _restores(symbols, order))
                 for order in streams.ORDERS
             ]
         )
@@ -105,24 +103,24 @@ def _require(name: str) -> None:
         raise NotInstalledError(f"not installed: pip install {COMPRESSORS[name].package}")
 
 
-def _general(name: str, data: bytes, form: str, returned: Callable[[bytes], bool]) -> Measured:
+def _general(name: str, data: bytes, form: str, is_exact: Callable[[bytes], bool]) -> Measured:
     compressor = COMPRESSORS[name]
     start = time.perf_counter()
     packed = compressor.compress(data)
     middle = time.perf_counter()
     unpacked = compressor.decompress(packed, len(data))
     end = time.perf_counter()
-    return Measured(len(packed), middle - start, end - middle, returned(unpacked), compressor.version, form)
+    return Measured(len(packed), middle - start, end - middle, is_exact(unpacked), compressor.version, form)
 
 
-def _returns(given: SymbolSet, order: streams.Order) -> Callable[[bytes], bool]:
-    """Whether a stream holds exactly the tensors of `given`."""
+def _restores(symbols: SymbolSet, order: streams.Order) -> Callable[[bytes], bool]:
+    """Return the check that a byte string has exactly these tensors."""
 
     def check(stream: bytes) -> bool:
-        if stream != streams.join(given.tensors, order):
+        if stream != streams.join(symbols.tensors, order):
             return False
-        parted = streams.part(stream, given.tensors, order)
-        return all(torch.equal(_bits(parted[name]), _bits(tensor)) for name, tensor in given.tensors.items())
+        parts = streams.part(stream, symbols.tensors, order)
+        return all(torch.equal(_bits(parts[name]), _bits(tensor)) for name, tensor in symbols.tensors.items())
 
     return check
 
@@ -133,15 +131,15 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compressor that is a program of the system and works on files, on one thread.
+    """A compressor that is a program of the system: it works on files, on one thread.
 
     Attributes:
-        name: of the program and of the package to install.
-        encode: arguments that turn the file "x" of the working folder into `archive`.
-        decode: arguments that turn `archive` into the file `output`.
-        archive: what is counted.
-        output: what must equal "x".
-        version: arguments that make it say its version.
+        name: name of the program and of its package.
+        encode: arguments to turn the file "x" of the working folder into `archive`.
+        decode: arguments to turn `archive` into the file `output`.
+        archive: file whose size counts.
+        output: file that must equal "x".
+        version: arguments to print its version.
     """
 
     name: str
@@ -151,30 +149,30 @@ class Program:
     output: str
     version: tuple[str, ...]
 
-    def __call__(self, given: SymbolSet) -> Measured:
-        """Measure it on `given`."""
+    def __call__(self, symbols: SymbolSet) -> Measured:
+        """Measure the program on a set of tensors."""
         if shutil.which(self.name) is None:
             raise NotInstalledError(f"not installed: apt install {self.name}")
-        return smallest([self._on(given, order) for order in streams.ORDERS])
+        return smallest([self._measure(symbols, order) for order in streams.ORDERS])
 
-    def _on(self, given: SymbolSet, order: streams.Order) -> Measured:
+    def _measure(self, symbols: SymbolSet, order: streams.Order) -> Measured:
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
-            (work / "x").write_bytes(streams.join(given.tensors, order))
-            encode_s, _ = run([self.name, *self.encode], work)
+            (work / "x").write_bytes(streams.join(symbols.tensors, order))
+            encode_s, _ = run_command([self.name, *self.encode], work, TIMEOUT_S)
             (work / "x").rename(work / "original")
-            decode_s, peak = run([self.name, *self.decode], work)
-            exact = _returns(given, order)((work / self.output).read_bytes())
+            decode_s, peak = run_command([self.name, *self.decode], work, TIMEOUT_S)
+            exact = _restores(symbols, order)((work / self.output).read_bytes())
             size = (work / self.archive).stat().st_size
         return Measured(size, encode_s, decode_s, exact, self._version(), order, peak)
 
     def _version(self) -> str:
-        said = subprocess.run([self.name, *self.version], capture_output=True, text=True, timeout=60, check=False)
-        words = (said.stdout + said.stderr).split()
+        process = subprocess.run([self.name, *self.version], capture_output=True, text=True, timeout=60, check=False)
+        words = (process.stdout + process.stderr).split()
         return next((word.strip(",") for word in words if any(letter.isdigit() for letter in word)), "unknown")
 
 
-# lrzip is told not to be nice (its default is the lowest priority) and not to skip what LZ4 finds incompressible.
+# lrzip: -N 0 is normal priority (default: the lowest), -T does not skip data that LZ4 finds incompressible.
 ZPAQ = Program("zpaq", ("a", "x.zpaq", "x", "-m5", "-t1"), ("x", "x.zpaq", "-t1"), "x.zpaq", "x", ())
 LRZIP = Program(
     "lrzip",
@@ -186,28 +184,14 @@ LRZIP = Program(
 )
 
 
-def run(command: list[str], folder: Path) -> tuple[float, float]:
-    """(seconds, peak in 10^6 bytes) of a command in `folder`.
-
-    Raises:
-        RuntimeError: it failed; with the end of what it said.
-    """
-    launcher = [sys.executable, "-I", "-S", str(HERE / "peak.py"), *command]
-    done = subprocess.run(launcher, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    told = json.loads(done.stdout)
-    if told["code"]:
-        raise RuntimeError(f"{' '.join(command)} failed with code {told['code']}: {told['error'].strip()}")
-    return float(told["seconds"]), float(told["peak_mb"])
-
-
-def row_class(given: SymbolSet) -> Measured:
-    """The row-class ANS format on all tensors as one stream, rows as classes and columns as classes."""
-    if not given.is_integer:
-        raise NotMeantForError("codes symbols only")
-    grids = [array.reshape(array.shape[0] if array.ndim > 1 else 1, -1) for array in given.arrays.values()]
-    warm = [np.arange(64, dtype=np.int16).reshape(8, 8)]
-    row_class_ans.decode(row_class_ans.encode(warm), [(8, 8)])
-    tries = []
+def row_class(symbols: SymbolSet) -> Measured:
+    """Measure the row-class ANS format on all tensors together, with classes of rows and with classes of columns."""
+    if not symbols.is_integer:
+        raise NotApplicableError("codes integers only")
+    grids = [array.reshape(array.shape[0] if array.ndim > 1 else 1, -1) for array in symbols.arrays.values()]
+    small = [np.arange(64, dtype=np.int16).reshape(8, 8)]
+    row_class_ans.decode(row_class_ans.encode(small), [(8, 8)])  # compiles the kernels
+    forms = []
     for order in streams.ORDERS:
         turned = grids if order == "rows" else [np.ascontiguousarray(grid.T) for grid in grids]
         start = time.perf_counter()
@@ -215,56 +199,65 @@ def row_class(given: SymbolSet) -> Measured:
         middle = time.perf_counter()
         decoded = row_class_ans.decode(coded, [grid.shape for grid in turned])
         end = time.perf_counter()
-        exact = all(np.array_equal(found, grid) for found, grid in zip(decoded, turned, strict=True))
-        tries.append(Measured(coded.size, middle - start, end - middle, exact, "of this repository", order))
-    return smallest(tries)
+        exact = all(np.array_equal(restored, grid) for restored, grid in zip(decoded, turned, strict=True))
+        forms.append(Measured(coded.size, middle - start, end - middle, exact, "of this repository", order))
+    return smallest(forms)
 
 
 def in_environment(package: str) -> Measure:
-    """A package of the rivals' own environment, through `rival_worker`."""
+    """Return the measurement of a package of the rivals' environment, by `rival_worker`."""
 
-    def measure(given: SymbolSet) -> Measured:
-        if package == "nncodec" and not given.is_integer:
-            raise NotMeantForError("codes symbols only")
-        if not RIVALS.is_file():
-            raise NotInstalledError("not installed: make rivals")
+    def measure(symbols: SymbolSet) -> Measured:
+        if package == "nncodec" and not symbols.is_integer:
+            raise NotApplicableError("codes integers only")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tensors.npz"
-            arrays = _worker_arrays(given, as_bytes=package == "zipnn" and given.is_integer)
+            arrays = _worker_arrays(symbols, as_bytes=package == "zipnn" and symbols.is_integer)
             np.savez(path, allow_pickle=False, **arrays)
-            command = [str(RIVALS), str(HERE / "rival_worker.py"), package, str(path)]
-            # Without a PYTHONPATH, which would show one environment the packages of the other.
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-                check=False,
-                env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-                | {"OMP_NUM_THREADS": "1"},
-            )
-        if done.returncode:
-            if "ModuleNotFoundError" in done.stderr or "PackageNotFoundError" in done.stderr:
-                raise NotInstalledError("not installed: make rivals")
-            raise RuntimeError(f"{package} failed: {done.stderr.strip()[-400:]}")
-        told = json.loads(done.stdout.strip().splitlines()[-1])
-        return Measured(**told)
+            output = run_in_environment([str(HERE / "rival_worker.py"), package, str(path)], package, Path(folder))
+        return Measured(**json.loads(output.strip().splitlines()[-1]))
 
     return measure
 
 
-def _worker_arrays(given: SymbolSet, *, as_bytes: bool) -> dict[str, Words]:
-    """What the worker reads: numpy has no bfloat16, so those go as their bits under a marked name."""
+def run_in_environment(arguments: list[str], package: str, folder: Path | None = None) -> str:
+    """Run the Python of the rivals' environment in `folder`, and return its output.
+
+    Raises:
+        NotInstalledError: the environment or the package is not installed.
+        RuntimeError: the run failed.
+    """
+    if not RIVALS.is_file():
+        raise NotInstalledError("not installed: make rivals")
+    # Without PYTHONPATH and the like: they would add the packages of this environment to the other.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    process = subprocess.run(
+        [str(RIVALS), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+    )
+    if process.returncode:
+        if "ModuleNotFoundError" in process.stderr or "PackageNotFoundError" in process.stderr:
+            raise NotInstalledError("not installed: make rivals")
+        raise RuntimeError(f"{package} failed: {process.stderr.strip()[-400:]}")
+    return process.stdout
+
+
+def _worker_arrays(symbols: SymbolSet, *, as_bytes: bool) -> dict[str, Words]:
+    """Return the arrays for the worker; bfloat16, which numpy lacks, as int16 words under a marked name."""
     if as_bytes:
-        return {"stream": np.frombuffer(streams.join(given.tensors, "rows"), np.int8)}
-    out: dict[str, Words] = {}
-    for name, tensor in given.tensors.items():
+        return {"stream": np.frombuffer(streams.join(symbols.tensors, "rows"), np.int8)}
+    arrays: dict[str, Words] = {}
+    for name, tensor in symbols.tensors.items():
         if tensor.dtype == torch.bfloat16:
-            out[f"{name}|bf16"] = tensor.view(torch.int16).numpy()
+            arrays[f"{name}|bf16"] = tensor.view(torch.int16).numpy()
         else:
-            out[name] = tensor.numpy()
-    return out
+            arrays[name] = tensor.numpy()
+    return arrays
 
 
 MEASURES: dict[str, tuple[str, Measure]] = {

@@ -1,9 +1,9 @@
-"""The rival that knows about rows: rANS with one static table for each of at most 16 classes of rows.
+"""Row-class ANS: rANS with one static table for each of at most 16 classes of rows.
 
-The row-class format of the Parameter Golf community, written anew from its description: the rows of all tensors are
-clustered by k-means on the square roots of their histograms (Euclidean distance there is Hellinger distance), each
-class gets a frequency table quantized to 12 to 14 bits, and tables and class numbers go through LZMA. All that side
-information is counted; names and shapes are not, in its favour.
+The row-class format of the Parameter Golf community, implemented from its description: k-means clusters the rows of all
+tensors by the square roots of their histograms (where Euclidean distance is Hellinger distance), each class has a
+frequency table quantized to 12 to 14 bits, and tables and class indices are compressed with LZMA. This side information
+counts; names and shapes do not, in favor of the format.
 
 The coder is rANS (Duda, arXiv 1311.2540) with one 64-bit state and 32-bit refills, independent of birdie's.
 """
@@ -29,11 +29,11 @@ _FILTERS = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What `encode` wrote.
+    """Output of `encode`.
 
     Attributes:
-        side: tables and classes under LZMA.
-        words: the refills of the one rANS state, uint32.
+        side: tables and classes, compressed with LZMA.
+        words: refills of the rANS state, uint32.
     """
 
     side: bytes
@@ -41,14 +41,18 @@ class Encoded:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Bytes of tables, classes and words."""
         return len(self.side) + self.words.nbytes
 
 
 def encode(arrays: Sequence[Integers]) -> Encoded:
-    """Code matrices (rows, columns); the smallest over class counts and precisions.
+    """Encode matrices (rows, columns), with the best number of classes and precision.
 
-    `arrays` hold at least one value; all values together are at most 2**14 different ones within int16.
+    Args:
+        arrays: at least one value; at most 2**14 different values, within int16.
+
+    Raises:
+        ValueError: there are too many different values.
     """
     values, flat = np.unique(np.concatenate([array.ravel() for array in arrays]), return_inverse=True)
     symbols = flat.astype(np.uint16)
@@ -72,7 +76,11 @@ def encode(arrays: Sequence[Integers]) -> Encoded:
 
 
 def decode(coded: Encoded, shapes: Sequence[tuple[int, ...]]) -> list[Integers]:
-    """Undo `encode`: matrices of `shapes`, int16."""
+    """Invert `encode`: return matrices of `shapes`, int16.
+
+    Raises:
+        ValueError: the words do not match the symbols.
+    """
     lengths = _row_lengths(shapes)
     values, tables, classes, precision = _unpack_side(coded.side, lengths.size)
     slots = np.empty((tables.shape[0], 1 << precision), np.uint16)
@@ -89,65 +97,66 @@ def decode(coded: Encoded, shapes: Sequence[tuple[int, ...]]) -> list[Integers]:
 
 
 def cluster(counts: NDArray[np.int64], kinds: int) -> NDArray[np.uint8]:
-    """k-means of rows, given their histograms (rows, symbols), by Hellinger distance: the class of each, without gaps.
+    """Return the class of each row, 0, 1, … without gaps: k-means of the histograms (rows, symbols) by Hellinger
+    distance.
 
-    Of several starts (k-means++) the one whose classes have the least entropy is kept.
+    Of several starts (k-means++), the one whose classes have the least entropy is used.
     """
     points = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1)).astype(np.float32)
     best, best_bits = np.zeros(len(points), np.int64), np.inf
     for seed in range(_SEEDS):
-        found = _k_means(points, kinds, np.random.default_rng(seed))
-        bits = sum(_entropy(counts[found == kind].sum(0)) for kind in range(kinds))
+        classes = _k_means(points, kinds, np.random.default_rng(seed))
+        bits = sum(_entropy(counts[classes == kind].sum(0)) for kind in range(kinds))
         if bits < best_bits:
-            best, best_bits = found, bits
+            best, best_bits = classes, bits
     return np.unique(best, return_inverse=True)[1].astype(np.uint8)
 
 
 def normalized(counts: NDArray[np.int64], precision: int) -> NDArray[np.int64]:
-    """Frequencies that sum to 2**precision, at least 1 where a symbol occurs."""
-    whole = 1 << precision
-    exact = counts * (whole / counts.sum())
+    """Return frequencies that sum to 2**precision, at least 1 where a symbol occurs."""
+    total = 1 << precision
+    exact = counts * (total / counts.sum())
     out = np.where(counts > 0, np.maximum(np.floor(exact), 1), 0).astype(np.int64)
-    while int(out.sum()) != whole:
-        # Give or take where it changes the code length least.
-        if out.sum() < whole:
+    while int(out.sum()) != total:
+        # Change the frequencies whose change costs the least code length.
+        if out.sum() < total:
             gain = np.where(out > 0, counts * np.log2((out + 1) / np.maximum(out, 1)), -1.0)
-            chosen = np.argsort(-gain, kind="stable")[: min(whole - int(out.sum()), int((out > 0).sum()))]
+            chosen = np.argsort(-gain, kind="stable")[: min(total - int(out.sum()), int((out > 0).sum()))]
             out[chosen] += 1
         else:
             fewer = np.maximum(out - 1, 1)
             loss = np.where(out > 1, counts * np.log2(np.maximum(out, 1) / fewer), np.inf)
-            chosen = np.argsort(loss, kind="stable")[: min(int(out.sum()) - whole, int((out > 1).sum()))]
+            chosen = np.argsort(loss, kind="stable")[: min(int(out.sum()) - total, int((out > 1).sum()))]
             out[chosen] -= 1
     return out
 
 
 def _k_means(points: Matrix, kinds: int, random: np.random.Generator) -> NDArray[np.int64]:
-    centres = points[[int(random.integers(len(points)))]]
+    centers = points[[int(random.integers(len(points)))]]
     for _ in range(kinds - 1):
-        far = np.maximum(_distances(points, centres).min(1), 0).astype(np.float64)
+        far = np.maximum(_distances(points, centers).min(1), 0).astype(np.float64)
         chance = far / far.sum() if far.sum() > 0 else None
-        centres = np.vstack([centres, points[[int(random.choice(len(points), p=chance))]]])
-    found = np.full(len(points), -1)
+        centers = np.vstack([centers, points[[int(random.choice(len(points), p=chance))]]])
+    classes = np.full(len(points), -1)
     for _ in range(_ROUNDS):
-        after = _distances(points, centres).argmin(1)
-        if (after == found).all():
+        nearest = _distances(points, centers).argmin(1)
+        if (nearest == classes).all():
             break
-        found = after
+        classes = nearest
         for kind in range(kinds):
-            if (found == kind).any():
-                centres[kind] = points[found == kind].mean(0)
-    return found
+            if (classes == kind).any():
+                centers[kind] = points[classes == kind].mean(0)
+    return classes
 
 
-def _distances(points: Matrix, centres: Matrix) -> Matrix:
-    """Squared, (points, centres); points have length 1 (those of rows without values do not matter)."""
-    squares: Matrix = 1 - 2 * points @ centres.T + (centres**2).sum(1)
+def _distances(points: Matrix, centers: Matrix) -> Matrix:
+    """Return squared distances (points, centers) of points of length 1 (rows without values do not matter)."""
+    squares: Matrix = 1 - 2 * points @ centers.T + (centers**2).sum(1)
     return squares
 
 
 def _entropy(counts: NDArray[np.int64]) -> float:
-    """Bits of all symbols under their own distribution."""
+    """Return the bits of all symbols under their own distribution."""
     seen = counts[counts > 0]
     return float((seen * np.log2(seen.sum() / seen)).sum())
 
@@ -158,16 +167,16 @@ def _row_lengths(shapes: Sequence[tuple[int, ...]]) -> NDArray[np.int64]:
 
 def _pack_side(values: Integers, tables: NDArray[np.int64], classes: NDArray[np.uint8], precision: int) -> bytes:
     head = np.array([precision, tables.shape[0], values.size], "<u2").tobytes() + values.astype("<i2").tobytes()
-    whole = head + tables.astype("<u2").T.tobytes() + classes.tobytes()
-    return lzma.compress(whole, format=lzma.FORMAT_RAW, filters=_FILTERS)
+    content = head + tables.astype("<u2").T.tobytes() + classes.tobytes()
+    return lzma.compress(content, format=lzma.FORMAT_RAW, filters=_FILTERS)
 
 
 def _unpack_side(side: bytes, rows: int) -> tuple[Integers, NDArray[np.int64], NDArray[np.uint8], int]:
-    whole = lzma.decompress(side, format=lzma.FORMAT_RAW, filters=_FILTERS)
-    precision, kinds, size = (int(number) for number in np.frombuffer(whole, "<u2", 3))
-    values = np.frombuffer(whole, "<i2", size, 6)
-    tables = np.frombuffer(whole, "<u2", kinds * size, 6 + 2 * size).reshape(size, kinds).T.astype(np.int64)
-    classes = np.frombuffer(whole, np.uint8, rows, 6 + 2 * size * (1 + kinds))
+    content = lzma.decompress(side, format=lzma.FORMAT_RAW, filters=_FILTERS)
+    precision, kinds, size = (int(number) for number in np.frombuffer(content, "<u2", 3))
+    values = np.frombuffer(content, "<i2", size, 6)
+    tables = np.frombuffer(content, "<u2", kinds * size, 6 + 2 * size).reshape(size, kinds).T.astype(np.int64)
+    classes = np.frombuffer(content, np.uint8, rows, 6 + 2 * size * (1 + kinds))
     return values.astype(np.int16), tables, classes, precision
 
 
@@ -196,17 +205,17 @@ def _count(symbols, lengths, counts):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _encode(symbols, lengths, classes, tables, starts, precision, buffer):  # type: ignore[no-untyped-def]
     shift, word = np.uint64(precision), np.uint64(32)
-    x, at, place = np.uint64(_LOWEST), buffer.size, symbols.size
+    x, at, index = np.uint64(_LOWEST), buffer.size, symbols.size
     for row in range(lengths.size - 1, -1, -1):
         kind = classes[row]
         for _ in range(lengths[row]):
-            place -= 1
-            frequency = tables[kind, symbols[place]]
+            index -= 1
+            frequency = tables[kind, symbols[index]]
             if x >= frequency << (np.uint64(63) - shift):
                 at -= 1
                 buffer[at] = np.uint32(x & np.uint64(0xFFFFFFFF))
                 x >>= word
-            x = ((x // frequency) << shift) + x % frequency + starts[kind, symbols[place]]
+            x = ((x // frequency) << shift) + x % frequency + starts[kind, symbols[index]]
     buffer[at - 1] = np.uint32(x & np.uint64(0xFFFFFFFF))
     buffer[at - 2] = np.uint32(x >> word)
     return at - 2
@@ -219,14 +228,14 @@ def _decode(words, lengths, classes, slots, tables, starts, symbols):  # type: i
     while (np.uint64(1) << shift) <= mask:
         shift += np.uint64(1)
     x = np.uint64(words[0]) << np.uint64(32) | np.uint64(words[1])
-    at, place = 2, 0
+    at, index = 2, 0
     for row in range(lengths.size):
         kind = classes[row]
         for _ in range(lengths[row]):
             slot = x & mask
             symbol = slots[kind, slot]
-            symbols[place] = symbol
-            place += 1
+            symbols[index] = symbol
+            index += 1
             x = tables[kind, symbol] * (x >> shift) + slot - starts[kind, symbol]
             if x < np.uint64(_LOWEST) and at < words.size:
                 x = x << np.uint64(32) | np.uint64(words[at])

@@ -1,20 +1,20 @@
-"""Networks trained to be small, against the same networks trained plainly: `python -m benchmarks.spectral [--json]`.
+"""Networks trained with the spectral rate compared with plain training: `python -m benchmarks.spectral [--json]`.
 
     python -m benchmarks.spectral --net mlp --bits 0.3          784 → 1024 → 256 → 10, 1.07 M weights
     python -m benchmarks.spectral --net cnn --transform dct     3×3 kernels of 1 → 32 → 64 channels, then a wide layer
-    python -m benchmarks.spectral --net resnet20 --step-time    what a training step costs, wrapped over plain
+    python -m benchmarks.spectral --net resnet20 --step-time    cost of a training step, wrapped over plain
 
-All of MNIST (BIRDIE_DATA), Adam with a cosine, the same steps in the same order for both. The plain network counts as
-float32. The other is saved, loaded into a new one and only then scored on the 10,000 test images.
+Data: all of MNIST (BIRDIE_DATA). Both train with Adam and a cosine schedule, with the same steps in the same order. The
+plain network counts as float32. The other is saved, loaded into a new network, and then scored on the 10,000 test
+images.
 
-Step times need no data: medians of steps (forward, backward) that take turns, each scheme with the rate in its loss and
-without; peaks are of processes of their own that train with Adam.
+Step times need no data: medians of steps (forward and backward) that take turns, with and without the rate in the loss;
+peak memory is that of new processes that train with Adam.
 """
 
 import argparse
 import gzip
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -30,10 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import birdie
-from benchmarks.lazy import resident
-from benchmarks.report import report
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
+from benchmarks.memory import reset_peak, resident
 from benchmarks.resnet import ResNet
-from birdie.errors import ConfigError
+from benchmarks.shared_data import shared_data
+from benchmarks.timing import take_turns
 
 BATCH = 256
 _FILES = {
@@ -43,14 +44,14 @@ _FILES = {
 
 
 def mlp() -> nn.Module:
-    """1.07 M weights."""
+    """Return a multilayer perceptron of 1.07 M weights."""
     return nn.Sequential(
         *(nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 10))
     )
 
 
 def cnn() -> nn.Module:
-    """1.63 M weights."""
+    """Return a convolutional network of 1.63 M weights."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10)),
@@ -58,8 +59,8 @@ def cnn() -> nn.Module:
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
-# For step times: how to build one, images of a batch, and the shape of an image.
-STEPPED: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
+# Networks for step times: function that builds one, images per batch, shape of an image.
+TIMED_NETS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
     "mlp": (mlp, BATCH, (1, 28, 28)),
     "cnn": (cnn, BATCH, (1, 28, 28)),
     "resnet20": (lambda: ResNet(3), 128, (3, 32, 32)),
@@ -68,7 +69,7 @@ WAYS = ("plain", "wrapped, no rate", "wrapped")
 
 
 def idx(path: Path) -> Tensor:
-    """A gzipped IDX file of unsigned bytes."""
+    """Return the array of a gzipped IDX file of unsigned bytes."""
     content = gzip.decompress(path.read_bytes())
     dims = content[3]
     shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(dims)]
@@ -76,14 +77,14 @@ def idx(path: Path) -> Tensor:
 
 
 def images(folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """train and test: images (n, 1, 28, 28) in deviations of the training pixels, labels (n,)."""
+    """Return "train" and "test": images (n, 1, 28, 28), normalized by the training pixels, and labels (n,)."""
     raw = {part: (idx(folder / names[0]).float(), idx(folder / names[1]).long()) for part, names in _FILES.items()}
     mean, deviation = raw["train"][0].mean(), raw["train"][0].std()
     return {part: (((pixels - mean) / deviation)[:, None], labels) for part, (pixels, labels) in raw.items()}
 
 
 class Epochs:
-    """Batches: all images in a new order each time they are gone through."""
+    """Batches of all images, in a new order in each epoch."""
 
     def __init__(self, data: tuple[Tensor, Tensor], seed: int) -> None:
         self.data, self.generator = data, torch.Generator().manual_seed(seed)
@@ -93,12 +94,12 @@ class Epochs:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self.data[0]), generator=self.generator)
-        for picked in order[: len(self) * BATCH].split(BATCH):  # type: ignore[no-untyped-call]
-            yield self.data[0][picked], self.data[1][picked]
+        for indices in order[: len(self) * BATCH].split(BATCH):  # type: ignore[no-untyped-call]
+            yield self.data[0][indices], self.data[1][indices]
 
 
 def train(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, seed: int, bits: float | None) -> None:
-    """Adam with a cosine; towards `bits` a weight where the model is wrapped."""
+    """Train with Adam and a cosine schedule; a wrapped model is trained to `bits` per weight."""
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
@@ -106,12 +107,12 @@ def train(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, seed: int,
     images = Epochs(data, seed)
     for step in birdie.fine_tune(model, images, loss, steps=len(images) * epochs, bits=bits):
         if step.number % 200 == 0:
-            size = "" if step.bits is None else f", {step.bits:.3f} bits a weight"
-            print(f"step {step.number} of {step.steps}: loss {step.loss:.4f}{size}", file=sys.stderr, flush=True)
+            size = "" if step.bits is None else f", {step.bits:.3f} bits per weight"
+            log(f"step {step.number} of {step.steps}: loss {step.loss:.4f}{size}")
 
 
 def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """Share of the images named right."""
+    """Return the share of correctly classified images."""
     model.eval()
     right = 0
     with torch.no_grad():
@@ -122,18 +123,16 @@ def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The plain network, then one trained to each size."""
-    if not os.environ.get("BIRDIE_DATA"):
-        raise ConfigError("MNIST is read from the shared data; set BIRDIE_DATA to its folder")
-    data = images(Path(os.environ["BIRDIE_DATA"]) / "images" / "mnist")
+    """Yield the row of the plain network, then one row for each size."""
+    data = images(shared_data() / "images" / "mnist")
     build = NETS[options.net]
     for bits in (None, *options.bits):
         torch.manual_seed(options.seed)
         model, start = build(), time.perf_counter()
-        whole = 4 * sum(weight.numel() for weight in model.parameters())
+        float_bytes = 4 * sum(weight.numel() for weight in model.parameters())
         if bits is None:
             train(model, data["train"], options.epochs, options.seed, None)
-            yield _row(options, "plain, float32", whole, whole, accuracy(model, data["test"]), start)
+            yield _row(options, "plain, float32", float_bytes, float_bytes, accuracy(model, data["test"]), start)
             continue
         birdie.spectral(model, transform=options.transform)
         train(model, data["train"], options.epochs, options.seed, bits)
@@ -144,27 +143,29 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             options,
             f"spectral, {options.transform}, towards {bits:g} bits",
             size,
-            whole,
+            float_bytes,
             accuracy(decoded, data["test"]),
             start,
         )
 
 
-def _row(options: argparse.Namespace, scheme: str, size: int, whole: int, right: float, start: float) -> dict[str, Any]:
+def _row(
+    options: argparse.Namespace, scheme: str, size: int, float_bytes: int, accuracy: float, start: float
+) -> dict[str, Any]:
     return {
         "net": options.net,
         "scheme": scheme,
         "bytes": size,
-        "smaller": round(1 - size / whole, 4),
-        "accuracy": right,
+        "smaller": round(1 - size / float_bytes, 4),
+        "accuracy": accuracy,
         "epochs": options.epochs,
         "seconds": round(time.perf_counter() - start),
     }
 
 
 def stepper(net: str, way: str, transform: str, *, optimized: bool = False) -> Callable[[], None]:
-    """One forward and backward of a network of `STEPPED`, in one of the `WAYS`; with Adam, if that is to be part."""
-    build, batch, shape = STEPPED[net]
+    """Return a training step of a network of `TIMED_NETS`, in one of the `WAYS`; with Adam if `optimized`."""
+    build, batch, shape = TIMED_NETS[net]
     torch.manual_seed(0)
     model, x, y = build(), torch.randn(batch, *shape), torch.randint(0, 10, (batch,))
     if way != "plain":
@@ -185,61 +186,59 @@ def stepper(net: str, way: str, transform: str, *, optimized: bool = False) -> C
 
 
 def step_peak(net: str, way: str, transform: str) -> float:
-    """Most resident memory of training with Adam in this process, megabytes above what it had once a small network had
-    been trained: weights, gradients, moments, activations."""
+    """Return the peak memory of training with Adam in this process, in 10^6 bytes: weights, gradients, moments,
+    activations.
+
+    The memory of imports and kernels is subtracted: a small network is trained first.
+    """
     warm = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
     birdie.spectral(warm, transform="dct")
     optimizer = torch.optim.Adam(warm.parameters())
     (warm(torch.randn(4, 3, 8, 8)).sum() + birdie.quantization_loss(warm)).backward()
     optimizer.step()
-    before = resident("VmRSS")
+    idle = resident("VmRSS")
     step = stepper(net, way, transform, optimized=True)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew: choosing transforms is no step
+    reset_peak()  # the choice of transforms does not count
     for _ in range(3):
         step()
-    return resident("VmHWM") - before
+    return resident("VmHWM") - idle
 
 
 def step_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each of the `WAYS`: the median step and the peak, and both over the plain network's."""
+    """Return a row for each of the `WAYS`: median step, peak memory, and both over those of the plain network."""
     steps = {way: stepper(options.net, way, options.transform) for way in WAYS}
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(options.turns + 1):
-        for way, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if turn:  # the first is for caches
-                seconds[way].append(time.perf_counter() - start)
-    found = []
+    seconds = take_turns(steps, turns=options.turns)
+    results = []
     for way in WAYS:
-        own = [sys.executable, "-m", "benchmarks.spectral", "--net", options.net, "--transform", options.transform]
-        peak = subprocess.run([*own, "--peak-of", way], check=True, capture_output=True, text=True)
-        found.append((way, 1000 * statistics.median(seconds[way]), float(json.loads(peak.stdout))))
+        command = [sys.executable, "-m", "benchmarks.spectral", "--net", options.net, "--transform", options.transform]
+        process = subprocess.run([*command, "--peak-of", way], check=True, capture_output=True, text=True)
+        results.append((way, 1000 * statistics.median(seconds[way]), float(json.loads(process.stdout))))
     return [
         {
             "net": options.net,
-            "batch": STEPPED[options.net][1],
+            "batch": TIMED_NETS[options.net][1],
             "way": way,
             "step_ms": milliseconds,
-            "over_plain": milliseconds / found[0][1],
+            "over_plain": milliseconds / results[0][1],
             "peak_mb": peak,
-            "peak_over_plain": peak / found[0][2],
+            "peak_over_plain": peak / results[0][2],
         }
-        for way, milliseconds, peak in found
+        for way, milliseconds, peak in results
     ]
 
 
 def main() -> None:
-    """Parse, train, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--net", choices=sorted(STEPPED), default="mlp")
-    parser.add_argument("--bits", type=lambda text: [float(part) for part in text.split(",")], default=[1.0, 0.3])
+    """Train or time, and print the table; with --peak-of, print the peak of one process."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--net", choices=sorted(TIMED_NETS), default="mlp", help="(default: mlp)")
+    parser.add_argument("--bits", type=comma_separated(float), default=[1.0, 0.3], help="per weight (default: 1,0.3)")
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step-time", action="store_true", help="time steps and measure their memory; trains nothing")
-    parser.add_argument("--turns", type=int, default=20, help="steps of each kind that are timed")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--epochs", type=int, default=10, help="(default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
+    parser.add_argument(
+        "--step-time", action="store_true", help="time steps and measure their memory, without training"
+    )
+    parser.add_argument("--turns", type=int, default=20, help="timed steps of each way (default: 20)")
     parser.add_argument("--peak-of", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.net not in NETS and not (options.step_time or options.peak_of):
@@ -247,7 +246,9 @@ def main() -> None:
     if options.peak_of:
         sys.stdout.write(json.dumps(step_peak(options.net, options.peak_of, options.transform)) + "\n")
         return
-    report(step_rows(options) if options.step_time else list(rows(options)), as_json=options.json)
+    with errors_as_exit():
+        lines = step_rows(options) if options.step_time else list(rows(options))
+    report(lines, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Networks fine-tuned to be small, beside what only quantizes them: `python -m benchmarks.spectral_tune [--json]`.
+"""Networks fine-tuned to a byte budget compared with quantization alone: `python -m benchmarks.spectral_tune [--json]`.
 
     python -m benchmarks.spectral_tune                            the shared GPT (benchmarks.bench_model)
     python -m benchmarks.spectral_tune --weights resnet32-….th --smaller 10,20,28
     python -m benchmarks.spectral_tune --recipe resnet_spectral --alone
 
-The GPT is trained on, on text it knows, by its own loss. A ResNet is trained on the 2,000 lossless training images of
-the shared data (BIRDIE_DATA), flipped, shifted and mixed in pairs (mixup), towards what the float network says of them;
-the JPEG test images are only tested on. Sizes are reached in turn, each from the one before.
+The GPT continues its training on its training text. A ResNet is trained on the 2,000 lossless training images of the
+shared data (BIRDIE_DATA), flipped, shifted and mixed in pairs (mixup), to predict the outputs of the float network; the
+JPEG test images are used for testing only. The sizes are reached one after the other, each starting from the previous.
 
-Beside them: the float network, and the same fine-tuned plainly for as many steps as the smallest has had (a ResNet by
-labels, for towards its own predictions it would stay what it is); and without training: plain grids with one step a
-matrix, birdie's trellis without data and with Fisher information, and NNCodec, all of the float network; of the GPT
-also trellis and Fisher information on the one that was fine-tuned plainly. Every row is decoded from its file.
+Other rows: the float network; the float network fine-tuned without a size, for as many steps as the smallest size (a
+ResNet by labels, because it already predicts its own outputs). Without training: plain grids with one step per matrix,
+birdie's trellis without data and with Fisher information, and NNCodec, all of the float network; for the GPT also
+trellis and Fisher information on the network that was fine-tuned without a size. Every row is decoded from its file.
 """
 
 import argparse
@@ -33,38 +33,39 @@ from torch import Tensor, nn
 
 import birdie
 from benchmarks.bench_model import Sources
+from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
 from benchmarks.curves import bytes_at
 from benchmarks.quality import Batch, Subject, windows
 from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row, subject_of
-from benchmarks.report import report
 from benchmarks.resnet import augmented
 from benchmarks.rivals import NotInstalledError
+from benchmarks.shared_data import shared_data
 from birdie.artifact.load import load
 from birdie.data.shards import read_shard
-from birdie.errors import BirdieError, ConfigError
+from birdie.errors import ConfigError
 from birdie.run.registry import find
 
 PROGRAM = "python -m benchmarks.spectral_tune"
-SETTINGS = ("weights", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # of a recipe
-GRIDS = (0.4, 0.6, 0.8, 1.1, 1.5, 2.0)  # steps of plain grids, in deviations of the matrix
+SETTINGS = ("weights", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe
+GRIDS = (0.4, 0.6, 0.8, 1.1, 1.5, 2.0)  # steps of plain grids, in standard deviations of the matrix
 TABLE = ("scheme", "bytes", "smaller", "bpb", "accuracy", "agreement", "kl", "encode_s")
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 class Images:
-    """Each epoch in a new order, flipped, shifted by up to 4 pixels, and mixed in pairs."""
+    """Training images in a new order in each epoch, flipped, shifted by up to 4 pixels, and mixed in pairs."""
 
     def __init__(self, subject: Subject, batch: int, seed: int) -> None:
         self.inputs, self.labels = (torch.cat(parts) for parts in zip(*subject.calibration, strict=True))
         self.batch, self.seed = batch, seed
 
     def __iter__(self) -> Iterator[Batch]:
-        """(inputs, shares of the classes), both mixed."""
+        """Yield (inputs, class probabilities), both mixed."""
         self.seed += 1
         generator = torch.Generator().manual_seed(self.seed)
         parts = torch.randperm(len(self.inputs), generator=generator).split(self.batch)  # type: ignore[no-untyped-call]
-        moved = augmented([(self.inputs[part], self.labels[part]) for part in parts], times=1, seed=self.seed)
-        for inputs, labels in moved:
+        batches = augmented([(self.inputs[part], self.labels[part]) for part in parts], times=1, seed=self.seed)
+        for inputs, labels in batches:
             share = torch.rand((), generator=generator)
             other = torch.randperm(len(inputs), generator=generator)
             classes = F.one_hot(labels, 10).float()
@@ -72,77 +73,80 @@ class Images:
 
 
 class Text:
-    """Windows of the training tokens, each epoch in a new order."""
+    """Windows of the training tokens, in a new order in each epoch."""
 
     def __init__(self, batch: int, seed: int) -> None:
-        tokens = read_shard(Sources.under(Path(os.environ["BIRDIE_DATA"])).train)
+        tokens = read_shard(Sources.under(shared_data()).train)
         pairs = windows(tokens[: (len(tokens) - 1) // 512 * 512 + 1])
         self.ids, self.targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         self.batch, self.generator = batch, torch.Generator().manual_seed(seed)
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield (ids, targets)."""
         order = torch.randperm(len(self.ids), generator=self.generator)
         for part in order.split(self.batch):  # type: ignore[no-untyped-call]
             yield self.ids[part], self.targets[part]
 
 
-def from_targets(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross entropy: of tokens, or of shares of classes."""
+def target_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy of target tokens, or of class probabilities."""
     logits = model(batch[0])
     targets = batch[1] if batch[1].is_floating_point() else batch[1].flatten()
     return F.cross_entropy(logits.flatten(0, -2), targets)
 
 
-def from_float(teacher: nn.Module) -> Loss:
-    """KL to what `teacher` says."""
+def distillation_loss(teacher: nn.Module) -> Loss:
+    """Return the loss KL(teacher ‖ model)."""
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
-            wanted = teacher(batch[0]).log_softmax(-1)
-        return F.kl_div(model(batch[0]).log_softmax(-1), wanted, reduction="batchmean", log_target=True)
+            target = teacher(batch[0]).log_softmax(-1)
+        return F.kl_div(model(batch[0]).log_softmax(-1), target, reduction="batchmean", log_target=True)
 
     return loss
 
 
 class Bench:
-    """One network and how it is trained on."""
+    """One network and its fine-tuning."""
 
     def __init__(self, subject: Subject, options: argparse.Namespace) -> None:
         self.subject, self.options = subject, options
         self.text = subject.bits is not None
-        self.whole = 4 * sum(weight.numel() for weight in subject.state.values())
-        self.budgets = [int(self.whole / times) for times in sorted(options.smaller)]
+        self.float_bytes = 4 * sum(weight.numel() for weight in subject.state.values())
+        self.budgets = [int(self.float_bytes / factor) for factor in sorted(options.smaller)]
 
-    def tuned(self, model: nn.Module, data: Iterable[Batch], loss: Loss, steps: int, budget: int | None) -> None:
-        """Fine-tune in place, and say how it goes. Statistics of norms stay: mixed images have others."""
+    def tune(self, model: nn.Module, data: Iterable[Batch], loss: Loss, steps: int, budget: int | None) -> None:
+        """Fine-tune in place. Batch-norm statistics are not updated, because those of mixed images differ."""
         model.eval()
         settings = {"rate": self.options.rate, "settled": self.options.settled, "measured": self.text}
         for step in birdie.fine_tune(model, data, loss, steps=steps, budget=budget, **settings):
             if step.number % 50 == 0 or step.number == step.steps:
-                size = "" if step.bits is None else f", {step.bits:.3f} bits a weight, λ {step.weight:.2g}"
-                print(f"step {step.number} of {step.steps}: loss {step.loss:.4f}{size}", file=sys.stderr, flush=True)
+                size = "" if step.bits is None else f", {step.bits:.3f} bits per weight, λ {step.weight:.2g}"
+                log(f"step {step.number} of {step.steps}: loss {step.loss:.4f}{size}")
 
     def data(self) -> Iterable[Batch]:
-        """Batches to train on, the same each time."""
+        """Return the training batches, the same in each call."""
         batch, seed = self.options.batch, self.options.seed
         return Text(batch, seed) if self.text else Images(self.subject, batch, seed)
 
     def start(self) -> nn.Module:
-        """The float network once more."""
+        """Return a copy of the float network."""
         return copy.deepcopy(self.subject.module)
 
-    def plainly(self) -> tuple[nn.Module, float]:
-        """The float network trained on without a size in mind, and the seconds it took."""
+    def without_size(self) -> tuple[nn.Module, float]:
+        """Return the float network fine-tuned without a size, and the seconds it took."""
         model, start = self.start(), time.perf_counter()
-        self.tuned(model, self.data(), from_targets, self.options.steps * len(self.budgets), None)
+        self.tune(model, self.data(), target_loss, self.options.steps * len(self.budgets), None)
         return model, time.perf_counter() - start
 
     def rows(self) -> Iterator[Row]:
-        """Everything of the table."""
+        """Yield all rows of the table."""
         subject, version = self.subject, torch.__version__
-        yield row("float", "float32", self.whole, subject.measure(subject.state), 0.0, version)
-        plain, seconds = self.plainly()
-        yield row("float", "float32, fine-tuned", self.whole, subject.measure(plain.state_dict()), seconds, version)
+        yield row("float", "float32", self.float_bytes, subject.measure(subject.state), 0.0, version)
+        plain, seconds = self.without_size()
+        yield row(
+            "float", "float32, fine-tuned", self.float_bytes, subject.measure(plain.state_dict()), seconds, version
+        )
         yield from self.spectral()
         if self.options.alone:
             return
@@ -150,18 +154,18 @@ class Bench:
         if self.text:
             other = dataclasses.replace(subject, module=plain, state=plain.state_dict(), logits=dict(subject.logits))
             after = "fine-tuned, then Fisher steps"
-            yield from birdie_rows(other, [(after, after, {"budget": size}) for size in self.finer()])
+            yield from birdie_rows(other, [(after, after, {"budget": size}) for size in self.budgets_and_larger()])
         else:
             yield from rival_rows(subject, Cache(self.options.runs / "rd-cache", subject), ["nncodec"], ())
 
     def spectral(self) -> Iterator[Row]:
-        """The network trained to each size in turn."""
+        """Yield the rows of the network trained to each size in turn."""
         torch.manual_seed(self.options.seed)
         model, start, data = self.start(), time.perf_counter(), self.data()
         birdie.spectral(model, transform=self.options.transform, init_bits=self.options.start)
-        loss = from_targets if self.text else from_float(self.subject.module)
+        loss = target_loss if self.text else distillation_loss(self.subject.module)
         for budget in self.budgets:
-            self.tuned(model, data, loss, self.options.steps, budget)
+            self.tune(model, data, loss, self.options.steps, budget)
             with tempfile.TemporaryDirectory() as folder:
                 size = birdie.save(model, Path(folder) / "x.birdie").bytes
                 quality = self.subject.measure(load(Path(folder) / "x.birdie"))
@@ -170,64 +174,63 @@ class Bench:
             yield row("spectral", scheme, size, quality, seconds, metadata.version("birdie"))
 
     def untrained(self) -> Iterator[Row]:
-        """birdie's files of the float network at the same sizes and finer, by what it is allowed to know."""
-        nothing: dict[str, Any] = {"calibration": None}
+        """Yield the rows of birdie's files of the float network without training, with and without calibration data."""
+        uncalibrated: dict[str, Any] = {"calibration": None}
         grids: list[tuple[str, str, dict[str, Any]]] = [
-            ("plain grids", f"plain grid, {step:g} σ", nothing | {"scheme": f"sigma:{step},per_tensor"})
+            ("plain grids", f"plain grid, {step:g} σ", uncalibrated | {"scheme": f"sigma:{step},per_tensor"})
             for step in GRIDS
         ]
-        trellis = [("trellis", "trellis, no data", nothing | {"budget": size}) for size in self.finer()]
-        fisher = [("Fisher steps", "trellis, Fisher steps", {"budget": size}) for size in self.finer()]
+        trellis = [
+            ("trellis", "trellis, no data", uncalibrated | {"budget": size}) for size in self.budgets_and_larger()
+        ]
+        fisher = [("Fisher steps", "trellis, Fisher steps", {"budget": size}) for size in self.budgets_and_larger()]
         yield from birdie_rows(self.subject, [*grids, *trellis, *fisher])
 
-    def finer(self) -> list[int]:
-        """The sizes, and larger ones between which theirs are found that are as good."""
-        return [*(int(self.budgets[0] * times) for times in (2.0, 1.6, 1.3)), *self.budgets]
+    def budgets_and_larger(self) -> list[int]:
+        """Return the sizes and larger ones, to interpolate the size of equal quality."""
+        return [*(int(self.budgets[0] * factor) for factor in (2.0, 1.6, 1.3)), *self.budgets]
 
 
 def comparison(rows: Sequence[Row], against: str) -> list[Row]:
-    """For each trained size and each other curve, what that takes to be as good; None where no size of it is."""
+    """Return the bytes of each other curve at the quality of each trained size; None where a curve does not reach."""
     lines = [{**line, "disagreement": 1 - line["agreement"]} for line in rows if line["bytes"]]
     curves = [name for name in dict.fromkeys(line["curve"] for line in lines) if name not in ("float", "spectral")]
-    found = []
+    comparisons = []
     for trained in (line for line in lines if line["curve"] == "spectral"):
         for name in curves:
-            theirs = bytes_at([line for line in lines if line["curve"] == name], trained[against], against)
-            found.append(
+            other_bytes = bytes_at([line for line in lines if line["curve"] == name], trained[against], against)
+            comparisons.append(
                 {
                     "equal": against,
                     "value": trained[against],
                     "spectral_bytes": trained["bytes"],
                     "other": name,
-                    "other_bytes": None if theirs is None else round(theirs),
-                    "ratio": None if theirs is None else trained["bytes"] / theirs,
+                    "other_bytes": None if other_bytes is None else round(other_bytes),
+                    "ratio": None if other_bytes is None else trained["bytes"] / other_bytes,
                 }
             )
-    return found
+    return comparisons
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line: flags, then what a recipe says, then the defaults.
+    """Return the parsed command line: flags, then the settings of a recipe, then the defaults.
 
     Raises:
-        ConfigError: the recipe is another program's, or has a setting that this one has not.
+        ConfigError: the recipe belongs to another program, or has an unknown setting.
     """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_parser(__doc__)
     parser.add_argument("--recipe", help="a recipe of this program (birdie recipe list), or its file")
     parser.add_argument("--weights", type=Path, help="a ResNet .th of the shared data (default: the shared GPT)")
-    parser.add_argument("--smaller", type=lambda text: [float(part) for part in text.split(",")], default=[10, 14, 20])
+    parser.add_argument("--smaller", type=comma_separated(float), default=[10, 14, 20], help="factors to float32")
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
-    parser.add_argument("--steps", type=int, default=800, help="for each size")
+    parser.add_argument("--steps", type=int, default=800, help="steps for each size (default: 800)")
     parser.add_argument("--batch", type=int, help="images (default: 50), or windows of 512 tokens (default: 8)")
-    parser.add_argument("--rate", type=float, help="of learning (default: 2e-4 for a ResNet, 5e-4 for the GPT)")
+    parser.add_argument("--rate", type=float, help="learning rate (default: 2e-4 for a ResNet, 5e-4 for the GPT)")
     parser.add_argument("--settled", type=float, default=0.4, help="share of the steps after which the size is reached")
-    parser.add_argument("--start", type=float, default=4.0, help="bits a weight before the first step")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--alone", action="store_true", help="only what is trained")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), help="where models, pixels and rivals' rows are kept"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--start", type=float, default=4.0, help="bits per weight before the first step (default: 4)")
+    parser.add_argument("--seed", type=int, default=0, help="of batches and transforms (default: 0)")
+    parser.add_argument("--alone", action="store_true", help="trained rows only")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models, pixels and cached rows")
     options = parser.parse_args(arguments)
     if options.recipe is not None:
         options = parser.parse_args([*from_recipe(options.recipe), *arguments])
@@ -238,10 +241,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def from_recipe(name: str) -> list[str]:
-    """The settings of a recipe as flags; its weights lie in the shared data.
+    """Return the settings of a recipe as flags; its weights are a path in the shared data.
 
     Raises:
-        ConfigError: there is no such recipe, it is another program's, or has a setting that this one has not.
+        ConfigError: there is no such recipe, it belongs to another program, or it has an unknown setting.
     """
     known = find(name)
     if known.about.runs != PROGRAM:
@@ -257,23 +260,21 @@ def from_recipe(name: str) -> list[str]:
 
 
 def main() -> None:
-    """Parse, train, print."""
-    found = []
-    try:
+    """Train, measure, and print the tables."""
+    rows = []
+    with errors_as_exit(NotInstalledError):
         options = parse(sys.argv[1:])
         torch.set_num_threads(1)
         bench = Bench(subject_of(options), options)
         for line in bench.rows():
-            found.append({**line, "smaller": bench.whole / line["bytes"] if line["bytes"] else None})
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    except (BirdieError, NotInstalledError) as error:
-        raise SystemExit(str(error)) from error
-    compared = comparison(found, "bpb" if bench.text else "disagreement")
+            rows.append({**line, "smaller": bench.float_bytes / line["bytes"] if line["bytes"] else None})
+            log(json.dumps(rows[-1]))
+    compared = comparison(rows, "bpb" if bench.text else "disagreement")
     if options.json:
-        report([*found, *({"comparison": True, **line} for line in compared)], as_json=True)
+        report([*rows, *({"comparison": True, **line} for line in compared)], as_json=True)
         return
-    columns = [key for key in TABLE if any(line[key] is not None for line in found)]
-    report([{key: line[key] for key in columns} for line in found], as_json=False)
+    columns = [key for key in TABLE if any(line[key] is not None for line in rows)]
+    report([{key: line[key] for key in columns} for line in rows], as_json=False)
     if compared:
         report(compared, as_json=False)
 

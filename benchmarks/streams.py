@@ -1,8 +1,8 @@
-"""Tensors as one stream of bytes, the form in which programs that know nothing of weights do best.
+"""Tensors as one byte string, the form in which general compressors do best.
 
-No names and no shapes, in their favour. Each tensor's values follow each other by rows or by columns. Symbols beyond
-int8 are written as -128, an escape, and follow in 16 bits after all tensors; without int16 tensors -128 is a value like
-any other. Floats are the bytes of their words.
+Names and shapes are not included, in favor of the compressors. The values of each tensor are scanned by rows or by
+columns. Symbols beyond int8 are written as the escape -128, and follow in 16 bits after all tensors; without int16
+tensors -128 is an ordinary value. Floats are the bytes of their words.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ ESCAPE = -128
 
 
 def join(tensors: Mapping[str, Tensor], order: Order) -> bytes:
-    """The stream of `tensors`: all integers of at most 16 bits, or all floats."""
+    """Return `tensors` as one byte string; they are all integers of at most 16 bits, or all floats."""
     parts: list[bytes] = []
     escaped: list[NDArray[np.int16]] = []
     for tensor in tensors.values():
         if tensor.is_floating_point():
-            parts.append(_scanned(tensor, order).view(torch.uint8).numpy().tobytes())
+            parts.append(_scan(tensor, order).view(torch.uint8).numpy().tobytes())
         elif tensor.dtype == torch.int8:
-            parts.append(_scanned(tensor, order).numpy().tobytes())
+            parts.append(_scan(tensor, order).numpy().tobytes())
         else:
-            values = _scanned(tensor, order).numpy()
+            values = _scan(tensor, order).numpy()
             wide = (values <= ESCAPE) | (values > 127)
             parts.append(np.where(wide, ESCAPE, values).astype(np.int8).tobytes())
             escaped.append(values[wide])
@@ -36,14 +36,14 @@ def join(tensors: Mapping[str, Tensor], order: Order) -> bytes:
 
 
 def part(stream: bytes, like: Mapping[str, Tensor], order: Order) -> dict[str, Tensor]:
-    """Undo `join`, given tensors of the same names, shapes and dtypes."""
+    """Invert `join`; `like` has tensors of the same names, shapes and dtypes."""
     sizes = {name: tensor.numel() * _width(tensor) for name, tensor in like.items()}
     rest = np.frombuffer(stream, "<i2", offset=sum(sizes.values()))
-    out: dict[str, Tensor] = {}
-    at = 0
+    tensors: dict[str, Tensor] = {}
+    offset = 0
     for name, tensor in like.items():
-        data = np.frombuffer(stream, np.int8, sizes[name], at).copy()
-        at += sizes[name]
+        data = np.frombuffer(stream, np.int8, sizes[name], offset).copy()
+        offset += sizes[name]
         if tensor.dtype == torch.int16:
             values = data.astype(np.int16)
             wide = values == ESCAPE
@@ -55,14 +55,14 @@ def part(stream: bytes, like: Mapping[str, Tensor], order: Order) -> dict[str, T
         rows = tensor.shape[0] if tensor.ndim > 1 else 1
         columns = tensor.numel() // rows
         grid = flat.reshape(rows, columns) if order == "rows" else flat.reshape(columns, rows).T
-        out[name] = grid.reshape(tensor.shape).contiguous()
-    return out
+        tensors[name] = grid.reshape(tensor.shape).contiguous()
+    return tensors
 
 
 def _width(tensor: Tensor) -> int:
     return tensor.element_size() if tensor.is_floating_point() else 1
 
 
-def _scanned(tensor: Tensor, order: Order) -> Tensor:
+def _scan(tensor: Tensor, order: Order) -> Tensor:
     grid = tensor.reshape(tensor.shape[0] if tensor.ndim > 1 else 1, -1)
     return (grid if order == "rows" else grid.T).contiguous().reshape(-1)

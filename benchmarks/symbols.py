@@ -1,14 +1,14 @@
-"""Named sets of tensors that coders are compared on: what a quantizer made of a checkpoint, or the checkpoint itself.
+"""Named sets of tensors that coders are compared on: a checkpoint after quantization, or its float tensors.
 
-    stored     the integers a quantized file holds
-    uniform    one step for a whole tensor, 0.41 of its standard deviation
+    stored     the integers of a quantized file
+    uniform    one step per tensor, 0.41 of its standard deviation
     sdclip6    the records' SDClip: row step = 12.85 σ / 31, clipped to ±31; embeddings 20 σ / 127, clipped to ±127
     rowmax6    row step = largest magnitude / 31
     resnet     NNCodec's grid at qp -32 on every weight tensor, rounded to nearest
-    bf16 fp32  all float tensors, cast or as they are
-    gaussian   no file: ten million normal values on uniform's grid, for speed
+    bf16 fp32  all float tensors, cast or unchanged
+    gaussian   no file: ten million normal values on the grid of uniform, for speed
 
-Each set keeps the steps a decoder would need, but no coder is charged for them: the integers are what is compared.
+Each set has the steps that a decoder would need, but they do not count for any coder: only integers are compared.
 """
 
 import io
@@ -41,9 +41,9 @@ class SymbolSet:
     """Tensors by name, all of `INTEGER_DTYPES` or all of `FLOAT_DTYPES`.
 
     Attributes:
-        name: of the set.
-        tensors: what is coded, of any shape, contiguous.
-        steps: float steps by tensor name, one a row or one in all; empty where there are none.
+        name: name of the set.
+        tensors: contiguous tensors of any shape.
+        steps: float steps by tensor name, one per row or one per tensor; empty if there are none.
     """
 
     name: str
@@ -52,12 +52,12 @@ class SymbolSet:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the tensors are symbols, not floats."""
+        """True if the tensors are integers, not floats."""
         return all(tensor.dtype in INTEGER_DTYPES for tensor in self.tensors.values())
 
     @property
     def arrays(self) -> dict[str, Integers]:
-        """The symbols by tensor name; floats as the 16- or 32-bit words they are stored in."""
+        """Symbols by tensor name; floats as 16- or 32-bit words."""
         words = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
         return {
             name: tensor.view(words.get(tensor.dtype, tensor.dtype)).numpy() for name, tensor in self.tensors.items()
@@ -65,64 +65,64 @@ class SymbolSet:
 
     @property
     def symbols(self) -> int:
-        """Elements in all."""
+        """Number of elements of all tensors."""
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors as they stand."""
+        """Uncompressed bytes of all tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
 def make(name: str, path: Path | None) -> SymbolSet:
-    """The set `name` of the checkpoint in `path`; "auto" takes stored integers where there are any, else bf16.
+    """Return the set `name` of the checkpoint `path`; "auto" is "stored" if the file has integers, else "bf16".
 
     Raises:
-        WeightsError: the file is unreadable, or has no tensor this set is made of.
+        WeightsError: the file is unreadable, or has no tensor for this set.
     """
     if name == "gaussian":
         return gaussian()
     if path is None:
-        raise WeightsError(f"the set {name!r} is made of a checkpoint; name its file")
+        raise WeightsError(f"the set {name!r} needs a checkpoint; give its file")
     if name in ("auto", "stored"):
-        found = stored(path)
-        if found.tensors or name == "stored":
-            return _some(found, path)
+        integers = stored(path)
+        if integers.tensors or name == "stored":
+            return _require_tensors(integers, path)
         name = "bf16"
-    return _some(FLOAT_SETS[name](floats(path)), path)
+    return _require_tensors(FLOAT_SETS[name](floats(path)), path)
 
 
-def _some(found: SymbolSet, path: Path) -> SymbolSet:
-    if not found.tensors:
-        raise WeightsError(f"{path} holds no tensor for the set {found.name!r}; choose another set or file")
-    return found
+def _require_tensors(symbols: SymbolSet, path: Path) -> SymbolSet:
+    if not symbols.tensors:
+        raise WeightsError(f"{path} has no tensor for the set {symbols.name!r}; choose another set or file")
+    return symbols
 
 
 def stored(path: Path) -> SymbolSet:
-    """The int8 and int16 tensors of a file; of the challenge's .ptz those it calls quantized."""
+    """Return the int8 and int16 tensors of a file; of the challenge's .ptz those under the key "quantized"."""
     if path.suffix == ".ptz":
         data = zlib.decompressobj().decompress(path.read_bytes(), MAX_UNPACKED)
-        whole = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-        state: Mapping[str, object] = whole.get("quantized", whole)
+        content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        state: Mapping[str, object] = content.get("quantized", content)
     else:
         state = _state(path)
-    kept = {
+    integers = {
         name: tensor.contiguous()
         for name, tensor in state.items()
         if isinstance(tensor, Tensor) and tensor.dtype in INTEGER_DTYPES and tensor.numel()
     }
-    return SymbolSet("stored", kept)
+    return SymbolSet("stored", integers)
 
 
 def floats(path: Path) -> dict[str, Tensor]:
-    """The floating tensors of a checkpoint as float32, tied ones once."""
-    out: dict[str, Tensor] = {}
+    """Return the float tensors of a checkpoint as float32; tied tensors once."""
+    state: dict[str, Tensor] = {}
     seen = set()
     for name, tensor in _state(path).items():
         if tensor.is_floating_point() and tensor.numel() and (tensor.data_ptr(), tensor.shape) not in seen:
             seen.add((tensor.data_ptr(), tensor.shape))
-            out[name] = tensor.detach().float().contiguous()
-    return out
+            state[name] = tensor.detach().float().contiguous()
+    return state
 
 
 def _state(path: Path) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ def _state(path: Path) -> dict[str, Tensor]:
 
 
 def read_llama2c(path: Path) -> dict[str, Tensor] | None:
-    """A checkpoint in llama2.c's first format (seven int32, then float32 tensors in a fixed order), or None."""
+    """Return a checkpoint in llama2.c's first format (seven int32, float32 tensors in a fixed order), or None."""
     words = np.fromfile(path, "<i4")
     if words.size < _LLAMA2C_HEADER:
         return None
@@ -157,33 +157,33 @@ def read_llama2c(path: Path) -> dict[str, Tensor] | None:
     if _LLAMA2C_HEADER + sum(sizes) != words.size:
         return None
     parts = np.split(words[_LLAMA2C_HEADER:].view("<f4"), np.cumsum(sizes)[:-1])
-    out: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for (name, shape), part in zip(shapes.items(), parts, strict=True):
-        whole = torch.from_numpy(part.reshape(shape).copy())
+        tensor = torch.from_numpy(part.reshape(shape).copy())
         if len(shape) < 3:
-            out[name] = whole
-        else:  # a model's layers are tensors of their own
-            out |= {f"layers.{index}.{name}": layer for index, layer in enumerate(whole)}
-    return out
+            state[name] = tensor
+        else:  # the file stacks all layers; models have one tensor per layer
+            state |= {f"layers.{index}.{name}": layer for index, layer in enumerate(tensor)}
+    return state
 
 
 def matrices(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of two or more dimensions: what is quantized."""
+    """Return the tensors with two or more dimensions, which are quantized."""
     return {name: tensor for name, tensor in state.items() if tensor.ndim >= 2}
 
 
 def uniform(state: Mapping[str, Tensor]) -> SymbolSet:
-    """One step a tensor, rounded to nearest; nothing is clipped but at the ends of int16."""
+    """Return the set with one step per tensor, rounded to nearest and clipped to int16."""
     tensors, steps = {}, {}
     for name, weight in matrices(state).items():
         step = UNIFORM_STEP * weight.std(correction=0)
         steps[name] = torch.where(step > 0, step, torch.ones_like(step))
-        tensors[name] = _narrow(_rounded(weight, steps[name], (1 << 15) - 1))
+        tensors[name] = _narrow(_quantize(weight, steps[name], (1 << 15) - 1))
     return SymbolSet("uniform", tensors, steps)
 
 
 def sdclip6(state: Mapping[str, Tensor]) -> SymbolSet:
-    """Steps from each row's standard deviation, kept in fp16 as the records do; embeddings in 8 bits."""
+    """Return the set with steps from each row's standard deviation, in fp16 as in the records; embeddings in 8 bits."""
 
     def step(name: str, rows: Tensor) -> tuple[Tensor, int]:
         clip, top = (EMBEDDING_CLIP, 127) if "emb" in name else (MATRIX_CLIP, 31)
@@ -193,7 +193,7 @@ def sdclip6(state: Mapping[str, Tensor]) -> SymbolSet:
 
 
 def rowmax6(state: Mapping[str, Tensor]) -> SymbolSet:
-    """Steps from each row's largest magnitude, kept in fp16."""
+    """Return the set with steps from each row's largest magnitude, in fp16."""
     return _by_rows("rowmax6", state, lambda _, rows: (rows.abs().amax(1) / 31, 31))
 
 
@@ -204,51 +204,51 @@ def _by_rows(
     for name, weight in matrices(state).items():
         rows = weight.flatten(1)
         step, top = step_of(name, rows)
-        kept = step.half()
-        steps[name] = torch.where(kept > 0, kept, torch.ones_like(kept))  # a row of zeros, or as good as
-        tensors[name] = _rounded(rows, steps[name].float()[:, None], top).reshape(weight.shape).to(torch.int8)
+        step16 = step.half()
+        steps[name] = torch.where(step16 > 0, step16, torch.ones_like(step16))  # a row of zeros, or nearly
+        tensors[name] = _quantize(rows, steps[name].float()[:, None], top).reshape(weight.shape).to(torch.int8)
     return SymbolSet(set_name, tensors, steps)
 
 
 def nnc_step(qp: int = NNC_QP, density: int = NNC_DENSITY) -> float:
-    """NNCodec's step (its bindings.cpp, quantLayer): (2^d + (qp mod 2^d)) · 2^(floor(qp / 2^d) - d), here 2^-8."""
+    """Return NNCodec's step (bindings.cpp): (2^d + (qp mod 2^d)) · 2^(floor(qp / 2^d) - d); default 2^-8."""
     return float(((1 << density) + (qp & ((1 << density) - 1))) * 2.0 ** ((qp >> density) - density))
 
 
 def resnet(state: Mapping[str, Tensor]) -> SymbolSet:
-    """The weights on NNCodec's grid without its trellis."""
+    """Return the weights on NNCodec's grid, without its trellis."""
     step = torch.tensor(nnc_step())
-    tensors = {name: _narrow(_rounded(weight, step, (1 << 15) - 1)) for name, weight in matrices(state).items()}
+    tensors = {name: _narrow(_quantize(weight, step, (1 << 15) - 1)) for name, weight in matrices(state).items()}
     return SymbolSet("resnet", tensors, dict.fromkeys(tensors, step))
 
 
 def bf16(state: Mapping[str, Tensor]) -> SymbolSet:
-    """Every float tensor in bfloat16."""
+    """Return every float tensor in bfloat16."""
     return SymbolSet("bf16", {name: tensor.to(torch.bfloat16) for name, tensor in state.items()})
 
 
 def fp32(state: Mapping[str, Tensor]) -> SymbolSet:
-    """Every float tensor as it is."""
+    """Return every float tensor unchanged."""
     return SymbolSet("fp32", dict(state))
 
 
 def gaussian(matrices: int = 10, side: int = 1024, seed: int = 0) -> SymbolSet:
-    """Normal matrices (side, side) with log-normal row scales, on `uniform`'s grid: symbols in any number."""
+    """Return normal matrices (side, side) with log-normal row scales, on the grid of `uniform`."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for index in range(matrices):
         scales = torch.exp(0.3 * torch.randn(side, 1, generator=generator))
         state[f"matrix.{index}"] = scales * torch.randn(side, side, generator=generator)
-    made = uniform(state)
-    return SymbolSet("gaussian", made.tensors, made.steps)
+    symbols = uniform(state)
+    return SymbolSet("gaussian", symbols.tensors, symbols.steps)
 
 
-def _rounded(weight: Tensor, step: Tensor, top: int) -> Tensor:
+def _quantize(weight: Tensor, step: Tensor, top: int) -> Tensor:
     return torch.round(weight.double() / step.double()).clamp(-top, top).to(torch.int16)
 
 
 def _narrow(symbols: Tensor) -> Tensor:
-    """int8 where all values fit, else int16."""
+    """Return `symbols` as int8 if all values fit, else as int16."""
     fits = int(symbols.min()) >= -128 and int(symbols.max()) <= 127
     return symbols.to(torch.int8) if fits else symbols
 

@@ -1,30 +1,30 @@
-"""Training throughput: tokens a second of birdie's `fit` against a plain eager PyTorch loop.
+"""Training throughput: tokens per second of birdie's `fit` compared with a plain eager PyTorch loop.
 
     python -m benchmarks.train --json [--seconds 60] [--dtype auto] [--device auto] [--seed 0]
 
-All train the same model from the same weights on the same batches (bytes of the standard library's sources) in the
-same dtype, in turns within one process. The plain loop is what one would write by hand: `torch.optim.Muon` for the
-blocks' matrices and fused Adam for the rest, one backward pass a micro-step, the loss read once a step. birdie's is
-`fit`, eager and under torch.compile, which is what it does on a GPU. Rows: the median and the best over the turns, the
-ratio of medians to the plain loop's, what the first step took (compiling included; it is in no other figure), and the
-mean loss of the last ten common steps.
+All train the same model from the same weights on the same batches (bytes of the standard library's sources) in the same
+dtype, and take turns in one process. The plain loop is hand-written: `torch.optim.Muon` for the matrices of the blocks
+and fused Adam for the rest, one backward pass per micro-step, and the loss is read once per step. birdie's loop is
+`fit`, eager and under torch.compile (the default on a GPU). Rows: median and best over the turns; ratio of the median
+to the plain loop's; duration of the first step, which compiles and is in no other figure; mean loss of the last ten
+steps.
 """
 
-import argparse
 import dataclasses
 import statistics
 import sysconfig
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.report import report
+from benchmarks.command import command_parser, report
+from benchmarks.timing import duration, take_turns
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.runtime.device import DtypeName, choose_device, choose_dtype, dtype_name, synchronize
+from birdie.runtime.device import DtypeName, choose_device, choose_dtype, dtype_name
 from birdie.train.groups import OptimizerSettings
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import TrainSettings
@@ -40,11 +40,11 @@ SETTINGS = TrainSettings(
     max_wallclock_seconds=0,
 )
 OPTIMIZERS = OptimizerSettings(muon_momentum_warmup_steps=0)
-LAST = 10  # steps over which losses are compared
+LAST_STEPS = 10  # whose losses are averaged
 
 
-class Sources:
-    """Bytes of the standard library's sources, cut beforehand: the loader costs nothing."""
+class SourceBytes:
+    """Loader of the standard library's sources as bytes, prepared in advance so that loading takes no time."""
 
     def __init__(self, seed: int) -> None:
         rows = SETTINGS.train_batch_tokens // SETTINGS.accumulation // SETTINGS.train_seq_len
@@ -53,27 +53,30 @@ class Sources:
         blocks = text[: len(text) // (SETTINGS.train_seq_len + 1) * (SETTINGS.train_seq_len + 1)]
         blocks = blocks.view(-1, SETTINGS.train_seq_len + 1)
         order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))
-        self.spans = blocks[order[: len(order) // rows * rows]].view(-1, rows, SETTINGS.train_seq_len + 1)
+        self.chunks = blocks[order[: len(order) // rows * rows]].view(-1, rows, SETTINGS.train_seq_len + 1)
         self.position = 0
 
     def next(self) -> tuple[Tensor, Tensor]:
-        rows = self.spans[self.position % len(self.spans)]
+        """Return inputs and targets."""
+        rows = self.chunks[self.position % len(self.chunks)]
         self.position += 1
         return rows[:, :-1], rows[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the index of the next chunk."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at the chunk of `state`."""
         self.position = state["position"]
 
 
 class PlainLoop:
-    """The loop written by hand."""
+    """Hand-written training loop with torch's optimizers."""
 
     def __init__(self, seed: int, device: torch.device, dtype: torch.dtype) -> None:
         torch.manual_seed(seed)
-        self.model, self.batches, self.device = GPT(CONFIG).to(device), Sources(seed), device
+        self.model, self.batches, self.device = GPT(CONFIG).to(device), SourceBytes(seed), device
         self.model.compute_dtype = dtype
         named = dict(self.model.named_parameters())
         matrices = [p for n, p in named.items() if n.startswith("blocks.") and n.endswith(".weight")]
@@ -88,6 +91,7 @@ class PlainLoop:
         ]
 
     def step(self) -> float:
+        """Train one step and return its loss."""
         total = torch.zeros((), device=self.device)
         for _ in range(SETTINGS.accumulation):
             ids, targets = self.batches.next()
@@ -101,31 +105,28 @@ class PlainLoop:
 
 
 def birdie_run(seed: int, device: torch.device, dtype: DtypeName, *, compiled: bool) -> Fit:
+    """Return a run of `fit` with the same model, batches and optimizer arithmetic."""
     torch.manual_seed(seed)
     settings = dataclasses.replace(SETTINGS, compute_dtype=dtype, compile=compiled)
     optimizers = dataclasses.replace(OPTIMIZERS, newton_schulz_dtype="bfloat16")  # as torch.optim.Muon has it
-    return fit(GPT(CONFIG), Sources(seed), settings, optimizers, device=device)
+    return fit(GPT(CONFIG), SourceBytes(seed), settings, optimizers, device=device)
 
 
 def measure(seconds: float, seed: int, device: torch.device, dtype: DtypeName) -> list[dict[str, Any]]:
-    """Take turns of one step until `seconds` are over; a row for each loop."""
+    """Let the loops take turns of one step until `seconds` are over, and return a row for each loop."""
     real = choose_dtype(dtype, device)
     plain = PlainLoop(seed, device, real)
-    eager, compiled = (iter(birdie_run(seed, device, dtype, compiled=each)) for each in (False, True))
-    turns: dict[str, Callable[[], float]] = {
+    eager, compiled = (iter(birdie_run(seed, device, dtype, compiled=compiled)) for compiled in (False, True))
+    loops: dict[str, Callable[[], float]] = {
         "plain": plain.step,
         "birdie": lambda: next(eager).loss,
         "birdie, compiled": lambda: next(compiled).loss,
     }
-    rates: dict[str, list[float]] = {name: [] for name in turns}
-    losses: dict[str, list[float]] = {name: [] for name in turns}
-    first: dict[str, float] = {}
-    for name, turn in turns.items():  # the first step allocates, and compiles
-        first[name] = _timed(turn, losses[name], device)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(rates["birdie"]) < 3:
-        for name, turn in turns.items():
-            rates[name].append(SETTINGS.train_batch_tokens / _timed(turn, losses[name], device))
+    losses: dict[str, list[float]] = {name: [] for name in loops}
+    steps = {name: partial(_append_loss, loop, losses[name]) for name, loop in loops.items()}
+    first = {name: duration(step, device) for name, step in steps.items()}  # the first step allocates and compiles
+    durations = take_turns(steps, seconds=seconds, warm_up=False, device=device)
+    rates = {name: [SETTINGS.train_batch_tokens / seconds for seconds in turns] for name, turns in durations.items()}
     return [
         {
             "loop": name,
@@ -135,30 +136,26 @@ def measure(seconds: float, seed: int, device: torch.device, dtype: DtypeName) -
             "ratio": round(statistics.median(rates[name]) / statistics.median(rates["plain"]), 4),
             "steps": len(losses[name]),
             "first_step_s": round(first[name], 2),
-            "loss": round(statistics.mean(losses[name][-LAST:]), 4),
+            "loss": round(statistics.mean(losses[name][-LAST_STEPS:]), 4),
         }
-        for name in turns
+        for name in loops
     ]
 
 
-def _timed(turn: Callable[[], float], losses: list[float], device: torch.device) -> float:
-    synchronize(device)
-    start = time.perf_counter()
-    losses.append(turn())
-    synchronize(device)
-    return time.perf_counter() - start
+def _append_loss(loop: Callable[[], float], losses: list[float]) -> None:
+    losses.append(loop())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Training throughput of birdie against a plain PyTorch loop.")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time to measure (default: 60)")
-    parser.add_argument("--seed", type=int, default=0, help="decides weights and batches (default: 0)")
+    """Measure and print the table."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds to measure (default: 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu (default: auto)")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: auto)")
-    arguments = parser.parse_args()
-    rows = measure(arguments.seconds, arguments.seed, choose_device(arguments.device), arguments.dtype)
-    report(rows, as_json=arguments.json)
+    options = parser.parse_args()
+    rows = measure(options.seconds, options.seed, choose_device(options.device), options.dtype)
+    report(rows, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Va
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.runtime.device import choose_device
-from birdie.runtime.distributed import World, on_main, process_group, world_from_environment
+from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_writable, write_bytes
 from birdie.score.settings import EvaluationSettings
 from birdie.score.tally import Score
@@ -78,7 +78,7 @@ def _main() -> None:
     recipe = load_recipe()
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
-        run_id = world.share(os.environ.get("RUN_ID") or str(uuid.uuid4()))
+        run_id = world.broadcast_string(os.environ.get("RUN_ID") or str(uuid.uuid4()))
         record(recipe, run_id, world)
 
 
@@ -233,7 +233,7 @@ def _log_memory(log: Log, device: torch.device) -> None:
 
 def _finish(log: Log, run: Run, before: Score, code: int) -> None:
     """Export both ways, score both from their bytes, and print what the challenge asks for."""
-    on_main(run.world, run.device, lambda: _calibrate(run))
+    run_on_main(run.world, run.device, lambda: _calibrate(run))
     old = _int8_zlib(log, run, code)
     summary = _birdie(log, run, code)
     began = time.perf_counter()
@@ -297,7 +297,7 @@ def _calibrate(run: Run) -> None:
 def _int8_zlib(log: Log, run: Run, code: int) -> Score:
     """The challenge's own export: packed, written, read back, scored."""
     path = run.folder / "final_model.int8.ptz"
-    on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
+    run_on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
     began = time.perf_counter()
     score = run.score(run.model_of(baseline.unpack(path.read_bytes(), UNPACKED_BYTES)))
     log(
@@ -327,7 +327,7 @@ def _write_int8_zlib(log: Log, run: Run, code: int, path: Path) -> None:
 def _birdie(log: Log, run: Run, code: int) -> int:
     """Our artifact by the recipe's schemes, or by the bytes the cap leaves when those are too many; its size."""
     path = run.folder / "model.birdie"
-    on_main(run.world, run.device, lambda: _write_birdie(log, run, code, path))
+    run_on_main(run.world, run.device, lambda: _write_birdie(log, run, code, path))
     return path.stat().st_size
 
 

@@ -1,26 +1,61 @@
-"""`birdie prepare`: text into shards and a tokenizer."""
+"""`birdie prepare`: text into shards and a tokenizer; `birdie prepare hub`: download the challenge's published ones."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, emit, progress_bar, remark, say, show
-from birdie.cli.hub import HubFlags, prepare_hub
 from birdie.data.corpus import Corpus, file_corpus, stdlib_corpus
-from birdie.data.prepare import Prepared
+from birdie.data.dataset import DatasetInfo
+from birdie.data.hub import download as hub_download
+from birdie.data.hub.download import DownloadedDataset, Source
+from birdie.data.prepare import PreparedDataset
 from birdie.data.prepare import prepare as prepare_data
 from birdie.errors import ConfigError, DataError
 
-STAGES = {
-    "overlap": "looking for validation documents in training text",
-    "vocabulary": "learning the vocabulary",
-    "train": "tokenizing training text",
-    "val": "tokenizing validation text",
+PREPARE_STAGES = {
+    "overlap": "searching the training text for validation documents",
+    "vocabulary": "training the vocabulary",
+    "train": "tokenizing the training text",
+    "val": "tokenizing the validation text",
     "check": "checking the byte counts",
 }
+DOWNLOAD_STAGES: dict[hub_download.Stage, str] = {
+    "check": "checking existing files",
+    "download": "downloading",
+    "count": "counting tokens and bytes",
+}
+
+
+@Parameter(name="*", group=Group("From the Hugging Face hub"))
+@dataclass(frozen=True, slots=True)
+class HubFlags:
+    """Flags of `birdie prepare hub`; None: the flag is not on the command line."""
+
+    variant: Annotated[
+        str | None, Parameter(help="Tokenizer and vocabulary: sp1024 (default), sp4096, …, byte260.")
+    ] = None
+    train_shards: Annotated[
+        int | None,
+        Parameter(help="Number of training shards of 100 M tokens (200 MB) each; default: 10. The challenge has 80."),
+    ] = None
+    repo: Annotated[
+        str | None,
+        Parameter(help="Default: willdepueoai/parameter-golf; kevclark/parameter-golf has sp4096 and sp8192."),
+    ] = None
+    revision: Annotated[str | None, Parameter(help="Branch, tag or commit; default: the newest commit.")] = None
+    remote_root: Annotated[str | None, Parameter(help="Folder of the repository with the data sets.")] = None
+    endpoint: Annotated[str | None, Parameter(help="Address of the hub; default: HF_ENDPOINT, or huggingface.co.")] = (
+        None
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the flags on the command line."""
+        return [f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value is not None]
 
 
 def prepare(
@@ -32,28 +67,30 @@ def prepare(
         ),
     ],
     validation: Annotated[
-        tuple[str, ...], Parameter(negative=(), help="Files held out; default: about 5 %, by name or by document.")
+        tuple[str, ...],
+        Parameter(negative=(), help="Held-out files; default: about 5 %, chosen by file name or by document."),
     ] = (),
     documents: Annotated[
-        Literal["auto", "file", "line"], Parameter(help="A document is a file or a line; auto: a line in .jsonl.")
+        Literal["auto", "file", "line"],
+        Parameter(help="A document is a file or a line; auto: a file, or a line if there is only one text file."),
     ] = "auto",
-    tokenizer: Annotated[str | None, Parameter(help="`bytes` or a SentencePiece .model; default: learn one.")] = None,
-    vocab_size: Annotated[int | None, Parameter(help="Pieces to learn, 1024 by default.")] = None,
+    tokenizer: Annotated[str | None, Parameter(help="`bytes` or a SentencePiece .model; default: train one.")] = None,
+    vocab_size: Annotated[int | None, Parameter(help="Pieces of the trained tokenizer; default: 1024.")] = None,
     caseops: Annotated[
-        bool, Parameter(negative=(), help="Capitals become operators before small letters, without loss.")
+        bool, Parameter(negative=(), help="Lossless operators for capitals: `Hello` is TITLE and `hello`.")
     ] = False,
-    output: Annotated[Path, Parameter(name=["-o", "--output"], help="Root of the challenge's data layout.")] = Path(
+    output: Annotated[Path, Parameter(name=["-o", "--output"], help="Root of the challenge's folder layout.")] = Path(
         "data"
     ),
     hub: HubFlags | None = None,
     json: Json = False,
 ) -> None:
-    """Turn text into shards and a tokenizer, in the challenge's layout; or fetch those that are published.
+    """Tokenize text into shards, in the challenge's folder layout; or download published shards.
 
-    The shards go to OUTPUT/datasets/fineweb10B_sp1024/, the tokenizer to OUTPUT/tokenizers/fineweb_1024_bpe.model
-    (names follow the vocabulary), so with the default OUTPUT the challenge's commands find both. With --caseops their
-    names end in _lossless_caps_caseops_v1_reserved, as those of the challenge's own CaseOps data do. No document may be
-    both trained and validated on.
+    The shards are written to OUTPUT/datasets/fineweb10B_sp1024/, the tokenizer to
+    OUTPUT/tokenizers/fineweb_1024_bpe.model (both are named after the vocabulary), so with the default OUTPUT the
+    challenge's commands find them. With --caseops the names end in _lossless_caps_caseops_v1_reserved, as in the
+    challenge's own CaseOps data. A document in both the training and the validation text is an error.
     """
     if not source:
         raise ConfigError("birdie prepare needs a source: stdlib, hub, or files, folders or globs")
@@ -61,14 +98,14 @@ def prepare(
     if source == ("hub",):
         if validation or documents != "auto" or tokenizer is not None or vocab_size is not None:
             raise ConfigError(
-                "hub has its own split and tokenizers; choose with --variant and leave the flags for text out"
+                "hub has its own split and tokenizers; choose with --variant and remove the flags for text"
             )
-        prepare_hub(hub, output, json=json)
+        _prepare_from_hub(hub, output, json=json)
         return
-    if hub.given:
-        raise ConfigError(f"{hub.given[0]} is for birdie prepare hub; leave it out, or give hub as the only source")
+    if hub.names:
+        raise ConfigError(f"{hub.names[0]} is for birdie prepare hub; remove it, or give hub as the only source")
     if tokenizer is not None and vocab_size is not None:
-        raise ConfigError("--tokenizer brings its own vocabulary; leave --vocab-size out")
+        raise ConfigError("--tokenizer has its own vocabulary; remove --vocab-size")
     if source == ("stdlib",):
         if validation or documents != "auto":
             raise ConfigError("stdlib has its own documents and split; --validation and --documents are for files")
@@ -79,38 +116,74 @@ def prepare(
     if json:
         emit({"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)})
         return
-    show(_table(result))
+    show(_table(result.info))
     say(f"shards: {result.folder}")
     say(f"tokenizer: {result.tokenizer}")
 
 
 def prepare_with_bar(
     corpus: Corpus, *, tokenizer: str | None = None, vocab_size: int = 1024, root: Path, caseops: bool = False
-) -> Prepared:
-    """Prepare `corpus` under `root`, saying which stage is on."""
-    result: Prepared | None = None
+) -> PreparedDataset:
+    """Prepare `corpus` below `root`, with a progress bar and one line per stage."""
+    result: PreparedDataset | None = None
     stage = ""
     with progress_bar(f"preparing {corpus.name}", "B") as update:
         for event in prepare_data(corpus, tokenizer or vocab_size, root, caseops=caseops):
-            if isinstance(event, Prepared):
+            if isinstance(event, PreparedDataset):
                 result = event
                 continue
             if event.stage != stage:
                 stage = event.stage
-                remark(STAGES[stage])
+                remark(PREPARE_STAGES[stage])
             update(event.bytes, None)
     if result is None:
         raise DataError(f"preparing {corpus.name} ended without a data set")
-    if result.left_out:
-        remark(f"{result.left_out:,} training document(s) left out, being copies of validation documents")
+    if result.excluded:
+        remark(f"{result.excluded:,} training document(s) excluded as copies of validation documents")
     return result
 
 
-def _table(result: Prepared) -> Table:
-    table = Table(title=f"{result.info.corpus}, {result.info.vocab_size} pieces")
+def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
+    default = Source()
+    source = Source(flags.repo or default.repo, flags.revision, flags.remote_root, flags.endpoint)
+    shards = 10 if flags.train_shards is None else flags.train_shards
+    result = _download_with_bar(flags.variant or "sp1024", shards, output, source)
+    for note in result.notes:
+        remark(f"note: {note}")
+    if json:
+        answer = {"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)}
+        files = {"fetched": result.downloaded, "kept": result.kept, "bytes": result.bytes}
+        emit({**answer, "commit": result.commit, **files})
+        return
+    show(_table(result.info))
+    say(f"downloaded: {len(result.downloaded)} files, {result.bytes:,} bytes; {len(result.kept)} existed")
+    say(f"shards: {result.folder}")
+    say(f"tokenizer: {result.tokenizer}")
+
+
+def _download_with_bar(variant: str, train_shards: int, root: Path, source: Source) -> DownloadedDataset:
+    """Download with a progress bar and one line per stage; Ctrl-C adds that complete files are kept."""
+    reported: set[hub_download.Stage] = set()
+    with progress_bar(f"{source.repo} {variant}", "B") as update:
+
+        def report(stage: hub_download.Stage, done: int, total: int) -> None:
+            if stage not in reported:
+                reported.add(stage)
+                remark(f"{DOWNLOAD_STAGES[stage]}: {total:,} bytes")
+            update(done, total)
+
+        try:
+            return hub_download.download(variant, train_shards, root, source=source, report=report)
+        except KeyboardInterrupt:
+            remark("Complete files are kept; run the same command again to continue.")
+            raise
+
+
+def _table(info: DatasetInfo) -> Table:
+    table = Table(title=f"{info.corpus}, {info.vocab_size} pieces")
     for name in ("split", "documents", "tokens", "bytes", "bytes/token"):
         table.add_column(name, justify="left" if name == "split" else "right")
-    for name, split in (("train", result.info.train), ("validation", result.info.val)):
+    for name, split in (("train", info.train), ("validation", info.val)):
         ratio = split.bytes / max(split.tokens, 1)
         table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", f"{split.bytes:,}", f"{ratio:.3f}")
     return table

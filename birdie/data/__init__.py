@@ -1,15 +1,14 @@
-"""From text to batches: corpus → tokenizer → shards → batches, and what a token weighs in bytes.
+"""From text to batches: corpus → tokenizer → shards → batches, and the bytes of each token.
 
-corpus           text sources with a fixed held-out part
-tokenizer        bytes and SentencePiece BPE, with CaseOps or without: encode, decode, train
-caseops          capitals as operators before small letters
-byte_accounting  the UTF-8 bytes each token stands for, and a check of that against decoded text
+corpus           text sources with a deterministic held-out split
+tokenizer        raw bytes and SentencePiece BPE, with and without CaseOps: encode, decode, train
+caseops          capitals as operators before lowercase letters
+byte_accounting  UTF-8 bytes of each token, and a comparison with the decoded text
 shards           the challenge's `.bin` files: read, write, validate
-sidecar          the bytes of each validation token, where ids do not tell
-dataset          a folder of shards: its totals, and whether a tokenizer made it
-prepare          corpus + tokenizer → shards in the challenge's layout
-hub              a repository on the Hugging Face hub: its listing, and its files proven whole
-published        which of these files make up one data set of the challenge
-fetch            a published data set → the same layout, fetched, checked and counted
+byte_sidecar     bytes of each validation token, for tokenizers whose ids do not determine them
+dataset          a folder of shards: totals, dataset.json, and the check of a tokenizer
+prepare          corpus + tokenizer → shards in the challenge's folder layout
+hub/             the challenge's published shards → the same layout, verified and counted
+sampler          order in which training reads the shards
 batches          shards → training batches: memory-mapped, resumable, prefetched, split over ranks
 """

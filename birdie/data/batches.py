@@ -1,8 +1,8 @@
-"""Training batches out of shards: memory-mapped, resumable to the exact batch, prefetched, split over ranks.
+"""Training batches from shards: memory-mapped, resumable at the exact batch, prefetched, and split over ranks.
 
-Every step is `accumulation` spans of L = batch_tokens / accumulation targets, over all ranks together, and span i is a
-pure function of (shards, settings, i). In micro-step m, rank r of W takes span m·W + r: so 1, 2 or 8 ranks see the same
-tokens a step, and a loader's state is one number, the spans handed out.
+A step has `accumulation` chunks of batch_tokens / accumulation targets, over all ranks together, and chunk i is a pure
+function of (shards, settings, i). In micro-step m, rank r of W reads chunk m·W + r. So 1, 2 or 8 ranks read the same
+tokens in a step, and the state of a loader is one number: how many chunks were consumed.
 """
 
 import threading
@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.data.orders import Order, Spans, Stream, spans_of
+from birdie.data.sampler import Order, Sampler, TokenSequence, make_sampler
 from birdie.errors import ConfigError, DataError
 
 Batch = tuple[Tensor, Tensor]
 
-_DEPTH = 2  # batches made ahead
+_PREFETCHED = 2  # batches made ahead
 
 
 class _Prefetcher:
-    """A daemon thread that makes items `first`, `first + step`, … ahead of time, a few at most."""
+    """Daemon thread that makes items `first`, `first + step`, … ahead of time, `_PREFETCHED` at most."""
 
     def __init__(self, make: Callable[[int], Batch], first: int, step: int) -> None:
-        self._queue: Queue[Batch | BaseException] = Queue(_DEPTH)
+        self._queue: Queue[Batch | BaseException] = Queue(_PREFETCHED)
         self._stop, self._full = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, args=(make, first, step), name="birdie-batches", daemon=True)
         self._thread.start()
@@ -47,43 +47,43 @@ class _Prefetcher:
             index += step
 
     def get(self) -> Batch:
-        """The next item; an exception of the thread is raised here."""
+        """Return the next item, or raise the exception that ended the thread."""
         item = self._queue.get()
         if isinstance(item, BaseException):
             raise item
         return item
 
     def fill(self) -> None:
-        """Wait until all that is made ahead is made, or making failed, which `get` will tell."""
+        """Wait until the queue is full or the thread has failed; a failure is raised by `get`."""
         self._full.wait()
 
     def close(self) -> None:
         """Stop the thread and wait for it."""
         self._stop.set()
         try:
-            while True:  # an empty queue lets a blocked put through, and the thread then sees the flag
+            while True:  # an empty queue unblocks a waiting put, after which the thread checks the stop flag
                 self._queue.get_nowait()
         except Empty:
             self._thread.join()
 
 
 class Batches:
-    """Endless micro-batches of one rank.
+    """Endless iterator over the batches of one rank, one chunk each.
 
     Args:
-        paths: training shards in stream order.
-        batch_tokens: target tokens a step, over all ranks and micro-steps.
-        seq_len: T.
-        accumulation: spans a step is cut into, over all ranks; a rank makes accumulation / world_size micro-steps.
-        rank: this process.
+        paths: training shards, in order.
+        batch_tokens: targets of a step, over all ranks and micro-steps.
+        seq_len: T, targets of a row.
+        accumulation: chunks of a step, over all ranks; a rank does accumulation / world_size micro-steps.
+        rank: index of this process.
         world_size: number of processes.
-        order: in which the shards are read (`birdie.data.orders`).
-        seed: of an order that is drawn.
-        bos_id: what documents begin with, for an order that asks where.
-        pin_memory: hand out page-locked tensors, for copies to CUDA that overlap with work.
+        order: order in which the shards are read (`birdie.data.sampler`).
+        seed: of the random orders.
+        bos_id: first token of every document; the packed order needs it.
+        pin_memory: return page-locked tensors, which can be copied to CUDA asynchronously.
 
     Raises:
-        ConfigError: the sizes do not divide.
+        ConfigError: a setting is out of range, or the sizes do not divide.
         DataError: a shard is malformed, or there are too few tokens.
     """
 
@@ -101,7 +101,7 @@ class Batches:
         bos_id: int = 1,
         pin_memory: bool = False,
     ) -> None:
-        rows = _rows_per_span(batch_tokens, seq_len, accumulation, world_size)
+        rows = _rows_per_chunk(batch_tokens, seq_len, accumulation, world_size)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} is not one of world_size={world_size} ranks")
         if seed < 0:
@@ -109,53 +109,51 @@ class Batches:
         if not paths:
             raise DataError("there are no training shards; give files named *_train_*.bin")
         sizes = {"rows": rows, "seq_len": seq_len, "accumulation": accumulation}
-        spans = spans_of(order, Stream(paths), seed=seed, bos_id=bos_id, **sizes)
-        self._make = partial(_make_batch, spans, pin_memory)
+        sampler = make_sampler(order, TokenSequence(paths), seed=seed, bos_id=bos_id, **sizes)
+        self._make = partial(_make_batch, sampler, pin_memory)
         self._rank, self._world_size = rank, world_size
-        self._handed_out = 0  # spans, over all ranks
+        self._consumed = 0  # chunks, over all ranks
         self._prefetcher: _Prefetcher | None = None
 
     def next(self) -> Batch:
-        """The next micro-batch: inputs and targets, int64 (B, T) on the CPU; read-only, as the two may share memory.
+        """Return inputs and targets of the next chunk, int64 (B, T) on the CPU; packed, (1, B · T).
 
-        In packed order both are (1, B · T).
-
-        After `close`, prefetching starts anew.
+        The two may share memory, so do not write to them. After `close`, prefetching starts again.
 
         Raises:
-            Exception: whatever making the batch raised.
+            Exception: the exception that stopped the prefetching thread.
         """
         try:
-            batch = self._ahead().get()
+            batch = self._started().get()
         except BaseException:
             self.close()
             raise
-        self._handed_out += self._world_size
+        self._consumed += self._world_size
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the batches handed out end, in spans over all ranks: the same number on every rank and world size."""
-        return {"spans": self._handed_out}
+        """Return the number of chunks consumed by all ranks; it is the same on every rank and world size."""
+        return {"spans": self._consumed}  # the key that existing checkpoints have
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the batches that were handed out when `state` was taken; the first ones are made meanwhile.
+        """Continue after the chunks that `state` counts, and wait until the first batches are prefetched.
 
         Raises:
-            ConfigError: not such a state, or not at a micro-step of this world size.
+            ConfigError: `state` is malformed, or not at a micro-step of this world size.
         """
-        spans = state.get("spans")
-        if not isinstance(spans, int) or spans < 0 or spans % self._world_size:
+        chunks = state.get("spans")
+        if not isinstance(chunks, int) or chunks < 0 or chunks % self._world_size:
             raise ConfigError(
                 f"loader state {state!r} does not fit {self._world_size} ranks; resume with the checkpoint's world size"
             )
         self.close()
-        self._handed_out = spans
-        self._ahead().fill()
+        self._consumed = chunks
+        self._started().fill()
 
-    def _ahead(self) -> _Prefetcher:
+    def _started(self) -> _Prefetcher:
         if self._prefetcher is None:
-            self._prefetcher = _Prefetcher(self._make, self._handed_out + self._rank, self._world_size)
-            weakref.finalize(self, self._prefetcher.close)  # a thread still busy when Python exits would abort it
+            self._prefetcher = _Prefetcher(self._make, self._consumed + self._rank, self._world_size)
+            weakref.finalize(self, self._prefetcher.close)  # Python aborts if it exits while the thread still works
         return self._prefetcher
 
     def close(self) -> None:
@@ -165,14 +163,18 @@ class Batches:
             self._prefetcher = None
 
 
-def _make_batch(spans: Spans, pin_memory: bool, index: int) -> Batch:
-    rows = spans(index)  # copied by numpy: torch would start a second pool of threads for it, beside the trainer's
+def _make_batch(sampler: Sampler, pin_memory: bool, index: int) -> Batch:
+    rows = sampler(index)  # numpy makes the copies: torch would start a second thread pool beside the trainer's
     x, y = (torch.from_numpy(np.ascontiguousarray(part)) for part in (rows[:, :-1], rows[:, 1:]))
     return (x.pin_memory(), y.pin_memory()) if pin_memory else (x, y)
 
 
-def _rows_per_span(batch_tokens: int, seq_len: int, accumulation: int, world_size: int) -> int:
-    """Rows B of a micro-batch."""
+def _rows_per_chunk(batch_tokens: int, seq_len: int, accumulation: int, world_size: int) -> int:
+    """Return B, the rows of a chunk.
+
+    Raises:
+        ConfigError: a size is below 1, or the sizes do not divide.
+    """
     sizes = {
         "batch_tokens": batch_tokens,
         "seq_len": seq_len,

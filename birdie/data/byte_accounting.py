@@ -1,17 +1,18 @@
-"""How many UTF-8 bytes each token stands for: the denominator of bits per byte.
+"""UTF-8 bytes of each token: the denominator of bits per byte.
 
     bytes(target | previous) = base_bytes[target] + (has_leading_space[target] and not is_boundary[previous])
 
-The space a token begins with costs its byte except right after a boundary (BOS), where the text has none. The rule is
-the challenge's own; the way to get it wrong quietly is to measure byte pieces by their literal name ("<0xE2>", 6 bytes)
-or to count the space twice, so `check_bytes` compares the table with the text the tokens decode to.
+The leading space of a token counts one byte, except right after a boundary (BOS), where the text has no space. The rule
+is the challenge's own. Two mistakes give a wrong score without an error: counting byte pieces by their name ("<0xE2>"
+is 6 characters but stands for 1 byte) and counting the space twice. So `check_bytes` compares the table with the text
+that the tokens decode to.
 
-CaseOps' operators stand for no bytes, but after an escape the text holds the operator itself:
+The operators of CaseOps (`birdie.data.caseops`) count no bytes, but after an escape the text has the operator itself:
 
     tokens   BOS  TITLE  he  llo  ▁  ESCAPE  TITLE
     bytes     0     0     2   3   1     0      3
 
-Whether an escape acts or is escaped itself takes all of a run of them to tell, so `count_document` alone always knows.
+In a run of escapes, every second one is itself escaped. So only `count_document`, which sees the whole run, is exact.
 """
 
 from collections.abc import Iterator
@@ -27,16 +28,16 @@ from birdie.errors import DataError
 Tokens = NDArray[np.uint16]
 
 TOLERANCE = 1e-3
-"""Of a byte count, by which it may miss the text: the challenge's own table is off by up to 7e-5 on its own text."""
+"""Relative error allowed in a byte count: the challenge's own table is off by up to 7e-5 on its own text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """A token that makes the one after it stand for itself.
+    """A token after which an operator stands for itself.
 
     Attributes:
         id: the token.
-        bytes: (V,) int16, what each token stands for when escaped, beyond what it does otherwise.
+        bytes: (V,) int16, bytes that each token counts when escaped, in addition to its base bytes.
     """
 
     id: int
@@ -45,13 +46,13 @@ class Escape:
 
 @dataclass(frozen=True, slots=True)
 class ByteTable:
-    """Bytes of every token id of a vocabulary of V.
+    """UTF-8 bytes of every token id of a vocabulary of V.
 
     Attributes:
-        base_bytes: (V,) int16, UTF-8 bytes of the piece without its leading space.
+        base_bytes: (V,) int16, bytes of the piece without its leading space.
         has_leading_space: (V,) bool, the piece begins with a space.
         is_boundary: (V,) bool, a space directly after this token is not part of the text (control, unknown, unused).
-        escape: the token that escapes, in a vocabulary that has one.
+        escape: the escape token, if the vocabulary has one.
     """
 
     base_bytes: NDArray[np.int16]
@@ -63,21 +64,21 @@ class ByteTable:
         return len(self.base_bytes)
 
     def count(self, previous: NDArray[np.integer[Any]], targets: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Bytes charged for predicting each of `targets` after the token in `previous`; all three of one shape.
+        """Return the bytes of each of `targets` after the token in `previous`, int64; all three have one shape.
 
-        An escape in `previous` is taken to act.
+        An escape in `previous` counts as active.
 
         Raises:
-            DataError: an id lies outside the table.
+            DataError: an id is outside the table.
         """
         escaped = None if self.escape is None else previous == self.escape.id
         return self._count(previous, targets, escaped)
 
     def count_document(self, tokens: NDArray[np.integer[Any]], bos_id: int) -> NDArray[np.int64]:
-        """Bytes of each of `tokens` (T,): one document that follows a BOS left out, or more with their BOS.
+        """Return the bytes of each of `tokens` (T,): one document without its BOS, or several documents with theirs.
 
         Raises:
-            DataError: an id lies outside the table.
+            DataError: an id is outside the table.
         """
         if not len(tokens):
             return np.zeros(0, np.int64)
@@ -97,46 +98,46 @@ class ByteTable:
                 total[escaped] += self.escape.bytes[targets[escaped]]
         except IndexError as error:
             raise DataError(
-                f"a token id is outside the vocabulary of {len(self)}; use the tokenizer the tokens were made with"
+                f"a token id is outside the vocabulary of {len(self)}; use the tokenizer that produced the tokens"
             ) from error
         return total
 
 
 def _escaped(escapes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which tokens follow an escape that acts (T,): in a run of escapes the first, the third, … do."""
-    places = np.arange(len(escapes))
-    begins = np.maximum.accumulate(np.where(escapes, 0, places + 1))  # where the run of escapes begins, in a run
-    acting = escapes & ((places - begins) % 2 == 0)
-    return np.concatenate(([False], acting[:-1]))
+    """Return a mask (T,) of the tokens after an active escape: in a run the first, the third, … escape is active."""
+    positions = np.arange(len(escapes))
+    run_starts = np.maximum.accumulate(np.where(escapes, 0, positions + 1))  # start of the run a position belongs to
+    active = escapes & ((positions - run_starts) % 2 == 0)
+    return np.concatenate(([False], active[:-1]))
 
 
 class Decoder(Protocol):
-    """What the check needs of a tokenizer."""
+    """Part of a tokenizer that `check_bytes` needs."""
 
     @property
     def bos_id(self) -> int:
-        """The id every document begins with."""
+        """First token of every document."""
         ...
 
     def decode(self, ids: Tokens) -> str:
-        """The text of `ids`."""
+        """Return the text of `ids`."""
         ...
 
     def byte_table(self, vocab_size: int | None = None) -> ByteTable:
-        """The table to check."""
+        """Return the table to check."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ByteCheck:
-    """The byte table held against the text itself.
+    """Comparison of the byte table with the decoded text.
 
     Attributes:
-        documents: documents decoded.
-        tokens: tokens in them, BOS included.
-        table_bytes: UTF-8 bytes by the table.
+        documents: number of decoded documents.
+        tokens: their tokens, BOS included.
+        table_bytes: UTF-8 bytes according to the table.
         text_bytes: UTF-8 bytes of the decoded documents.
-        mismatched: documents where the two differ. The last one may only be cut in the middle of a character.
+        mismatched: documents where the two differ. The last one may be cut in the middle of a character.
     """
 
     documents: int
@@ -147,12 +148,12 @@ class ByteCheck:
 
     @property
     def exact(self) -> bool:
-        """Whether the table is right for every document."""
+        """True if the table is right for every document."""
         return self.mismatched == 0
 
 
 def split_documents(tokens: Tokens, bos_id: int) -> Iterator[Tokens]:
-    """The documents of a token stream, without their BOS; what precedes the first BOS is a document too."""
+    """Yield the documents of `tokens` (N,) without their BOS; tokens before the first BOS are a document too."""
     edges = [*np.flatnonzero(tokens == bos_id).tolist(), len(tokens)]
     if edges[0] > 0:
         yield tokens[: edges[0]]
@@ -161,12 +162,12 @@ def split_documents(tokens: Tokens, bos_id: int) -> Iterator[Tokens]:
 
 
 def check_bytes(tokenizer: Decoder, tokens: Tokens) -> ByteCheck:
-    """Decode `tokens` (N,) document by document and compare the table's byte count with the text's true UTF-8 length.
+    """Decode `tokens` (N,) by document and compare the table's byte count with the UTF-8 length of the text.
 
-    The text is what the tokens decode to: a tokenizer that normalises is measured on the normalised text.
+    A tokenizer that normalizes is compared with the normalized text, which its tokens decode to.
 
     Raises:
-        DataError: an id lies outside the vocabulary.
+        DataError: an id is outside the vocabulary.
     """
     table = tokenizer.byte_table()
     documents = table_bytes = text_bytes = mismatched = 0

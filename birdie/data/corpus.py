@@ -1,8 +1,9 @@
-"""Text sources: documents for training and held-out documents for validation, always in the same order.
+"""Text sources: training documents and held-out validation documents, always in the same order.
 
-A corpus is a list of files and a rule that says which of their documents are held out. The rule hashes names or text
-(SHA-256, never Python's own hash), so a document is on the same side on every machine, and stays there when files are
-added, unless so few were there before that one had to be chosen. Copies of a held-out document are not for training.
+A corpus is a list of files and a rule that decides which documents are held out. The rule hashes file names or texts
+with SHA-256 (Python's own hash differs between processes). So a document is in the same split on every machine, and
+stays there when files are added. The exception is a corpus so small that one document had to be moved to have both
+splits. Copies of a held-out document are not trained on.
 """
 
 import hashlib
@@ -23,9 +24,9 @@ Unit = Literal["file", "line", "jsonl"]
 Documents = Literal["auto", "file", "line"]
 
 VALIDATION_FRACTION = 0.05
-_FILES_TO_SPLIT = 20  # with fewer files, whole files are too coarse to hold out
+_MIN_FILES_TO_SPLIT = 20  # with fewer files the split is by document, because one file is too large a share
 _WILDCARDS = set("*?[")
-_NOT_SOURCES = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class TextFile:
     """One file of documents.
 
     Attributes:
-        path: where it is.
-        key: its name relative to the corpus, with "/" on every system: what the split by file hashes.
-        unit: what a document is: the whole "file", a "line", or field "text" of each line ("jsonl").
-        skip_undecodable: a file that is not UTF-8 holds no documents instead of being an error.
+        path: path of the file.
+        key: its name relative to the corpus, with "/" on every system; a split by file hashes it.
+        unit: a document is the entire "file", a "line", or field "text" of each line ("jsonl").
+        skip_undecodable: a file that is not UTF-8 has no documents instead of being an error.
     """
 
     path: Path
@@ -45,7 +46,7 @@ class TextFile:
     skip_undecodable: bool = False
 
     def documents(self) -> Iterator[str]:
-        """The documents that hold more than whitespace; line ends become "\\n".
+        """Yield the documents that are more than whitespace; line ends become "\\n".
 
         Raises:
             DataError: the file cannot be read, is not UTF-8, or a JSON line is malformed; names the file and line.
@@ -80,11 +81,11 @@ class TextFile:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Training documents that are held out, too.
+    """Training documents that are validation documents as well.
 
     Attributes:
-        documents: how many.
-        first: where the first of them stands; empty without any.
+        documents: number of them.
+        first: location of the first one; empty if there is none.
     """
 
     documents: int = 0
@@ -93,43 +94,43 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents to train on and documents to validate on.
+    """Training documents and held-out validation documents.
 
     Attributes:
         name: for logs and data sets.
-        train_files: files with documents to train on.
+        train_files: files with training documents.
         validation_files: files with held-out documents.
-        held_out_fraction: set when both are the same files: the share of documents held out, by hash of their text
-            (so copies of a document are on one side).
-        leaves_out_copies: documents of training files that are held out, too, are no training documents: where the
-            split is birdie's own choice of files, copies are nobody's mistake.
+        held_out_fraction: set if both are the same files: the share of documents held out, by hash of their text (so
+            copies of a document are in one split).
+        excludes_copies: leave copies of held-out documents out of the training documents. It is set if birdie chose the
+            held-out files itself; if the user chose them, copies are an error.
     """
 
     name: str
     train_files: tuple[TextFile, ...]
     validation_files: tuple[TextFile, ...]
     held_out_fraction: float | None = None
-    leaves_out_copies: bool = False
+    excludes_copies: bool = False
 
     def train(self) -> Iterator[str]:
-        """The training documents, in order.
+        """Yield the training documents, in order.
 
         Raises:
-            DataError: a file cannot be used, or (at the end) there was no document.
+            DataError: a file cannot be read, or (at the end) there was no document.
         """
         return self._documents(self.train_files, held_out=False)
 
     def validation(self) -> Iterator[str]:
-        """The held-out documents, in order; raises as `train`."""
+        """Yield the held-out documents, in order; raises the same errors as `train`."""
         return self._documents(self.validation_files, held_out=True)
 
     def overlap(self) -> Overlap:
-        """The documents of training files that are held out, too, by hash of their text; reads all files.
+        """Count the documents of training files that are held out as well, by hash of their text; reads all files.
 
         Raises:
-            DataError: a file cannot be used.
+            DataError: a file cannot be read.
         """
-        if self.held_out_fraction is not None:  # the text itself decides on its side
+        if self.held_out_fraction is not None:  # the split is by text, so copies are in the same split
             return Overlap()
         held_out, count, first = self._held_out(), 0, ""
         for file in self.train_files:
@@ -145,19 +146,19 @@ class Corpus:
     def _documents(self, files: tuple[TextFile, ...], *, held_out: bool) -> Iterator[str]:
         if self.held_out_fraction is None:
             chosen = _all_documents(files)
-            if self.leaves_out_copies and not held_out:
-                copied = self._held_out()
-                chosen = (text for text in chosen if _digest(text) not in copied)
+            if self.excludes_copies and not held_out:
+                excluded = self._held_out()
+                chosen = (text for text in chosen if _digest(text) not in excluded)
         else:
-            end = _held_out_below(map(_place, _all_documents(files)), self.held_out_fraction)
-            chosen = (text for text in _all_documents(files) if (_place(text) < end) == held_out)
+            threshold = _split_threshold(map(_split_hash, _all_documents(files)), self.held_out_fraction)
+            chosen = (text for text in _all_documents(files) if (_split_hash(text) < threshold) == held_out)
         empty = True
         for text in chosen:
             empty = False
             yield text
         if empty and held_out:
             raise DataError(
-                f"corpus {self.name} has no validation documents; give files to validate on (--validation), "
+                f"corpus {self.name} has no validation documents; give validation files (--validation), "
                 "or split the text by lines (--documents line)"
             )
         if empty:
@@ -172,47 +173,47 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _place(name: str) -> int:
-    """Where `name` lies among all names: the head of its SHA-256, in [0, 2**64)."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+def _split_hash(key: str) -> int:
+    """Return the first 64 bits of the SHA-256 of `key`: uniform in [0, 2**64)."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
-def _held_out_below(places: Iterable[int], fraction: float) -> int:
-    """The place below which names are held out: `fraction` of the way, but so that both sides get at least one."""
-    end, least, greatest = math.ceil(fraction * 2**64), 2**64, 0
-    for place in places:
-        least, greatest = min(least, place), max(greatest, place)
-        if least < end <= greatest:
-            return end
-    return min(max(end, least + 1), greatest)
+def _split_threshold(hashes: Iterable[int], fraction: float) -> int:
+    """Return the hash below which keys are held out: `fraction` of the range, moved so that both splits have a key."""
+    threshold, least, greatest = math.ceil(fraction * 2**64), 2**64, 0
+    for value in hashes:
+        least, greatest = min(least, value), max(greatest, value)
+        if least < threshold <= greatest:
+            return threshold
+    return min(max(threshold, least + 1), greatest)
 
 
 def _split_by_file(name: str, files: Sequence[TextFile], fraction: float) -> Corpus:
-    end = _held_out_below((_place(file.key) for file in files), fraction)
-    train = tuple(file for file in files if _place(file.key) >= end)
-    held_out = tuple(file for file in files if _place(file.key) < end)
-    return Corpus(name, train, held_out, leaves_out_copies=True)
+    threshold = _split_threshold((_split_hash(file.key) for file in files), fraction)
+    train = tuple(file for file in files if _split_hash(file.key) >= threshold)
+    held_out = tuple(file for file in files if _split_hash(file.key) < threshold)
+    return Corpus(name, train, held_out, excludes_copies=True)
 
 
 def stdlib_corpus() -> Corpus:
-    """The sources of Python's own standard library: text that is on every machine. One file, one document.
+    """Return the sources of Python's standard library, text that every machine has; each file is one document.
 
-    Tests and installed packages are left out, and the file of build settings that differs between machines. About 5 %
-    of the files are held out.
+    Tests, installed packages and the file of build settings, which differs between machines, are excluded. About 5 % of
+    the files are held out.
 
     Raises:
-        DataError: this Python comes without its sources.
+        DataError: this Python has no library sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = []
     for folder, inner_folders, names in os.walk(root):
-        inner_folders[:] = set(inner_folders) - _NOT_SOURCES  # os.walk then stays out of these
+        inner_folders[:] = set(inner_folders) - _EXCLUDED_FOLDERS  # os.walk does not enter removed folders
         for name in names:
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
                 path = Path(folder, name)
                 files.append(TextFile(path, path.relative_to(root).as_posix(), "file", skip_undecodable=True))
     if not files:
-        raise DataError(f"no .py files under {root}: this Python comes without its sources; give text files instead")
+        raise DataError(f"no .py files under {root}: this Python has no library sources; give text files instead")
     return _split_by_file("stdlib", sorted(files, key=lambda file: file.key), VALIDATION_FRACTION)
 
 
@@ -224,17 +225,19 @@ def file_corpus(
     validation_fraction: float = VALIDATION_FRACTION,
     name: str = "files",
 ) -> Corpus:
-    """Local text: files, folders (everything in them but hidden files and `__pycache__`) or globs, in sorted order.
+    """Return a corpus of local files, folders (without hidden files and `__pycache__`) or globs, in sorted order.
 
-    A `.jsonl` file has one document a line, in field "text". In text files a document is the whole file or a line, as
-    `documents` says; "auto" takes whole files, or lines when there is just one text file, which could not be split.
+    A `.jsonl` file has one document per line, in field "text". In text files a document is the entire file or a line,
+    as `documents` says; "auto" takes files, or lines if there is only one text file, which could not be split
+    otherwise.
 
     Args:
-        patterns: the text, to train on and (unless `validation` is given) to hold documents out of.
-        validation: text to validate on, instead of a held-out share. Files in both are used for validation only.
-        documents: what a document of a text file is.
-        validation_fraction: share held out, by file with 20 files or more, else by document; at least one and never
-            all of them.
+        patterns: training text; unless `validation` is given, some of its documents are held out.
+        validation: validation text, instead of a held-out share. Files in both are used for validation only.
+        documents: unit of a document in text files.
+        validation_fraction: share held out, by file with 20 files or more, else by document; at least one document and
+            never all of them.
+        name: name of the corpus.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -243,43 +246,47 @@ def file_corpus(
     if documents not in ("auto", "file", "line"):
         raise ConfigError(f"documents={documents!r} is unknown; choose auto, file or line")
     if not 0 < validation_fraction < 1:
-        raise ConfigError(f"validation_fraction={validation_fraction} must lie between 0 and 1")
-    found = _find(patterns)
-    held_out = _find(validation) if validation else {}
+        raise ConfigError(f"validation_fraction={validation_fraction} must be between 0 and 1")
+    keys = _find_files(patterns)
+    held_out = _find_files(validation) if validation else {}
     unit = documents
     if unit == "auto":
-        unit = "line" if sum(path.suffix != ".jsonl" for path in found) == 1 else "file"
-    train = _text_files({path: key for path, key in found.items() if path not in held_out}, unit)
+        unit = "line" if sum(path.suffix != ".jsonl" for path in keys) == 1 else "file"
+    train = _text_files({path: key for path, key in keys.items() if path not in held_out}, unit)
     if not train:
-        raise DataError("every training file is a validation file too; nothing is left to train on")
+        raise DataError("every training file is a validation file as well; nothing is left to train on")
     if validation:
         return Corpus(name, train, _text_files(held_out, unit))
-    if len(train) >= _FILES_TO_SPLIT:
+    if len(train) >= _MIN_FILES_TO_SPLIT:
         return _split_by_file(name, train, validation_fraction)
     return Corpus(name, train, train, validation_fraction)
 
 
-def _text_files(found: dict[Path, str], unit: Literal["file", "line"]) -> tuple[TextFile, ...]:
-    """`found` as files of the corpus, sorted by key."""
+def _text_files(keys: dict[Path, str], unit: Literal["file", "line"]) -> tuple[TextFile, ...]:
+    """Return the files of `keys` (path → key), sorted by key."""
     return tuple(
         TextFile(path, key, "jsonl" if path.suffix == ".jsonl" else unit)
-        for path, key in sorted(found.items(), key=lambda item: (item[1], item[0]))
+        for path, key in sorted(keys.items(), key=lambda item: (item[1], item[0]))
     )
 
 
-def _find(patterns: Sequence[str | Path]) -> dict[Path, str]:
-    """Resolved path → key of every file the patterns match."""
-    found: dict[Path, str] = {}
+def _find_files(patterns: Sequence[str | Path]) -> dict[Path, str]:
+    """Return resolved path → key of every file that matches a pattern.
+
+    Raises:
+        DataError: a pattern matches no file.
+    """
+    keys: dict[Path, str] = {}
     for pattern in patterns:
-        matched = dict(_matches(str(pattern)))
-        if not matched:
+        matches = dict(_matches(str(pattern)))
+        if not matches:
             raise DataError(f"{pattern} matches no file; give text files, folders or globs")
-        found |= matched
-    return found
+        keys |= matches
+    return keys
 
 
 def _matches(pattern: str) -> Iterator[tuple[Path, str]]:
-    """(resolved path, key) of the files one pattern matches; the key is relative to the part without wildcards."""
+    """Yield (resolved path, key) of the files that match `pattern`; keys are relative to its part without wildcards."""
     top = Path(pattern)
     if top.exists():
         matches, root = [top], top if top.is_dir() else top.parent
@@ -287,8 +294,7 @@ def _matches(pattern: str) -> Iterator[tuple[Path, str]]:
         matches = [Path(match) for match in glob(pattern, recursive=True)]  # noqa: PTH207 (pattern may be absolute)
         root = next(parent for parent in top.parents if _WILDCARDS.isdisjoint(str(parent)))
     for match in matches:
-        inside = match.rglob("*") if match.is_dir() else [match]
-        for path in inside:
+        for path in match.rglob("*") if match.is_dir() else [match]:
             hidden = any(part.startswith(".") for part in path.relative_to(match).parts)
             if path.is_file() and not hidden and "__pycache__" not in path.relative_to(root).parts:
                 yield path.resolve(), path.relative_to(root).as_posix()

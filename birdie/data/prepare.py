@@ -1,15 +1,15 @@
-"""Corpus + tokenizer → shards, in the challenge's own layout, so that its commands find their paths.
+"""Preparation of a data set: corpus + tokenizer → shards, in the challenge's folder layout.
 
     <root>/datasets/fineweb10B_sp1024/fineweb_{train,val}_%06d.bin and dataset.json
     <root>/tokenizers/fineweb_1024_bpe.model
 
-With CaseOps there is a byte sidecar for each validation shard, and both names end as those of the challenge's own
-CaseOps data do, so that the commands of its records find them:
+CaseOps data have a byte sidecar for each validation shard. Folder and model are named as the challenge's own CaseOps
+data, so that the record scripts find them:
 
     <root>/datasets/fineweb10B_sp1024_lossless_caps_caseops_v1_reserved/fineweb_val_bytes_%06d.bin, …
     <root>/tokenizers/fineweb_1024_bpe_lossless_caps_caseops_v1_reserved.model
 
-The folder of shards appears at the end, whole, or not at all; data that birdie did not prepare is never replaced.
+The folder of shards appears at the end, atomically. Data that birdie did not prepare are never replaced.
 """
 
 import hashlib
@@ -33,19 +33,19 @@ from birdie.runtime.files import atomic_folder, require_writable, write_bytes
 
 Stage = Literal["overlap", "vocabulary", "train", "val", "check"]
 
-_BATCH_BYTES = 2_000_000  # of text tokenized in one go
-_CASEOPS = "_caseops"  # as a tokenizer's name ends
-_CASEOPS_NAMES = "_lossless_caps_caseops_v1_reserved"  # as the challenge's folders and files end
+_BATCH_BYTES = 2_000_000  # UTF-8 bytes of text that are tokenized at a time
+_CASEOPS = "_caseops"  # suffix of a tokenizer's name
+_CASEOPS_FILES = "_lossless_caps_caseops_v1_reserved"  # suffix of the challenge's folders and files
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a stage has come.
+class PrepareProgress:
+    """Progress of one stage.
 
     Attributes:
-        stage: looking for an "overlap" of the splits, learning the "vocabulary", writing the "train" or "val" shards,
-            or the byte "check" of the latter.
-        documents: documents done in this stage; in "overlap", "vocabulary" and "check", which begin with it, 0.
+        stage: search for an "overlap" of the splits, training of the "vocabulary", writing of the "train" or "val"
+            shards, or the byte "check" of the latter.
+        documents: documents finished in this stage; 0 when "overlap", "vocabulary" or "check" begins.
         tokens: tokens written in this stage.
         bytes: UTF-8 bytes of their text.
     """
@@ -57,31 +57,31 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A data set that is ready.
+class PreparedDataset:
+    """A prepared data set on disk.
 
     Attributes:
-        folder: the shards and their dataset.json.
-        tokenizer: what `load_tokenizer` takes: the path of the model, or "bytes".
-        info: contents of dataset.json.
-        check: the byte table held against the validation text.
-        left_out: training documents that were left out because they are held out, too.
+        folder: folder of the shards and dataset.json.
+        tokenizer: argument for `load_tokenizer`: path of the model, or "bytes".
+        info: content of dataset.json.
+        check: comparison of the byte table with the validation text.
+        excluded: number of training documents that were excluded as copies of held-out documents.
     """
 
     folder: Path
     tokenizer: str
     info: DatasetInfo
     check: ByteCheck
-    left_out: int
+    excluded: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the challenge's scripts look for data with one vocabulary.
+    """Paths where the challenge's scripts expect the data of one vocabulary.
 
     Attributes:
-        folder: of the shards.
-        model: the tokenizer's file, or None for raw bytes, which need none.
+        folder: folder of the shards.
+        model: file of the tokenizer; None for raw bytes, which need none.
     """
 
     folder: Path
@@ -89,13 +89,13 @@ class Layout:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str], tokenizer_name: str) -> "Layout":
-        """The layout under `root` for "sp1024", "sp1024_caseops", "byte260", …"""
+        """Return the layout below `root` for the tokenizer "sp1024", "sp1024_caseops", "byte260", …"""
         root, name = Path(root), tokenizer_name.removesuffix(_CASEOPS)
-        end = _CASEOPS_NAMES if name != tokenizer_name else ""
-        folder = root / "datasets" / f"fineweb10B_{name}{end}"
+        suffix = _CASEOPS_FILES if name != tokenizer_name else ""
+        folder = root / "datasets" / f"fineweb10B_{name}{suffix}"
         if not name.startswith("sp"):
             return cls(folder, None)
-        return cls(folder, root / "tokenizers" / f"fineweb_{name.removeprefix('sp')}_bpe{end}.model")
+        return cls(folder, root / "tokenizers" / f"fineweb_{name.removeprefix('sp')}_bpe{suffix}.model")
 
 
 def prepare(
@@ -106,114 +106,124 @@ def prepare(
     caseops: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     threads: int | None = None,
-) -> Iterator[Progress | Prepared]:
-    """Tokenize `corpus` into shards; yields progress and, last, the `Prepared` data set.
+) -> Iterator[PrepareProgress | PreparedDataset]:
+    """Tokenize `corpus` into shards; yield progress and finally the `PreparedDataset`.
 
     Args:
         corpus: the text.
-        tokenizer: "bytes", the path of a SentencePiece model, or the size of a BPE vocabulary to learn from the corpus.
-        root: folder of the layout.
-        caseops: capitals become operators; a model that is given must have them, and is used that way in any case.
-        shard_tokens: tokens a shard.
-        threads: for tokenizing; default: one a core.
+        tokenizer: "bytes", the path of a SentencePiece model, or the size of a BPE vocabulary to train on the corpus.
+        root: root of the folder layout.
+        caseops: train a CaseOps vocabulary; a model file must have the operators (it is used with them in any case).
+        shard_tokens: tokens of a shard.
+        threads: threads for tokenizing; default: one per core.
 
     Raises:
-        ConfigError: a setting is out of range, or CaseOps is asked of a tokenizer without it.
-        DataError: the text or the tokenizer cannot be used, its byte table is wrong for this text, or training
-            documents are held out, too.
-        OutputError: `root` cannot be written, or data that birdie did not prepare is in the way.
+        ConfigError: a setting is out of range, or `caseops` is set for a tokenizer without the operators.
+        DataError: the text or the tokenizer is unusable, its byte table is wrong for this text, or training documents
+            are validation documents as well.
+        OutputError: `root` cannot be written, or data that birdie did not prepare would be replaced.
     """
     require_writable(root)
     if isinstance(tokenizer, int):
         name = f"sp{tokenizer}{_CASEOPS if caseops else ''}"
     else:
-        given = _load(tokenizer, caseops)
-        name = given.name
+        loaded = _load(tokenizer, caseops)
+        name = loaded.name
     layout = Layout.of(root, name)
     _check_replaceable(layout.folder)
-    yield Progress("overlap")
-    left_out = _require_disjoint(corpus)
+    yield PrepareProgress("overlap")
+    excluded = _require_disjoint(corpus)
     if isinstance(tokenizer, int):
-        yield Progress("vocabulary")
-        learn = train_caseops if caseops else train_sentencepiece
-        chosen: Tokenizer = learn(corpus.train(), tokenizer)
+        yield PrepareProgress("vocabulary")
+        train = train_caseops if caseops else train_sentencepiece
+        chosen: Tokenizer = train(corpus.train(), tokenizer)
     else:
-        chosen = given
+        chosen = loaded
     _check_model_replaceable(layout, chosen)
     with atomic_folder(layout.folder) as folder:
         writer = _SplitWriter(chosen, folder, shard_tokens, threads or os.cpu_count() or 1)
         yield from writer.write("train", corpus.train())
         yield from writer.write("val", corpus.validation())
-        yield Progress("check")
+        yield PrepareProgress("check")
         check = check_bytes(chosen, Dataset((), tuple(writer.paths["val"])).validation_tokens())
-        require_right(check, chosen)
+        require_matching_bytes(check, chosen)
         totals = writer.totals
         info = DatasetInfo(corpus.name, chosen.kind, chosen.digest, chosen.vocab_size, totals["train"], totals["val"])
         info.write(folder)
         if layout.model is not None:
             write_bytes(layout.model, chosen.model_bytes)
-    yield Prepared(layout.folder, str(layout.model or "bytes"), info, check, left_out)
+    yield PreparedDataset(layout.folder, str(layout.model or "bytes"), info, check, excluded)
 
 
 def _load(spec: str | os.PathLike[str], caseops: bool) -> Tokenizer:
     tokenizer = load_tokenizer(spec)
     if caseops and tokenizer.kind != "caseops":
         raise ConfigError(
-            f"CaseOps needs a tokenizer with its operators, and {os.fspath(spec)} ({tokenizer.name}) has none; "
-            "give another, or have one learned"
+            f"CaseOps needs a tokenizer with its operators, but {os.fspath(spec)} ({tokenizer.name}) has none; "
+            "give another, or leave it out to train one"
         )
     return tokenizer
 
 
 def _require_disjoint(corpus: Corpus) -> int:
-    """Refuse training documents that are held out as well; how many of them the corpus leaves out by itself."""
+    """Return the number of training documents that the corpus excludes as copies of held-out documents.
+
+    Raises:
+        DataError: training documents are held out as well, and the corpus does not exclude them.
+    """
     overlap = corpus.overlap()
-    if overlap.documents and not corpus.leaves_out_copies:
+    if overlap.documents and not corpus.excludes_copies:
         raise DataError(
-            f"{overlap.documents:,} training document(s) are validation documents, too, the first of them "
-            f"{overlap.first}, and a score on text that was trained on means nothing; remove them from the training "
-            "text or from the validation text"
+            f"{overlap.documents:,} training document(s) are validation documents as well, the first of them "
+            f"{overlap.first}; a score on training text is meaningless, so remove them from the training text or from "
+            "the validation text"
         )
     return overlap.documents
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Refuse to replace anything but an earlier result of `prepare`."""
+    """Check that `folder` is missing, empty, or an earlier result of `prepare`.
+
+    Raises:
+        OutputError: it has other files.
+    """
     if not folder.exists():
         return
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    ours = INFO_NAME in names and all(name == INFO_NAME or name.endswith(".bin") for name in names)
-    if names and not ours:
-        raise OutputError(f"{folder} holds files that birdie did not prepare; choose another root, or move them away")
+    prepared = INFO_NAME in names and all(name == INFO_NAME or name.endswith(".bin") for name in names)
+    if names and not prepared:
+        raise OutputError(f"{folder} has files that birdie did not prepare; choose another root, or move them away")
 
 
 def _check_model_replaceable(layout: Layout, tokenizer: Tokenizer) -> None:
-    """Refuse to replace a tokenizer other than this one and the one of the data set about to be replaced."""
+    """Check that the model file is missing, is this tokenizer, or belongs to the data set that is being replaced.
+
+    Raises:
+        OutputError: it is another tokenizer.
+    """
     if layout.model is None or not layout.model.exists():
         return
     earlier = DatasetInfo.read(layout.folder)
-    known = {tokenizer.digest, earlier.tokenizer_sha256 if earlier else None}
-    if hashlib.sha256(layout.model.read_bytes()).hexdigest() not in known:
-        raise OutputError(
-            f"{layout.model} is another tokenizer than the one in use; use that one, or choose another root"
-        )
+    replaceable = {tokenizer.digest, earlier.tokenizer_sha256 if earlier else None}
+    if hashlib.sha256(layout.model.read_bytes()).hexdigest() not in replaceable:
+        raise OutputError(f"{layout.model} is another tokenizer; give it with --tokenizer, or choose another root")
 
 
-def require_right(check: ByteCheck, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer whose byte table is not true to the text it decodes to.
+def require_matching_bytes(check: ByteCheck, tokenizer: Tokenizer) -> None:
+    """Check that the tokenizer's byte table matches the decoded text.
 
     Raises:
-        DataError: the two differ by more than 0.1 %.
+        DataError: their bytes differ by more than `TOLERANCE` (0.1 %).
     """
     if abs(check.table_bytes - check.text_bytes) > TOLERANCE * check.text_bytes:
         raise DataError(
-            f"the byte table of {tokenizer.name} counts {check.table_bytes:,} bytes of validation text, which has "
+            f"the byte table of {tokenizer.name} counts {check.table_bytes:,} bytes of validation text, the text has "
             f"{check.text_bytes:,}; bits per byte would be wrong, so use another tokenizer"
         )
 
 
 class _SplitWriter:
-    """Tokenizes documents batch by batch into the shards of a split, keeping totals."""
+    """Writer of the shards and totals of each split; it tokenizes the documents in batches."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path, shard_tokens: int, threads: int) -> None:
         self.totals: dict[Split, SplitTotals] = {}
@@ -222,25 +232,25 @@ class _SplitWriter:
         self._with_sidecar = tokenizer.kind == "caseops"
         self._folder, self._shard_tokens, self._threads = folder, shard_tokens, threads
 
-    def write(self, split: Split, documents: Iterator[str]) -> Iterator[Progress]:
-        """Write `documents` as BOS + tokens each, and the sidecar of "val"; yields progress after each batch."""
+    def write(self, split: Split, documents: Iterator[str]) -> Iterator[PrepareProgress]:
+        """Write each document as BOS + tokens, and the sidecar of "val"; yield progress after each batch."""
         bos = np.array([self._tokenizer.bos_id], np.uint16)
         totals = SplitTotals(0, 0, 0, 0)
         with ShardWriter(self._folder, split, self._shard_tokens) as shards, self._sidecar(split) as sidecar:
             for texts, source_bytes in _batched(documents):
                 encoded = self._tokenizer.encode_batch(texts, self._threads)
-                stream = np.concatenate(list(chain.from_iterable((bos, tokens) for tokens in encoded)))
-                counts = self._table.count_document(stream, self._tokenizer.bos_id)
-                shards.write(stream)
+                batch = np.concatenate(list(chain.from_iterable((bos, tokens) for tokens in encoded)))
+                counts = self._table.count_document(batch, self._tokenizer.bos_id)
+                shards.write(batch)
                 if sidecar is not None:
                     sidecar.write(counts)
                 totals = SplitTotals(
                     totals.documents + len(texts),
-                    totals.tokens + len(stream),
+                    totals.tokens + len(batch),
                     totals.bytes + int(counts.sum()),
                     totals.source_bytes + source_bytes,
                 )
-                yield Progress(split, totals.documents, totals.tokens, totals.bytes)
+                yield PrepareProgress(split, totals.documents, totals.tokens, totals.bytes)
         self.totals[split], self.paths[split] = totals, shards.paths
 
     def _sidecar(self, split: Split) -> AbstractContextManager[ShardWriter | None]:
@@ -250,7 +260,7 @@ class _SplitWriter:
 
 
 def _batched(documents: Iterator[str]) -> Iterator[tuple[list[str], int]]:
-    """Documents in batches of about `_BATCH_BYTES`, each with its UTF-8 length."""
+    """Yield batches of documents of about `_BATCH_BYTES`, each with its UTF-8 length."""
     batch: list[str] = []
     size = 0
     for text in documents:

@@ -1,10 +1,10 @@
-"""The challenge's shard format: token streams as `.bin` files.
+"""The challenge's shard format: `.bin` files of tokens.
 
     256 × int32 little-endian: magic 20240520, version 1, number of tokens n, zeros
     n × uint16 little-endian: token ids
 
 The size must be exactly 1024 + 2n bytes. Documents follow each other as BOS + tokens; `fineweb_train_000000.bin`,
-`fineweb_train_000001.bin`, … in name order are one stream. A shard is memory-mapped, never read whole.
+`fineweb_train_000001.bin`, … in name order are one sequence of tokens. Shards are memory-mapped.
 """
 
 import os
@@ -37,10 +37,10 @@ def _header(tokens: int) -> bytes:
 
 
 def write_shard(path: str | os.PathLike[str], tokens: NDArray[np.integer[Any]]) -> None:
-    """Write `tokens` (N,) as one shard, whole or not at all.
+    """Write `tokens` (N,) as one shard, atomically.
 
     Raises:
-        DataError: no tokens, or an id that uint16 cannot hold.
+        DataError: there are no tokens, or an id does not fit uint16.
         OutputError: the file cannot be written.
     """
     payload = _as_uint16(tokens)
@@ -58,10 +58,10 @@ def _as_uint16(tokens: NDArray[np.integer[Any]]) -> Tokens:
 
 
 def read_shard(path: str | os.PathLike[str]) -> Tokens:
-    """The tokens (N,) of a shard as a read-only memory map.
+    """Return the tokens (N,) of a shard as a read-only memory map.
 
     Raises:
-        DataError: not a shard, of another version, empty, or of another size than its header says.
+        DataError: the file is no shard, has another version, is empty, or its size differs from its header.
     """
     path = Path(path)
     try:
@@ -69,7 +69,9 @@ def read_shard(path: str | os.PathLike[str]) -> Tokens:
         with path.open("rb") as file:
             header = np.frombuffer(file.read(HEADER_BYTES), np.uint8)
         if len(header) < HEADER_BYTES:
-            raise DataError(f"{path} has {size:,} bytes, less than a shard's header of {HEADER_BYTES:,}; get it again")
+            raise DataError(
+                f"{path} has {size:,} bytes, less than a shard's header of {HEADER_BYTES:,}; download it again"
+            )
         magic, version, count = (int(value) for value in header.view("<i4")[:3])
         _check_header(path, magic, version, count, size)
         return np.memmap(path, "<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
@@ -79,32 +81,32 @@ def read_shard(path: str | os.PathLike[str]) -> Tokens:
 
 def _check_header(path: Path, magic: int, version: int, count: int, size: int) -> None:
     if magic != MAGIC:
-        raise DataError(f"{path} is not a token shard: it begins with {magic}, a shard with {MAGIC}")
+        raise DataError(f"{path} is no token shard: it begins with {magic}, a shard begins with {MAGIC}")
     if version != VERSION:
         raise DataError(f"{path} is a shard of version {version}; only version {VERSION} can be read")
     if count <= 0:
-        raise DataError(f"the header of {path} says {count:,} tokens; a shard has at least one, so make it again")
+        raise DataError(f"the header of {path} says {count:,} tokens, a shard has at least one; prepare the data again")
     expected = HEADER_BYTES + 2 * count
     if size != expected:
         raise DataError(
-            f"{path} has {size:,} bytes, but {count:,} tokens take {expected:,}; it was cut or damaged, get it again"
+            f"{path} has {size:,} bytes, but {count:,} tokens take {expected:,}; it is damaged, download it again"
         )
 
 
 class ShardWriter:
-    """Streams tokens into `<folder>/fineweb_<split>_%06d.bin`, each shard appearing when it is whole.
+    """Writer of the shards `<folder>/fineweb_<split>_%06d.bin`; each file appears when it is complete.
 
-    Use as a context manager; on an error the shard under way is dropped. The last shard is shorter; a stream without
-    tokens leaves no file.
+    Use it as a context manager; on an error the incomplete shard is removed. The last shard is shorter. Without tokens
+    no file is written.
 
     Args:
-        folder: where the shards go.
-        split: "train" or "val", or "val_bytes" for the sidecar of the latter (birdie.data.sidecar).
-        shard_tokens: tokens a shard.
+        folder: folder of the shards.
+        split: "train" or "val", or "val_bytes" for the byte sidecar of "val" (`birdie.data.byte_sidecar`).
+        shard_tokens: tokens of a shard.
 
     Raises:
         ConfigError: `shard_tokens` is out of range.
-        OutputError: (in use) a file cannot be written.
+        OutputError: a file cannot be written (while the writer is used).
     """
 
     def __init__(self, folder: Path, split: Split | Literal["val_bytes"], shard_tokens: int = SHARD_TOKENS) -> None:
@@ -130,7 +132,7 @@ class ShardWriter:
             self._open.__exit__(kind, error, trace)
 
     def write(self, tokens: NDArray[np.integer[Any]]) -> None:
-        """Append `tokens` (N,) to the stream."""
+        """Append `tokens` (N,)."""
         rest = _as_uint16(tokens)
         while len(rest):
             file = self._file or self._start()

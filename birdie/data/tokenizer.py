@@ -1,11 +1,11 @@
-"""Tokenizers: raw bytes, and SentencePiece BPE with the challenge's settings (given as a `.model` or trained here).
+"""Tokenizers: raw bytes, and SentencePiece BPE with the challenge's settings (loaded from a `.model`, or trained).
 
-All keep pad 0, bos 1, eos 2, unk 3. Ids are uint16, as in the shards. `encode` adds no BOS; a document in a shard is
-BOS + tokens. SentencePiece normalises (NFKC, runs of whitespace become one space): its text is the decoded text.
+All use pad 0, bos 1, eos 2, unk 3. Ids are uint16, as in the shards. `encode` adds no BOS; a document in a shard is BOS
++ tokens. SentencePiece normalizes (NFKC; runs of whitespace become one space), so decoding gives the normalized text.
 
-A model that reserves ids 4 to 7 for the operators of CaseOps (birdie.data.caseops) reads and writes text through them:
+A model that reserves ids 4 to 7 for the operators of CaseOps (`birdie.data.caseops`) applies them before and after:
 
-    text ─► normalised ─► caseops.encode ─► pieces ─► ids ─► pieces ─► caseops.decode ─► normalised text
+    text ─► normalized ─► caseops.encode ─► pieces ─► ids ─► pieces ─► caseops.decode ─► normalized text
 """
 
 import hashlib
@@ -29,10 +29,10 @@ from birdie.runtime.files import write_bytes
 Kind = Literal["bytes", "sentencepiece", "caseops"]
 
 MAX_VOCAB = 65_536  # ids are uint16
-SPACE = "\u2581"  # SentencePiece's mark for a space
-RESERVED = 4  # control ids of every tokenizer; the operators of CaseOps come next
+SPACE = "\u2581"  # SentencePiece's character for a space
+RESERVED = 4  # number of control ids of every tokenizer; the operators of CaseOps come next
 _OPERATOR_IDS = range(RESERVED, RESERVED + len(caseops.OPERATORS))
-SAMPLE_BYTES = 32_000_000  # text a vocabulary is learned from: takes seconds, and more hardly changes a merge
+SAMPLE_BYTES = 32_000_000  # of text for training a vocabulary: takes seconds, and more text hardly changes a merge
 
 _TRAINER: dict[str, Any] = {
     "model_type": "bpe",
@@ -46,59 +46,59 @@ _TRAINER: dict[str, Any] = {
     "bos_id": 1,
     "eos_id": 2,
     "unk_id": 3,
-    "max_sentence_length": 1 << 24,  # bytes; the default leaves out lines above 4,192 without a word
-    "num_threads": 4,  # fixed: the model file records it, and the same text must give the same file everywhere
+    "max_sentence_length": 1 << 24,  # bytes; SentencePiece skips longer lines silently, by default above 4,192
+    "num_threads": 4,  # fixed: the model file records it, and the same text must give the same file on every machine
     "minloglevel": 2,
 }
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back."""
+    """Encoder from text to token ids, and decoder back to text."""
 
     @property
     def kind(self) -> Kind:
-        """Which family this is."""
+        """Family of the tokenizer."""
         ...
 
     @property
     def name(self) -> str:
-        """Family and vocabulary: "byte260", "sp1024", "sp1024_caseops"."""
+        """Name made of family and vocabulary size: "byte260", "sp1024", "sp1024_caseops"."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids."""
+        """Number of token ids."""
         ...
 
     @property
     def bos_id(self) -> int:
-        """The id every document begins with."""
+        """First token of every document."""
         ...
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of what defines the tokenizer: equal digests, equal tokens."""
+        """SHA-256 (hex) of the tokenizer's definition: equal digests mean equal tokens."""
         ...
 
     @property
     def model_bytes(self) -> bytes:
-        """The model file; empty for raw bytes."""
+        """Content of the model file; empty for raw bytes."""
         ...
 
     def encode(self, text: str) -> Tokens:
-        """The ids of `text`, without BOS."""
+        """Return the ids of `text`, without BOS."""
         ...
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:
-        """`encode` of each of `texts`, on up to `threads` threads where that helps."""
+        """Return the ids of each of `texts`, encoded on up to `threads` threads if that is faster."""
         ...
 
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
-        """The text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD."""
+        """Return the text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD."""
         ...
 
     def byte_table(self, vocab_size: int | None = None) -> ByteTable:
-        """Bytes per id; at least `vocab_size` rows, for a model whose vocabulary is padded."""
+        """Return the bytes of each id, with at least `vocab_size` rows for a model whose vocabulary is padded."""
         ...
 
 
@@ -113,12 +113,12 @@ def _utf8(text: str) -> bytes:
 
 
 def _empty_table(size: int) -> ByteTable:
-    """All ids unused: no bytes, boundaries."""
+    """Return a table of unused ids: no bytes, all boundaries."""
     return ByteTable(np.zeros(size, np.int16), np.zeros(size, np.bool_), np.ones(size, np.bool_))
 
 
 class ByteTokenizer:
-    """Raw UTF-8, "byte260": id = byte + 4."""
+    """Tokenizer of raw UTF-8 bytes, "byte260": id = byte + 4."""
 
     kind: Kind = "bytes"
     name = "byte260"
@@ -128,25 +128,25 @@ class ByteTokenizer:
     model_bytes = b""
 
     def encode(self, text: str) -> Tokens:
-        """The ids of `text`, without BOS."""
+        """Return the ids of `text`, without BOS."""
         return np.frombuffer(_utf8(text), np.uint8).astype(np.uint16) + np.uint16(4)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:  # noqa: ARG002
-        """`encode` of each of `texts`; a copy of memory, so threads would not help."""
+        """Return the ids of each of `texts`; encoding only copies memory, so it uses no threads."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
-        """The text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
+        """Return the text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
 
         Raises:
-            DataError: an id is not below 260.
+            DataError: an id is 260 or more.
         """
         values = np.asarray(ids, np.int64)
         _check_range(values, self.vocab_size)
         return (values[values >= 4] - 4).astype(np.uint8).tobytes().decode(errors="replace")
 
     def byte_table(self, vocab_size: int | None = None) -> ByteTable:
-        """Bytes per id: one for each byte, none for the four control ids."""
+        """Return the bytes of each id: one for each byte, none for the four control ids."""
         table = _empty_table(max(self.vocab_size, vocab_size or 0))
         table.base_bytes[4:260] = 1
         table.is_boundary[4:260] = False
@@ -154,14 +154,14 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model.
+    """Tokenizer of a SentencePiece model.
 
     Args:
-        model: the bytes of a `.model` file.
-        source: where they came from, for messages.
+        model: content of a `.model` file.
+        source: its name in error messages.
 
     Raises:
-        DataError: not a SentencePiece model, no BOS, or more ids than uint16 holds.
+        DataError: `model` is no SentencePiece model, has no BOS, or has more ids than uint16.
     """
 
     kind: Kind = "sentencepiece"
@@ -174,7 +174,7 @@ class SentencePieceTokenizer:
         try:
             loaded = bool(model) and self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise DataError(f"{source} is not a SentencePiece model or is damaged; give a .model file") from error
+            raise DataError(f"{source} is no SentencePiece model, or is damaged; give a .model file") from error
         if not loaded:
             raise DataError(f"{source} is empty; give a SentencePiece .model file")
         self.vocab_size = int(self._processor.vocab_size())
@@ -182,32 +182,32 @@ class SentencePieceTokenizer:
         self.name = f"sp{self.vocab_size}"
         if self.vocab_size > MAX_VOCAB:
             raise DataError(
-                f"{source} has {self.vocab_size:,} pieces; shards hold 16-bit ids, so at most {MAX_VOCAB:,}"
+                f"{source} has {self.vocab_size:,} pieces; shards have 16-bit ids, so {MAX_VOCAB:,} at most"
             )
         if self.bos_id < 0:
-            raise DataError(f"{source} defines no BOS piece, which marks where documents begin; train it with bos_id=1")
+            raise DataError(f"{source} has no BOS piece, which documents begin with; train it with bos_id=1")
 
     def encode(self, text: str) -> Tokens:
-        """The ids of `text`, without BOS."""
+        """Return the ids of `text`, without BOS."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:
-        """`encode` of each of `texts`, on up to `threads` threads."""
+        """Return the ids of each of `texts`, encoded on up to `threads` threads."""
         for text in texts:
             _utf8(text)
         encoded = self._processor.encode(list(texts), num_threads=threads)
         return [np.array(ids, np.uint16) for ids in encoded]
 
     def normalize(self, text: str) -> str:
-        """`text` as the model sees it, which is what `decode` gives back."""
+        """Return the normalized `text`, which is what `decode` returns."""
         return str(self._processor.normalize(text)).replace(SPACE, " ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces called `ids`, all of them in the vocabulary."""
+        """Return the pieces of `ids`, which must be in the vocabulary."""
         return [str(self._processor.id_to_piece(i)) for i in ids]
 
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
-        """The text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
+        """Return the text of `ids`; control ids decode to nothing, malformed UTF-8 to U+FFFD.
 
         Raises:
             DataError: an id is outside the vocabulary.
@@ -217,24 +217,25 @@ class SentencePieceTokenizer:
         return str(self._processor.decode(values.tolist()))
 
     def byte_table(self, vocab_size: int | None = None) -> ByteTable:
-        """Bytes per id by piece type; ids beyond the model's own (a padded vocabulary) count as unused.
+        """Return the bytes of each id by its piece type; ids beyond the model's vocabulary (padding) are unused.
 
         Raises:
-            DataError: "▁" is no piece of its own. SentencePiece then spells a lone space as three byte pieces, which
-                would count as three bytes of text (openai/parameter-golf #897: a score up to 20 % too good).
+            DataError: the model has no piece "▁". SentencePiece then encodes a lone space as three byte pieces, which
+                would count as three bytes of text (parameter-golf#897, github.com/openai/parameter-golf/pull/897: a
+                score up to 20 % too good).
         """
         processor = self._processor
         if processor.id_to_piece(processor.piece_to_id(SPACE)) != SPACE:
             raise DataError(
                 f"{self._source} has no piece for a lone space ('{SPACE}'), so spaces become three byte tokens and "
-                "bits per byte come out too good; train it on text with spaces"
+                "bits per byte would be too low; train it on text with spaces"
             )
         table = _empty_table(max(self.vocab_size, vocab_size or 0))
         for i in range(self.vocab_size):
             if processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i):
                 continue
             table.is_boundary[i] = False
-            if processor.is_byte(i):  # named "<0xNN>", stands for one byte
+            if processor.is_byte(i):  # its name is "<0xNN>", but it stands for one byte
                 table.base_bytes[i] = 1
                 continue
             piece: str = processor.id_to_piece(i)
@@ -244,16 +245,16 @@ class SentencePieceTokenizer:
 
 
 class CaseOpsTokenizer:
-    """A SentencePiece model whose text goes through CaseOps.
+    """Tokenizer of a SentencePiece model for CaseOps.
 
-    Its table counts the bytes of the text before CaseOps. Scoring takes them from the byte sidecar of the shards, as
-    the challenge does (birdie.data.sidecar).
+    Its byte table counts the bytes of the text before CaseOps. Scoring takes them from the byte sidecar of the shards,
+    as the challenge does (`birdie.data.byte_sidecar`).
 
     Args:
-        model: the SentencePiece model, which reserves ids 4 to 7 for the operators.
+        model: SentencePiece model that reserves ids 4 to 7 for the operators.
 
     Raises:
-        DataError: it does not.
+        DataError: `model` does not reserve them.
     """
 
     kind: Kind = "caseops"
@@ -271,20 +272,21 @@ class CaseOpsTokenizer:
         self.digest, self.model_bytes = model.digest, model.model_bytes
 
     def encode(self, text: str) -> Tokens:
-        """The ids of `text`, without BOS."""
+        """Return the ids of `text`, without BOS."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[Tokens]:
-        """`encode` of each of `texts`, on up to `threads` threads.
+        """Return the ids of each of `texts`, encoded on up to `threads` threads.
 
-        Normalised first: the model would turn "ABﬁ" into the operator for capitals and "abfi", which is "ABFI".
+        The text is normalized before CaseOps: otherwise "ABﬁ" would become ALLCAPS "abﬁ", the model would normalize it
+        to "abfi", and it would decode to "ABFI".
         """
         for text in texts:
             _utf8(text)
         return self._model.encode_batch([caseops.encode(self._model.normalize(text)) for text in texts], threads)
 
     def decode(self, ids: NDArray[np.integer[Any]] | Sequence[int]) -> str:
-        """The text of `ids`; control ids and operators without letters decode to nothing, malformed UTF-8 to U+FFFD.
+        """Return the text of `ids`; control ids and lone operators decode to nothing, malformed UTF-8 to U+FFFD.
 
         Raises:
             DataError: an id is outside the vocabulary.
@@ -292,10 +294,10 @@ class CaseOpsTokenizer:
         return caseops.decode(self._model.decode(ids))
 
     def byte_table(self, vocab_size: int | None = None) -> ByteTable:
-        """Bytes per id as the model's own table has them, but none for operators that are not escaped.
+        """Return the model's own byte table, but with no bytes for operators that are not escaped.
 
         Raises:
-            DataError: "▁" is no piece of its own.
+            DataError: the model has no piece "▁".
         """
         table = self._model.byte_table(vocab_size)
         escaped = np.zeros_like(table.base_bytes)
@@ -305,7 +307,7 @@ class CaseOpsTokenizer:
 
 
 def has_operators(model: SentencePieceTokenizer) -> bool:
-    """Whether ids 4 to 7 are the operators of CaseOps; pieces that are learned come after the 256 bytes."""
+    """Return whether ids 4 to 7 are the operators of CaseOps; learned pieces come after the 256 bytes."""
     return model.vocab_size >= _OPERATOR_IDS.stop and set(model.pieces(_OPERATOR_IDS)) == set(caseops.OPERATORS)
 
 
@@ -313,15 +315,15 @@ def _check_range(ids: NDArray[np.int64], vocab_size: int) -> None:
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise DataError(
             f"token ids {ids.min()} to {ids.max()} are not all in the tokenizer's vocabulary of {vocab_size:,}; "
-            "use the tokenizer the tokens were made with"
+            "use the tokenizer that produced the tokens"
         )
 
 
 def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer | CaseOpsTokenizer:
-    """The tokenizer called `spec`: "bytes", or the path of a SentencePiece `.model`, with CaseOps if it has operators.
+    """Return the tokenizer "bytes", or the one of a SentencePiece `.model` file, with CaseOps if it has the operators.
 
     Raises:
-        DataError: no such file, or not a model.
+        DataError: there is no such file, or it is no model.
     """
     if spec in ("bytes", ByteTokenizer.name):
         return ByteTokenizer()
@@ -337,29 +339,30 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePiec
 def train_sentencepiece(
     documents: Iterable[str], vocab_size: int, target: Path | None = None, *, sample_bytes: int = SAMPLE_BYTES
 ) -> SentencePieceTokenizer:
-    """Learn a BPE vocabulary with the challenge's settings; the same documents give the same model file.
+    """Train a BPE vocabulary with the challenge's settings; the same documents give the same model file.
 
     Args:
-        documents: the training text; a uniform sample of its lines is used when it is longer than `sample_bytes`.
+        documents: training text.
         vocab_size: number of pieces, 260 of which are control pieces and bytes.
-        target: also write the model there.
+        target: file to write the model to as well.
+        sample_bytes: of a longer text, a uniform sample of its lines with about so many UTF-8 bytes is used.
 
     Raises:
-        ConfigError: the vocabulary is too small to hold the characters of the text, or above 65,536.
-        DataError: no text, or too little of it for so many pieces.
+        ConfigError: the vocabulary is too small for the characters of the text, or above 65,536.
+        DataError: there is no text, or too little of it for so many pieces.
         OutputError: `target` cannot be written.
     """
-    return _learn(documents, vocab_size, target, sample_bytes)
+    return _train(documents, vocab_size, target, sample_bytes)
 
 
 def train_caseops(
     documents: Iterable[str], vocab_size: int, target: Path | None = None, *, sample_bytes: int = SAMPLE_BYTES
 ) -> CaseOpsTokenizer:
-    """Learn a BPE vocabulary for CaseOps: as `train_sentencepiece` in all else, with ids 4 to 7 for the operators."""
-    return CaseOpsTokenizer(_learn(documents, vocab_size, target, sample_bytes, caseops.OPERATORS))
+    """Train a BPE vocabulary as `train_sentencepiece` does, with ids 4 to 7 for the operators of CaseOps."""
+    return CaseOpsTokenizer(_train(documents, vocab_size, target, sample_bytes, caseops.OPERATORS))
 
 
-def _learn(
+def _train(
     documents: Iterable[str], vocab_size: int, target: Path | None, sample_bytes: int, operators: Sequence[str] = ()
 ) -> SentencePieceTokenizer:
     least = RESERVED + len(operators) + 256
@@ -369,7 +372,7 @@ def _learn(
     if operators:
         lines = [caseops.encode(line) for line in lines]
     if not lines:
-        raise DataError("there is no text to learn a vocabulary from; check the corpus")
+        raise DataError("there is no text to train a vocabulary on; check the corpus")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -386,7 +389,7 @@ def _learn(
     tokenizer = SentencePieceTokenizer(model.getvalue())
     if tokenizer.vocab_size != vocab_size:  # hard_vocab_limit is off, so the trainer stops early without an error
         raise DataError(
-            f"the corpus has text for {tokenizer.vocab_size:,} pieces only, not {vocab_size:,}; "
+            f"the corpus has enough text for {tokenizer.vocab_size:,} pieces only, not {vocab_size:,}; "
             "give more text or a smaller vocabulary"
         )
     if target is not None:
@@ -395,28 +398,29 @@ def _learn(
 
 
 def _last_clause(error: RuntimeError) -> str:
-    """The readable end of SentencePiece's message, which begins with a C++ file and condition."""
+    """Return the readable end of SentencePiece's message, which begins with a C++ file and condition."""
     return str(error).strip().rsplit("] ", 1)[-1].strip(" .") or "no reason given"
 
 
 def _sample_lines(documents: Iterable[str], limit: int) -> list[str]:
-    """The stripped lines of `documents`, thinned evenly to at most `limit` bytes in one pass.
+    """Return the stripped lines of `documents`, or a uniform sample of at most `limit` bytes, in one pass.
 
-    Each line draws a number; those below a bar stay, and the bar is halved whenever the lines kept grow over the limit.
+    Each line draws a number in [0, 1) and is kept if it is below a threshold. Whenever the sample exceeds the limit,
+    the threshold is halved.
     """
     draw = random.Random(0).random
-    kept: list[tuple[float, str]] = []
-    size, bar = 0, 1.0
+    sample: list[tuple[float, str]] = []
+    size, threshold = 0, 1.0
     for document in documents:
         for raw in document.splitlines():
             line = raw.replace("\0", " ").strip()
-            ticket = draw()
-            if not line or ticket >= bar:
+            number = draw()
+            if not line or number >= threshold:
                 continue
-            kept.append((ticket, line))
+            sample.append((number, line))
             size += len(line.encode())
-            while size > limit and len(kept) > 1:
-                bar /= 2
-                kept = [(ticket, line) for ticket, line in kept if ticket < bar]
-                size = sum(len(line.encode()) for _, line in kept)
-    return [line for _, line in kept]
+            while size > limit and len(sample) > 1:
+                threshold /= 2
+                sample = [(number, line) for number, line in sample if number < threshold]
+                size = sum(len(line.encode()) for _, line in sample)
+    return [line for _, line in sample]

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.data.byte_accounting import ByteTable
+from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.sidecar import byte_counts
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError
 from birdie.run.recipe import DataSettings, Recipe

@@ -21,8 +21,8 @@ from birdie.artifact import int8_zlib as baseline
 from birdie.artifact.load import inspect, load
 from birdie.artifact.repack import load_object
 from birdie.compress.state import fill
+from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.sidecar import byte_counts
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.model.gpt import GPT

@@ -39,7 +39,7 @@ from birdie.runtime.callbacks import Notify, Progress, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
 from birdie.runtime.files import require_writable, write_bytes
-from birdie.runtime.startup import Startup
+from birdie.runtime.startup import StartupTimer
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint, require_alike
 from birdie.train.compilation import Compiling, cache_of, kinds_of_rank
@@ -89,7 +89,7 @@ class Run:
         self.profiled = profiled
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
-        self.startup = Startup()
+        self.startup = StartupTimer()
         self.compiling: Compiling | None = None
         self.checks: list[preflight.Check] = []
         with self.startup.part("data"):
@@ -130,7 +130,7 @@ class Run:
                 the time there is.
             WeightsError: the checkpoint does not fit the model.
         """
-        job = self.world.share(self.world.job)
+        job = self.world.broadcast_string(self.world.job)
         checkpoint = self._checkpoint(resume, job)
         require_alike(checkpoint, self.checkpoints, self.world)
         about = self._identity() | self._reserve(checkpoint) | {"job": job}

@@ -23,7 +23,7 @@ from cyclopts import App, CycloptsError, Parameter
 from birdie.compress.qat import Qat
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import parse_spec
-from birdie.data.orders import Order, unknown
+from birdie.data.sampler import Order, unknown_order
 from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
@@ -80,7 +80,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         if self.order not in get_args(Order):
-            raise ConfigError(unknown(self.order))
+            raise ConfigError(unknown_order(self.order))
         if bool(self.train) != bool(self.val):
             raise ConfigError("data train and val replace the data folder together; give both or neither")
 

@@ -1,1 +1,11 @@
-"""The machine a process runs on: device, process group, atomic file writes, provenance, start-up time, NVTX."""
+"""The machine that a process runs on.
+
+callbacks      types of progress, message and stop callbacks
+device         choice of device and dtype
+distributed    process group and collectives
+files          atomic writes, and reads of files that only this user can have written
+nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
+provenance     versions, machine and commit of a result
+startup        seconds that a run takes before its clock starts
+torch_compile  torch.compile with a fallback to eager mode
+"""

@@ -1,4 +1,4 @@
-"""How long work reports to its caller: progress and one-line messages. Without a caller nothing is reported."""
+"""Callback types by which long work reports progress and messages, and can be stopped. The defaults do nothing."""
 
 from collections.abc import Callable
 
@@ -9,17 +9,17 @@ Notify = Callable[[str], None]
 """Called with one line for the log, without a newline."""
 
 Stop = Callable[[], bool]
-"""Asked between units of work; True ends the work early."""
+"""Called between units of work; True ends the work early."""
 
 
 def no_progress(_done: float, _total: float | None) -> None:
-    """Report progress to nobody."""
+    """Ignore the progress."""
 
 
 def no_message(_line: str) -> None:
-    """Send a message to nobody."""
+    """Ignore the message."""
 
 
 def never() -> bool:
-    """Return False: nobody asks the work to stop."""
+    """Return False: the work runs to its end."""
     return False

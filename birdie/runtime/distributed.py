@@ -1,7 +1,7 @@
-"""The process group: one `World` that torchrun makes large and everything else leaves at one rank.
+"""The process group and its collectives: `World` has the ranks that torchrun starts, or one rank without torchrun.
 
-All collectives are no-ops on one rank, so there is one code path. gloo on CPUs, NCCL on CUDA. Those that return an
-`Arriving` are under way meanwhile; all ranks must start them in one order.
+Every collective is a no-op on one rank, so callers have one code path. The backend is gloo on CPUs and NCCL on CUDA.
+Collectives that return a `PendingTensor` are asynchronous; all ranks must start them in the same order.
 """
 
 import os
@@ -21,43 +21,43 @@ from torch.distributed.rendezvous import rendezvous
 from birdie.errors import ConfigError
 
 
-class Arriving:
-    """The result of a collective that is under way."""
+class PendingTensor:
+    """Result of an asynchronous collective."""
 
     def __init__(self, work: dist.Work | None, result: Callable[[], Tensor]) -> None:
         self._work, self._result = work, result
 
     def wait(self) -> Tensor:
-        """The result, once it is here; on CUDA the current stream waits, not the caller."""
+        """Wait for the collective and return its result; on CUDA the current stream waits, not the caller."""
         if self._work is not None:
             self._work.wait()
             self._work = None
         return self._result()
 
 
-def _summed(parts: Tensor) -> Tensor:
-    """(ranks, n, …) → (n, …) in float32, one of n at a time: a CPU then needs no more room than that."""
+def _sum_over_ranks(parts: Tensor) -> Tensor:
+    """Sum (ranks, n, …) over the ranks to (n, …) in float32, one slice of n at a time to need little extra memory."""
     total = torch.empty(parts.shape[1:], dtype=torch.float32)
     for i in range(len(total)):
         torch.sum(parts[:, i], 0, dtype=torch.float32, out=total[i])
     return total
 
 
-# torch 2.13 gave these new names
+# torch 2.13 renamed these two functions.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among its peers.
+    """Rank of this process, and the number of ranks.
 
     Attributes:
         rank: from 0.
         size: number of ranks.
         local_rank: rank on this machine.
-        restarts: how often torchrun has started all ranks anew because one had died; nodes may count differently.
-        job: what stays the same from one such start to the next, on this machine.
+        restarts: how often torchrun has restarted all ranks because one died; nodes may count differently.
+        job: identifier of the torchrun job on this machine; a restart keeps it.
     """
 
     rank: int = 0
@@ -68,47 +68,48 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Rank 0: the one that prints and writes."""
+        """True on rank 0, which prints and writes."""
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """All-reduce `tensor` in place by summing; returns it."""
+        """All-reduce `tensor` by summing, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
         return tensor
 
-    def start_sum_(self, tensor: Tensor) -> Arriving:
-        """As `sum_`, under way."""
+    def start_sum_(self, tensor: Tensor) -> PendingTensor:
+        """Start an asynchronous `sum_`."""
         work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, async_op=True) if self.size > 1 else None
-        return Arriving(work, lambda: tensor)
+        return PendingTensor(work, lambda: tensor)
 
-    def start_reduce_scatter(self, tensor: Tensor, room: Tensor) -> Arriving:
-        """Sum `tensor`, (size · n, …), over the ranks; arriving is this rank's part of the sum, (n, …), in float32.
+    def start_reduce_scatter(self, tensor: Tensor, buffer: Tensor) -> PendingTensor:
+        """Start to sum `tensor`, (size · n, …), over the ranks; the result is this rank's part, (n, …), in float32.
 
-        gloo reduces the whole and throws most of it away, so there the parts are exchanged and summed here.
+        gloo's reduce-scatter reduces everything and discards most of it. So with gloo the ranks exchange the parts, and
+        each rank sums its own.
 
         Args:
-            tensor: must stay as it is until the result has arrived; on one rank it is the result.
-            room: like `tensor`, to be written over.
+            tensor: must not change until the result is waited for; on one rank it is the result.
+            buffer: scratch memory of the same shape and dtype as `tensor`.
         """
         if self.size == 1:
-            return Arriving(None, tensor.float)
+            return PendingTensor(None, tensor.float)
         part = (tensor.shape[0] // self.size, *tensor.shape[1:])
         if tensor.is_cuda:
-            own = room[: part[0]]
-            work = _reduce_scatter(own, tensor, op=dist.ReduceOp.SUM, async_op=True)
-            return Arriving(work, own.float)
-        work = dist.all_to_all_single(room, tensor, async_op=True)
-        return Arriving(work, lambda: _summed(room.view(self.size, *part)))
+            output = buffer[: part[0]]
+            work = _reduce_scatter(output, tensor, op=dist.ReduceOp.SUM, async_op=True)
+            return PendingTensor(work, output.float)
+        work = dist.all_to_all_single(buffer, tensor, async_op=True)
+        return PendingTensor(work, lambda: _sum_over_ranks(buffer.view(self.size, *part)))
 
-    def start_all_gather(self, own: Tensor, room: Tensor) -> Arriving:
-        """Every rank's `own`, (n, …), one after the other: arriving is `room`, (size · n, …); on one rank `own`."""
+    def start_all_gather(self, part: Tensor, buffer: Tensor) -> PendingTensor:
+        """Start to concatenate every rank's `part`, (n, …), into `buffer`, (size · n, …); on one rank return `part`."""
         if self.size == 1:
-            return Arriving(None, lambda: own)
-        return Arriving(_all_gather(room, own, async_op=True), lambda: room)
+            return PendingTensor(None, lambda: part)
+        return PendingTensor(_all_gather(buffer, part, async_op=True), lambda: buffer)
 
     def max_int(self, value: int, device: torch.device) -> int:
-        """The largest `value` any rank holds."""
+        """Return the largest `value` of all ranks."""
         if self.size == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.int64, device=device)
@@ -116,19 +117,19 @@ class World:
         return int(tensor.item())
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether `flag` is true on any rank."""
+        """Return True on every rank if `flag` is true on any rank."""
         return bool(self.max_int(int(flag), device))
 
-    def share(self, value: str) -> str:
-        """Rank 0's `value`, on every rank."""
+    def broadcast_string(self, value: str) -> str:
+        """Return rank 0's `value` on every rank."""
         if self.size == 1:
             return value
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def gather(self, value: str) -> list[str]:
-        """Every rank's `value`, in the order of ranks, on every rank."""
+    def all_gather_strings(self, value: str) -> list[str]:
+        """Return every rank's `value`, ordered by rank, on every rank."""
         if self.size == 1:
             return [value]
         values = [""] * self.size
@@ -136,31 +137,32 @@ class World:
         return values
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Copy `tensor` of rank `source` into every rank's, in place; returns it."""
+        """Copy rank `source`'s `tensor` to every rank, in place, and return it."""
         if self.size > 1:
             dist.broadcast(tensor, src=source)
         return tensor
 
     def barrier(self) -> None:
-        """Wait for every rank."""
+        """Wait until every rank has reached this call."""
         if self.size > 1:
             dist.barrier()
 
 
-class Claims:
-    """Numbers 0, 1, 2, … each of which goes to one rank: whoever asks first. Every rank must make one.
+class SharedCounter:
+    """Counter shared by all ranks: each of 0, 1, 2, … is returned to exactly one rank. Every rank must create it.
 
-    The count is kept by the store the ranks met at, so that nobody waits for anybody.
+    Ranks use it to take work items as they become free. The count is in the process group's key–value store, so no rank
+    waits for another.
     """
 
     def __init__(self, world: World) -> None:
         self._store: PrefixStore | None = None
         self._next = 0
         if world.size > 1:
-            self._store = PrefixStore(world.share(uuid4().hex), dist.distributed_c10d._get_default_store())
+            self._store = PrefixStore(world.broadcast_string(uuid4().hex), dist.distributed_c10d._get_default_store())
 
     def next(self) -> int:
-        """A number that no other rank has."""
+        """Return the next number, which no other rank gets."""
         if self._store is not None:
             return int(self._store.add("claimed", 1)) - 1
         self._next += 1
@@ -168,22 +170,22 @@ class Claims:
 
 
 def launched_by_torchrun() -> bool:
-    """Whether torchrun's environment variables are set.
+    """Return whether torchrun's environment variables RANK and WORLD_SIZE are set.
 
     Raises:
-        ConfigError: only one of them is.
+        ConfigError: only one of them is set.
     """
-    found = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    if len(found) == 1:
-        raise ConfigError(f"of RANK and WORLD_SIZE only {found[0]} is set; start with torchrun, or unset it")
-    return bool(found)
+    names = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if len(names) == 1:
+        raise ConfigError(f"of RANK and WORLD_SIZE only {names[0]} is set; start with torchrun, or unset it")
+    return bool(names)
 
 
 def world_from_environment() -> World:
-    """The `World` torchrun describes, or one rank; joins no process group yet.
+    """Return the `World` that torchrun's variables describe, or one rank; does not join a process group.
 
     Raises:
-        ConfigError: the environment describes no world.
+        ConfigError: a variable is no integer, or the ranks are inconsistent.
     """
     if not launched_by_torchrun():
         return World()
@@ -192,7 +194,7 @@ def world_from_environment() -> World:
     world = World(_integer("RANK"), _integer("WORLD_SIZE"), _integer("LOCAL_RANK", "0"), restarts, job)
     if not 0 <= world.rank < world.size or world.local_rank < 0:
         raise ConfigError(
-            f"RANK {world.rank} of WORLD_SIZE {world.size} with LOCAL_RANK {world.local_rank} cannot be; "
+            f"RANK {world.rank} of WORLD_SIZE {world.size} with LOCAL_RANK {world.local_rank} is inconsistent; "
             "start with torchrun"
         )
     return world
@@ -203,18 +205,18 @@ def _integer(name: str, default: str = "") -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise ConfigError(f"{name} is {text!r}, not a whole number; start with torchrun") from error
+        raise ConfigError(f"{name} is {text!r}, not an integer; start with torchrun") from error
 
 
 @contextmanager
 def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator[World]:
-    """Join the process group torchrun describes, leave it at the end; without torchrun, a world of one.
+    """Join the process group that torchrun describes and leave it at the end; without torchrun, yield one rank.
 
-    After a restart torchrun's own store still holds the addresses of the ranks that died (pytorch/pytorch #135712), so
-    each attempt keeps to names of its own there.
+    After a restart torchrun's store still holds the addresses of the dead ranks (pytorch/pytorch#135712), so each
+    attempt prefixes its keys.
 
     Raises:
-        ConfigError: the environment describes no process group, or the other ranks cannot be reached.
+        ConfigError: the environment variables are inconsistent, or the other ranks cannot be reached.
     """
     world = world_from_environment()
     if world.size == 1:
@@ -244,8 +246,8 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
         dist.destroy_process_group()
 
 
-def on_main(world: World, device: torch.device, work: Callable[[], None]) -> None:
-    """Do `work` on rank 0 while the others wait; when it fails there they end too, without a word of their own."""
+def run_on_main(world: World, device: torch.device, work: Callable[[], None]) -> None:
+    """Run `work` on rank 0 while the other ranks wait; if it fails, they exit with code 1 and without a message."""
     failure: Exception | None = None
     if world.is_main:
         try:

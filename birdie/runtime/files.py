@@ -1,8 +1,8 @@
-"""Writing without half-written files: everything birdie leaves on disk goes through here.
+"""Atomic writes: every file that birdie leaves on disk is written with these functions.
 
-A file is written under a temporary name beside its target, flushed to the disk, and renamed over the target, so a
-reader sees the old bytes or the new bytes and a crash, a full disk or Ctrl-C leaves nothing behind under the real name.
-What is run as it is read, such as compiled code, is read by `read_trusted` alone.
+A file is written under a temporary name beside its target, flushed to the disk, and renamed over the target. So a
+reader sees the old bytes or the new bytes, and a crash, a full disk or Ctrl-C never leaves a partial file under the
+target's name. Files that are executed when they are loaded, such as compiled code, are read with `read_trusted`.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from birdie.errors import ConfigError, OutputError
 
-UMASK = os.umask(0o022)  # it can only be read by setting it, which threads must not see: once, here
+UMASK = os.umask(0o022)  # reading the umask means setting it for a moment, which is only safe before threads start
 os.umask(UMASK)
 
 
@@ -25,7 +25,7 @@ def _reason(error: OSError) -> str:
 
 @contextmanager
 def atomic_path(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `target`; on success it becomes `target`, on any error it is removed.
+    """Yield a temporary path beside `target`; on success it is renamed to `target`, on any error it is removed.
 
     Raises:
         OutputError: the folder is missing or read-only, or the disk is full.
@@ -54,10 +54,10 @@ def atomic_path(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Like `atomic_path` for a folder of files: `target` appears whole, replacing an earlier one, or not at all.
+    """Yield a temporary folder; on success it replaces `target` as a unit, on any error it is removed.
 
     Raises:
-        OutputError: as `atomic_path`.
+        OutputError: the parent folder is missing or read-only, or the disk is full.
     """
     target = Path(target)
     try:
@@ -88,23 +88,27 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_bytes(target: str | os.PathLike[str], data: bytes | memoryview) -> None:
-    """Write `data` to `target`, whole or not at all."""
+    """Write `data` to `target` atomically.
+
+    Raises:
+        OutputError: `target` cannot be written.
+    """
     with atomic_path(target) as path:
         path.write_bytes(data)
 
 
 def require_file(target: str | os.PathLike[str]) -> Path:
-    """`target`, links followed, if a file can stand there: asked before long work, not after it.
+    """Return `target` with links resolved if a file can be written there; call it before long work.
 
     Raises:
-        OutputError: something other than a plain file is there already.
+        OutputError: `target` exists and is not a regular file.
     """
     target = Path(target)
     try:
-        if target.is_symlink():  # the file it leads to is replaced, not the link
+        if target.is_symlink():  # replace the file that the link points to, not the link
             target = target.resolve()
         if target.exists() and not target.is_file():
-            kind = "a folder" if target.is_dir() else "not a plain file"
+            kind = "a folder" if target.is_dir() else "not a regular file"
             raise OutputError(f"cannot write {target}: it is {kind}; give the name of a file")
     except OSError as error:
         if isinstance(error, OutputError):
@@ -114,10 +118,10 @@ def require_file(target: str | os.PathLike[str]) -> Path:
 
 
 def require_writable(folder: str | os.PathLike[str]) -> Path:
-    """Create `folder` if need be and prove that a file can be written there: asked before long work, not after it.
+    """Create `folder` if necessary, check that a file can be written into it, and return it; call it before long work.
 
     Raises:
-        OutputError: it cannot.
+        OutputError: the folder cannot be created or written.
     """
     folder = Path(folder)
     try:
@@ -130,27 +134,27 @@ def require_writable(folder: str | os.PathLike[str]) -> Path:
 
 
 def read_trusted(path: Path) -> bytes:
-    """The content of `path` if nobody but this user, or root, could have put it there.
+    """Return the content of `path` if only this user or root can have written it.
 
     Raises:
-        PermissionError: somebody else could: the file, or a folder on the way to it, is another's or open to others.
-        OSError: it cannot be read.
+        PermissionError: another user owns, or can write to, the file or one of its parent folders.
+        OSError: the file cannot be read.
     """
     if not hasattr(os, "getuid"):
-        raise PermissionError(1, "who wrote it cannot be known on this system")
+        raise PermissionError(1, "this system does not tell who owns a file")
     flags = os.O_RDONLY | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise PermissionError(1, "it is not a file that only you can write")
+            raise PermissionError(1, "not a regular file that only you can write")
         for folder in path.resolve().parents:
-            if not _closed(folder.stat()):
-                raise PermissionError(1, f"others can write to {folder}")
+            if not _is_private(folder.stat()):
+                raise PermissionError(1, f"other users can write to {folder}")
         return file.read()
 
 
-def _closed(status: os.stat_result) -> bool:
-    """Whether only this user and root can change what a folder holds; in a sticky one others touch only their own."""
+def _is_private(status: os.stat_result) -> bool:
+    """Return whether only this user and root can replace files of a folder; a sticky folder protects others' files."""
     owned = status.st_uid in (0, os.getuid())
     return owned and (not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX))
 

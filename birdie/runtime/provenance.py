@@ -1,4 +1,4 @@
-"""What produced a result: versions, machine and commit, for logs, artifacts and benchmarks."""
+"""Versions, machine and commit that produced a result, for logs, artifacts and benchmarks."""
 
 import platform
 import subprocess
@@ -10,19 +10,19 @@ PACKAGES = ("birdie", "torch", "numpy", "numba")
 
 
 def versions() -> dict[str, str]:
-    """Version of Python, of birdie and of what decides its numbers."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python, of birdie and of the packages that decide its numbers."""
+    by_package = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            by_package[package] = "not installed"
+    return by_package
 
 
 @cache
 def commit() -> str | None:
-    """The commit birdie runs from, with "+" when the tree has changed since; None outside a checkout."""
+    """Return the commit birdie runs from, with "+" if tracked files have changed; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -34,7 +34,7 @@ def commit() -> str | None:
 
 
 def machine() -> str:
-    """Processor and core count, in words."""
+    """Return the processor's name and its number of cores, as in "Xeon 8481C, 8 cores"."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -47,5 +47,7 @@ def machine() -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+    result = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return result.stdout.strip()

@@ -1,4 +1,4 @@
-"""What a run takes before its clock starts: interpreter and imports, data, model, priming; in seconds."""
+"""Seconds that a run takes before its training clock starts: interpreter and imports, data, model, warm-up."""
 
 import os
 import time
@@ -7,45 +7,46 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-_runs = count()
+_timers = count()
 
 
-class Startup:
-    """Seconds by part, in the order in which they came.
+class StartupTimer:
+    """Seconds of each part of the start, in the order in which the parts ran.
 
     Attributes:
-        seconds: "import" is from the start of the process to this object: of its first run only, on Linux.
+        seconds: part → seconds. "import" is the time from the start of the process to the creation of this object; only
+            the first timer of a process has it, and only on Linux.
     """
 
     def __init__(self) -> None:
-        since = process_seconds()
-        self.seconds: dict[str, float] = {} if next(_runs) or since is None else {"import": since}
+        age = process_seconds()
+        self.seconds: dict[str, float] = {} if next(_timers) or age is None else {"import": age}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the block under `name`."""
-        began = time.perf_counter()
+        """Add the time of the block to part `name`."""
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts, in seconds."""
         return sum(self.seconds.values())
 
     def line(self) -> str:
-        """In words."""
+        """Return the line for the log."""
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
         return f"start-up: {self.total:.1f} s ({parts})"
 
 
 def process_seconds() -> float | None:
-    """Age of this process, or None where the system does not say."""
+    """Return the age of this process in seconds, or None on systems without /proc."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd of all, in ticks since the machine started
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), in ticks since boot
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
     except (OSError, ValueError, IndexError, AttributeError):
         return None

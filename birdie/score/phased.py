@@ -30,7 +30,7 @@ from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
-from birdie.runtime.distributed import Claims, World
+from birdie.runtime.distributed import SharedCounter, World
 from birdie.score.adapt import SGDSettings, learn
 from birdie.score.chunks import Adapted, Keeping
 from birdie.score.lora import DocumentLearner, LoraSettings
@@ -229,7 +229,7 @@ def _rounds(found: Queue, ends: Sequence[int], start: int, world: World, keeps: 
 def _turns(batches: range, found: Queue, settings: LoraSettings, context: int, world: World) -> Iterator[int]:
     """This rank's batches of a round."""
     if settings.order == "claimed":
-        claims = Claims(world)
+        claims = SharedCounter(world)
         while (number := claims.next()) < len(batches):
             yield batches[number]
     else:

@@ -3,7 +3,7 @@
     stream ─► documents, each with the BOS after it as its last target ─► longest first ─► batches ─► ranks
 
 Documents of about one length waste no padding, and the longest batches first leave short ones to fill the gaps between
-ranks at the end. Which rank takes a batch is settled before (`dealt`), or by asking (`Claims`).
+ranks at the end. Which rank takes a batch is settled before (`dealt`), or by asking (`SharedCounter`).
 
 Source: openai/parameter-golf #1530. Longest first is not left to right: each document is scored by itself, so no score
 depends on it, until something is learned that stays from one document to another.

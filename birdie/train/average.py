@@ -25,7 +25,7 @@ from cyclopts import Parameter
 from torch import Tensor
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.nvtx import span
+from birdie.runtime.nvtx import nvtx_range
 
 Kind = Literal["none", "ema", "swa", "lawa"]
 _TERMS = "terms"
@@ -104,7 +104,7 @@ class Average:
         """Take the weights after `step` finished steps, the last at `multiplier` times the learning rates, if due."""
         settings = self.settings
         if settings.kind != "none":
-            with span("average"):
+            with nvtx_range("average"):
                 self._update(settings, step, multiplier)
 
     def _update(self, settings: AverageSettings, step: int, multiplier: float) -> None:

@@ -72,7 +72,7 @@ def require_alike(checkpoint: Checkpoint | None, folder: Path, world: World) -> 
         ConfigError: they see different checkpoints, as nodes do that share no disk.
     """
     own = "none" if checkpoint is None else f"one of step {checkpoint.step} at {checkpoint.clock_ms:.3f} ms"
-    for rank, seen in enumerate(world.gather(own)):
+    for rank, seen in enumerate(world.all_gather_strings(own)):
         if seen != own:
             raise ConfigError(
                 f"rank {world.rank} finds {own} as the checkpoint in {folder}, rank {rank} {seen}; put the run folder "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.device import DtypeName
 from birdie.runtime.distributed import World
-from birdie.runtime.nvtx import span
+from birdie.runtime.nvtx import nvtx_range
 from birdie.train.banks import banked
 from birdie.train.muon import Coefficients
 from birdie.train.parallel import ParallelMuon, Reduction
@@ -248,7 +248,7 @@ class Optimizers:
                 read.append(reduction.read(self._limit))
                 check(*read[0])
             if self._adam is not None:
-                with span("optimizer/adam"):
+                with nvtx_range("optimizer/adam"):
                     self._adam.step()
 
         if self._limit:  # the factor is needed first

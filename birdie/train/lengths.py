@@ -49,7 +49,7 @@ class Lengths:
         if not self._mixed:
             return None
         own = self.of(Stage(max(self._cycle), len(self._cycle) * self._ranks))
-        every = world.gather(" and ".join(f"{each:,}" for each in sorted(set(own), reverse=True)))
+        every = world.all_gather_strings(" and ".join(f"{each:,}" for each in sorted(set(own), reverse=True)))
         return "sequences of several lengths: " + ", ".join(f"rank {n}: {own}" for n, own in enumerate(every))
 
     def evidence(self, world: World) -> str | None:
@@ -60,7 +60,7 @@ class Lengths:
             f"{count * self._span:,} tokens as {count * self._span // length:,} sequences of {length:,}"
             for length, count in sorted(self._taken.items(), reverse=True)
         )
-        every = world.gather(own or "none")
+        every = world.all_gather_strings(own or "none")
         return "sequences of several lengths: " + "; ".join(f"rank {n} took {own}" for n, own in enumerate(every))
 
 

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.device import choose_dtype, compile_or_eager, dtype_name, synchronize
+from birdie.runtime.device import choose_dtype, dtype_name, synchronize
 from birdie.runtime.distributed import World
-from birdie.runtime.nvtx import attached, span
+from birdie.runtime.nvtx import nvtx_range, profiler_attached
+from birdie.runtime.torch_compile import compile_or_eager
 from birdie.train.average import Average, AverageSettings
 from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
@@ -141,7 +142,7 @@ class Fit:
             ConfigError: the loss or the gradient is no longer finite; the weights are those before that step.
         """
         self.prime()
-        with layers(self._model, attached() and not self.facts["compiled"]), Capture() as capture:
+        with layers(self._model, profiler_attached() and not self.facts["compiled"]), Capture() as capture:
             while self._remaining():
                 capture.before_step()
                 yield self._timed_step()
@@ -263,13 +264,13 @@ class Fit:
 
     def _timed_step(self, at: float | None = None) -> Step:
         """One step inside the clock, which then shows the same on every rank: the slowest's."""
-        with span("step"):
-            with span("bookkeeping"):
+        with nvtx_range("step"):
+            with nvtx_range("bookkeeping"):
                 synchronize(self._device)
                 self._world.barrier()  # what one rank did at a yield is not on the others' clock
                 start = time.perf_counter()
             done = self._take_step(at)
-            with span("bookkeeping"):
+            with nvtx_range("bookkeeping"):
                 synchronize(self._device)
                 microseconds = round(1000 * self._clock_ms + 1e6 * (time.perf_counter() - start))
                 self._clock_ms = self._world.max_int(microseconds, self._device) / 1000
@@ -289,14 +290,14 @@ class Fit:
         )
         share = share_done(settings, self._step, self._clock_ms)
         where = (self._step, share) if at is None else (-1, at)
-        with span("techniques"):
+        with nvtx_range("techniques"):
             for each in self._prepared:
                 each.before_step(*where, multiplier)
         stage = self._growth.begin(*where)
         self._inside_step = True
         share_of_loss, tokens = self._accumulate(stage, counts=at is None)
         factor = multiplier * self._bandit.factor()
-        with span("optimizer"):
+        with nvtx_range("optimizer"):
             decay = decay_multiplier(share, full=optimizer_settings.decay_full, final=optimizer_settings.decay_final)
             loss, grad_norm = self._optimizers.step(
                 share_of_loss, factor, momentum, decay_multiplier=decay, check=self._check
@@ -309,18 +310,18 @@ class Fit:
 
     def _accumulate(self, stage: Stage, *, counts: bool) -> tuple[Tensor, int]:
         """Leave this rank's share of the mean gradient in the parameters; (its share of the loss, tokens of all)."""
-        with span("bookkeeping"):
+        with nvtx_range("bookkeeping"):
             self._optimizers.zero_grad()
             total = torch.zeros((), device=self._device)
         tokens = 0
         for micro in self._feed.step(stage, counts=counts):
             tokens += micro.ids.numel()
-            with span("forward"):
+            with nvtx_range("forward"):
                 loss = self._loss(micro.ids, micro.targets, **micro.more) / (self._world.size * micro.parts)
-            with span("backward"):
+            with nvtx_range("backward"):
                 torch.autograd.backward(loss)
             total += loss.detach()
-        with span("techniques"):
+        with nvtx_range("techniques"):
             for each in self._prepared:
                 if (penalty := each.penalty()) is not None:
                     torch.autograd.backward(penalty / self._world.size)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from birdie.errors import ConfigError
 from birdie.runtime.distributed import World
-from birdie.runtime.nvtx import span
+from birdie.runtime.nvtx import nvtx_range
 from birdie.train.growth import Stage
 from birdie.train.lengths import Lengths, differ_in_a_rank
 from birdie.train.protocols import Batches, Documents, Trainable
@@ -218,14 +218,14 @@ def micro_batches(
     while done < spans:
         length = lengths[done]
         alike = next((n for n, each in enumerate(lengths[done:]) if each != length), spans - done)
-        with span("data"):
+        with nvtx_range("data"):
             pairs = [batches.next()]
             group = max(1, tokens // pairs[0][0].numel()) if tokens else 1
             pairs += [batches.next() for _ in range(min(group, alike) - 1)]
         done += len(pairs)
         rows = max(1, tokens // pairs[0][0].shape[1]) if tokens else sum(len(ids) for ids, _ in pairs)
         found = [] if documents is None else _bounds([ids for ids, _ in pairs], rows, length, documents)
-        with span("transfer"):
+        with nvtx_range("transfer"):
             x, y = (_on(device, [pair[side] for pair in pairs]) for side in (0, 1))
         for number, (ids, targets) in enumerate(zip(torch.split(x, rows), torch.split(y, rows), strict=True)):
             parts = spans * pairs[0][0].numel() / ids.numel()

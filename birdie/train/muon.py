@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError
-from birdie.runtime.nvtx import span
+from birdie.runtime.nvtx import nvtx_range
 
 Coefficients = Literal["classic", "polar_express"]
 
@@ -221,13 +221,13 @@ class Muon(torch.optim.Optimizer):
     def _update_(self, batch: list["_Slot"], group: dict[str, Any]) -> None:
         """Momentum and orthogonal update of some stacks of one shape, worked on as one."""
         gradients, buffers, updates = (list(each) for each in zip(*batch, strict=True))
-        with span("optimizer/muon/momentum"):
+        with nvtx_range("optimizer/muon/momentum"):
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, gradients)
             ahead = buffers
             if group["nesterov"]:
                 ahead = list(torch._foreach_add(gradients, buffers, alpha=group["momentum"]))
-        with span("optimizer/muon/orthogonalize"):
+        with nvtx_range("optimizer/muon/orthogonalize"):
             stack = orthogonalized(ahead[0] if len(ahead) == 1 else torch.cat(ahead), group)
             torch._foreach_copy_(updates, list(torch.split(stack, [len(each) for each in updates])))
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from birdie.runtime.distributed import Arriving, World
-from birdie.runtime.nvtx import span
+from birdie.runtime.distributed import PendingTensor, World
+from birdie.runtime.nvtx import nvtx_range
 from birdie.train.banks import Bank
 from birdie.train.muon import STATE, Muon, apply_
 
@@ -71,7 +71,7 @@ class ParallelMuon(Muon):
         self.banks = tuple(banks)
         self.shares = shared_out([bank.shape for bank in banks], self.world.size)
         self._buffers = [self._made(bank, share) for bank, share in zip(self.banks, self.shares, strict=True)]
-        self._arriving: list[Arriving] = []
+        self._arriving: list[PendingTensor] = []
         self._gradients: list[Tensor] = []
 
     @property
@@ -107,12 +107,12 @@ class ParallelMuon(Muon):
         Args:
             meanwhile: called once, when the first updates are on their way and before any weight changes.
         """
-        behind: tuple[int, Arriving] | None = None
+        behind: tuple[int, PendingTensor] | None = None
         for i, (bank, (room, _, own)) in enumerate(zip(self.banks, self._buffers, strict=True)):
             gradient = self._gradient(i)
             update = own[: len(gradient)]
             self.update_(update, bank.parameter, gradient)
-            with span("optimizer/muon/exchange"):
+            with nvtx_range("optimizer/muon/exchange"):
                 arriving = self.world.start_all_gather(own, room)  # what was sent has arrived long since
             if behind is None:
                 meanwhile()
@@ -178,12 +178,12 @@ class ParallelMuon(Muon):
         return self._gradients[i]
 
     def _reducing(self, part: str) -> AbstractContextManager[None]:
-        return span(f"reduce/{part}") if self.world.size > 1 else nullcontext()
+        return nvtx_range(f"reduce/{part}") if self.world.size > 1 else nullcontext()
 
-    def _apply(self, i: int, arriving: Arriving) -> None:
-        with span("optimizer/muon/exchange"):
+    def _apply(self, i: int, arriving: PendingTensor) -> None:
+        with nvtx_range("optimizer/muon/exchange"):
             updates = arriving.wait()
-        with span("optimizer/muon/apply"):
+        with nvtx_range("optimizer/muon/apply"):
             for mine, slot in self._slots(i, updates):
                 apply_(self.banks[i].parameter[mine.start : mine.stop], slot, self.settings)
 
@@ -201,9 +201,9 @@ class Reduction:
         self._others = [p.grad for p in others if p.grad is not None]
         self._small = [loss, *(g for g in self._others if g.numel() <= _LARGE)]
         self._packed: Tensor | None = None
-        self._arriving: list[Arriving] = []
+        self._arriving: list[PendingTensor] = []
         if world.size > 1:
-            with span("reduce/others"):
+            with nvtx_range("reduce/others"):
                 self._packed = torch.cat([each.reshape(-1) for each in self._small])
                 sent = [*(g for g in self._others if g.numel() > _LARGE), self._packed]
                 self._arriving = [world.start_sum_(each) for each in sent]
@@ -211,7 +211,7 @@ class Reduction:
     def read(self, limit: float) -> tuple[float, float]:
         """Wait for all of it and clip it to norm `limit` (0: none); (loss, norm before clipping)."""
         if self._packed is not None:
-            with span("reduce/wait"):
+            with nvtx_range("reduce/wait"):
                 for each in self._arriving:
                     each.wait()
                 parts = torch.split(self._packed, [each.numel() for each in self._small])
@@ -220,7 +220,7 @@ class Reduction:
         square = torch.zeros((), device=self._loss.device)
         if self._muon is not None:
             square = self._muon.square_sum()
-        with span("clip"):
+        with nvtx_range("clip"):
             if self._muon is not None:
                 self._world.sum_(square)
             if self._others:

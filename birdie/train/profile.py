@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from birdie.runtime.device import synchronize
 from birdie.runtime.files import write_bytes
-from birdie.runtime.nvtx import attached, move, on_gradient, recording
+from birdie.runtime.nvtx import next_range, next_range_on_gradient, profiler_attached, recording
 
 STEP = "step"
 UNOBSERVED, RECORDED, TRACED = 3, 5, 2
@@ -221,13 +221,13 @@ def layers(model: Any, wanted: bool) -> Iterator[None]:
         blocks = getattr(model, "blocks", None)
         if wanted and isinstance(blocks, nn.ModuleList):
             if isinstance(table := getattr(model, "tok_emb", None), nn.Module):
-                before(table, lambda *_: move("forward/embedding"))
+                before(table, lambda *_: next_range("forward/embedding"))
             for index, block in enumerate(cast(Iterable[Any], blocks)):
                 attention, mlp = f"layer {index}/attention", f"layer {index}/mlp"
                 if index == 0:
-                    before(block, lambda _block, args: on_gradient(args[0], "backward/embedding"))
-                before(block, lambda *_, to=attention: move(f"forward/{to}"))
-                before(block.attn, lambda *_, to=attention: move(f"forward/{to}"))  # a block may be passed by
+                    before(block, lambda _block, args: next_range_on_gradient(args[0], "backward/embedding"))
+                before(block, lambda *_, to=attention: next_range(f"forward/{to}"))
+                before(block.attn, lambda *_, to=attention: next_range(f"forward/{to}"))  # a block may be passed by
                 after(block.attn, lambda _m, _a, out, to=mlp, of=attention: _leave(to, out, of))
                 following = "head" if index == len(blocks) - 1 else mlp
                 after(block.mlp, lambda _m, _a, out, to=following, of=mlp: _leave(to, out, of))
@@ -236,8 +236,8 @@ def layers(model: Any, wanted: bool) -> Iterator[None]:
 
 def _leave(to: str, output: Tensor | tuple[Tensor, ...], of: str) -> None:
     """Forward goes on `to`; backward comes to `of` with the gradient of its output."""
-    on_gradient(output[0] if isinstance(output, tuple) else output, f"backward/{of}")
-    move(f"forward/{to}")
+    next_range_on_gradient(output[0] if isinstance(output, tuple) else output, f"backward/{of}")
+    next_range(f"forward/{to}")
 
 
 def profile(
@@ -315,7 +315,7 @@ class Capture:
 
     def __init__(self) -> None:
         self._step, self._running = 0, False
-        self._wanted = attached() and torch.cuda.is_available()
+        self._wanted = profiler_attached() and torch.cuda.is_available()
 
     def __enter__(self) -> Self:
         return self

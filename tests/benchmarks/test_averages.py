@@ -1,4 +1,4 @@
-"""The benchmark of averages changes what its names say, and takes all averages along one run."""
+"""The benchmark of averages changes the settings of its names, and computes all averages along one run."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from birdie.run.registry import changes
 from birdie.train.average import AverageSettings
 
 
-class Bytes(Texts):
-    """Some of our sources, by bytes."""
+class SourceBytes(Texts):
+    """Some of birdie's sources, as bytes."""
 
     def __init__(self, root: Path) -> None:
         list(
@@ -30,33 +30,41 @@ class Bytes(Texts):
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Bytes:
-    return Bytes(tmp_path_factory.mktemp("text"))
+def texts(tmp_path_factory: pytest.TempPathFactory) -> SourceBytes:
+    return SourceBytes(tmp_path_factory.mktemp("text"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_schedule_is_what_its_name_says_and_nothing_else(schedule: str, texts: Bytes) -> None:
-    base, other = (recipe_with(each, 0, 8, 1.0, texts).to_dict() for each in (BASE, schedule))
+def test_a_schedule_changes_the_settings_of_its_name_only(schedule: str, texts: SourceBytes) -> None:
+    base, other = (recipe_with(name, 0, 8, 1.0, texts).to_dict() for name in (BASE, schedule))
     tables = {"warmdown_fraction": "train", "min_lr": "train", "bandit": "bandit"}
     assert {name.partition(".")[0] for name, _, _ in changes(base, other)} == {tables[n] for n in SCHEDULES[schedule]}
 
 
-def test_rates_are_all_scaled(texts: Bytes) -> None:
+def test_all_learning_rates_are_scaled(texts: SourceBytes) -> None:
     one, half = (recipe_with(BASE, 0, 8, rate, texts).to_dict() for rate in (1.0, 0.5))
-    assert {name: there / here for name, here, there in changes(one, half)} == {
+    assert {name: scaled / rate for name, rate, scaled in changes(one, half)} == {
         f"optimizer.{name}": 0.5 for name in ("matrix_lr", "tied_embed_lr", "scalar_lr")
     }
 
 
-def test_averages_along_one_run_are_those_of_runs_of_their_own(texts: Bytes) -> None:
+@pytest.mark.slow  # five runs of eight steps
+def test_averages_along_one_run_equal_those_of_separate_runs(texts: SourceBytes) -> None:
     recipe = recipe_with(BASE, 0, 8, 1.0, texts)
     kinds = {name: AVERAGES[name] for name in ("last weights", "EMA 0.9")} | {
         "SWA": AverageSettings("swa", swa_every=2, swa_below=0.9)
     }
-    together, told = averages.scores(recipe, kinds)
-    assert told == ""
+    together, message = averages.scores(recipe, kinds)
+    assert message == ""
     assert len(set(together.values())) == 3
     for name, kind in kinds.items():
         assert averages.scores(recipe, {name: kind})[0][name] == together[name]
-    _, told = averages.scores(recipe_with("bandit, 4 steps", 0, 8, 1.0, texts), {"last weights": AverageSettings()})
-    assert "learning-rate bandit: 2 choices of 4 steps" in told
+    _, message = averages.scores(recipe_with("bandit, 4 steps", 0, 8, 1.0, texts), {"last weights": AverageSettings()})
+    assert "learning-rate bandit: 2 choices of 4 steps" in message
+
+
+def test_a_rows_difference_is_paired_by_seed() -> None:
+    row = averages.row("constant", "EMA 0.9", [2.4, 2.7], [2.5, 2.6])
+    assert list(row) == ["schedule", "weights", "bpb", "to the base", "±"]
+    assert (row["bpb"], row["to the base"], row["±"]) == pytest.approx((2.55, 0.0, 0.1))
+    assert averages.row("constant", "EMA 0.9", [2.4], [2.5])["±"] is None

@@ -1,4 +1,4 @@
-"""The benchmark of fp8 trains the same model in each arithmetic, and says where it has no GPU."""
+"""The benchmark of fp8 trains the same model in each arithmetic, and says if there is no GPU."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ from birdie.data.corpus import file_corpus
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed (extra gpu)")
-def test_the_arithmetic_is_all_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_arithmetic_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         fp8, "stdlib_corpus", lambda: file_corpus(sorted((Path(__file__).parents[1] / "cli").glob("*.py")))
     )

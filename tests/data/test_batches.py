@@ -1,4 +1,4 @@
-"""Batches: every world size sees the same tokens a step, a resumed loader goes on at the exact batch, and the
+"""Batches: every world size reads the same tokens in a step, a resumed loader continues at the exact batch, and the
 sequential order is the challenge's own.
 """
 
@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from birdie.data.batches import Batches
-from birdie.data.orders import Order
+from birdie.data.sampler import Order
 from birdie.data.shards import write_shard
 from birdie.errors import ConfigError, DataError
 
 EVERY_ORDER = pytest.mark.parametrize("order", get_args(Order))
-SEQ, BATCH = 5, 80  # 8 spans of 2 rows
+SEQ, BATCH = 5, 80  # 8 chunks of 2 rows
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """1,003 tokens in three shards, every token its own place in the stream."""
+    """Paths of three shards with 1,003 tokens; every token is its own position."""
     names = [tmp_path / f"fineweb_train_{i:06d}.bin" for i in range(3)]
     for name, part in zip(names, np.split(np.arange(1003, dtype=np.uint16), [7, 500]), strict=True):
         write_shard(name, part)
@@ -32,7 +32,7 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
+def _no_thread_survives() -> Iterator[None]:
     yield
     for thread in threading.enumerate():
         assert thread.name != "birdie-batches"
@@ -49,13 +49,13 @@ def equal(ours: list[tuple[torch.Tensor, torch.Tensor]], theirs: list[tuple[torc
 
 
 def test_sequential_is_the_challenges_order(paths: list[Path]) -> None:
-    """Spans of L + 1 tokens one after the other; x drops the last token of a span and y the first."""
-    drawn = draw(Batches(paths, batch_tokens=BATCH, seq_len=SEQ), 250)  # wraps round more than twice
-    stream = np.arange(1003)
+    """Chunks of L + 1 tokens one after the other; x drops the last token of a chunk and y the first."""
+    drawn = draw(Batches(paths, batch_tokens=BATCH, seq_len=SEQ), 250)  # wraps around more than twice
+    tokens = np.arange(1003)
     for i, (x, y) in enumerate(drawn):
-        span = np.take(stream, range(i * 11, i * 11 + 11), mode="wrap")
-        assert np.array_equal(x, span[:-1].reshape(2, SEQ))
-        assert np.array_equal(y, span[1:].reshape(2, SEQ))
+        chunk = np.take(tokens, range(i * 11, i * 11 + 11), mode="wrap")
+        assert np.array_equal(x, chunk[:-1].reshape(2, SEQ))
+        assert np.array_equal(y, chunk[1:].reshape(2, SEQ))
         assert x.dtype == y.dtype == torch.int64
         assert x.is_contiguous()
         assert y.is_contiguous()
@@ -69,7 +69,7 @@ def test_targets_follow_inputs(paths: list[Path], order: Order) -> None:
 
 @EVERY_ORDER
 @pytest.mark.parametrize("world_size", [2, 8])
-def test_all_world_sizes_see_the_same_tokens_a_step(paths: list[Path], order: Order, world_size: int) -> None:
+def test_all_world_sizes_read_the_same_tokens_in_a_step(paths: list[Path], order: Order, world_size: int) -> None:
     settings = {"batch_tokens": BATCH, "seq_len": SEQ, "order": order, "seed": 3}
     alone = draw(Batches(paths, **settings), 5 * 8)  # type: ignore[arg-type]
     steps = 5 * 8 // world_size
@@ -83,26 +83,26 @@ def test_all_world_sizes_see_the_same_tokens_a_step(paths: list[Path], order: Or
 @EVERY_ORDER
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_resuming_is_exact(paths: list[Path], order: Order, world_size: int) -> None:
-    """The state counts batches handed out, not those already prefetched; it may be taken and loaded at any batch."""
+    """The state counts consumed batches, not prefetched ones; it can be saved and loaded at any batch."""
 
     def fresh() -> Batches:
         return Batches(
             paths, batch_tokens=BATCH, seq_len=SEQ, order=order, seed=1, rank=world_size - 1, world_size=world_size
         )
 
-    whole = draw(fresh(), 230)  # shuffled: over an epoch's end
+    expected = draw(fresh(), 230)  # shuffled: crosses the end of an epoch
     first = fresh()
-    assert equal([first.next() for _ in range(90)], whole[:90])
+    assert equal([first.next() for _ in range(90)], expected[:90])
     state = first.state_dict()
     assert state == {"spans": 90 * world_size}
-    assert equal(draw(first, 20), whole[90:110])  # taking a state changes nothing
+    assert equal(draw(first, 20), expected[90:110])  # saving a state changes nothing
     second = fresh()
     second.next()
     second.load_state_dict(state)
-    assert equal(draw(second, 140), whole[90:])
+    assert equal(draw(second, 140), expected[90:])
 
 
-def test_a_state_goes_to_another_world_size(paths: list[Path]) -> None:
+def test_a_state_can_be_loaded_at_another_world_size(paths: list[Path]) -> None:
     alone = Batches(paths, batch_tokens=BATCH, seq_len=SEQ)
     draw(alone, 16)
     pair = [Batches(paths, batch_tokens=BATCH, seq_len=SEQ, rank=r, world_size=2) for r in (0, 1)]
@@ -111,22 +111,22 @@ def test_a_state_goes_to_another_world_size(paths: list[Path]) -> None:
     assert equal([draw(batches, 1)[0] for batches in pair], draw(alone, 2))
 
 
-def test_closing_ends_prefetching_and_loses_nothing(paths: list[Path]) -> None:
-    batches, whole = (Batches(paths, batch_tokens=BATCH, seq_len=SEQ) for _ in range(2))
-    assert equal(draw(batches, 3) + draw(batches, 3), draw(whole, 6))
+def test_closing_ends_prefetching_and_skips_no_batch(paths: list[Path]) -> None:
+    batches, reference = (Batches(paths, batch_tokens=BATCH, seq_len=SEQ) for _ in range(2))
+    assert equal(draw(batches, 3) + draw(batches, 3), draw(reference, 6))
     batches.close()
 
 
-def test_an_epoch_shows_every_block_once_and_the_next_one_otherwise(paths: list[Path]) -> None:
+def test_an_epoch_reads_every_block_once_and_the_next_in_another_order(paths: list[Path]) -> None:
     blocks = 1003 // SEQ - 1
-    seen = torch.cat([x for x, _ in draw(Batches(paths, batch_tokens=BATCH, seq_len=SEQ, order="shuffled"), blocks)])
-    for epoch in (seen[:blocks], seen[blocks:]):
+    inputs = torch.cat([x for x, _ in draw(Batches(paths, batch_tokens=BATCH, seq_len=SEQ, order="shuffled"), blocks)])
+    for epoch in (inputs[:blocks], inputs[blocks:]):
         assert len(epoch.unique()) == blocks * SEQ
-    assert not torch.equal(seen[:blocks], seen[blocks:])
-    assert seen[0, 0] % SEQ != seen[blocks, 0] % SEQ  # another phase (for this seed)
+    assert not torch.equal(inputs[:blocks], inputs[blocks:])
+    assert inputs[0, 0] % SEQ != inputs[blocks, 0] % SEQ  # another offset (for this seed)
 
 
-def test_the_seed_decides_the_order(paths: list[Path]) -> None:
+def test_the_seed_determines_the_order(paths: list[Path]) -> None:
     one, same, other = (
         draw(Batches(paths, batch_tokens=BATCH, seq_len=SEQ, order="shuffled", seed=seed), 4) for seed in (0, 0, 1)
     )
@@ -135,7 +135,7 @@ def test_the_seed_decides_the_order(paths: list[Path]) -> None:
 
 
 def test_errors_of_the_thread_are_raised_by_next(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    batches, whole = (Batches(paths, batch_tokens=BATCH, seq_len=SEQ) for _ in range(2))
+    batches, reference = (Batches(paths, batch_tokens=BATCH, seq_len=SEQ) for _ in range(2))
     make = batches._make
 
     def fail_once(index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,33 +148,33 @@ def test_errors_of_the_thread_are_raised_by_next(paths: list[Path], monkeypatch:
     drawn = [batches.next() for _ in range(2)]
     with pytest.raises(OSError, match="the disk went away"):
         batches.next()
-    assert equal(drawn + draw(batches, 2), draw(whole, 4))  # and nothing was skipped
+    assert equal(drawn + draw(batches, 2), draw(reference, 4))  # no batch was skipped
 
 
-def test_batches_are_made_ahead_and_off_the_calling_thread(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_prefetched_in_another_thread(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(paths, batch_tokens=BATCH, seq_len=SEQ)
-    make, made, third = batches._make, [], threading.Event()
+    make, threads, third = batches._make, [], threading.Event()
 
-    def watched(index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        made.append(threading.current_thread().name)
-        if len(made) == 3:
+    def spy(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        threads.append(threading.current_thread().name)
+        if len(threads) == 3:
             third.set()
         return make(index)
 
-    monkeypatch.setattr(batches, "_make", watched)
+    monkeypatch.setattr(batches, "_make", spy)
     batches.next()
-    assert third.wait(10)  # two more than were asked for
-    assert set(made) == {"birdie-batches"}
+    assert third.wait(10)  # two more than were requested
+    assert set(threads) == {"birdie-batches"}
     batches.close()
 
 
-def test_a_loader_that_is_dropped_ends_its_thread(paths: list[Path]) -> None:
+def test_a_loader_that_is_garbage_collected_ends_its_thread(paths: list[Path]) -> None:
     batches = Batches(paths, batch_tokens=BATCH, seq_len=SEQ)
     batches.next()
     del batches  # the fixture looks for the thread
 
 
-def test_python_exits_cleanly_while_batches_are_made(paths: list[Path]) -> None:
+def test_python_exits_cleanly_while_prefetching(paths: list[Path]) -> None:
     script = (
         "import sys; from birdie.data.batches import Batches\n"
         f"batches = Batches(sys.argv[1:], batch_tokens={BATCH}, seq_len={SEQ}, order='shuffled')\n"
@@ -200,10 +200,10 @@ def test_settings_are_checked(paths: list[Path], changes: dict[str, object], mes
 
 
 def test_too_few_tokens_are_refused(paths: list[Path]) -> None:
-    with pytest.raises(DataError, match="hold 1,003 tokens, too few for a span of 1,004"):
+    with pytest.raises(DataError, match="1,003 tokens, too few for a chunk of 1,004"):
         Batches(paths, batch_tokens=8 * 1003, seq_len=1003)
     draw(Batches(paths, batch_tokens=8 * 1002, seq_len=1002), 2)
-    with pytest.raises(DataError, match="hold 1,003 tokens, too few to shuffle in blocks of 502"):
+    with pytest.raises(DataError, match="1,003 tokens, too few to shuffle in blocks of 502"):
         Batches(paths, batch_tokens=8 * 502, seq_len=502, order="shuffled")
     draw(Batches(paths, batch_tokens=8 * 501, seq_len=501, order="shuffled"), 9)
     with pytest.raises(DataError, match="no training shards"):
@@ -211,27 +211,27 @@ def test_too_few_tokens_are_refused(paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"spans": -2}, {"spans": 3}, {"spans": "2"}])
-def test_foreign_states_are_refused(paths: list[Path], state: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="does not fit 2 ranks"):
+def test_malformed_states_are_refused(paths: list[Path], state: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="2 ranks"):
         Batches(paths, batch_tokens=BATCH, seq_len=SEQ, world_size=2).load_state_dict(state)
 
 
 @EVERY_ORDER
-def test_a_loaded_state_has_its_first_batches_made(
+def test_loading_a_state_prefetches_the_first_batches(
     paths: list[Path], order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the first step after priming waits for nothing; the position is that of the state."""
+    """The first step after the warm-up then does not wait; the position stays that of the state."""
     batches = Batches(paths, batch_tokens=BATCH, seq_len=SEQ, order=order)
     state, (first, second, third) = batches.state_dict(), draw(batches, 3)
-    make, made = batches._make, []
-    monkeypatch.setattr(batches, "_make", lambda index: made.append(index) or make(index))
+    make, indices = batches._make, []
+    monkeypatch.setattr(batches, "_make", lambda index: indices.append(index) or make(index))
     batches.load_state_dict(state)
-    assert made[:2] == [0, 1]
+    assert indices[:2] == [0, 1]
     assert batches.state_dict() == state
     assert equal(draw(batches, 3), [first, second, third])
 
 
-def test_what_fails_ahead_is_raised_by_next_and_not_by_loading(
+def test_a_prefetching_failure_is_raised_by_next_and_not_by_loading(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: int) -> tuple[torch.Tensor, torch.Tensor]:

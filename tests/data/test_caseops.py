@@ -1,4 +1,4 @@
-"""CaseOps: any text comes back, and every rule is the technique's."""
+"""CaseOps: every text round-trips, and the rules are those of the challenge."""
 
 import re
 
@@ -10,11 +10,11 @@ from birdie.data.caseops import ALLCAPS, CAPNEXT, ESCAPE, OPERATOR_BYTES, OPERAT
 
 T, A, C, E = OPERATORS
 LETTERS = st.text(st.sampled_from("abcABCXYZ"), max_size=12)
-CROWDED = st.text(st.sampled_from([*"aAbBhHzZ .1\n\0", *OPERATORS, "É", "ß", "ſ", "K", "Ａ", "\u0331", "\u030c", "😀"]))
+DENSE = st.text(st.sampled_from([*"aAbBhHzZ .1\n\0", *OPERATORS, "É", "ß", "ſ", "K", "Ａ", "\u0331", "\u030c", "😀"]))
 
 
 def reference(text: str) -> str:
-    """The rules, run by run and letter by letter."""
+    """Return the encoding of `text` by the rules, run by run and letter by letter."""
 
     def run(match: re.Match[str]) -> str:
         letters = match[0]
@@ -26,18 +26,18 @@ def reference(text: str) -> str:
     return re.sub("[A-Za-z]+", run, re.sub("([\ue001-\ue004])", rf"{ESCAPE}\1", text))
 
 
-@given(st.text(st.characters()) | CROWDED | st.text(st.sampled_from(OPERATORS)))
-def test_any_text_comes_back(text: str) -> None:
+@given(st.text(st.characters()) | DENSE | st.text(st.sampled_from(OPERATORS)))
+def test_every_text_round_trips(text: str) -> None:
     assert decode(encode(text)) == text
 
 
 @given(st.lists(LETTERS | st.sampled_from([" ", "_", "É", "1", *OPERATORS])).map("".join))
-def test_the_rules_are_the_techniques(text: str) -> None:
+def test_the_rules_equal_the_reference(text: str) -> None:
     assert encode(text) == reference(text)
 
 
-@given(CROWDED)
-def test_a_capital_is_left_only_before_a_combining_mark(text: str) -> None:
+@given(DENSE)
+def test_a_capital_is_unchanged_only_before_a_combining_mark(text: str) -> None:
     assert not re.search("[A-Z](?![\u0300-\u036f])", encode(text))
 
 
@@ -58,14 +58,14 @@ def test_a_capital_is_left_only_before_a_combining_mark(text: str) -> None:
         (f"{T}a{E}{E}", f"{E}{T}a{E}{E}{E}{E}"),
     ],
 )
-def test_pinned(text: str, encoded: str) -> None:
+def test_pinned_encodings(text: str, encoded: str) -> None:
     assert encode(text) == encoded
     assert decode(encoded) == text
 
 
-@given(CROWDED)
-def test_what_is_no_encoding_decodes_too(text: str) -> None:
-    """As a model may write it; nothing but operators goes, and letters only change their case."""
+@given(DENSE)
+def test_text_that_is_no_encoding_decodes_too(text: str) -> None:
+    """A model may generate such text. Only operators disappear, and letters only change their case."""
     decoded = decode(text)
     assert len(decoded) <= len(text)
     kept = re.sub("[\ue001-\ue004]", "", text)
@@ -76,12 +76,12 @@ def test_operators_without_letters_are_dropped() -> None:
     assert decode(f"a{T} b{A}1{C}É{T}{T}c{E}") == "a b1ÉC"
 
 
-def test_operators_are_of_the_private_use_area_and_of_three_bytes() -> None:
+def test_operators_are_private_use_characters_of_three_bytes() -> None:
     assert [ord(operator) for operator in OPERATORS] == [0xE001, 0xE002, 0xE003, 0xE004]
     assert {len(operator.encode()) for operator in OPERATORS} == {OPERATOR_BYTES}
 
 
 @pytest.mark.parametrize("text", ["a" * 10**6, "A" * 10**6, "A" * 10**6 + "a", "aA" * 10**5, ESCAPE * 10**5])
 def test_long_runs_take_linear_time(text: str) -> None:
-    """A pattern that backtracked would not be done within the test's time."""
+    """A pattern with backtracking would exceed the time limit of the tests."""
     assert decode(encode(text)) == text

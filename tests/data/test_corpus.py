@@ -1,4 +1,4 @@
-"""Text sources: the same documents in the same order, a held-out part that never moves, and clear refusals."""
+"""Text sources: the same documents in the same order, and a held-out split that never changes."""
 
 import json
 import sysconfig
@@ -35,23 +35,23 @@ def test_the_standard_library_is_split_by_file_and_ordered() -> None:
     assert corpus == stdlib_corpus()
 
 
-def test_documents_in_both_splits_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+def test_documents_in_both_splits_are_counted_and_the_first_is_located(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "one", "b.jsonl": '{"text": "two"}\n\n{"text": "val"}\n', "c.txt": "val", "v.txt": "val"})
-    found = file_corpus([tmp_path / "[abc]*"], validation=[tmp_path / "v.txt"], documents="file").overlap()
-    assert found == Overlap(2, f"document 2 of {tmp_path / 'b.jsonl'}")
-    found = file_corpus([tmp_path / "c.txt"], validation=[tmp_path / "v.txt"], documents="file").overlap()
-    assert found == Overlap(1, str(tmp_path / "c.txt"))
+    overlap = file_corpus([tmp_path / "[abc]*"], validation=[tmp_path / "v.txt"], documents="file").overlap()
+    assert overlap == Overlap(2, f"document 2 of {tmp_path / 'b.jsonl'}")
+    overlap = file_corpus([tmp_path / "c.txt"], validation=[tmp_path / "v.txt"], documents="file").overlap()
+    assert overlap == Overlap(1, str(tmp_path / "c.txt"))
     assert file_corpus([tmp_path / "a.txt"], validation=[tmp_path / "v.txt"]).overlap() == Overlap()
 
 
-def test_copies_within_a_split_are_fine(tmp_path: Path) -> None:
+def test_copies_within_a_split_are_no_overlap(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "one\none\ntwo", "v.txt": "three\nthree"})
     corpus = file_corpus([tmp_path / "a.txt"], validation=[tmp_path / "v.txt"], documents="line")
     assert corpus.overlap() == Overlap()
     assert both(corpus) == (["one", "one", "two"], ["three", "three"])
 
 
-def test_a_split_by_document_has_copies_on_one_side(tmp_path: Path) -> None:
+def test_a_split_by_document_keeps_copies_in_one_split(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "\n".join(f"line {i % 50}" for i in range(500))})
     corpus = file_corpus([tmp_path / "a.txt"])
     train, held_out = both(corpus)
@@ -60,7 +60,7 @@ def test_a_split_by_document_has_copies_on_one_side(tmp_path: Path) -> None:
     assert corpus.overlap() == Overlap()
 
 
-def test_a_split_by_file_leaves_nothing_to_train_on_when_all_are_copies(tmp_path: Path) -> None:
+def test_a_split_by_file_of_identical_files_has_no_training_documents(tmp_path: Path) -> None:
     corpus = file_corpus([write(tmp_path, {f"{i}.txt": "the same" for i in range(30)})])
     assert corpus.overlap().documents == len(corpus.train_files) > 0
     with pytest.raises(DataError, match="no training documents"):
@@ -73,7 +73,7 @@ def test_a_document_of_the_standard_library_is_a_source_file() -> None:
 
 
 def test_the_held_out_files_are_pinned(tmp_path: Path) -> None:
-    """The split hashes names with SHA-256: these stay held out on every machine and Python."""
+    """The split hashes file names with SHA-256, so these are held out on every machine and Python."""
     write(tmp_path, {f"{i:02}.txt": f"text {i}" for i in range(40)})
     corpus = file_corpus([tmp_path], validation_fraction=0.1)
     numbers = [6, 8, 18, 20, 27, 39]
@@ -83,7 +83,7 @@ def test_the_held_out_files_are_pinned(tmp_path: Path) -> None:
     assert held_out == [f"text {i}" for i in numbers]
 
 
-def test_few_files_are_split_by_document_and_copies_stay_together(tmp_path: Path) -> None:
+def test_few_files_are_split_by_document_and_copies_are_in_one_split(tmp_path: Path) -> None:
     lines = [f"line {i % 50}" for i in range(200)]
     write(tmp_path, {"a.txt": "\n".join(lines)})
     train, held_out = both(file_corpus([tmp_path / "a.txt"], validation_fraction=0.2))
@@ -94,7 +94,7 @@ def test_few_files_are_split_by_document_and_copies_stay_together(tmp_path: Path
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.05, 1 - 1e-9])
 @pytest.mark.parametrize("count", [2, 3, 19, 20, 21])
-def test_however_few_files_both_sides_get_one(tmp_path: Path, count: int, fraction: float) -> None:
+def test_both_splits_have_a_document_however_few_files_there_are(tmp_path: Path, count: int, fraction: float) -> None:
     write(tmp_path, {f"{i}.txt": f"text {i}" for i in range(count)})
     train, held_out = both(file_corpus([tmp_path], validation_fraction=fraction))
     assert sorted(train + held_out) == sorted(f"text {i}" for i in range(count))
@@ -102,27 +102,33 @@ def test_however_few_files_both_sides_get_one(tmp_path: Path, count: int, fracti
     assert held_out
 
 
-def test_compiled_python_in_a_folder_is_no_text(tmp_path: Path) -> None:
+def test_compiled_python_files_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": "a = 1", "b.py": "b = 1", "__pycache__/a.pyc": b"\xff\x00"})
     for pattern in (tmp_path, tmp_path / "*"):
         assert len(file_corpus([pattern]).train_files) == 2
 
 
-def test_files_folders_and_globs_are_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_folders_and_globs_give_the_same_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"in/a.txt": "a", "in/sub/b.txt": "b", "in/.hidden": "no", "val.txt": "v"})
     monkeypatch.chdir(tmp_path)
-    ways: list[list[str | Path]] = [["in"], [tmp_path / "in"], ["in/**/*.txt"], ["in/a.txt", "in/sub/*"], ["in", "in"]]
-    for patterns in ways:
+    choices: list[list[str | Path]] = [
+        ["in"],
+        [tmp_path / "in"],
+        ["in/**/*.txt"],
+        ["in/a.txt", "in/sub/*"],
+        ["in", "in"],
+    ]
+    for patterns in choices:
         assert both(file_corpus(patterns, validation=["val.txt"], documents="file")) == (["a", "b"], ["v"])
 
 
-def test_a_name_with_brackets_is_found(tmp_path: Path) -> None:
+def test_a_file_name_with_brackets_is_not_a_glob(tmp_path: Path) -> None:
     write(tmp_path, {"a[1].txt": "a\nb\nc\nd"})
     train, held_out = both(file_corpus([tmp_path / "a[1].txt"], validation_fraction=0.5))
     assert sorted(train + held_out) == ["a", "b", "c", "d"]
 
 
-def test_what_a_document_is(tmp_path: Path) -> None:
+def test_a_document_is_a_file_a_line_or_a_json_line(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "one\r\n\n \ntwo\u2028still\n", "b.txt": "three\n", "c.jsonl": '{"text": "x\\ny"}\n\n'})
     val = [tmp_path / "b.txt"]
 
@@ -144,15 +150,15 @@ def test_validation_files_are_not_trained_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["{", "[]", '"text"', "{}", '{"text": 3}', '{"text": null}', '{"text": "\\ud800"}', "[" * 100_000]
 )
-def test_malformed_json_lines_are_named(tmp_path: Path, line: str) -> None:
+def test_malformed_json_lines_are_located(tmp_path: Path, line: str) -> None:
     write(tmp_path, {"a.jsonl": json.dumps({"text": "ok"}) + "\n" + line})
-    with pytest.raises(DataError, match=r"a.jsonl, line 2 is not a JSON object"):
+    with pytest.raises(DataError, match=r"a.jsonl, line 2"):
         both(file_corpus([tmp_path / "a.jsonl"]))
 
 
-def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_located(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": b"caf\xe9 \xff"})
-    with pytest.raises(DataError, match=r"a.txt is not UTF-8 text"):
+    with pytest.raises(DataError, match=r"a.txt is not UTF-8"):
         list(file_corpus([tmp_path / "a.txt"]).train())
 
 

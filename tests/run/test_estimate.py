@@ -28,7 +28,7 @@ from birdie.run.history import Entry
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.run.registry import find
-from birdie.runtime.distributed import Arriving, World
+from birdie.runtime.distributed import PendingTensor, World
 from birdie.score.bpb import ValidationSettings
 from birdie.train.loop import Step, fit
 from birdie.train.muon import newton_schulz
@@ -114,17 +114,17 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of float tensors that are summed over the ranks, on a rank whose peer adds nothing and updates nothing."""
     found: list[int] = []
 
-    def count(tensor: torch.Tensor) -> Arriving:
+    def count(tensor: torch.Tensor) -> PendingTensor:
         found.append(tensor.nbytes if tensor.is_floating_point() else 0)
-        return Arriving(None, lambda: tensor)
+        return PendingTensor(None, lambda: tensor)
 
-    def share(_world: World, tensor: torch.Tensor, _room: torch.Tensor) -> Arriving:
+    def share(_world: World, tensor: torch.Tensor, _room: torch.Tensor) -> PendingTensor:
         count(tensor)
-        return Arriving(None, lambda: tensor[: len(tensor) // 2].float())
+        return PendingTensor(None, lambda: tensor[: len(tensor) // 2].float())
 
     monkeypatch.setattr(World, "start_sum_", lambda _, tensor: count(tensor))
     monkeypatch.setattr(World, "start_reduce_scatter", share)
-    monkeypatch.setattr(World, "start_all_gather", lambda *arguments: Arriving(None, lambda: arguments[-1]))
+    monkeypatch.setattr(World, "start_all_gather", lambda *arguments: PendingTensor(None, lambda: arguments[-1]))
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the square of the norm
     for name in ("broadcast", "barrier"):
         monkeypatch.setattr(dist, name, lambda *_, **__: None)

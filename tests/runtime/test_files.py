@@ -1,4 +1,4 @@
-"""Writing: whole or not at all, and never over something that is not a file."""
+"""Atomic writes: a target has its old or its new content, and only regular files are replaced."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_as_a_unit(tmp_path: Path) -> None:
     target = tmp_path / "folder"
     for text in ("old", "new"):
         with files.atomic_folder(target) as folder:
@@ -38,9 +38,9 @@ def test_a_link_is_followed_and_special_files_are_refused(tmp_path: Path) -> Non
     assert (tmp_path / "real").read_bytes() == b"new"
     assert (tmp_path / "link").is_symlink()
     os.mkfifo(tmp_path / "pipe")
-    for wrong in (tmp_path / "pipe", tmp_path, Path(os.devnull)):
+    for target in (tmp_path / "pipe", tmp_path, Path(os.devnull)):
         with pytest.raises(OutputError, match="cannot write"):
-            files.write_bytes(wrong, b"x")
+            files.write_bytes(target, b"x")
 
 
 def test_permissions_follow_the_umask_in_any_thread(tmp_path: Path) -> None:
@@ -52,7 +52,21 @@ def test_permissions_follow_the_umask_in_any_thread(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~files.UMASK}
 
 
-@pytest.mark.parametrize("place", ["/proc/nowhere", os.devnull + "/below"])
-def test_a_place_that_cannot_be_written_is_found_out_first(place: str) -> None:
-    with pytest.raises(OutputError, match="choose another folder"):
-        files.require_writable(place)
+@pytest.mark.parametrize("folder", ["/proc/nowhere", os.devnull + "/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(folder: str) -> None:
+    with pytest.raises(OutputError, match=folder):
+        files.require_writable(folder)
+
+
+def test_a_trusted_file_is_one_that_only_this_user_can_write(tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    path.write_bytes(b"code")
+    path.chmod(0o600)
+    assert files.read_trusted(path) == b"code"
+    path.chmod(0o622)
+    with pytest.raises(PermissionError):
+        files.read_trusted(path)
+    path.chmod(0o600)
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match=str(tmp_path)):
+        files.read_trusted(path)

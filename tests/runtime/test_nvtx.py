@@ -1,4 +1,4 @@
-"""Ranges reach whoever looks, nest, and are nothing when nobody does or inside a compiled graph."""
+"""Ranges reach every receiver and nest; without a receiver, or inside a compiled graph, they do nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,26 +8,33 @@ import torch
 from torch.profiler import profile
 
 from birdie.runtime import nvtx as ranges
-from birdie.runtime.nvtx import attached, listening, move, on_gradient, recording, span
+from birdie.runtime.nvtx import (
+    next_range,
+    next_range_on_gradient,
+    nvtx_range,
+    profiler_attached,
+    profiling,
+    recording,
+)
 
 
-class Heard:
-    """What a recorder is told, one word for each begin and end."""
+class EventLog:
+    """A recorder that keeps one event for each begin (+) and end (-)."""
 
     def __init__(self) -> None:
-        self.words: list[str] = []
+        self.events: list[str] = []
         self.open: list[str] = []
 
     def begin(self, name: str) -> None:
         self.open.append(name)
-        self.words.append(f"+{name}")
+        self.events.append(f"+{name}")
 
     def end(self) -> None:
-        self.words.append(f"-{self.open.pop()}")
+        self.events.append(f"-{self.open.pop()}")
 
 
 @pytest.fixture(autouse=True)
-def _nobody_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_attached_profiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ranges.INJECTED:
         monkeypatch.delenv(name, raising=False)
     ranges._nvtx.cache_clear()
@@ -35,113 +42,113 @@ def _nobody_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ranges._nvtx.cache_clear()
 
 
-def test_nobody_looking_there_is_one_shared_nothing() -> None:
-    assert not listening()
-    assert span("a") is span("b")
-    with span("a"):
-        move("a/1")
+def test_without_a_profiler_all_ranges_are_one_shared_null_context() -> None:
+    assert not profiling()
+    assert nvtx_range("a") is nvtx_range("b")
+    with nvtx_range("a"):
+        next_range("a/1")
     assert not ranges._open
 
 
-def test_a_recorder_hears_spans_and_moves_in_order() -> None:
-    with recording(heard := Heard()):
-        with span("forward"):
-            move("forward/embedding")
-            with span("forward/embedding/table"):
+def test_a_recorder_receives_nested_and_sequential_ranges_in_order() -> None:
+    with recording(log := EventLog()):
+        with nvtx_range("forward"):
+            next_range("forward/embedding")
+            with nvtx_range("forward/embedding/table"):
                 pass
-            move("forward/head")
-        move("nowhere")
-        with span("backward"):
+            next_range("forward/head")
+        next_range("outside")
+        with nvtx_range("backward"):
             pass
-    with span("unheard"):
+    with nvtx_range("unrecorded"):
         pass
-    assert heard.words == [
+    assert log.events == [
         *("+forward", "+forward/embedding", "+forward/embedding/table", "-forward/embedding/table"),
         *("-forward/embedding", "+forward/head", "-forward/head", "-forward", "+backward", "-backward"),
     ]
 
 
-def test_an_error_ends_all_ranges_it_leaves() -> None:
+def test_an_error_closes_all_ranges_it_leaves() -> None:
     def fails() -> None:
-        with span("a"):
-            move("a/1")
+        with nvtx_range("a"):
+            next_range("a/1")
             raise KeyError
 
-    with recording(heard := Heard()), pytest.raises(KeyError):
+    with recording(log := EventLog()), pytest.raises(KeyError):
         fails()
-    assert heard.words == ["+a", "+a/1", "-a/1", "-a"]
+    assert log.events == ["+a", "+a/1", "-a/1", "-a"]
     assert not ranges._open
 
 
-def test_backward_moves_on_as_gradients_come_to_be() -> None:
+def test_backward_enters_the_next_range_when_a_gradient_is_computed() -> None:
     x = torch.ones(3, requires_grad=True)
     early = x * 2
     late = early * 3
-    on_gradient(early, "backward/early")
-    on_gradient(late, "backward/late")
-    on_gradient(torch.ones(3), "backward/never")
-    with recording(heard := Heard()), span("backward"):
+    next_range_on_gradient(early, "backward/early")
+    next_range_on_gradient(late, "backward/late")
+    next_range_on_gradient(torch.ones(3), "backward/never")
+    with recording(log := EventLog()), nvtx_range("backward"):
         late.sum().backward()
-    assert heard.words == [
+    assert log.events == [
         *("+backward", "+backward/late", "-backward/late", "+backward/early", "-backward/early", "-backward"),
     ]
 
 
-def test_torch_profilers_see_the_names() -> None:
-    with profile() as seen, span("optimizer"):
-        move("optimizer/adam")
+def test_torch_profiler_records_the_names() -> None:
+    with profile() as trace, nvtx_range("optimizer"):
+        next_range("optimizer/adam")
         torch.ones(3).sum()
-    assert {"optimizer", "optimizer/adam"} <= {event.name for event in seen.events()}
-    assert not listening()
+    assert {"optimizer", "optimizer/adam"} <= {event.name for event in trace.events()}
+    assert not profiling()
 
 
-def test_a_compiled_graph_stays_whole() -> None:
+def test_ranges_do_not_break_a_compiled_graph() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        with span("a"):
+        with nvtx_range("a"):
             y = x.sin()
-        move("b")
-        with span("b"):
+        next_range("b")
+        with nvtx_range("b"):
             return y + 1
 
     compiled = torch.compile(function, fullgraph=True, backend="eager")
-    with recording(heard := Heard()), span("around"):
-        assert torch.equal(compiled(torch.ones(2)), function_alone(torch.ones(2)))
-    assert heard.words == ["+around", "-around"]
+    with recording(log := EventLog()), nvtx_range("enclosing"):
+        assert torch.equal(compiled(torch.ones(2)), sine_plus_one(torch.ones(2)))
+    assert log.events == ["+enclosing", "-enclosing"]
     torch._dynamo.reset()
 
 
-def function_alone(x: torch.Tensor) -> torch.Tensor:
+def sine_plus_one(x: torch.Tensor) -> torch.Tensor:
     return x.sin() + 1
 
 
 @pytest.mark.parametrize("name", ranges.INJECTED)
-def test_an_injected_profiler_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not attached()
+def test_an_injected_profiler_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not profiler_attached()
     monkeypatch.setenv(name, "something")
-    assert attached()
-    assert listening() == torch.cuda.is_available()  # without CUDA there is no NVTX to write to
+    assert profiler_attached()
+    assert profiling() == torch.cuda.is_available()  # without CUDA there is no NVTX to write to
 
 
 class FakeNvtx:
-    """NVTX's calls, in words."""
+    """A stand-in for torch.cuda.nvtx that lists its calls."""
 
     def __init__(self) -> None:
-        self.words: list[str] = []
+        self.calls: list[str] = []
 
     def range_push(self, name: str) -> int:
-        self.words.append(f"push {name}")
+        self.calls.append(f"push {name}")
         return 0
 
     def range_pop(self) -> int:
-        self.words.append("pop")
+        self.calls.append("pop")
         return 0
 
     def range_start(self, name: str) -> str:
-        self.words.append(f"start {name}")
+        self.calls.append(f"start {name}")
         return name
 
     def range_end(self, name: str) -> None:
-        self.words.append(f"end {name}")
+        self.calls.append(f"end {name}")
 
 
 @contextmanager
@@ -154,11 +161,11 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvtx]:
     yield fake
 
 
-def test_nsight_gets_nvtx_ranges_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    with nvtx(monkeypatch) as fake, span("forward"):
-        move("forward/layer 0")
-        move("forward/layer 1")
-    assert fake.words == [
+def test_nsight_gets_nvtx_ranges_without_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nvtx(monkeypatch) as fake, nvtx_range("forward"):
+        next_range("forward/layer 0")
+        next_range("forward/layer 1")
+    assert fake.calls == [
         *("push forward", "start forward/layer 0", "end forward/layer 0"),
         *("start forward/layer 1", "end forward/layer 1", "pop"),
     ]

@@ -16,7 +16,7 @@ from birdie.errors import ConfigError, RuleError, WeightsError
 from birdie.golf.audit import probes
 from birdie.golf.audit.rules import CAUSAL
 from birdie.model.gpt import GPT
-from birdie.runtime.distributed import Claims, World
+from birdie.runtime.distributed import SharedCounter, World
 from birdie.score.adapt import learn
 from birdie.score.chunks import Adapted, Keeping
 from birdie.score.lora import DocumentLearner, LoraSettings
@@ -220,7 +220,7 @@ def test_our_own_audit_passes_documents_and_tells_what_phases_do(
 
 
 def test_claims_are_counted_without_ranks() -> None:
-    claims = Claims(World())
+    claims = SharedCounter(World())
     assert [claims.next() for _ in range(3)] == [0, 1, 2]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from birdie.data.batches import Batches, Order
+from birdie.data.batches import Batches
+from birdie.data.sampler import Order
 from birdie.data.shards import write_shard
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
@@ -220,7 +221,7 @@ if __name__ == "__main__":
 class Seeing(World):
     """Ranks of which one sees another checkpoint, or none."""
 
-    def gather(self, value: str) -> list[str]:
+    def all_gather_strings(self, value: str) -> list[str]:
         return [value, "none"]
 
 

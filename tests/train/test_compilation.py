@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.runtime import device
+from birdie.runtime import torch_compile
 from birdie.runtime.files import read_trusted
-from birdie.runtime.startup import Startup, process_seconds
 from birdie.train import compilation
 from birdie.train.compilation import (
     CompileCache,
@@ -249,18 +248,6 @@ def test_the_cache_is_written_by_one_rank_and_only_when_something_is_new(
     assert compiling.primed.line() == "1 graph compiled, 4 of 4 parts from a cache"
 
 
-def test_start_up_is_the_sum_of_its_parts() -> None:
-    startup = Startup()
-    for _ in range(2):
-        with startup.part("data"):
-            pass
-    assert startup.total == pytest.approx(sum(startup.seconds.values()))
-    assert startup.line().startswith("start-up: ")
-    assert "import" not in Startup().seconds  # of the process's first alone
-    age = process_seconds()
-    assert age is None or age > 0
-
-
 @pytest.mark.usefixtures("graphs_only")
 def test_what_has_many_sizes_has_a_graph_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only for the eight that torch allows, after which it runs the rest eagerly and keeps quiet."""
@@ -268,14 +255,14 @@ def test_what_has_many_sizes_has_a_graph_for_each(monkeypatch: pytest.MonkeyPatc
 
     def counts() -> tuple[int, int]:
         torch._dynamo.reset()
-        before, twice = compiled(), device.compile_or_eager(lambda x: 2 * x.sin(), told.append)
+        before, twice = compiled(), torch_compile.compile_or_eager(lambda x: 2 * x.sin(), told.append)
         for size in range(2, 14):
             twice(torch.zeros(size))
         found = compiled().since(before)
         return found.graphs, found.given_up
 
     assert counts() == (12, 0)
-    monkeypatch.setattr(device, "GRAPHS", 5)
+    monkeypatch.setattr(torch_compile, "RECOMPILE_LIMIT", 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graphs, given_up = counts()

@@ -14,7 +14,7 @@ from torch import nn
 
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime import nvtx as ranges
-from birdie.runtime.nvtx import recording, span
+from birdie.runtime.nvtx import nvtx_range, recording
 from birdie.train import profile as profiling
 from birdie.train.loop import Fit, fit
 from birdie.train.profile import Capture, Timeline, account, layers, profile
@@ -53,7 +53,7 @@ def test_parts_and_what_has_no_name_sum_to_the_step(steps: list[tuple[int, Tree]
 
     def play(name: str, ticks: int, within: Tree) -> None:
         nonlocal now
-        with span(name):
+        with nvtx_range(name):
             now += ticks
             own[name] = own.get(name, 0) + ticks
             for each in within:
@@ -64,7 +64,7 @@ def test_parts_and_what_has_no_name_sum_to_the_step(steps: list[tuple[int, Tree]
         for ticks, within in steps:
             play("step", ticks, within)
             now += outside
-            with span("validation"):
+            with nvtx_range("validation"):
                 now += outside
     found = account(seen.events())
     assert found.steps == len(steps)
@@ -195,7 +195,7 @@ def test_an_attached_profiler_gets_ten_steps_and_layers(monkeypatch: pytest.Monk
 def test_layers_are_told_apart_where_a_profiler_is_attached_and_nothing_is_compiled(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ranges.attached() is False
+    assert ranges.profiler_attached() is False
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     run = start(compile=compiled)

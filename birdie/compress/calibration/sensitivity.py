@@ -330,7 +330,7 @@ class _Watch(TorchFunctionMode):
 def _agreed(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
     """What any rank has seen: each must give zeros for what it has not, or sums would be taken of different things."""
     found: dict[str, list[list[int] | None]] = {}
-    for text in world.gather(json.dumps(shapes)):
+    for text in world.all_gather_strings(json.dumps(shapes)):
         for name, mine in json.loads(text).items():
             before = found.setdefault(name, [None] * len(mine))
             found[name] = [a if a is not None else b for a, b in zip(before, mine, strict=True)]

@@ -45,8 +45,8 @@ from birdie.compress.log_scales import (
 from birdie.compress.scheme import SCALES, SYMBOLS, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, underflows
-from birdie.runtime.kernels import njit
 from birdie.errors import ArtifactError, ConfigError
+from birdie.runtime.kernels import njit
 
 CLIP_QUANTILE = 0.9999984
 CLIP_SIGMAS = 12.85  # the records' constant for matrices

@@ -35,10 +35,10 @@ from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_w
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, real_matrix, real_rows, rows_columns
 from birdie.compress.viterbi import cost, quantize
-from birdie.runtime.kernels import njit
 from birdie.entropy.hints import Hints
 from birdie.entropy.trellis import STATES, chunk_rows, machine
 from birdie.errors import ArtifactError, ConfigError
+from birdie.runtime.kernels import njit
 
 ZERO_ROW_COLUMNS = 16  # columns from which on a row of zero symbols is a row of zeros
 RESOLUTIONS = (1, 2, 4, 8, 16)  # of the streams of scales, indices per octave

@@ -45,8 +45,8 @@ from birdie.compress.spectral import decoding
 from birdie.compress.spectral.tucker import Decomposition, tucker
 from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_rows, underflows
 from birdie.entropy import coder
-from birdie.runtime.kernels import njit
 from birdie.errors import ArtifactError, ConfigError
+from birdie.runtime.kernels import njit
 
 INNER = {**rotation.INNER, 4: trellis.DECODER, 9: decoding.DECODER}  # by their codes in the file
 CODES = {**rotation.CODES, "trellis": 4, "spectral": 9}

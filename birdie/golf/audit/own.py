@@ -20,8 +20,8 @@ from torch import Tensor
 
 from birdie.artifact.load import inspect, load
 from birdie.data.byte_accounting import Tokens
+from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.sidecar import byte_counts
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
 from birdie.golf.audit import rules

@@ -1,0 +1,99 @@
+"""Bits per byte saved by test-time training with SGD, and its cost: `python -m benchmarks.ttt_sgd`.
+
+    python -m benchmarks.ttt_sgd [--json] [--weights FILE] [--tokens 65536] [--context 512] [--stride 0] [--texts book]
+                                 [--sgd lr=0.03,epochs=1,chunk_tokens=2048,batch_seqs=1]…
+
+A challenge export of the shared data (BIRDIE_DATA) scores the head of each text without training, and once for each
+`--sgd`, where it trains on every chunk after the chunk was scored. Windows do not overlap, unless --stride is set.
+Settings were chosen on other texts (`benchmarks.shared_data.TUNING_TEXTS`). Cost is the time of scoring and training
+over the time of scoring alone in the same run.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.command import command_parser, errors_as_exit, report
+from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_texts
+from birdie.data.tokenizer import Tokenizer
+from birdie.model.gpt import GPT
+from birdie.score.adapt import SGDSettings
+from birdie.score.chunks import score_adapting
+from birdie.score.forward import score_windows
+from birdie.score.settings import parse_changes
+from birdie.score.tally import Tally
+from birdie.score.windows import blocks, sliding
+
+DEFAULT_SETTINGS = (
+    "lr=0.003,epochs=1,chunk_tokens=2048,batch_seqs=1",  # gains on texts by many authors
+    "lr=0.03,epochs=1,chunk_tokens=2048,batch_seqs=1",  # gains more on a book, loses on texts by many authors
+)
+_BATCH_TOKENS = 4096
+
+
+def main() -> None:
+    """Score without and with test-time training, and print the table."""
+    parser = command_parser(__doc__)
+    add_scoring_flags(parser, tokens=65_536, texts=TEXTS)
+    parser.add_argument("--stride", type=int, default=0, help="tokens between windows; 0: non-overlapping (default)")
+    parser.add_argument("--sgd", action="append", help="settings as NAME=VALUE,…; may be repeated")
+    options = parser.parse_args()
+    with errors_as_exit():
+        model, tokenizer, texts = scored_texts(options)
+        rows: list[dict[str, Any]] = []
+        for text, tokens in texts:
+            settings = options.sgd or DEFAULT_SETTINGS
+            rows.extend(rows_of(text, model, tokens, tokenizer, options.context, options.stride, settings))
+    report(rows, as_json=options.json)
+
+
+def rows_of(
+    text: str,
+    model: GPT,
+    tokens: Tokens,
+    tokenizer: Tokenizer,
+    context: int,
+    stride: int,
+    settings: Sequence[str],
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for the model alone, and one for each of `settings`."""
+    targets = len(tokens) - 1
+    windows = sliding(targets, context, stride) if stride else blocks(targets, context)
+    table, cpu = tokenizer.byte_table(model.config.vocab_size), torch.device("cpu")
+
+    def row(sgd: str, tally: Tally, score_s: float, adapt_s: float) -> dict[str, Any]:
+        score = tally.score(windows.scored, score_s + adapt_s)
+        return {
+            "text": text,
+            "stride": stride or context,
+            "sgd": sgd,
+            "tokens": score.tokens,
+            "bpb": score.bpb,
+            "saved": plain_bpb - score.bpb if sgd else 0.0,
+            "score_s": score_s,
+            "adapt_s": adapt_s,
+            "cost": score.seconds / score_s,
+        }
+
+    tally = Tally(tokens, table, tokenizer.bos_id)
+    plain_s = score_windows(model, tokens, windows, tally, batch_tokens=_BATCH_TOKENS, device=cpu)
+    plain_bpb = tally.score(windows.scored, plain_s).bpb
+    yield row("", tally, plain_s, 0.0)
+    for sgd in settings:
+        tally = Tally(tokens, table, tokenizer.bos_id)
+        result = score_adapting(
+            model,
+            tokens,
+            windows,
+            tally,
+            parse_changes(sgd, SGDSettings(), "sgd"),
+            length=context,
+            batch_tokens=_BATCH_TOKENS,
+            device=cpu,
+        )
+        yield row(sgd, tally, result.score_seconds, result.adapt_seconds)
+
+
+if __name__ == "__main__":
+    main()

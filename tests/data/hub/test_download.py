@@ -1,0 +1,530 @@
+"""Downloads from a hub: a file at its final path is the published file, whatever the server or the disk does."""
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.data.corpus import file_corpus
+from birdie.data.dataset import DatasetInfo, check_tokenizer, open_dataset
+from birdie.data.hub import download as download_module
+from birdie.data.hub import repository
+from birdie.data.hub.download import DownloadedDataset, Source, download
+from birdie.data.prepare import PreparedDataset, prepare
+from birdie.data.shards import HEADER_BYTES, write_shard
+from birdie.data.tokenizer import load_tokenizer
+from birdie.errors import BirdieError, ConfigError, DataError, OutputError
+from tests.data.hub.server import COMMIT, REPO, Fault, Hub, disconnect, send, status
+from tests.data.random_text import random_lines
+
+pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+
+ROOT = "datasets/"  # of the repository
+FOLDER = f"{ROOT}datasets/fineweb10B_sp400/"
+MODEL = f"{ROOT}tokenizers/fineweb_400_bpe.model"
+MANIFEST = f"{ROOT}manifest.json"
+
+
+def shard(number: int, split: str = "train") -> str:
+    return f"fineweb_{split}_{number:06d}.bin"
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreparedDataset]:
+    """Data sets that birdie prepares from 400 lines, by variant: four training shards, one validation shard."""
+    root = tmp_path_factory.mktemp("published")
+    text = root / "text.txt"
+    text.write_text(random_lines(400), encoding="utf-8")
+    corpus = file_corpus([text], validation_fraction=0.1)
+    datasets = {}
+    for name, tokenizer, size in (("sp400", 400, 6_000), ("byte260", "bytes", 30_000)):
+        *_, last = prepare(corpus, tokenizer, root / "data", shard_tokens=size)  # type: ignore[arg-type]
+        assert isinstance(last, PreparedDataset)
+        datasets[name] = last
+    return datasets
+
+
+@pytest.fixture
+def hub(prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub with these data sets in the challenge's layout; without the user's token and cache."""
+    constants = "huggingface_hub.constants"
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(f"{constants}.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # noqa: ARG005
+    server = Hub()
+    datasets, tokenizers = [], []
+    for name, result in prepared.items():
+        for path in sorted(result.folder.glob("*.bin")):
+            server.files[f"{ROOT}datasets/fineweb10B_{name}/{path.name}"] = path.read_bytes()
+        stats = {"files_train": len(list(result.folder.glob("*_train_*.bin"))), "files_val": 1}
+        entry = {"name": f"fineweb10B_{name}", "tokenizer_name": name}
+        datasets.append({**entry, "stats": {**stats, "tokens_val": result.info.val.tokens}})
+        tokenizers.append({"name": name, "model_path": MODEL.removeprefix(ROOT)} if name == "sp400" else {"name": name})
+    server.files[MODEL] = Path(prepared["sp400"].tokenizer).read_bytes()
+    server.files[MANIFEST] = json.dumps({"datasets": datasets, "tokenizers": tokenizers}).encode()
+    server.files["README.md"] = b"shards"
+    yield server
+    import huggingface_hub
+
+    huggingface_hub.close_session()
+    server.close()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def get(hub: Hub, data: Path, train_shards: int = 2, variant: str = "sp400", **settings: Any) -> DownloadedDataset:
+    return download(variant, train_shards, data, source=Source(REPO, endpoint=hub.endpoint), **settings)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def change_manifest(hub: Hub, **stats: object) -> None:
+    manifest = json.loads(hub.files[MANIFEST])
+    manifest["datasets"][0]["stats"] |= stats
+    hub.files[MANIFEST] = json.dumps(manifest).encode()
+
+
+@pytest.mark.parametrize("variant", ["sp400", "byte260"])
+def test_a_complete_download_equals_what_prepare_published(
+    hub: Hub, data: Path, prepared: dict[str, PreparedDataset], variant: str
+) -> None:
+    """The shards have the same bytes, dataset.json the same totals, and the tokenizer passes the check."""
+    published = prepared[variant]
+    result = get(hub, data, len(list(published.folder.glob("*_train_*.bin"))), variant)
+    for path in published.folder.glob("*.bin"):
+        assert (result.folder / path.name).read_bytes() == path.read_bytes()
+    splits = {split: replace(totals, source_bytes=totals.bytes) for split, totals in totals_of(published.info)}
+    assert result.info == replace(published.info, corpus=f"{REPO}@{COMMIT[:12]}", **splits)
+    dataset = open_dataset(result.folder)
+    assert dataset.info == result.info
+    assert check_tokenizer(dataset, load_tokenizer(result.tokenizer)) == []
+    model = {"tokenizers/fineweb_400_bpe.model"} if variant == "sp400" else set()
+    names = {f"datasets/fineweb10B_{variant}/{path.name}" for path in published.folder.iterdir()}
+    assert set(files(data)) == names | model
+    assert result.notes == ()
+    assert result.commit == COMMIT
+
+
+def totals_of(info: DatasetInfo) -> list[tuple[str, Any]]:
+    return [("train", info.train), ("val", info.val)]
+
+
+def test_the_same_call_again_requests_the_listing_and_downloads_nothing(hub: Hub, data: Path) -> None:
+    first, snapshot = get(hub, data), files(data)
+    hub.requests.clear()
+    second = get(hub, data)
+    assert hub.downloads() == [MANIFEST]
+    assert files(data) == snapshot
+    assert (second.downloaded, second.bytes, second.info) == ((), 0, first.info)
+    assert second.kept == (shard(0, "val"), shard(0), shard(1))
+
+
+def test_added_shards_are_counted_as_if_downloaded_together(hub: Hub, data: Path, tmp_path: Path) -> None:
+    get(hub, data, 1)
+    hub.requests.clear()
+    more = get(hub, data, 4)
+    assert [path.removeprefix(FOLDER) for path in hub.downloads(FOLDER)] == [shard(1), shard(2), shard(3)]
+    assert more.info == get(hub, tmp_path / "at-once", 4).info
+    assert get(hub, data, 1).info == more.info, "shards that already exist are counted"
+
+
+def test_validation_alone_can_be_downloaded(hub: Hub, data: Path) -> None:
+    result = get(hub, data, 0)
+    assert open_dataset(result.folder, splits=("val",)).val_tokens == result.info.val.tokens > 0
+    assert result.info.train.tokens == 0
+
+
+def test_an_interrupted_transfer_resumes_where_it_broke(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1_000
+    )  # default 10 MB; an incomplete chunk is lost
+    hub.faults[FOLDER + shard(0)] = [disconnect(5_000)]
+    get(hub, data)
+    headers_sent = [headers for method, path, headers in hub.requests if method == "GET" and path == FOLDER + shard(0)]
+    assert [headers.get("Range") for headers in headers_sent] == [None, "bytes=5000-"]
+    assert (data / "datasets/fineweb10B_sp400" / shard(0)).read_bytes() == hub.files[FOLDER + shard(0)]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+@pytest.mark.parametrize("name", [shard(0), shard(1), shard(0, "val")])
+def test_only_missing_and_damaged_files_are_downloaded_again(hub: Hub, data: Path, damage: str, name: str) -> None:
+    result, snapshot = get(hub, data), files(data)
+    path = result.folder / name
+    content = bytearray(path.read_bytes())
+    content[3_000] ^= 1
+    path.write_bytes(content if damage == "flip" else content[:-100])
+    if damage == "delete":
+        path.unlink()
+    hub.requests.clear()
+    repaired = get(hub, data)
+    assert hub.downloads(FOLDER) == [FOLDER + name]
+    assert (repaired.downloaded, repaired.info) == ((name,), result.info)
+    assert files(data) == snapshot
+
+
+def test_existing_shards_without_a_dataset_json_are_adopted(hub: Hub, data: Path) -> None:
+    """The challenge's own download script writes no dataset.json."""
+    result = get(hub, data)
+    for text in (None, "{"):
+        (result.folder / "dataset.json").unlink()
+        if text is not None:
+            (result.folder / "dataset.json").write_text(text)
+        adopted = get(hub, data)
+        assert (adopted.downloaded, adopted.info) == ((), result.info)
+        assert DatasetInfo.read(result.folder) == result.info
+
+
+def test_ctrl_c_leaves_complete_shards_and_a_data_set_that_works(hub: Hub, data: Path) -> None:
+    sizes = [len(hub.files[FOLDER + name]) for name in (shard(0, "val"), shard(0))]
+
+    def stop(stage: str, done: int, total: int) -> None:  # noqa: ARG001
+        if stage == "download" and done > sum(sizes):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(hub, data, 3, report=stop)
+    folder = data / "datasets/fineweb10B_sp400"
+    assert {path.name for path in folder.iterdir()} == {"dataset.json", shard(0, "val"), shard(0)}
+    assert open_dataset(folder).train_tokens == (sizes[1] - HEADER_BYTES) // 2
+    hub.requests.clear()
+    get(hub, data, 3)
+    assert hub.downloads(FOLDER) == [FOLDER + shard(1), FOLDER + shard(2)]
+
+
+def test_a_file_with_a_wrong_checksum_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
+    path = FOLDER + shard(1)
+    wrong = hub.files[path][:-2] + b"\0\0"
+    hub.faults[path] = [send(wrong), send(wrong)]
+    with pytest.raises(DataError, match=r"fineweb_train_000001\.bin of golf/shards .* twice"):
+        get(hub, data)
+    folder = data / "datasets/fineweb10B_sp400"
+    assert {path.name for path in folder.iterdir()} == {"dataset.json", shard(0, "val"), shard(0)}
+    hub.faults[path] = [send(wrong)]
+    assert get(hub, data).downloaded == (shard(1),), "after one wrong checksum the file is requested again"
+
+
+def test_a_truncated_published_shard_never_reaches_its_final_path(hub: Hub, data: Path) -> None:
+    """Its checksum is right: it was truncated before it was published."""
+    hub.files[FOLDER + shard(0)] = hub.files[FOLDER + shard(0)][:-200]
+    with pytest.raises(DataError, match="damaged"):
+        get(hub, data)
+    assert not list(data.rglob("*_train_*"))
+
+
+def test_the_manifest_is_downloaded_anew_in_each_call(hub: Hub, data: Path) -> None:
+    change_manifest(hub, files_train=1)
+    assert any("further ones are ignored" in note for note in get(hub, data, 1).notes)
+    with pytest.raises(ConfigError, match="1 training shards in golf/shards, not 2"):
+        get(hub, data, 2)
+    change_manifest(hub, files_train=4)
+    assert get(hub, data, 2).downloaded == (shard(1),)
+
+
+def test_without_a_manifest_the_file_names_decide(hub: Hub, data: Path) -> None:
+    del hub.files[MANIFEST]
+    result = get(hub, data, 4)
+    assert result.notes == ("manifest.json: the repository has none, so the file names decide",)
+    assert result.info.train.documents > 0
+
+
+def test_a_validation_split_that_differs_from_the_manifest_is_refused(hub: Hub, data: Path) -> None:
+    change_manifest(hub, tokens_val=7)
+    with pytest.raises(DataError, match="counts 7 validation tokens"):
+        get(hub, data)
+    assert not list(data.rglob("*.bin"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        (status(404, X_Error_Code="RepoNotFound"), DataError, "check --repo"),
+        (status(401), DataError, "HF_TOKEN"),
+        (status(403, X_Error_Code="GatedRepo"), DataError, "is gated"),
+        (status(403), DataError, "HF_TOKEN"),
+        (status(418), DataError, "418"),
+        (status(503), DataError, "503 in 4 attempts"),
+        (send(b"<html>Log in to this network"), DataError, "check the connection"),
+        (send(b'{"id": "x/y"}'), DataError, "names no commit"),
+    ],
+)
+def test_a_refused_request_is_one_clear_sentence(
+    hub: Hub, data: Path, fault: Fault, kind: type[BirdieError], message: str
+) -> None:
+    hub.faults["api"] = [fault] * 4
+    with pytest.raises(kind, match=f"{REPO} at {hub.endpoint}.*{message}") as caught:
+        get(hub, data)
+    assert "\n" not in str(caught.value)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("fault", [status(403), status(500), disconnect(10), status(416)])
+def test_a_failed_transfer_is_one_clear_sentence(hub: Hub, data: Path, fault: Fault) -> None:
+    hub.faults[FOLDER + shard(1)] = [fault] * 100
+    with pytest.raises(DataError, match=r"fineweb_train_000001\.bin of golf/shards") as caught:
+        get(hub, data)
+    assert "\n" not in str(caught.value)
+    assert not list(data.rglob("*.part")), "no partial file is left"
+    assert len(open_dataset(data / "datasets/fineweb10B_sp400").train) == 1
+
+
+@pytest.mark.parametrize("path", ["api", MANIFEST, MODEL, FOLDER + shard(0)])
+def test_transient_server_errors_are_retried(hub: Hub, data: Path, path: str) -> None:
+    hub.faults[path] = [status(500), status(503), status(429)]
+    assert len(get(hub, data).downloaded) == 4
+
+
+def test_an_unreachable_server_is_one_clear_sentence(data: Path, hub: Hub) -> None:
+    source = Source(REPO, endpoint="http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"ConnectError.*check the connection"):
+        download("sp400", 1, data, source=source)
+    assert not hub.requests
+
+
+def test_unknown_repositories_revisions_and_variants_are_refused(hub: Hub, data: Path) -> None:
+    with pytest.raises(ConfigError, match="check --repo"):
+        download("sp400", 1, data, source=Source("a/b/c", endpoint=hub.endpoint))
+    with pytest.raises(DataError, match="check --revision"):
+        download("sp400", 1, data, source=Source(REPO, "v9", endpoint=hub.endpoint))
+    with pytest.raises(DataError, match=r"sp512; it has byte260 \(in datasets/\), sp400 \(in datasets/\)"):
+        get(hub, data, variant="sp512")
+    with pytest.raises(ConfigError, match="train_shards=-1"):
+        get(hub, data, -1)
+    assert not data.exists()
+
+
+def test_offline_mode_is_named_in_the_error(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    huggingface_hub.close_session()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
+        get(hub, data)
+
+
+def test_the_token_is_sent_to_the_hub_and_not_to_the_storage_host(
+    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    get(hub, data)
+    by_host: dict[str, set[str]] = {}
+    for _, _, headers in hub.requests:
+        lower = {name.lower(): value for name, value in headers.items()}
+        by_host.setdefault(f"http://{lower['host']}", set()).add(lower.get("authorization", "").rpartition(" ")[2])
+    assert by_host == {hub.endpoint: {"hf_secret"}, hub.storage: {""}}
+
+
+def test_a_path_that_leads_out_of_the_repository_is_refused(hub: Hub, data: Path) -> None:
+    manifest = json.loads(hub.files[MANIFEST])
+    manifest["tokenizers"][0]["model_path"] = "../../x"
+    hub.files[MANIFEST] = json.dumps(manifest).encode()
+    with pytest.raises(DataError, match=r"'\.\./\.\./x'"):
+        get(hub, data)
+    hub.edit_listing = lambda answer: answer["siblings"][0].update(rfilename=f"../datasets/fineweb10B_sp400/{shard(0)}")
+    with pytest.raises(DataError, match="leads out of it"):
+        get(hub, data)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("size", [1 << 50, -1, "7", None, 10.0])
+@pytest.mark.parametrize("path", [MANIFEST, MODEL, FOLDER + shard(0)])
+def test_an_impossible_listed_size_is_refused_before_the_download(
+    hub: Hub, data: Path, size: object, path: str
+) -> None:
+    def claim(answer: dict[str, Any]) -> None:
+        next(entry for entry in answer["siblings"] if entry["rfilename"] == path)["size"] = size
+
+    hub.edit_listing = claim
+    with pytest.raises(DataError, match="nothing was downloaded"):
+        get(hub, data)
+    assert set(hub.downloads()) <= {MANIFEST}
+    assert not data.exists()
+
+
+def test_a_server_that_sends_without_end_is_stopped(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    monkeypatch.setattr(repository, "_BLOCK", 1 << 16)
+    hub.faults[FOLDER + shard(0)] = [send(hub.files[FOLDER + shard(0)] * 100)]
+    with pytest.raises(DataError, match=r"sends more of .*fineweb_train_000000\.bin than the"):
+        get(hub, data)
+    assert not list(data.rglob("*_train_*"))
+
+
+def test_a_full_disk_is_reported_before_the_download(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))  # noqa: ARG005
+    with pytest.raises(OutputError, match=r"1,000,000 free.* --train-shards"):
+        get(hub, data)
+    assert hub.downloads() == [MANIFEST]
+
+
+def test_a_disk_that_fills_up_keeps_complete_files(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    real = huggingface_hub.hf_hub_download
+
+    def full(repo: str, name: str, **settings: Any) -> object:
+        if name.endswith(shard(1)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(repo, name, **settings)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    with pytest.raises(OutputError, match=r"fineweb_train_000001\.bin of golf/shards: no space left on device"):
+        get(hub, data)
+    folder = data / "datasets/fineweb10B_sp400"
+    assert {path.name for path in folder.iterdir()} == {"dataset.json", shard(0, "val"), shard(0)}
+
+
+@pytest.mark.parametrize("name", [shard(0), shard(0, "val"), shard(77)])
+def test_shards_of_another_data_set_are_never_replaced(hub: Hub, data: Path, name: str) -> None:
+    path = data / "datasets/fineweb10B_sp400" / name
+    path.parent.mkdir(parents=True)
+    write_shard(path, np.arange(9))
+    snapshot = files(data)
+    with pytest.raises(OutputError, match="choose another root, or move it away"):
+        get(hub, data)
+    assert files(data) == snapshot
+    path.write_bytes(path.read_bytes()[:-1])  # a partial shard may be replaced
+    if name != shard(77):
+        assert len(get(hub, data).downloaded) == 4
+
+
+def test_data_prepared_from_text_is_never_replaced(hub: Hub, data: Path, prepared: dict[str, PreparedDataset]) -> None:
+    shutil.copytree(prepared["sp400"].folder.parents[1], data)
+    snapshot = files(data)
+    with pytest.raises(OutputError, match="has data of"):
+        get(hub, data)
+    assert files(data) == snapshot
+
+
+def test_another_tokenizer_is_never_replaced(hub: Hub, data: Path) -> None:
+    model = data / "tokenizers/fineweb_400_bpe.model"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"another")
+    with pytest.raises(OutputError, match="differs from the tokenizer of golf/shards"):
+        get(hub, data)
+    assert model.read_bytes() == b"another"
+
+
+def test_a_tokenizer_that_does_not_match_the_shards_is_refused(hub: Hub, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "other.txt"
+    text.write_text(random_lines(300, seed=1), encoding="utf-8")
+    corpus = file_corpus([text], validation_fraction=0.1)
+    right = hub.files[MODEL]
+    for size, message in ((300, "has 300 pieces"), (400, "are reproduced when sp400")):
+        *_, other = prepare(corpus, size, tmp_path / "other")
+        assert isinstance(other, PreparedDataset)
+        hub.files[MODEL] = Path(other.tokenizer).read_bytes()
+        with pytest.raises(DataError, match=message):
+            get(hub, data)
+        shutil.rmtree(data)
+    hub.files[MODEL] = right
+    tokens = np.full(3_000, 400)
+    write_shard(tmp_path / "large.bin", tokens)
+    hub.files[FOLDER + shard(1)] = (tmp_path / "large.bin").read_bytes()
+    with pytest.raises(DataError, match="token id 400, but sp400 has 400 ids"):
+        get(hub, data)
+
+
+def test_a_byte_table_that_is_wrong_for_the_text_is_refused(
+    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = download_module.check_bytes
+    monkeypatch.setattr(download_module, "check_bytes", lambda *arguments: replace(check(*arguments), table_bytes=1))
+    with pytest.raises(DataError, match="the byte table of sp400 counts 1 bytes"):
+        get(hub, data)
+    assert not list(data.rglob("*.bin"))
+
+
+@pytest.mark.parametrize("block", [1, 7, 1_000, 1 << 20])
+def test_totals_do_not_depend_on_the_block_size(
+    prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    published = prepared["sp400"]
+    tokens = open_dataset(published.folder).validation_tokens()
+    tokenizer = load_tokenizer(published.tokenizer)
+    monkeypatch.setattr(download_module, "_BLOCK_TOKENS", block)
+    counter = download_module._TotalsCounter(tokenizer)
+    for part in np.array_split(tokens, 3):
+        counter.add(part, repository.RemoteFile("x", 1, ""))
+    table = tokenizer.byte_table()
+    assert counter.totals.bytes == int(table.count(tokens[:-1], tokens[1:]).sum())
+    assert (counter.totals.tokens, counter.totals.documents) == (len(tokens), int((tokens == tokenizer.bos_id).sum()))
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *tokens: object) -> tuple[int, dict[str, Any], str]:
+    code = run(build_app, ["prepare", *map(str, tokens), "--json"])
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    return code, json.loads(out), err
+
+
+def test_the_command_downloads_and_reports(hub: Hub, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--variant", "sp400", "--train-shards", 2, "--repo", REPO, "--endpoint", hub.endpoint, "-o", data]
+    change_manifest(hub, files_train=3)
+    code, answer, err = run_command(capsys, "hub", *flags)
+    assert code == 0
+    assert answer["fetched"] == ["fineweb_400_bpe.model", shard(0, "val"), shard(0), shard(1)]
+    assert (answer["commit"], answer["kept"]) == (COMMIT, [])
+    assert answer["train"]["tokens"] == open_dataset(answer["folder"]).train_tokens
+    assert "downloading: " in err
+    assert "note: the manifest counts 3" in err
+    assert run(build_app, ["prepare", "hub", *map(str, flags)]) == 0
+    assert "downloaded: 0 files, 0 bytes; 3 existed" in capsys.readouterr().out
+
+
+def test_ctrl_c_says_that_the_same_command_continues(
+    hub: Hub, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download_module, "download", interrupted)
+    code, answer, err = run_command(capsys, "hub", "--endpoint", hub.endpoint, "-o", data)
+    assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
+    assert "run the same command again" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["stdlib", "--variant", "sp400"], "--variant is for birdie prepare hub"),
+        (["hub", "more.txt", "--train-shards", "1"], "--train-shards is for birdie prepare hub"),
+        (["hub", "--vocab-size", "400"], "choose with --variant"),
+        (["hub", "--variant", "gpt2"], "variant 'gpt2' is unknown"),
+    ],
+)
+def test_flags_that_exclude_each_other_are_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    code, answer, _ = run_command(capsys, *flags)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert message in answer["error"]["message"]
+
+
+def test_without_the_library_the_command_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    code, answer, _ = run_command(capsys, "hub", "-o", data)
+    assert (code, answer["error"]["message"]) == (1, repository.MISSING)
+    assert "pip install 'birdie[hub]'" in repository.MISSING
+    assert not data.exists()

@@ -1,0 +1,48 @@
+"""The process group: an inconsistent environment is one clear sentence, and one rank needs no group."""
+
+import pytest
+import torch
+
+from birdie.errors import ConfigError
+from birdie.runtime.distributed import SharedCounter, World, process_group, world_from_environment
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0"}, "only RANK is set"),
+        ({"WORLD_SIZE": "2"}, "only WORLD_SIZE is set"),
+        ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK is 'zero'"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE is ''"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2 of WORLD_SIZE 2"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK 0 of WORLD_SIZE 0"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "cannot join"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "cannot join"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "cannot join"),
+    ],
+)
+def test_an_environment_that_describes_no_ranks_is_refused(
+    environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message), process_group(CPU):
+        pass
+
+
+def test_without_torchrun_there_is_one_rank_and_collectives_return_their_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    world = world_from_environment()
+    assert world == World()
+    assert world.any(True, CPU)
+    assert not world.any(False, CPU)
+    assert world.broadcast_string("value") == "value"
+    assert world.all_gather_strings("value") == ["value"]
+    assert world.start_all_gather(part := torch.ones(2), torch.zeros(2)).wait() is part
+    counter = SharedCounter(world)
+    assert [counter.next() for _ in range(3)] == [0, 1, 2]
