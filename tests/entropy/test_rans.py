@@ -28,7 +28,7 @@ class Case:
 
     @property
     def paired(self) -> bool:
-        """Whether every class has a second table, for odd states."""
+        """True if every class has a second table, for odd states."""
         return abs(self.states) > 1
 
     @property
