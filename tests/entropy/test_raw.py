@@ -1,0 +1,65 @@
+"""Coders without a model take as many bytes as the format says, no more, and refuse every other number of bytes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+
+from birdie.entropy import raw
+from birdie.errors import ArtifactError
+from tests.reference import decoder as reference
+
+Integers = NDArray[np.integer]
+INT8, UINT8, INT32 = (np.dtype(kind) for kind in (np.int8, np.uint8, np.int32))
+VALUES = st.integers(-(2**31), 2**31 - 1)
+ANY = arrays.arrays(np.int64, arrays.array_shapes(min_dims=2, max_dims=2, max_side=20), elements=VALUES)
+
+
+@given(VALUES)
+def test_a_constant_takes_the_fewest_bytes_that_hold_it(value: int) -> None:
+    payload = raw.encode_constant(value)
+    assert (raw.decode_constant(payload, 3, 4, INT32, 1) == np.full((3, 4), value)).all()
+    if payload:
+        shorter = 8 * (len(payload) - 1)
+        assert shorter == 0 or not -(1 << shorter - 1) <= value < 1 << shorter - 1
+    else:
+        assert value == 0
+    sign = b"\xff" if value < 0 else b"\0"
+    with pytest.raises(ArtifactError, match=str(len(payload) + 1)):
+        raw.decode_constant(payload + sign, 3, 4, INT32, 1)
+
+
+@given(ANY, st.sampled_from([1 << 20, 64]))
+def test_packed_values_come_back_and_take_the_bits_of_their_range(values: Integers, block: int) -> None:
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(raw, "_BLOCK", block)
+        payload = raw.encode_packed(values, low, high)
+        assert (raw.decode_packed(payload, *values.shape, INT32, 1) == values).all()
+    assert reference.decode_plain(2, payload, *values.shape) == values.tolist()
+    assert len(payload) == 5 + -(-values.size * (high - low).bit_length() // 8)
+    for damaged in (payload[:-1], payload + b"\0", b"\0" + payload[1:], payload[:4]):
+        with pytest.raises(ArtifactError, match=f"{len(damaged):,}"):
+            raw.decode_packed(damaged, *values.shape, INT32, 1)
+
+
+def test_bytes_are_the_values_and_must_be_as_many() -> None:
+    payload = bytes(range(100, 220))
+    assert raw.decode_bytes(payload, 10, 12, UINT8, 1).tobytes() == payload
+    for length in (119, 121):
+        with pytest.raises(ArtifactError, match=str(length)):
+            raw.decode_bytes(bytes(length), 10, 12, UINT8, 1)
+
+
+def test_values_beyond_the_dtype_are_refused() -> None:
+    for decode, payload in (
+        (raw.decode_bytes, bytes([1, 128])),
+        (raw.decode_constant, raw.encode_constant(128)),
+        (raw.decode_packed, raw.encode_packed(np.array([[1, 128]]), 1, 128)),
+    ):
+        with pytest.raises(ArtifactError, match=r"128\b.*int8"):
+            decode(payload, 1, 2, INT8, 1)
