@@ -75,26 +75,26 @@ SOTA_PEAK = 42_701  # MiB: 41.7 GiB (#1855)
 
 
 def parts(recipe: Recipe, ranks: int) -> list[Values]:
-    """Milliseconds a step at the peak for products and attention, micro-steps, and of the link; by looping or not."""
+    """Milliseconds a step at the peak for products and attention, micro-steps, and of the link; by depth recurrence."""
     found = []
-    for looping in (False, True) if recipe.model.num_loops else (False,):
-        each = load(recipe, ranks, torch.bfloat16, looping=looping)
-        products = each.micro_steps * each.work.matrix_flops + each.update_flops
-        attention = each.micro_steps * each.work.attention_flops
+    for recurrence in (False, True) if recipe.model.num_loops else (False,):
+        each = load(recipe, ranks, torch.bfloat16, depth_recurrence=recurrence)
+        products = each.micro_steps * each.cost.matrix_flops + each.update_flops
+        attention = each.micro_steps * each.cost.attention_flops
         known = 1e3 * each.sent_bytes / h100(ranks).link
         found.append(np.array([1e3 * products / PEAK, 1e3 * attention / PEAK, each.micro_steps, known]))
     return found
 
 
 def mean_ms(recipe: Recipe, of: Sequence[Values], constants: Values) -> float:
-    """Of a step over a run that loops from its share of the time on."""
+    """Mean milliseconds of a step of a run, with depth recurrence from its fraction of the time on."""
     times = [float(each[:3] @ constants + each[3]) for each in of]
     begin = recipe.model.enable_looping_at
     return times[0] if len(times) == 1 else 1 / (begin / times[0] + (1 - begin) / times[1])
 
 
 def fitted(runs: Sequence[tuple[Recipe, list[Values], float]]) -> Values:
-    """Least squares of the relative error, none of the three constants below zero; a looping run by its mean step."""
+    """Least squares of the relative error, none of the three constants below zero; a run counts by its mean step."""
     constants = np.array([2.2, 4.0, 20.0])
     for _ in range(8):  # how many steps of a run loop depends a little on the constants
         rows, targets = [], []
@@ -176,10 +176,10 @@ def peaks() -> list[Row]:
     every = [*runs, ("sota", find("sota").recipe(), SOTA_PEAK)]
     kept, targets, rows = [], [], []
     for name, recipe, mib in every:
-        of = load(recipe, 8, torch.bfloat16, looping=True)
+        of = load(recipe, 8, torch.bfloat16, depth_recurrence=True)
         found, recorded = memory(recipe, of, h100(8)), mib * 2**20
         copy = 4 * recipe.train.train_batch_tokens // recipe.train.accumulation * recipe.model.vocab_size
-        kept.append(np.array([of.work.kept_bytes - 2 * copy, copy]) / recorded)
+        kept.append(np.array([of.cost.kept_bytes - 2 * copy, copy]) / recorded)
         targets.append(1 - (found.total - found.activations - found.logits) / recorded)
         error = 100 * (found.total / recorded - 1)
         rows.append({"run": name, "recorded_MB": recorded / 1e6, "estimate_MB": found.total / 1e6, "error_%": error})

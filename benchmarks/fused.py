@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.report import report
-from birdie.model.fused import Way, capped_loss, way_for
+from birdie.model.fused_loss import LossBackend, capped_loss, choose_backend
 from birdie.runtime.device import choose_device, synchronize
 
 SHAPES = ((1024, 1024, 96), (4096, 1024, 256), (2048, 4096, 192), (16_384, 1024, 256), (2048, 8192, 192))
@@ -35,7 +35,7 @@ def inputs(shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, T
     return hidden, weight, torch.randint(width, (rows,), generator=generator).to(device)
 
 
-def passed(way: Way, hidden: Tensor, weight: Tensor, targets: Tensor) -> Pass:
+def passed(way: LossBackend, hidden: Tensor, weight: Tensor, targets: Tensor) -> Pass:
     """Loss and both gradients."""
     dtype = torch.bfloat16 if hidden.is_cuda else torch.float32
     logits = F.linear(hidden.to(dtype), weight.to(dtype))
@@ -47,7 +47,7 @@ def passed(way: Way, hidden: Tensor, weight: Tensor, targets: Tensor) -> Pass:
     return loss.detach(), one, other
 
 
-def grown(way: Way, shape: tuple[int, int, int]) -> float:
+def grown(way: LossBackend, shape: tuple[int, int, int]) -> float:
     """By how many MB the peak of this process rose in one pass; for a new process of its own."""
     torch.set_num_threads(1)
     passed(way, *inputs((8, 8, 8), torch.device("cpu")))
@@ -57,7 +57,7 @@ def grown(way: Way, shape: tuple[int, int, int]) -> float:
     return (_status("VmHWM") - before) * 1024 / 1e6
 
 
-def peak(way: Way, shape: tuple[int, int, int], device: torch.device) -> float | None:
+def peak(way: LossBackend, shape: tuple[int, int, int], device: torch.device) -> float | None:
     """By how many MB memory grows in one pass; None where that is not known."""
     if device.type == "cuda":
         made = inputs(shape, device)
@@ -79,9 +79,9 @@ def _status(name: str) -> int:
 def rows_of(shape: tuple[int, int, int], turns: int, device: torch.device) -> list[dict[str, Any]]:
     """Eager and fused."""
     made = inputs(shape, device)
-    clock = time.perf_counter if device.type == "cuda" else time.process_time  # others may be at work on this CPU
-    ways: list[Way] = ["eager", way_for(device, compiled=False)]
-    run: dict[Way, Callable[[], Pass]] = {way: lambda way=way: passed(way, *made) for way in ways}  # type: ignore[misc]
+    clock = time.perf_counter if device.type == "cuda" else time.process_time  # other processes may be using this CPU
+    ways: list[LossBackend] = ["eager", choose_backend(device, compiled=False)]
+    run: dict[LossBackend, Callable[[], Pass]] = {way: lambda way=way: passed(way, *made) for way in ways}  # type: ignore[misc]
     results = {way: work() for way, work in run.items()}
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(turns):

@@ -28,9 +28,8 @@ from benchmarks.report import report
 from benchmarks.train import CONFIG, OPTIMIZERS
 from birdie.model.gpt import GPT
 from birdie.runtime.distributed import World
-from birdie.train.loop import Fit, fit
+from birdie.train.loop import Fit, Step, fit
 from birdie.train.settings import TrainSettings
-from birdie.train.step import Step
 
 SPANS = 4
 LEAST = 3  # turns
@@ -94,7 +93,7 @@ def turns(world: World, long: int, short: int, seconds: float, seed: int) -> dic
     for name, lengths in mixtures(long, short, world.size).items():
         settings, busy = dataclasses.replace(whole, mixed_seq_lens=lengths), Busy()
         torch.manual_seed(seed)
-        going = fit(GPT(CONFIG), Random(settings, seed), settings, OPTIMIZERS, world=world, prepared=[busy])
+        going = fit(GPT(CONFIG), Random(settings, seed), settings, OPTIMIZERS, world=world, hooks=[busy])
         runs[name] = going, iter(going), busy
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     end = time.perf_counter() + seconds

@@ -35,9 +35,9 @@ from birdie.runtime import nvtx as ranges
 from birdie.runtime.device import choose_device, synchronize
 from birdie.runtime.distributed import World
 from birdie.train import muon as muon_module
-from birdie.train.banks import banked
+from birdie.train.banks import make_banks
 from birdie.train.muon import Muon, newton_schulz
-from birdie.train.parallel import ParallelMuon
+from birdie.train.parallel_muon import ParallelMuon
 
 LAYERS, DIM, KV_DIM, HIDDEN = 11, 512, 256, 1536
 RATE, MOMENTUM, DTYPE = 0.02, 0.95, torch.bfloat16
@@ -77,7 +77,7 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 
 def of_banks(members: dict[str, nn.Parameter], world: World | None = None) -> tuple[ParallelMuon, Turn]:
     gradients = {name: p.grad for name, p in members.items()}
-    banks = banked(members)
+    banks = make_banks(members)
     for bank in banks:
         for name, slot in bank.split(bank.gradient):
             given = gradients[name]
@@ -259,8 +259,8 @@ def as_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: 
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size, timeout=wait)
     world = World(rank, size, rank)
-    shared = banked(matrices(seed, device))
-    whole = [bank.parameter for bank in banked(matrices(seed, device))]
+    shared = make_banks(matrices(seed, device))
+    whole = [bank.parameter for bank in make_banks(matrices(seed, device))]
     for p, bank in zip(whole, shared, strict=True):
         assert p.grad is not None
         p.grad.copy_(torch.randn_like(p, generator=None))
@@ -271,7 +271,7 @@ def as_rank(rank: int, size: int, folder: str, seconds: float, seed: int, kind: 
         parallel.start()
         parallel.finish()
 
-    owned = [share.own[rank] for share in parallel.shares]
+    owned = [sharding.ranges[rank] for sharding in parallel.shardings]
     turns = {
         "replicated": replicated(Muon(whole, RATE, momentum=MOMENTUM, dtype=DTYPE), whole, world),
         "parallel": update,

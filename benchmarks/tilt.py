@@ -24,7 +24,7 @@ from birdie.compress.state import fill
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.model.gpt import GPT
-from birdie.model.shape import config_of
+from birdie.model.infer_config import infer_config
 from birdie.score.ngram import Hints, TiltSettings, hints
 from birdie.score.tally import LN2
 from birdie.score.tilt import tilt
@@ -76,7 +76,7 @@ def main() -> None:
 def exported(path: Path) -> GPT:
     """The GPT in a challenge export, in float32."""
     state = read_state_dict(path)
-    model = GPT(config_of(state))
+    model = GPT(infer_config(state))
     fill(model, state, str(path))
     model.compute_dtype = torch.float32
     return model.eval()
@@ -98,7 +98,7 @@ def log_probabilities(model: GPT, tokens: Stream, context: int, stride: int) -> 
     for batch in sliding(targets, context, stride).batches(_AT_ONCE):
         ids = np.stack([tokens[a:b] for a, b in zip(batch.begins, batch.stops, strict=True)]).astype(np.int64)
         scored = int(batch.stops[0] - batch.firsts[0])
-        logp = torch.log_softmax(model(torch.from_numpy(ids), tail=scored).float(), dim=-1)
+        logp = torch.log_softmax(model(torch.from_numpy(ids), last_n=scored).float(), dim=-1)
         for row, first in enumerate(batch.firsts):
             found[first : first + scored] = logp[row].numpy()
     return found

@@ -1,4 +1,4 @@
-"""The shape of a GPT read off its weights, for checkpoints that come without settings."""
+"""Settings of a GPT inferred from its weights, for checkpoints without settings."""
 
 import re
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from birdie.model.config import GPTConfig
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 
 
-def config_of(state: Mapping[str, Tensor]) -> GPTConfig:
-    """The settings that give a GPT tensors of these names and shapes; what shapes do not tell is the default.
+def infer_config(state: Mapping[str, Tensor]) -> GPTConfig:
+    """Return the settings of a GPT with tensors of these names and shapes; what shapes do not show is the default.
 
     Raises:
-        WeightsError: they are not the tensors of a GPT.
+        WeightsError: these are not the tensors of a GPT.
     """
     try:
         embedding, gain = state["tok_emb.weight"], state["blocks.0.attn.q_gain"]
-        (vocabulary, dim), (heads,) = embedding.shape, gain.shape
+        (vocab_size, dim), (heads,) = embedding.shape, gain.shape
         return GPTConfig(
-            vocab_size=vocabulary,
-            num_layers=1 + max(int(found[1]) for name in state if (found := _BLOCK.match(name))),
+            vocab_size=vocab_size,
+            num_layers=1 + max(int(match[1]) for name in state if (match := _BLOCK.match(name))),
             model_dim=dim,
             num_heads=heads,
             num_kv_heads=state["blocks.0.attn.c_k.weight"].shape[0] // (dim // heads),
@@ -30,7 +30,7 @@ def config_of(state: Mapping[str, Tensor]) -> GPTConfig:
             tie_embeddings="lm_head.weight" not in state,
         )
     except (KeyError, ValueError, ZeroDivisionError, IndexError, ConfigError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise WeightsError(
-            f"these are not the weights of the challenge's GPT ({what}); give one of its exports"
+            f"these are not the weights of the challenge's GPT ({reason}); use one of its exports"
         ) from error

@@ -1,10 +1,11 @@
-"""Which optimizer owns which parameter, and the pair of optimizers, Muon over banks and AdamW, as one.
+"""Optimizer groups, and the pair of optimizers, Muon for matrices and AdamW for all else, as one.
 
-Ownership goes by name and number of dimensions, and every trainable parameter must be claimed by exactly one group: a
-parameter that no optimizer holds is frozen without a word, which has cost whole runs.
+A model declares the group of each parameter (`parameter_groups`); of any other module, matrices go to Muon, embeddings
+and the rest to AdamW. Every trainable parameter must be in exactly one group: a parameter without an optimizer stays at
+its initial value without any message, which has cost whole runs.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,18 +17,13 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.device import DtypeName
 from birdie.runtime.distributed import World
 from birdie.runtime.nvtx import nvtx_range
-from birdie.train.banks import banked
+from birdie.train.banks import make_banks
 from birdie.train.muon import Coefficients
-from birdie.train.parallel import ParallelMuon, Reduction
+from birdie.train.parallel_muon import ParallelMuon, Reduction
+from birdie.train.protocols import DeclaresGroups
 
-# vectors of gains, and the matrices that are pairs of such vectors: Adam's, whatever their number of dimensions
-CONTROLS = (
-    *("attn_scale", "mlp_scale", "resid_mix", "q_gain", "value_mix", "head_gate"),  # of a block
-    *("skip_weights", "skip_gates", "lane_keeps", "lane_writes", "softcaps"),
-    *("bigram.scale", "smear.gate", "smear.amount", "value_embed.scale", "value_embed.layer_scales"),
-)
-TABLES = ("tok_emb.weight", "bigram.embed.weight", "value_embed.embed.weight")
-PROJECTIONS = ("embed_proj.weight", "bigram.proj.weight", "value_embed.proj.weight")
+GROUPS = ("matrices", "embedding", "head", "scalars")
+"""Matrices are Muon's; the others are AdamW's, each with a learning rate and a weight decay of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +34,17 @@ class OptimizerSettings:
         ConfigError: a value is out of range.
     """
 
-    matrix_lr: Annotated[float, Parameter(env_var="MATRIX_LR", help="Muon's rate for the blocks' matrices.")] = 0.04
-    tied_embed_lr: Annotated[float, Parameter(env_var="TIED_EMBED_LR", help="Rate of a tied embedding.")] = 0.05
-    embed_lr: Annotated[float, Parameter(env_var="EMBED_LR", help="Rate of an untied embedding.")] = 0.6
-    head_lr: Annotated[float, Parameter(env_var="HEAD_LR", help="Rate of an untied output head.")] = 0.008
-    scalar_lr: Annotated[float, Parameter(env_var="SCALAR_LR", help="Rate of gains, scales and skip weights.")] = 0.04
+    matrix_lr: Annotated[
+        float, Parameter(env_var="MATRIX_LR", help="Muon's learning rate for the matrices of the blocks.")
+    ] = 0.04
+    tied_embed_lr: Annotated[float, Parameter(env_var="TIED_EMBED_LR", help="Learning rate of a tied embedding.")] = (
+        0.05
+    )
+    embed_lr: Annotated[float, Parameter(env_var="EMBED_LR", help="Learning rate of an untied embedding.")] = 0.6
+    head_lr: Annotated[float, Parameter(env_var="HEAD_LR", help="Learning rate of an untied output head.")] = 0.008
+    scalar_lr: Annotated[
+        float, Parameter(env_var="SCALAR_LR", help="Learning rate of gains, scales and skip weights.")
+    ] = 0.04
     muon_momentum: Annotated[float, Parameter(env_var="MUON_MOMENTUM", help="Muon's momentum after warm-up.")] = 0.95
     muon_momentum_warmup_start: Annotated[
         float, Parameter(env_var="MUON_MOMENTUM_WARMUP_START", help="Muon's momentum at the first step.")
@@ -52,26 +54,29 @@ class OptimizerSettings:
     ] = 500
     muon_backend_steps: Annotated[int, Parameter(env_var="MUON_BACKEND_STEPS", help="Newton–Schulz iterations.")] = 5
     muon_coefficients: Annotated[
-        Coefficients, Parameter(help="Of the Newton–Schulz polynomials: classic, or polar_express (another each step).")
+        Coefficients,
+        Parameter(help="Coefficients of the Newton–Schulz polynomials: classic, or polar_express (others each step)."),
     ] = "classic"
     muon_row_normalize: Annotated[
-        bool, Parameter(env_var="MUON_ROW_NORMALIZE", help="Rows are brought to norm 1 before (MuonEq-R).")
+        bool, Parameter(env_var="MUON_ROW_NORMALIZE", help="Normalize rows before Newton–Schulz (MuonEq-R).")
     ] = False
-    muon_nesterov: Annotated[bool, Parameter(help="Muon looks ahead by the gradient.")] = True
+    muon_nesterov: Annotated[bool, Parameter(help="Muon uses Nesterov momentum.")] = True
     muon_beta2: Annotated[
-        float, Parameter(env_var="MUON_BETA2", help="Decay of each row's mean square after it (NorMuon); 0: none.")
+        float,
+        Parameter(env_var="MUON_BETA2", help="Decay of each row's mean square after Newton–Schulz (NorMuon); 0: none."),
     ] = 0.0
     muon_weight_decay: Annotated[
-        float, Parameter(env_var="MUON_WD", help="Decoupled weight decay of the matrices, times their rate.")
+        float, Parameter(env_var="MUON_WD", help="Decoupled weight decay of the matrices, times their learning rate.")
     ] = 0.0
     adam_weight_decay: Annotated[
-        float, Parameter(env_var="ADAM_WD", help="Decoupled weight decay of all else, times its rate.")
+        float, Parameter(env_var="ADAM_WD", help="Decoupled weight decay of all else, times its learning rate.")
     ] = 0.0
     embed_weight_decay: Annotated[
-        float | None, Parameter(env_var="EMBED_WD", help="The same of the embeddings; default: as all else.")
+        float | None,
+        Parameter(env_var="EMBED_WD", help="The same for the embeddings; default: adam_weight_decay."),
     ] = None
     decay_full: Annotated[
-        float, Parameter(help="Share of the run before which weight decay is whole; 1: to the end.")
+        float, Parameter(help="Fraction of the run up to which weight decay is at its full value; 1: to the end.")
     ] = 1.0
     decay_final: Annotated[float, Parameter(help="Factor on weight decay at the end, if it falls before.")] = 0.5
     newton_schulz_dtype: Annotated[
@@ -81,7 +86,7 @@ class OptimizerSettings:
     beta2: Annotated[float, Parameter(env_var="BETA2", help="Adam's decay of the mean squared gradient.")] = 0.95
     adam_eps: Annotated[float, Parameter(env_var="ADAM_EPS", help="Adam's ε.")] = 1e-8
     grad_clip_norm: Annotated[
-        float, Parameter(env_var="GRAD_CLIP_NORM", help="Largest norm of the whole gradient; 0: no limit.")
+        float, Parameter(env_var="GRAD_CLIP_NORM", help="Largest norm of the gradient of all parameters; 0: no limit.")
     ] = 0.0
 
     def __post_init__(self) -> None:
@@ -90,7 +95,7 @@ class OptimizerSettings:
         for name in (*rates, *decays, "adam_eps", "grad_clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a number of at least 0")
+                raise ConfigError(f"{name} is {value}; it must be a finite number of at least 0")
         for name in ("muon_momentum", "muon_momentum_warmup_start", "muon_beta2", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
@@ -99,75 +104,77 @@ class OptimizerSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         for name in ("decay_full", "decay_final"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is a fraction, from 0 to 1")
         if self.muon_coefficients not in ("classic", "polar_express"):
             raise ConfigError(f"muon_coefficients is {self.muon_coefficients!r}; choose classic or polar_express")
 
 
-def _is_control(name: str) -> bool:
-    return name in CONTROLS or (name.startswith("blocks.") and name.rpartition(".")[2] in CONTROLS)
-
-
-RULES: Mapping[str, Callable[[str, nn.Parameter], bool]] = {
-    "matrices": lambda name, p: (
-        name in PROJECTIONS or (name.startswith("blocks.") and p.ndim == 2 and not _is_control(name))
-    ),
-    "embedding": lambda name, _: name in TABLES,
-    "head": lambda name, _: name == "lm_head.weight",
-    "scalars": lambda name, p: _is_control(name) or (name.startswith("blocks.") and p.ndim < 2),
-}
-
-SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
-    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), lambda own: own),
-    "row_square": lambda own: torch.Size((*own[:-1], 1)),
+STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
+    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), lambda shape: shape),
+    "row_square": lambda shape: torch.Size((*shape[:-1], 1)),
     "step": lambda _: torch.Size(()),
 }
-"""The shape of a parameter's state by the shape of the parameter."""
+"""Shape of each tensor of a parameter's optimizer state, as a function of the shape of the parameter."""
 
 Groups = dict[str, dict[str, nn.Parameter]]
+"""Parameters by group and name."""
 
 
-def split_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> Groups:
-    """Trainable parameters by group and name; groups without members are left out.
+def split_parameters(model: nn.Module) -> Groups:
+    """Return the trainable parameters of `model` by group and name; groups without members are left out.
 
     Raises:
-        ConfigError: no group, or more than one, claims a parameter.
+        ConfigError: a parameter is in no group, or in one that the optimizers do not know.
     """
-    groups: Groups = {group: {} for group in RULES}
-    for name, p in named:
+    declared = model.parameter_groups() if isinstance(model, DeclaresGroups) else _default_groups(model)
+    groups: Groups = {group: {} for group in GROUPS}
+    for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        claims = [group for group, rule in RULES.items() if rule(name, p)]
-        if len(claims) != 1:
-            owners = " and ".join(claims) or "none"
+        group = declared.get(name)
+        if group not in groups:
+            where = "none" if group is None else f"the unknown group {group!r}"
             raise ConfigError(
-                f"parameter {name!r} of shape {tuple(p.shape)} must be in exactly one optimizer group, but is in "
-                f"{owners}; name it so that one rule of birdie.train.groups claims it, or freeze it"
+                f"parameter {name!r} of shape {tuple(p.shape)} must be in exactly one optimizer group "
+                f"({', '.join(GROUPS)}), but is in {where}; declare its group where the module is defined, or freeze it"
             )
-        groups[claims[0]][name] = p
+        groups[group][name] = p
     return {group: members for group, members in groups.items() if members}
 
 
+def _default_groups(model: nn.Module) -> dict[str, str]:
+    """Return groups for a model that declares none: embeddings, other matrices, and everything else."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+
+    def group(p: nn.Parameter) -> str:
+        if id(p) in embeddings:
+            return "embedding"
+        return "matrices" if p.ndim == 2 else "scalars"
+
+    return {name: group(p) for name, p in model.named_parameters()}
+
+
 class Optimizers:
-    """Muon for the matrices, AdamW for all else, with one schedule over both.
+    """Muon for the matrices and AdamW for all else, with one schedule for both.
 
     Attributes:
         groups: the parameters by group and name.
         rates: learning rate of each group before the schedule.
-        parameters: all of them, in one fixed order.
-        banks: what the matrices have become.
+        decays: weight decay of each group before the schedule.
+        parameters: all parameters, in a fixed order.
+        banks: that hold the matrices.
     """
 
     def __init__(
         self,
-        named: Iterable[tuple[str, nn.Parameter]],
+        model: nn.Module,
         settings: OptimizerSettings,
         *,
         newton_schulz_dtype: torch.dtype,
         world: World,
     ) -> None:
         self.world = world
-        self.groups = split_parameters(named)
+        self.groups = split_parameters(model)
         embed_lr = settings.embed_lr if "head" in self.groups else settings.tied_embed_lr
         rates = {
             "matrices": settings.matrix_lr,
@@ -185,7 +192,7 @@ class Optimizers:
         self.rates = {group: rates[group] for group in self.groups}
         self.decays = {group: decays[group] for group in self.groups}
         self.parameters = [p for members in self.groups.values() for p in members.values()]
-        self.banks = banked(self.groups.get("matrices", {}))
+        self.banks = make_banks(self.groups.get("matrices", {}))
         self._limit = settings.grad_clip_norm
         self._muon: ParallelMuon | None = None
         if self.banks:
@@ -200,14 +207,14 @@ class Optimizers:
                 row_normalize=settings.muon_row_normalize,
                 beta2=settings.muon_beta2,
             )
-        self._others = {name: p for g, members in self.groups.items() if g != "matrices" for name, p in members.items()}
+        adam_groups = {group: members for group, members in self.groups.items() if group != "matrices"}
+        self._adam_parameters = {name: p for members in adam_groups.values() for name, p in members.items()}
         self._adam: torch.optim.AdamW | None = None
-        if self._others:
+        if adam_groups:
             self._adam = torch.optim.AdamW(
                 [
-                    {"params": list(members.values()), "lr": self.rates[g], "name": g}
-                    for g, members in self.groups.items()
-                    if g != "matrices"
+                    {"params": list(members.values()), "lr": self.rates[group], "name": group}
+                    for group, members in adam_groups.items()
                 ],
                 betas=(settings.beta1, settings.beta2),
                 eps=settings.adam_eps,
@@ -224,43 +231,46 @@ class Optimizers:
         decay_multiplier: float = 1.0,
         check: Callable[[float, float], None] = lambda _loss, _norm: None,
     ) -> tuple[float, float]:
-        """One update of every parameter from the ranks' gradients, whose sum is the gradient.
+        """Update every parameter once, from the gradient that is the sum of the ranks' gradients.
 
-        Clipping comes after the reduction, so that it does not depend on the number of ranks; it must then have all of
-        the gradient before the first momentum, which costs some of the overlap.
+        Clipping comes after the reduction, so that it does not depend on the number of ranks. It needs the complete
+        gradient before the first momentum update, which gives up some overlap of communication and computation.
 
         Args:
-            loss: this rank's part of it, 0-d.
-            lr_multiplier: factor on all rates.
+            loss: this rank's share of the loss, 0-d.
+            lr_multiplier: factor on all learning rates.
             momentum: of Muon.
             decay_multiplier: factor on all weight decays.
-            check: gets (loss, norm) before any weight changes, and may raise.
+            check: called with (loss, gradient norm) before any weight changes; may raise.
 
         Returns:
-            The loss, and the norm of the whole gradient before clipping.
+            The loss, and the norm of the gradient of all parameters before clipping.
         """
-        self._set(lr_multiplier, momentum, decay_multiplier)
-        read: list[tuple[float, float]] = []
-        reduction = Reduction(self._muon, self._others.values(), loss, self.world)
+        self._schedule(lr_multiplier, momentum, decay_multiplier)
+        totals: list[tuple[float, float]] = []
+        reduction = Reduction(self._muon, self._adam_parameters.values(), loss, self.world)
 
-        def rest() -> None:
-            if not read:
-                read.append(reduction.read(self._limit))
-                check(*read[0])
+        def read_and_check() -> None:
+            totals.append(reduction.read(self._limit))
+            check(*totals[0])
+
+        def update_others() -> None:
+            if not totals:
+                read_and_check()
             if self._adam is not None:
                 with nvtx_range("optimizer/adam"):
                     self._adam.step()
 
-        if self._limit:  # the factor is needed first
-            read.append(reduction.read(self._limit))
-            check(*read[0])
+        if self._limit:  # the clipping factor is needed before Muon begins
+            read_and_check()
         if self._muon is None:
-            rest()
+            update_others()
         else:
-            self._muon.finish(meanwhile=rest)
-        return read[0]
+            self._muon.finish(meanwhile=update_others)
+        return totals[0]
 
-    def _set(self, lr_multiplier: float, momentum: float, decay_multiplier: float) -> None:
+    def _schedule(self, lr_multiplier: float, momentum: float, decay_multiplier: float) -> None:
+        """Set learning rates, momentum and weight decays of the next step."""
         adam = [] if self._adam is None else self._adam.param_groups
         muon = [] if self._muon is None else [self._muon.settings]
         for name, group in [*((group["name"], group) for group in adam), *(("matrices", group) for group in muon)]:
@@ -273,11 +283,11 @@ class Optimizers:
         """Drop all gradients."""
         for bank in self.banks:
             bank.zero_grad()
-        for p in self._others.values():
+        for p in self._adam_parameters.values():
             p.grad = None
 
     def full_state(self) -> dict[str, Tensor]:
-        """Copies of all state by "parameter/tensor", Muon's gathered from the ranks. Every rank must call it."""
+        """Return copies of all state by "parameter/tensor", Muon's gathered from all ranks. Every rank must call it."""
         state = self._adam_state()
         if self._muon is not None:
             for name, key, value in self._muon.full_state():
@@ -285,10 +295,10 @@ class Optimizers:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Replace all state by `state` (of `full_state`, of any number of ranks).
+        """Replace all state by `state`, which `full_state` returned on any number of ranks.
 
         Raises:
-            WeightsError: a tensor belongs to no parameter here or has another shape.
+            WeightsError: a tensor belongs to no parameter of this model, or has another shape.
         """
         parameters = {name: p for members in self.groups.values() for name, p in members.items()}
         for key, value in state.items():
@@ -296,13 +306,14 @@ class Optimizers:
             p = parameters.get(name)
             if p is None:
                 raise WeightsError(
-                    f"optimizer tensor {key!r} has no parameter here; resume with the model that was saved"
+                    f"optimizer tensor {key!r} belongs to no parameter of this model; resume with the model that was "
+                    "saved"
                 )
-            fits = SHAPES[entry](p.shape) if entry in SHAPES else value.shape
-            if value.shape != fits:
+            expected = STATE_SHAPES[entry](p.shape) if entry in STATE_SHAPES else value.shape
+            if value.shape != expected:
                 raise WeightsError(
-                    f"optimizer tensor {key!r} has shape {tuple(value.shape)}, but its parameter of "
-                    f"{tuple(p.shape)} wants {tuple(fits)}; resume with the model that was saved"
+                    f"optimizer tensor {key!r} has shape {tuple(value.shape)}, but a parameter of shape "
+                    f"{tuple(p.shape)} needs {tuple(expected)}; resume with the model that was saved"
                 )
         if self._muon is not None:
             self._muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
@@ -310,13 +321,15 @@ class Optimizers:
             self._adam.state.clear()
             for key, value in state.items():
                 name, _, entry = key.rpartition("/")
-                if name in self._others:
-                    p = self._others[name]
+                if name in self._adam_parameters:
+                    p = self._adam_parameters[name]
                     self._adam.state[p][entry] = value.to(p.device).clone()
 
     def _adam_state(self) -> dict[str, Tensor]:
+        if self._adam is None:
+            return {}
         return {
             f"{name}/{key}": value.detach().clone()
-            for name, p in self._others.items()
-            for key, value in (self._adam.state.get(p, {}) if self._adam is not None else {}).items()
+            for name, p in self._adam_parameters.items()
+            for key, value in self._adam.state.get(p, {}).items()
         }
