@@ -1,9 +1,9 @@
 """The benchmark of mixed lengths: mixtures are what their names say, and all have as many tokens."""
 
 import pytest
+from birdie.train.lengths import differ_in_a_rank
 
 from benchmarks.lengths import SPANS, measure, mixtures
-from birdie.train.lengths import differ_in_a_rank
 from birdie.train.settings import TrainSettings
 
 

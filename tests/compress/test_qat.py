@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from birdie.train.groups import OptimizerSettings
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -20,7 +21,6 @@ from birdie.compress.schemes.ternary import Ternary
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import Recipe, load_recipe
-from birdie.train.groups import OptimizerSettings
 from birdie.train.loop import Fit, fit
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from birdie.model.work import work
 from torch.utils.flop_counter import FlopCounterMode
 
 import birdie
@@ -19,7 +20,6 @@ from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, DataError
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.model.work import work
 from birdie.run import history
 from birdie.run.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
 from birdie.run.events import Validated

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.train.test_parallel import run
 from torch import Tensor
 
 from birdie.errors import ConfigError, RuleError, WeightsError
@@ -31,7 +32,6 @@ from birdie.score.tilt import Tilted
 from birdie.score.windows import Windows, blocks, documents, sliding
 from birdie.train.banks import banked
 from tests.tiny_run import EVERYTHING
-from tests.train.test_parallel import run
 
 BOS, VOCABULARY, LENGTH = 1, 24, 8
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.model.test_techniques import SMALL, changed, randomized
 
 from birdie.errors import ConfigError, RuleError
 from birdie.model.adapters import PARTS, Adapters
@@ -17,7 +18,6 @@ from birdie.score.lora import DocumentLearner, LoraScorer, LoraSettings, RowAdam
 from birdie.score.queue import queue
 from birdie.score.scorer import referee
 from birdie.score.tally import Tally
-from tests.model.test_techniques import SMALL, changed, randomized
 from tests.tiny_run import EVERYTHING
 
 BOS, CHUNK, CONTEXT = 1, 4, 10

@@ -1,4 +1,4 @@
-"""Training in fp8: products are those of the reference, weights stay what and where they were, scoring sees floats."""
+"""Training in fp8: products are those of the reference, weights stay float32 parameters, scoring uses floats."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -15,28 +15,28 @@ from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError
-from birdie.model.attention import Linear
 from birdie.model.gpt import GPT, GPTConfig
+from birdie.model.layers import Linear
 from birdie.run.pipeline import Run, Validated
 from birdie.run.recipe import DataSettings, Recipe, load_recipe
 from birdie.score.bpb import ValidationSettings
-from birdie.train import precision
+from birdie.train import fp8 as fp8_module
+from birdie.train.fp8 import Float8, prepare_fp8, remove_fp8
 from birdie.train.loop import Fit, fit
-from birdie.train.precision import Float8, prepare_fp8, remove_fp8
-from tests.tiny_run import LENGTH, OPTIMIZERS, SEQUENCES, VOCAB, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
 CPU = torch.device("cpu")
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed (extra gpu)")
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x over the scale that puts its largest value at the largest of `dtype`, rounded to it, and back, in float32."""
+    """Scale the largest value of x to the largest of `dtype`, round, and scale back, in float32."""
     scale = (torch.finfo(dtype).max / x.abs().max().double().clamp_min(1e-12)).float()
     return (x.float() * scale).to(dtype).float() / scale
 
 
 class Layer(nn.Module):
-    """One layer of a block."""
+    """A model of one layer in a block."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -47,10 +47,10 @@ class Layer(nn.Module):
         return out
 
 
-def emulated(model: nn.Module, told: list[str] | None = None) -> Float8:
-    found = prepare_fp8(model, "emulate", CPU, torch.float32, (told if told is not None else []).append)
-    assert found is not None
-    return found
+def emulate(model: nn.Module, lines: list[str] | None = None) -> Float8:
+    float8 = prepare_fp8(model, "emulate", CPU, torch.float32, (lines if lines is not None else []).append)
+    assert float8 is not None
+    return float8
 
 
 @needs_torchao
@@ -64,10 +64,10 @@ def test_products_and_gradients_are_those_of_rounded_tensors(seed: int, dtype: t
         weight.copy_(torch.randn(32, 16, generator=generator))
     x = (torch.randn(3, 16, 16, generator=generator) * 10**size).to(dtype).requires_grad_()
     gradient = torch.randn(3, 16, 32, generator=generator).to(dtype)
-    emulated(layer)
+    emulate(layer)
     y = layer(x)
     y.backward(gradient)
-    x8, w8 = (rounded(each.detach(), torch.float8_e4m3fn) for each in (x, weight))
+    x8, w8 = (rounded(tensor.detach(), torch.float8_e4m3fn) for tensor in (x, weight))
     g8 = rounded(gradient, torch.float8_e5m2)
     assert y.dtype is dtype
     assert weight.grad is not None
@@ -85,60 +85,59 @@ def test_products_and_gradients_are_those_of_rounded_tensors(seed: int, dtype: t
 @needs_torchao
 def test_weights_stay_the_same_objects_under_the_same_names() -> None:
     model = tiny_model()
-    before, kinds = dict(model.named_parameters()), {name: type(part) for name, part in model.named_modules()}
-    float8 = emulated(model)
-    after = dict(model.named_parameters())
-    assert list(after) == list(before)
-    assert all(after[name] is p for name, p in before.items())
+    parameters, classes = dict(model.named_parameters()), {name: type(part) for name, part in model.named_modules()}
+    float8 = emulate(model)
+    prepared = dict(model.named_parameters())
+    assert list(prepared) == list(parameters)
+    assert all(prepared[name] is p for name, p in parameters.items())
     assert set(float8.names) == {
-        name for name, p in before.items() if name.startswith("blocks.") and p.ndim == 2 and "mix" not in name
+        name for name, p in parameters.items() if name.startswith("blocks.") and p.ndim == 2 and "mix" not in name
     }
-    assert type(model.blocks[0].attn.c_q) is not kinds["blocks.0.attn.c_q"]
+    assert type(model.blocks[0].attn.c_q) is not classes["blocks.0.attn.c_q"]
     remove_fp8(model)
-    assert {name: type(part) for name, part in model.named_modules()} == kinds
+    assert {name: type(part) for name, part in model.named_modules()} == classes
     assert "linear_mm_config" not in vars(model.blocks[0].attn.c_q)
 
 
 @needs_torchao
-def test_what_is_scored_is_the_float_model() -> None:
+def test_scoring_uses_the_float_model() -> None:
     model, twin = tiny_model(), tiny_model()
     with torch.no_grad():
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             q.copy_(p.normal_(std=0.2))
-    emulated(model)
+    emulate(model)
     ids = TinyBatches().next()[0]
     assert torch.equal(model.eval()(ids), twin.eval()(ids))
     assert not torch.equal(model.train()(ids), twin.train()(ids))
 
 
 @needs_torchao
-def test_layers_in_quantization_aware_training_read_the_grid_in_fp8() -> None:
+def test_fp8_reads_the_quantized_weights_of_quantization_aware_training() -> None:
     layer, qat = Layer(64, 64), Qat(bits=2)
     parent, weight = type(layer.blocks[0]), layer.blocks[0].weight
-    quantizing = qat.prepare(layer)
-    emulated(layer)
-    quantizing.switch(True)
+    preparation = qat.prepare(layer)
+    emulate(layer)
+    preparation.switch(True)
     grid = rounded(qat.quantized(weight, torch.ones(())), torch.float8_e4m3fn)
     torch.testing.assert_close(layer(torch.eye(64)).detach().T, grid)
     remove_fp8(layer)
-    quantizing.remove()
+    preparation.remove()
     assert type(layer.blocks[0]) is parent
 
 
 @needs_torchao
-def test_what_was_prepared_on_top_of_it_must_be_undone_first() -> None:
+def test_a_later_preparation_must_be_undone_first() -> None:
     layer = Layer(64, 64)
-    emulated(layer)
+    emulate(layer)
     Qat(bits=2).prepare(layer)
-    with pytest.raises(ConfigError, match="trains in fp8 already"):
-        emulated(layer)
+    with pytest.raises(ConfigError, match="fp8 already"):
+        emulate(layer)
 
 
-def start(told: list[str] | None = None, **changes: Any) -> Fit:
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=VOCAB, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1))
-    short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": SEQUENCES * LENGTH}
-    notify = (told if told is not None else []).append
+def start(lines: list[str] | None = None, **changes: Any) -> Fit:
+    model = tiny_model(num_layers=1, num_heads=2, num_kv_heads=1)
+    short: dict[str, Any] = {"accumulation": 1, "train_batch_tokens": CHUNK_TOKENS}
+    notify = (lines if lines is not None else []).append
     return fit(model, TinyBatches(), tiny_settings(**(short | changes)), OPTIMIZERS, notify=notify)
 
 
@@ -147,7 +146,7 @@ def losses(run: Fit) -> list[float]:
 
 
 @needs_torchao
-def test_it_learns_what_full_precision_learns_and_is_not_the_same() -> None:
+def test_it_learns_nearly_what_full_precision_learns() -> None:
     plain, fp8 = (losses(start(fp8=mode, iterations=30)) for mode in ("off", "emulate"))
     assert plain != fp8
     assert sum(fp8[-5:]) < 4.5 * fp8[0]
@@ -156,59 +155,61 @@ def test_it_learns_what_full_precision_learns_and_is_not_the_same() -> None:
 
 @needs_torchao
 def test_a_run_in_fp8_resumes_bit_for_bit() -> None:
-    whole, part = (start(fp8="emulate", iterations=6) for _ in range(2))
-    curve, steps = losses(whole), iter(part)
+    uninterrupted, part = (start(fp8="emulate", iterations=6) for _ in range(2))
+    curve, steps = losses(uninterrupted), iter(part)
     first = [next(steps).loss for _ in range(3)]
     other = start(fp8="emulate", iterations=6)
     losses(other)
     rest = fit(other._model, TinyBatches(), part._settings, OPTIMIZERS, resume=part.state())
     assert first + losses(rest) == curve
-    assert all(torch.equal(p, q) for p, q in zip(rest._model.parameters(), whole._model.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(rest._model.parameters(), uninterrupted._model.parameters(), strict=True)
+    )
 
 
 @needs_torchao
-def test_resuming_in_another_precision_is_told() -> None:
-    part, told = start(fp8="emulate"), list[str]()
+def test_resuming_in_another_precision_is_reported() -> None:
+    part, lines = start(fp8="emulate"), list[str]()
     next(iter(part))
     settings = dataclasses.replace(part._settings, fp8="off")
-    fit(part._model, TinyBatches(), settings, OPTIMIZERS, resume=part.state(), notify=told.append)
+    fit(part._model, TinyBatches(), settings, OPTIMIZERS, resume=part.state(), notify=lines.append)
     assert all(type(part) is Linear for part in part._model.modules() if isinstance(part, nn.Linear))
-    assert told == ["resuming with fp8 = off; the checkpoint was trained with emulate"]
+    assert lines == ["resuming with fp8 = off; the checkpoint was trained with emulate"]
 
 
 @needs_torchao
-def test_the_compiler_takes_it_whole() -> None:
+def test_the_compiler_traces_one_graph() -> None:
     layer, x = Layer(16, 16), torch.randn(16, 16)
-    emulated(layer)
+    emulate(layer)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), layer(x))
     assert not torch.equal(compiled(x), x @ layer.blocks[0].weight.T)
 
 
 @needs_torchao
-def test_the_log_says_what_is_in_fp8_and_what_was_lost() -> None:
-    told: list[str] = []
+def test_the_log_has_the_matrices_and_the_rounding_errors() -> None:
+    lines: list[str] = []
     model = GPT(GPTConfig(vocab_size=32, num_layers=2, model_dim=32, num_heads=4, num_kv_heads=1))  # kv_dim 8
-    float8 = emulated(model, told)
-    assert len(told) == 1
-    assert told[0].startswith("fp8: 8 matrices of the blocks, 12,288 weights, torchao ")
-    assert told[0].endswith("emulated; 4 with dimensions that are not multiples of 16 are left out")
+    float8 = emulate(model, lines)
+    assert len(lines) == 1
+    assert lines[0].startswith("fp8: 8 matrices of the blocks, 12,288 weights, torchao ")
+    assert lines[0].endswith("emulated; 4 with dimensions that are not multiples of 16 are excluded")
     ids, targets = TinyBatches().next()
     with torch.no_grad():
         model.blocks[0].attn.c_q.weight.fill_(1e-9)
         model.blocks[0].attn.c_q.weight[0, 0] = 7.0
-    line = float8.evidence(lambda: model.loss(ids, targets))
-    assert "weights 7 and 17 %" in line  # 1,023 of the 6,144 that are not zero at first
+    line = float8.diagnostics(lambda: model.loss(ids, targets))
+    assert "weights 7 and 17 %" in line  # 1,023 of the 6,144 that do not start at zero
     assert "gradients" in line
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_where_it_is_not_supported_one_line_says_so_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "find_spec", lambda _: object())
-    told: list[str] = []
-    run = start(fp8="on", told=told, iterations=2)
-    assert told == [
-        "fp8 is not supported here (the device is cpu; it takes a GPU of compute capability 8.9 or newer, or "
+def test_where_it_is_not_supported_training_continues_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_module, "find_spec", lambda _: object())
+    lines: list[str] = []
+    run = start(fp8="on", lines=lines, iterations=2)
+    assert lines == [
+        "fp8 is not supported (the device is cpu; fp8 needs a GPU of compute capability 8.9 or newer, or "
         "--train.fp8 emulate); training in float32"
     ]
     assert run.facts["fp8"] == "off"
@@ -216,37 +217,37 @@ def test_where_it_is_not_supported_one_line_says_so_and_training_goes_on(monkeyp
 
 
 def test_an_old_gpu_and_a_missing_library_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(precision, "find_spec", lambda _: object())
+    lines: list[str] = []
+    monkeypatch.setattr(fp8_module, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    assert prepare_fp8(tiny_model(), "on", torch.device("cuda"), torch.bfloat16, told.append) is None
-    monkeypatch.setattr(precision, "find_spec", lambda _: None)
-    assert prepare_fp8(tiny_model(), "on", torch.device("cuda"), torch.bfloat16, told.append) is None
-    assert "this GPU has compute capability 8.6" in told[0]
-    assert told[0].endswith("training in bfloat16")
-    assert "torchao is not installed; pip install 'birdie[gpu]'" in told[1]
-    with pytest.raises(ConfigError, match="cannot be emulated here: torchao is not installed"):
-        prepare_fp8(tiny_model(), "emulate", CPU, torch.float32, told.append)
+    assert prepare_fp8(tiny_model(), "on", torch.device("cuda"), torch.bfloat16, lines.append) is None
+    monkeypatch.setattr(fp8_module, "find_spec", lambda _: None)
+    assert prepare_fp8(tiny_model(), "on", torch.device("cuda"), torch.bfloat16, lines.append) is None
+    assert "this GPU has 8.6" in lines[0]
+    assert lines[0].endswith("training in bfloat16")
+    assert "torchao is not installed; pip install 'birdie[gpu]'" in lines[1]
+    with pytest.raises(ConfigError, match="torchao"):
+        prepare_fp8(tiny_model(), "emulate", CPU, torch.float32, lines.append)
 
 
 @needs_torchao
 def test_a_model_without_a_matrix_that_fits_is_refused() -> None:
-    with pytest.raises(ConfigError, match="multiples of 16, and there is none"):
-        emulated(Layer(24, 32))
+    with pytest.raises(ConfigError, match="multiples of 16"):
+        emulate(Layer(24, 32))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "values"),
     [
-        ({"fp8": "yes"}, "fp8 is 'yes'; choose off, on or emulate"),
+        ({"fp8": "yes"}, "fp8 is 'yes'"),
         (
             {"fp8": "on", "train_batch_tokens": 160, "train_seq_len": 40},
-            "fp8 needs sequences of a multiple of 16 tokens, not 40",
+            "multiple of 16 tokens, not 40",
         ),
     ],
 )
-def test_settings_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_out_of_range_are_refused(change: dict[str, Any], values: str) -> None:
+    with pytest.raises(ConfigError, match=values):
         tiny_settings(**change)
 
 
@@ -259,7 +260,7 @@ def test_the_variable_of_the_challenge_turns_it_on_and_off(monkeypatch: pytest.M
 
 
 @needs_torchao
-def test_a_run_says_that_it_is_at_work_and_leaves_a_plain_model(tmp_path: Path) -> None:
+def test_a_run_reports_that_it_is_active_and_leaves_a_plain_model(tmp_path: Path) -> None:
     list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=tmp_path))
     recipe = Recipe(
         data=DataSettings(path=str(next((tmp_path / "datasets").iterdir())), tokenizer="bytes"),
@@ -269,10 +270,10 @@ def test_a_run_says_that_it_is_at_work_and_leaves_a_plain_model(tmp_path: Path) 
         validation=ValidationSettings(every=0, max_tokens=500),
         device="cpu",
     )
-    told: list[str] = []
-    run = Run(recipe, tmp_path / "run", notify=told.append)
+    lines: list[str] = []
+    run = Run(recipe, tmp_path / "run", notify=lines.append)
     assert [event.step for event in run.train() if isinstance(event, Validated)] == [2]
-    assert any(line.startswith("fp8: 6 matrices of the blocks, ") for line in told)
-    assert any(line.startswith("at work: fp8: 6 matrices, ") for line in told)
-    kinds = {type(part) for part in run.model.modules() if isinstance(part, nn.Linear)}
-    assert kinds == {Linear}
+    assert any(line.startswith("fp8: 6 matrices of the blocks, ") for line in lines)
+    assert any(line.startswith("active: fp8: 6 matrices, ") for line in lines)
+    classes = {type(part) for part in run.model.modules() if isinstance(part, nn.Linear)}
+    assert classes == {Linear}
