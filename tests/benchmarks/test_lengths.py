@@ -1,9 +1,9 @@
 """The benchmark of mixed lengths: mixtures are what their names say, and all have as many tokens."""
 
 import pytest
-from birdie.train.lengths import differ_in_a_rank
 
 from benchmarks.lengths import SPANS, measure, mixtures
+from birdie.train.mixed_lengths import differ_within_a_rank
 from birdie.train.settings import TrainSettings
 
 
@@ -14,7 +14,7 @@ def test_mixtures_are_what_their_names_say(ranks: int) -> None:
         for name, lengths in mixtures(64, 16, ranks).items()
     }
     assert list(found) == ["long", "by rank", "in every rank", "short"]
-    differ = [differ_in_a_rank(settings, ranks) for settings in found.values()]
+    differ = [differ_within_a_rank(settings, ranks) for settings in found.values()]
     assert differ == [False, ranks == 1, True, False]
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from tests.model.test_techniques import randomized
 
 from birdie.errors import ConfigError, RuleError, WeightsError
 from birdie.golf.audit import probes
@@ -24,6 +23,7 @@ from birdie.score.lora import DocumentLearner, LoraSettings
 from birdie.score.phased import PhasedSettings, score_documents
 from birdie.score.queue import queue
 from birdie.score.tally import Tally
+from tests.model.technique_table import randomized
 from tests.ranks import start_ranks
 from tests.score.test_lora import BOS, CONTEXT, DOCUMENTS, SETTINGS, TINY, StepFirstInSilence, Table, scored, stream
 
