@@ -23,7 +23,7 @@ from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.train.average import Average, AverageSettings
 from birdie.train.bandit import BanditSettings
-from birdie.train.step import Step
+from birdie.train.loop import Step
 
 BASE = "warmdown"
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {

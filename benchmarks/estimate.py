@@ -82,9 +82,9 @@ def parts(recipe: Recipe, ranks: int) -> list[Values]:
     """
     entries = []
     for with_loops in (False, True) if recipe.model.num_loops else (False,):
-        step = load(recipe, ranks, torch.bfloat16, looping=with_loops)
-        products = step.micro_steps * step.work.matrix_flops + step.update_flops
-        attention = step.micro_steps * step.work.attention_flops
+        step = load(recipe, ranks, torch.bfloat16, depth_recurrence=with_loops)
+        products = step.micro_steps * step.cost.matrix_flops + step.update_flops
+        attention = step.micro_steps * step.cost.attention_flops
         link_ms = 1e3 * step.sent_bytes / h100(ranks).link
         entries.append(np.array([1e3 * products / PEAK, 1e3 * attention / PEAK, step.micro_steps, link_ms]))
     return entries
@@ -179,10 +179,10 @@ def peaks() -> list[Row]:
     runs.append(("sota", find("sota").recipe(), SOTA_PEAK))
     matrix, targets, rows = [], [], []
     for name, recipe, mib in runs:
-        step = load(recipe, 8, torch.bfloat16, looping=True)
+        step = load(recipe, 8, torch.bfloat16, depth_recurrence=True)
         estimated, recorded = memory(recipe, step, h100(8)), mib * 2**20
         copy = 4 * recipe.train.train_batch_tokens // recipe.train.accumulation * recipe.model.vocab_size
-        matrix.append(np.array([step.work.kept_bytes - 2 * copy, copy]) / recorded)
+        matrix.append(np.array([step.cost.kept_bytes - 2 * copy, copy]) / recorded)
         targets.append(1 - (estimated.total - estimated.activations - estimated.logits) / recorded)
         error = 100 * (estimated.total / recorded - 1)
         rows.append(

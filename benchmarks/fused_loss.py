@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks import memory
 from benchmarks.command import command_parser, report
 from benchmarks.timing import take_turns
-from birdie.model.fused import Way, capped_loss, way_for
+from birdie.model.fused_loss import LossBackend, capped_loss, choose_backend
 from birdie.runtime.device import choose_device
 
 SHAPES = ((1024, 1024, 96), (4096, 1024, 256), (2048, 4096, 192), (16_384, 1024, 256), (2048, 8192, 192))
@@ -36,7 +36,7 @@ def inputs(shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, T
     return hidden, weight, torch.randint(width, (rows,), generator=generator).to(device)
 
 
-def loss_and_gradients(way: Way, hidden: Tensor, weight: Tensor, targets: Tensor) -> Pass:
+def loss_and_gradients(way: LossBackend, hidden: Tensor, weight: Tensor, targets: Tensor) -> Pass:
     """Return the loss and the gradients of hidden states and weights, by one implementation."""
     dtype = torch.bfloat16 if hidden.is_cuda else torch.float32
     logits = F.linear(hidden.to(dtype), weight.to(dtype))
@@ -48,7 +48,7 @@ def loss_and_gradients(way: Way, hidden: Tensor, weight: Tensor, targets: Tensor
     return loss.detach(), hidden_grad, weight_grad
 
 
-def cpu_growth(way: Way, shape: tuple[int, int, int]) -> float:
+def cpu_growth(way: LossBackend, shape: tuple[int, int, int]) -> float:
     """Return the growth of this process's peak memory in one pass, in 10^6 bytes; call it in a new process."""
     torch.set_num_threads(1)
     loss_and_gradients(way, *inputs((8, 8, 8), torch.device("cpu")))
@@ -58,7 +58,7 @@ def cpu_growth(way: Way, shape: tuple[int, int, int]) -> float:
     return memory.resident("VmHWM") - start
 
 
-def peak(way: Way, shape: tuple[int, int, int], device: torch.device) -> float | None:
+def peak(way: LossBackend, shape: tuple[int, int, int], device: torch.device) -> float | None:
     """Return the growth of memory in one pass, in 10^6 bytes; None if this system cannot measure it."""
     if device.type == "cuda":
         arguments = inputs(shape, device)
@@ -76,7 +76,7 @@ def rows_of(shape: tuple[int, int, int], turns: int, device: torch.device) -> li
     """Return a row for the eager and one for the fused implementation."""
     arguments = inputs(shape, device)
     clock = time.perf_counter if device.type == "cuda" else time.process_time  # a CPU may have other load
-    ways: list[Way] = ["eager", way_for(device, compiled=False)]
+    ways: list[LossBackend] = ["eager", choose_backend(device, compiled=False)]
     works: dict[str, Callable[[], Pass]] = {way: partial(loss_and_gradients, way, *arguments) for way in ways}
     results = {way: work() for way, work in works.items()}
     durations = take_turns(works, turns=turns, warm_up=False, device=device, clock=clock)

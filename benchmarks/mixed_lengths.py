@@ -30,7 +30,7 @@ from birdie.model.gpt import GPT
 from birdie.runtime.distributed import World
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import TrainSettings
-from birdie.train.step import Step
+from birdie.train.loop import Step
 
 CHUNKS = 4  # of gradient accumulation
 MIN_TURNS = 3
@@ -77,7 +77,7 @@ def take_turns(world: World, long: int, short: int, seconds: float, seed: int) -
         settings, timer = dataclasses.replace(base, mixed_seq_lens=lengths), PassTimer()
         torch.manual_seed(seed)
         loader = RepeatedTokens(settings, CONFIG.vocab_size, seed)
-        run = fit(GPT(CONFIG), loader, settings, OPTIMIZERS, world=world, prepared=[timer])
+        run = fit(GPT(CONFIG), loader, settings, OPTIMIZERS, world=world, hooks=[timer])
         runs[name] = run, iter(run), timer
     durations: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     end = time.perf_counter() + seconds

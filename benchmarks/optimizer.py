@@ -38,9 +38,9 @@ from birdie.runtime import nvtx as ranges
 from birdie.runtime.device import choose_device, synchronize
 from birdie.runtime.distributed import World
 from birdie.train import muon as muon_module
-from birdie.train.banks import banked
+from birdie.train.banks import make_banks
 from birdie.train.muon import Muon, newton_schulz
-from birdie.train.parallel import ParallelMuon
+from birdie.train.parallel_muon import ParallelMuon
 
 LAYERS, DIM, KV_DIM, HIDDEN = 11, 512, 256, 1536
 RATE, MOMENTUM, DTYPE = 0.02, 0.95, torch.bfloat16
@@ -78,7 +78,7 @@ def matrix_muon(members: dict[str, nn.Parameter]) -> Turn:
 def bank_muon(members: dict[str, nn.Parameter]) -> Turn:
     """Return a step of Parallel Muon on banks of the matrices, on one rank."""
     gradients = {name: p.grad for name, p in members.items()}
-    banks = banked(members)
+    banks = make_banks(members)
     for bank in banks:
         for name, slot in bank.split(bank.gradient):
             gradient = gradients[name]
@@ -257,15 +257,15 @@ def run_rank(
     backend, rendezvous = "nccl" if kind == "cuda" else "gloo", f"file://{folder}/rendezvous"
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout)
     world = World(rank, size, rank)
-    shared = banked(matrices(seed, device, layers))
-    full = [bank.parameter for bank in banked(matrices(seed, device, layers))]
+    shared = make_banks(matrices(seed, device, layers))
+    full = [bank.parameter for bank in make_banks(matrices(seed, device, layers))]
     for p, bank in zip(full, shared, strict=True):
         assert p.grad is not None
         p.grad.copy_(torch.randn_like(p, generator=None))
         bank.gradient.copy_(p.grad)
     parallel = ParallelMuon(shared, RATE, world=world, momentum=MOMENTUM, dtype=DTYPE)
     update = update_of(parallel)
-    shards = [share.own[rank] for share in parallel.shares]
+    shards = [share.ranges[rank] for share in parallel.shardings]
     turns = {
         "replicated": replicated(Muon(full, RATE, momentum=MOMENTUM, dtype=DTYPE), full, world),
         "parallel": update,

@@ -26,7 +26,7 @@ from birdie.data.byte_accounting import ByteTable
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer
 from birdie.model.gpt import GPT
-from birdie.model.shape import config_of
+from birdie.model.infer_config import infer_config
 from birdie.score.bpb import bits_per_byte
 from birdie.score.divergence import divergence
 
@@ -136,7 +136,7 @@ def gpt_subject(
     """Return a GPT of the challenge's baseline architecture with a vocabulary of 1,024 pieces."""
     sources = Sources.under(data)
     state = read_state_dict(weights)
-    config = config_of(state)
+    config = infer_config(state)
     module = GPT(config)
     module.load_state_dict(state, strict=True)
     tokenizer = load_tokenizer(sources.tokenizer)

@@ -15,7 +15,7 @@ from birdie.data.shards import read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
-from birdie.model.shape import config_of
+from birdie.model.infer_config import infer_config
 
 TEXTS = {
     "fineweb": "text/fineweb/fineweb_val_head_sp1024.bin",
@@ -79,7 +79,7 @@ def scored_texts(options: argparse.Namespace, skip: int = 0) -> tuple[GPT, Token
 def load_export(path: Path) -> GPT:
     """Return the GPT of a challenge export, in float32 and evaluation mode."""
     state = read_state_dict(path)
-    model = GPT(config_of(state))
+    model = GPT(infer_config(state))
     fill(model, state, str(path))
     model.compute_dtype = torch.float32
     return model.eval()

@@ -25,7 +25,7 @@ from benchmarks.command import command_parser, report
 from benchmarks.timing import duration, take_turns
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.device import DtypeName, choose_device, choose_dtype, dtype_name
-from birdie.train.groups import OptimizerSettings
+from birdie.train.optimizers import OptimizerSettings
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import TrainSettings
 

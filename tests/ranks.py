@@ -3,6 +3,7 @@
 They are forked from one server that has imported it and has never computed: nothing else of a rank is shared.
 """
 
+import datetime
 import multiprocessing
 import os
 import socket
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.runtime.distributed import World
 
 multiprocessing.set_forkserver_preload(["torch._dynamo", "birdie.run.pipeline", "hypothesis", "pytest"])
 
@@ -25,6 +28,20 @@ def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count
     Their environment is that of the first call: the server keeps it.
     """
     torch.multiprocessing.start_processes(function, arguments, nprocs=count, start_method="forkserver")
+
+
+def run_in_process_group(job: Callable[[World, Path], None], size: int, folder: Path) -> None:
+    """Call `job(world, folder)` in `size` ranks of a gloo process group, with one thread each, and wait for all."""
+    folder.mkdir(exist_ok=True)
+    start_ranks(_join_and_call, (job, size, folder), size)
+
+
+def _join_and_call(rank: int, job: Callable[[World, Path], None], size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    method, wait = f"file://{folder}/rendezvous", datetime.timedelta(minutes=2)
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=wait)
+    job(World(rank, size, rank), folder)
+    dist.destroy_process_group()
 
 
 def run_as_ranks(

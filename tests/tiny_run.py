@@ -1,4 +1,4 @@
-"""A training run small enough to repeat many times in a test: model, loader, settings; and all techniques."""
+"""A training run small enough to repeat many times in a test: model, loader and settings."""
 
 from typing import Any
 
@@ -7,40 +7,18 @@ from torch import Tensor
 
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
-from birdie.train.groups import OptimizerSettings
+from birdie.train.optimizers import OptimizerSettings
 from birdie.train.settings import TrainSettings
+from tests.model.technique_table import EVERYTHING as EVERYTHING
 
-VOCAB, LENGTH, SEQUENCES, SPANS = 32, 16, 2, 4
+VOCAB, LENGTH, SEQUENCES, CHUNKS = 32, 16, 2, 4
+CHUNK_TOKENS = SEQUENCES * LENGTH
+STEP_TOKENS = CHUNKS * CHUNK_TOKENS
 OPTIMIZERS = OptimizerSettings(matrix_lr=0.02, newton_schulz_dtype="float32")
-EVERYTHING: dict[str, Any] = {  # for five layers and heads of at least 4
-    "bigram_vocab_size": 17,
-    "bigram_dim": 8,
-    "trigram": True,
-    "smear": "gated",
-    "gate_window": 6,
-    "rope_dims": 4,
-    "xsa_last_n": 4,
-    "value_embed_layers": (1, 4),
-    "value_embed_dim": 8,
-    "value_residual": True,
-    "attn_gate": "sparse",
-    "isolate_documents": True,
-    "activation": "leaky_relu2",
-    "ln_scale": True,
-    "skip_gates": True,
-    "num_loops": 2,
-    "loop_start": 1,
-    "loop_end": 2,
-    "parallel": "lanes",
-    "parallel_start_layer": 3,
-    "softcap": "asymmetric",
-    "logit_softcap": 5.0,
-    "embed_dim": 12,
-}
 
 
 class TinyBatches:
-    """Sorted random tokens, so that there is something to learn; its position counts spans over all ranks."""
+    """Sorted random tokens, so that there is something to learn; the position counts chunks over all ranks."""
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
@@ -59,9 +37,10 @@ class TinyBatches:
         self.position = state["position"]
 
 
-def tiny_model(seed: int = 0) -> GPT:
+def tiny_model(seed: int = 0, **changes: Any) -> GPT:
     torch.manual_seed(seed)
-    return GPT(GPTConfig(vocab_size=VOCAB, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2))
+    shape = {"vocab_size": VOCAB, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
+    return GPT(GPTConfig(**(shape | changes)))
 
 
 def tiny_settings(**changes: Any) -> TrainSettings:
@@ -69,9 +48,9 @@ def tiny_settings(**changes: Any) -> TrainSettings:
         "iterations": 12,
         "warmdown_iters": 6,
         "warmup_steps": 0,
-        "train_batch_tokens": SPANS * SEQUENCES * LENGTH,
+        "train_batch_tokens": STEP_TOKENS,
         "train_seq_len": LENGTH,
-        "accumulation": SPANS,
+        "accumulation": CHUNKS,
         "max_wallclock_seconds": 0,
         "compute_dtype": "float32",
     }

@@ -104,7 +104,7 @@ def record(recipe: Recipe, run_id: str, world: World) -> None:
     last: Validated | None = None
     capped: Step | None = None
     with ctrl_c_asks(shown=world.is_main) as stop:
-        for event in run.train(stop=stop, on_priming=lambda done, total: log(f"warmup_step:{done}/{total}")):
+        for event in run.train(stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")):
             _log_event(log, event, run)
             if isinstance(event, Validated):
                 last = event
@@ -189,7 +189,7 @@ def _log_cpu_cost(log: Log, run: Run) -> None:
     log(
         f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {cost.mean_s:.1f} s on this CPU "
         f"({cost.machine.matrix_rate / 1e9:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {cost.steps:,} "
-        f"steps take about {(cost.priming_s + cost.seconds) / 60:.0f} min; smaller TRAIN_BATCH_TOKENS, ITERATIONS and "
+        f"steps take about {(cost.warmup_s + cost.seconds) / 60:.0f} min; smaller TRAIN_BATCH_TOKENS, ITERATIONS and "
         "WARMUP_STEPS make it quick"
     )
 

@@ -50,8 +50,10 @@ def estimate(
     run = None if folder is None else _forecast(settings, folder)
     machines = [this_cpu(settings), h100(8), h100(1)]
     plans = [_schedule(settings, machine) for machine in machines]
-    # what a step takes is what it takes with the layers looping, if they ever do
-    whole, apart = (load(settings, devices, machines[1].dtype, looping=True) for devices in (1, _ranks(settings)))
+    # the cost of a step is that with depth recurrence, if the recipe has it
+    whole, apart = (
+        load(settings, devices, machines[1].dtype, depth_recurrence=True) for devices in (1, _ranks(settings))
+    )
     counted, file = groups(settings.model), artifact(settings)
     if json:
         emit(
@@ -105,10 +107,10 @@ def _schedule(recipe: Recipe, machine: Machine) -> Schedule | str:
 def _step_json(recipe: Recipe, whole: Load) -> dict[str, int]:
     return {
         "tokens": recipe.train.train_batch_tokens,
-        "matrix_flops": whole.micro_steps * whole.work.matrix_flops,
-        "attention_flops": whole.micro_steps * whole.work.attention_flops,
+        "matrix_flops": whole.micro_steps * whole.cost.matrix_flops,
+        "attention_flops": whole.micro_steps * whole.cost.attention_flops,
         "update_flops": whole.update_flops,
-        "moved_bytes": whole.micro_steps * whole.work.moved_bytes,
+        "moved_bytes": whole.micro_steps * whole.cost.moved_bytes,
     }
 
 
@@ -122,7 +124,7 @@ def _plan_json(machine: Machine, plan: Schedule | str) -> dict[str, Any]:
         "steps": plan.steps,
         "tokens": plan.tokens,
         "train_seconds": plan.seconds,
-        "priming_seconds": plan.priming_s,
+        "priming_seconds": plan.warmup_s,
         "flops": plan.flops,
         "memory": {**dataclasses.asdict(plan.memory), "total": plan.memory.total},
     }
@@ -146,8 +148,8 @@ def _model_table(
     table.add_row("  to", f"{file.high:,}", "bytes", "")
     table.add_row("  a weight", f"{file.bits_per_weight:.2f}", "bits", "")
     table.add_section()
-    table.add_row("a step: products", f"{whole.micro_steps * whole.work.matrix_flops / tera:,.3f}", "TFLOPs", "")
-    table.add_row("  attention, causal", f"{whole.micro_steps * whole.work.attention_flops / tera:,.3f}", "TFLOPs", "")
+    table.add_row("a step: products", f"{whole.micro_steps * whole.cost.matrix_flops / tera:,.3f}", "TFLOPs", "")
+    table.add_row("  attention, causal", f"{whole.micro_steps * whole.cost.attention_flops / tera:,.3f}", "TFLOPs", "")
     table.add_row("  Newton–Schulz", f"{whole.update_flops / tera:,.3f}", "TFLOPs", "")
     table.add_row("  tokens", f"{recipe.train.train_batch_tokens:,}", "tokens", "")
     table.add_row(f"  reduced over {_ranks(recipe)} ranks", f"{apart.reduced_bytes / 1e6:,.1f}", "MB", "")
@@ -181,7 +183,7 @@ def _cells(plan: Schedule) -> list[str]:
         f"{plan.steps:,}",
         f"{plan.tokens / 1e6:,.1f}",
         f"{plan.seconds:,.0f}",
-        f"{plan.priming_s:,.1f}",
+        f"{plan.warmup_s:,.1f}",
         f"{plan.flops / 1e15:,.3g}",
         f"{plan.memory.total / 1e9:,.2f}",
     ]

@@ -30,7 +30,7 @@ from birdie.runtime.files import write_bytes
 from birdie.score.settings import EvaluationSettings
 from birdie.train.loop import Step
 from birdie.train.profile import Profile
-from birdie.train.schedule import share_done
+from birdie.train.schedule import fraction_done
 
 
 def configured(recipe: str | None, scale: str | None) -> tuple[Dict, ...]:
@@ -132,7 +132,7 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
     last: Validated | None = None
     interrupted: Interrupted | None = None
     with ctrl_c_asks(shown=shown) as stop, progress_bar("training", "steps") as update:
-        for event in work.train(resume=resume, stop=stop, on_priming=update):
+        for event in work.train(resume=resume, stop=stop, on_warmup=update):
             if isinstance(event, Validated):
                 last = event
             elif isinstance(event, Interrupted):
@@ -141,14 +141,14 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
                 _show(event, work, update)
                 if isinstance(event, Started) and work.device.type == "cpu":
                     cost = on_this_cpu(work.recipe, work.training, work.world.size)
-                    minutes = (cost.priming_s + cost.seconds) / 60
+                    minutes = (cost.warmup_s + cost.seconds) / 60
                     remark(f"about {cost.mean_s:.2g} s a step on this CPU, {minutes:.1f} min in all")
     return last, interrupted
 
 
 def _show(event: Event, work: Run, update: Callable[[float, float | None], None]) -> None:
     if isinstance(event, Step):
-        update(event.number, event.number / share_done(work.training, event.number, event.train_ms))
+        update(event.number, event.number / fraction_done(work.training, event.number, event.train_ms))
         if work.recipe.run.logs(event.number) or event.stopping:
             remark(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
@@ -208,7 +208,14 @@ def startup_json(work: Run) -> dict[str, Any]:
     """Seconds before the clock started, and what was compiled in them."""
     seconds: dict[str, Any] = {"seconds": work.startup.seconds, "compiled": None}
     if work.compiling is not None:
-        seconds["compiled"] = {**asdict(work.compiling.primed), "inside_the_clock": work.compiling.late}
+        counts = work.compiling.warmup
+        seconds["compiled"] = {
+            "graphs": counts.graphs,
+            "found": counts.cache_hits,
+            "made": counts.cache_misses,
+            "given_up": counts.fallbacks,
+            "inside_the_clock": work.compiling.late_graphs,
+        }
     return seconds
 
 

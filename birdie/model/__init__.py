@@ -1,1 +1,1 @@
-"""The language model: its configuration, one forward definition, and sampling from it."""
+"""The language model: its settings, one forward definition shared by training and scoring, and sampling from it."""

@@ -1,13 +1,13 @@
-"""Triton kernels of the MLP: down(leaky_relu(up(x))²), the activation inside the products. Importing needs Triton.
+"""Triton kernels of the MLP: down(leaky_relu(up(x))²) with the activation fused into the products. Needs Triton.
 
-    forward    u = x · Wuᵀ  and  h = leaky(u)²       one kernel, both written as the product's tiles are done
+    forward    u = x · Wuᵀ  and  h = leaky(u)²       one kernel writes both, tile by tile
                y = h · Wdᵀ                            PyTorch's product
-    backward   du = (g · Wd) ⊙ 2 leaky(u) leaky'(u)   the same kernel with the other epilogue
+    backward   du = (g · Wd) ⊙ 2 leaky(u) leaky'(u)   the same kernel with another epilogue
                dWd = gᵀ · h,  dWu = duᵀ · x,  dx = du · Wu
 
-Spares a pass over h and two over its gradient. An operation of PyTorch's with a backward pass, as in `loss_kernels`,
-and tested as these are. After openai/parameter-golf #1530, whose kernel has larger tiles and Hopper's tensor copies;
-here are plain loads, not tuned: it is off unless asked for.
+Saves one pass over h and two over its gradient. A PyTorch operation with a backward pass, as in `loss_kernels`, and
+tested in the same way. *Experimental*, off by default: it was not tuned on a GPU. The kernel of openai/parameter-golf
+#1530, its source, has larger tiles and Hopper's tensor copies; this one has plain loads.
 """
 
 from typing import Any
@@ -36,37 +36,41 @@ def _product(  # type: ignore[no-untyped-def]
     n,
     k,
     slope,
-    b_of_n,
-    b_of_k,
+    b_stride_n,
+    b_stride_k,
     BACKWARD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """A tile of a · b, (m, k) and (k, n) by strides: forward into u, and bent into out; backward times u's slope."""
+    """Compute a tile of a · b, (m, k) and (k, n), given the strides of b.
+
+    Forward: store the product in u and its activation in out. Backward: store the product times the activation's
+    derivative at u in out.
+    """
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for begin in range(0, k, DEPTH):
-        at = begin + tl.arange(0, DEPTH)
-        left = tl.load(a + row[:, None] * k + at[None], mask=(row[:, None] < m) & (at[None] < k), other=0.0)
+        inner = begin + tl.arange(0, DEPTH)
+        left = tl.load(a + row[:, None] * k + inner[None], mask=(row[:, None] < m) & (inner[None] < k), other=0.0)
         right = tl.load(
-            b + at[:, None] * b_of_k + column[None] * b_of_n,
-            mask=(at[:, None] < k) & (column[None] < n),
+            b + inner[:, None] * b_stride_k + column[None] * b_stride_n,
+            mask=(inner[:, None] < k) & (column[None] < n),
             other=0.0,
         )
         total = tl.dot(left, right, total, input_precision="ieee")
-    place = row[:, None] * n + column[None]
+    offset = row[:, None] * n + column[None]
     inside = (row[:, None] < m) & (column[None] < n)
     if BACKWARD:
-        held = tl.load(u + place, mask=inside, other=0.0).to(tl.float32)
-        total = total * 2.0 * _leaky(held, slope) * tl.where(held > 0, 1.0, slope)
+        preactivation = tl.load(u + offset, mask=inside, other=0.0).to(tl.float32)
+        total = total * 2.0 * _leaky(preactivation, slope) * tl.where(preactivation > 0, 1.0, slope)
     else:
         rounded = total.to(u.dtype.element_ty)
-        tl.store(u + place, rounded, mask=inside)
-        bent = _leaky(rounded.to(tl.float32), slope)
-        total = bent * bent
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+        tl.store(u + offset, rounded, mask=inside)
+        activated = _leaky(rounded.to(tl.float32), slope)  # of the rounded product, as in eager code
+        total = activated * activated
+    tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 
 
 def _tiles(m: int, n: int) -> tuple[int, int]:
@@ -75,7 +79,7 @@ def _tiles(m: int, n: int) -> tuple[int, int]:
 
 @torch.library.custom_op("birdie::leaky_square_mlp", mutates_args=())
 def leaky_square_mlp(x: Tensor, up: Tensor, down: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
-    """down · leaky(up · x)², and what its backward pass needs.
+    """Return down · leaky(up · x)², and the tensors that its backward pass needs.
 
     Args:
         x: (N, D), float32 or bfloat16, as the weights are.
@@ -104,7 +108,7 @@ def _(x: Tensor, up: Tensor, down: Tensor, slope: float) -> tuple[Tensor, Tensor
 
 @torch.library.custom_op("birdie::leaky_square_gradient", mutates_args=())
 def leaky_square_gradient(outer: Tensor, down: Tensor, u: Tensor, slope: float) -> Tensor:
-    """The gradient of u, (N, hidden), from that of y, (N, D)."""
+    """Return the gradient of u, (N, hidden), from that of y, (N, D)."""
     outer, down = outer.contiguous(), down.contiguous()
     (m, k), n = outer.shape, u.shape[1]
     out = torch.empty_like(u)
@@ -120,7 +124,9 @@ def _(outer: Tensor, down: Tensor, u: Tensor, slope: float) -> Tensor:
     return u.new_empty(u.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor, Tensor]
+) -> None:
     x, up, down, ctx.slope = inputs
     ctx.save_for_backward(x, up, down, *output[1:])
 
@@ -131,4 +137,4 @@ def _gradient(ctx: Any, outer: Tensor, _u: Tensor, _h: Tensor) -> tuple[Tensor, 
     return du @ up, du.mT @ x, outer.mT @ h, None
 
 
-leaky_square_mlp.register_autograd(_gradient, setup_context=_keep)
+leaky_square_mlp.register_autograd(_gradient, setup_context=_setup_context)

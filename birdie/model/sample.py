@@ -1,6 +1,6 @@
-"""Sampling text from a model, one token at a time, through the same forward that trains and scores it.
+"""Sampling text from a model, token by token, through the same forward pass that trains and scores it.
 
-`generate` goes on from a prompt for as long as one likes; `sample_sequences` writes many of one length at once.
+`generate` continues a prompt for any number of tokens; `sample_sequences` samples many sequences of one length at once.
 """
 
 import math
@@ -13,9 +13,15 @@ from torch import Tensor
 from birdie.errors import ConfigError
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
+from birdie.model.techniques.depth_recurrence import layer_order
 
-_CACHED = 1 << 30  # bytes of keys and values held at a time; how many sequences that is depends on nothing else
-_LEAST_TEMPERATURE = 1e-30  # below it float32 cannot hold the reciprocal; from there on it is the argmax anyway
+_CACHE_BYTES = (
+    1 << 30
+)  # of keys and values at a time; a constant, so that samples do not depend on the machine's memory
+_LOWEST_TEMPERATURE = 1e-30  # below it float32 cannot hold the reciprocal, and from here on the draw is the argmax
+
+Draw = Callable[[Tensor], Tensor]
+"""Logits (…, vocab_size) → one token id per row, (…, 1) int64."""
 
 
 def generate(
@@ -32,24 +38,26 @@ def generate(
     """Yield `tokens` token ids that continue `ids`.
 
     Args:
+        model: in evaluation mode.
         ids: (length,) int64, at least one token; a document begins with the tokenizer's BOS.
-        temperature: divides the logits; 0 always takes the likeliest token.
-        top_k: draw among the k likeliest tokens only; None draws among all.
-        context: how many of the last tokens the model sees; the length it was trained at is a good choice.
-        vocab_size: only ids below it are drawn, for a model with more rows than the tokenizer has pieces; None: all.
-        generator: source of randomness, on the device of the model; None is torch's global one.
+        tokens: to sample.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: draw among the k most likely tokens; None: among all.
+        context: number of last tokens that the model sees; the training length is a good choice.
+        vocab_size: draw only ids below it, for a model with more rows than the tokenizer has pieces; None: all.
+        generator: source of randomness, on the device of the model; None: torch's global generator.
 
     Raises:
         ConfigError: an argument is out of range.
     """
     rows = model.config.vocab_size
     if ids.ndim != 1 or not len(ids):
-        raise ConfigError(f"ids have shape {tuple(ids.shape)}; give one row with at least one token")
+        raise ConfigError(f"ids have shape {tuple(ids.shape)}; pass one row with at least one token")
     if int(ids.min()) < 0 or int(ids.max()) >= rows:
-        raise ConfigError(f"token ids {int(ids.min())}…{int(ids.max())} leave the vocabulary of {rows}")
+        raise ConfigError(f"token ids {int(ids.min())}…{int(ids.max())} are outside the vocabulary of {rows}")
     if context < 1:
         raise ConfigError(f"context is {context}; it must be at least 1")
-    return _generate(model, ids, tokens, context, _drawing(model, temperature, top_k, vocab_size, generator))
+    return _generate(model, ids, tokens, context, _sampler(model, temperature, top_k, vocab_size, generator))
 
 
 def sample_sequences(
@@ -63,50 +71,57 @@ def sample_sequences(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """`count` sequences of the model's own, (count, length) int64 on the CPU: the same ones each time on one machine.
+    """Return `count` sequences sampled from the model, (count, length) int64 on the CPU, reproducible on one machine.
 
     Args:
-        first: the token each begins with, the tokenizer's BOS. Further ones are part of what the model writes.
-        temperature: divides the logits; 0 always takes the likeliest token.
-        vocab_size: only ids below it are drawn; None: all the model has.
+        model: in evaluation mode.
+        count: of sequences.
+        length: of each.
+        first: token that begins each, the tokenizer's BOS. The model may sample further ones.
+        temperature: divides the logits; 0 takes the most likely token.
+        vocab_size: draw only ids below it; None: all.
         seed: of the draws.
-        progress: called with the number of tokens written so far.
+        progress: called with the number of tokens sampled so far.
 
     Raises:
         ConfigError: an argument is out of range.
     """
     if count < 1 or length < 1:
-        raise ConfigError(f"{count} sequences of {length} tokens cannot be sampled; ask for one or more")
+        raise ConfigError(f"{count} sequences of {length} tokens cannot be sampled; use at least 1 for both")
     if not 0 <= first < model.config.vocab_size:
-        raise ConfigError(f"the first token {first} leaves the vocabulary of {model.config.vocab_size}")
+        raise ConfigError(f"the first token {first} is outside the vocabulary of {model.config.vocab_size}")
     device = model.tok_emb.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    draw = _drawing(model, temperature, None, vocab_size, generator)
-    rows = torch.full((count, length), first)
-    at_once = together(model, count, length)
-    for start in range(0, count, at_once):
-        part = rows[start : start + at_once]
-        step = Cache(model, len(part), length)
-        ids = part[:, 0].to(device)
-        for place in range(1, length):
-            ids = draw(step(ids[:, None])[:, 0])[:, 0]
-            part[:, place] = ids
+    draw = _sampler(model, temperature, None, vocab_size, generator)
+    sequences = torch.full((count, length), first)
+    rows = parallel_sequences(model, count, length)
+    for start in range(0, count, rows):
+        batch = sequences[start : start + rows]
+        cache = Cache(model, len(batch), length)
+        ids = batch[:, 0].to(device)
+        for position in range(1, length):
+            ids = draw(cache(ids[:, None])[:, 0])[:, 0]
+            batch[:, position] = ids
             if progress is not None:
-                progress(start * length + len(part) * (place + 1))
-    return rows
+                progress(start * length + len(batch) * (position + 1))
+    return sequences
 
 
-def together(model: GPT, count: int, length: int) -> int:
-    """How many of `count` sequences of `length` tokens are sampled side by side."""
+def parallel_sequences(model: GPT, count: int, length: int) -> int:
+    """Return how many of `count` sequences of `length` tokens `sample_sequences` samples in parallel."""
     config = model.config
-    each = 2 * sum(map(len, config.layers(model.looping))) * config.kv_dim * length
-    return max(1, min(count, _CACHED // (each * model.compute_dtype.itemsize)))
+    values = 2 * sum(map(len, layer_order(config, model.depth_recurrence))) * config.kv_dim * length
+    return max(1, min(count, _CACHE_BYTES // (values * model.compute_dtype.itemsize)))
 
 
-def _drawing(
+def _sampler(
     model: GPT, temperature: float, top_k: int | None, vocab_size: int | None, generator: torch.Generator | None
-) -> Callable[[Tensor], Tensor]:
-    """How to draw from logits (…, vocab_size); raises ConfigError when an argument is out of range."""
+) -> Draw:
+    """Return the function that draws from logits.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
     rows = model.config.vocab_size
     if vocab_size is not None and not 1 <= vocab_size <= rows:
         raise ConfigError(f"vocab_size is {vocab_size}; it must be from 1 to the model's {rows}")
@@ -118,13 +133,7 @@ def _drawing(
     return lambda logits: draw(logits[..., :vocab_size])
 
 
-def _generate(
-    model: GPT,
-    ids: Tensor,
-    tokens: int,
-    context: int,
-    draw: Callable[[Tensor], Tensor],
-) -> Iterator[int]:
+def _generate(model: GPT, ids: Tensor, tokens: int, context: int, draw: Draw) -> Iterator[int]:
     window = ids.to(model.tok_emb.weight.device)[-context:]
     for _ in range(tokens):
         with torch.inference_mode():
@@ -134,12 +143,11 @@ def _generate(
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
-    """One token id a row, (…, 1) int64, from logits (…, vocab_size)."""
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
-        worst_kept = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < worst_kept, -torch.inf)
+        threshold = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
     below_best = logits.float() - logits.amax(-1, keepdim=True)
-    scaled = below_best / max(temperature, _LEAST_TEMPERATURE)
+    scaled = below_best / max(temperature, _LOWEST_TEMPERATURE)
     return torch.multinomial(scaled.softmax(-1), 1, generator=generator)

@@ -20,7 +20,7 @@ from birdie.compress.calibration.sensitivity import calibrate
 from birdie.errors import ConfigError
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from birdie.model.sample import together
+from birdie.model.sample import parallel_sequences
 from birdie.run.calibration import loss, rows_in_batch, used
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import synchronize
@@ -86,7 +86,7 @@ def less_reserve(settings: TrainSettings, seconds: float) -> TrainSettings:
 
 def _sampling(model: GPT, count: int, length: int, device: torch.device) -> float:
     """Positions in the middle of their sequences, where attention sees the mean number of keys."""
-    at_once = together(model, count, length)
+    at_once = parallel_sequences(model, count, length)
     step = Cache(model, at_once, length + _POSITIONS)
     step.assume(length // 2)
     ids = torch.zeros((at_once, 1), dtype=torch.int64, device=device)

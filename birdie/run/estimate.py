@@ -1,10 +1,10 @@
-"""What a recipe takes before anything of it runs: parameters, bytes, FLOPs, memory, communication, time.
+"""Estimate of a recipe before anything of it runs: parameters, bytes, FLOPs, memory, communication, time.
 
-    recipe ─► model on the meta device ─► work of a micro-step ─► load of a step on a rank ─► seconds on a machine
+    recipe ─► model on the meta device ─► cost of a micro-step ─► load of a step on a rank ─► seconds on a machine
                      └─► parameters ─► Gaussian samples through scheme and coder ─► bytes of the artifact
 
-Counts are exact, memory and bytes are derived, times rest on the speed of a machine: measured in half a second for this
-CPU, three constants fitted to recorded runs for H100s. docs/estimate.md compares all of it with what was measured.
+Counts are exact, memory and bytes are derived, times need the speed of a machine: measured in half a second for this
+CPU, three constants fitted to recorded runs for H100s. docs/estimate.md compares all of them with measurements.
 """
 
 import dataclasses
@@ -29,39 +29,40 @@ from birdie.compress.small_tensors import can_quantize
 from birdie.entropy import coder as entropy
 from birdie.errors import ConfigError
 from birdie.model.config import GPTConfig
+from birdie.model.cost import Cost, moved_bytes, training_cost
 from birdie.model.gpt import GPT
-from birdie.model.work import Work, moved_bytes, work
 from birdie.run.calibration_budget import less_reserve
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import choose_dtype
-from birdie.train.groups import split_parameters
-from birdie.train.micro import micro_steps
+from birdie.train.micro_batches import micro_steps
 from birdie.train.muon import WIDE
-from birdie.train.parallel import shared_out
+from birdie.train.optimizers import split_parameters
+from birdie.train.parallel_muon import shard_banks
 from birdie.train.settings import TrainSettings
 
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
-# Of what is kept and of one float32 copy of the logits, where torch.compile fuses and computes again: least squares of
-# seven recorded peaks (`python -m benchmarks.estimate --part memory`).
+# Fractions of the kept bytes and of a float32 copy of the logits where torch.compile fuses and recomputes: least
+# squares over seven recorded peaks (`python -m benchmarks.estimate --part memory`).
 COMPILED_KEEPS, COMPILED_LOGITS = 0.80, 0.18
-GAUSSIAN_ERROR = (-0.2, 0.04)  # of bytes that weights decide: fifteen of sixteen small files (docs/estimate.md)
-_SAMPLE = 1 << 16  # weights of a sample that is coded
-_ENTRY = 40  # bytes of a file that a tensor takes beside its streams: name, shape, checksums
+GAUSSIAN_ERROR = (-0.2, 0.04)  # relative error of the coded bytes for fifteen of sixteen small files (docs/estimate.md)
+_SAMPLE = 1 << 16  # weights of the Gaussian sample that is coded
+_ENTRY = 40  # bytes of a tensor in a file besides its streams: name, shape, checksums
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How fast devices are.
+    """Speed of the devices of a machine.
 
     Attributes:
-        devices: ranks.
+        name: for tables.
+        devices: number of ranks.
         matrix_rate: FLOP/s of products with weights, on one device.
         attention_rate: FLOP/s of attention, its causal half counted.
-        bandwidth: bytes/s of what is not a product.
-        kernel_s: seconds of an operation beside its work.
+        bandwidth: bytes/s of operations other than products.
+        kernel_s: overhead of an operation, in seconds.
         micro_step_s: seconds of a micro-step that no count explains.
         link: bytes/s that a rank sends to its peers.
-        compiled: whether activations are kept as torch.compile keeps them.
+        compiled: whether torch.compile decides which activations are kept.
         dtype: of activations.
     """
 
@@ -78,7 +79,7 @@ class Machine:
 
 
 def h100(devices: int) -> Machine:
-    """H100s with NVLink; shares of the peak and constant are those `python -m benchmarks.estimate` fits to records."""
+    """Return H100s with NVLink; `python -m benchmarks.estimate` fits the fractions of the peak and the constant."""
     return Machine(
         f"{devices} × H100",
         devices,
@@ -93,18 +94,18 @@ def h100(devices: int) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step takes from one rank.
+    """Load of a training step on one rank.
 
     Attributes:
-        work: of one micro-step.
+        cost: of one micro-step.
         micro_steps: of a step.
-        update_flops: of Newton–Schulz, for the rank that owns most.
-        reduced_bytes: summed over ranks: gradients of the banks in Newton–Schulz's dtype, of all else in float32.
-            Nothing on one rank.
-        sent_bytes: what a ring sends from each rank for that, and for updates or sums on their way back.
+        update_flops: of Newton–Schulz, on the rank with the most matrices.
+        reduced_bytes: reduced over ranks: gradients of the banks in the dtype of Newton–Schulz, of all else in float32.
+            0 on one rank.
+        sent_bytes: sent by each rank in a ring, for that reduction and for the gathered updates or sums.
     """
 
-    work: Work
+    cost: Cost
     micro_steps: int
     update_flops: int
     reduced_bytes: int
@@ -112,29 +113,29 @@ class Load:
 
     @property
     def flops(self) -> int:
-        """Of a step on this rank, the optimizer's products included."""
-        return self.micro_steps * self.work.flops + self.update_flops
+        """FLOPs of a step on this rank, including the optimizer's products."""
+        return self.micro_steps * self.cost.flops + self.update_flops
 
     def seconds(self, machine: Machine) -> float:
-        """Of a step."""
-        each = self.work
-        micro = each.matrix_flops / machine.matrix_rate + each.attention_flops / machine.attention_rate
-        micro += each.moved_bytes / machine.bandwidth + each.kernels * machine.kernel_s + machine.micro_step_s
+        """Return the seconds of a step on `machine`."""
+        cost = self.cost
+        micro = cost.matrix_flops / machine.matrix_rate + cost.attention_flops / machine.attention_rate
+        micro += cost.moved_bytes / machine.bandwidth + cost.kernels * machine.kernel_s + machine.micro_step_s
         return self.micro_steps * micro + self.update_flops / machine.matrix_rate + self.sent_bytes / machine.link
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device at the end of a forward pass, where training needs most.
+    """Bytes on one device at the end of a forward pass, the peak of training.
 
     Attributes:
         weights: float32 masters.
         gradients: float32.
-        optimizer: Muon's momentum of the matrices a rank owns, Adam's two moments of all else.
-        buffers: what gradients and updates of the banks travel in, padding left out.
-        activations: kept for the backward pass, logits left out.
-        logits: two float32 copies kept and two of their gradients for a moment; less where they are fused.
-        average: float32 copies that an average of the weights keeps.
+        optimizer: Muon's momentum of the rank's matrices, Adam's two moments of all else.
+        buffers: of the gradients and updates of the banks that are sent, without padding.
+        activations: kept for the backward pass, without the logits.
+        logits: two float32 copies that are kept and, briefly, two of their gradients; less where they are fused.
+        average: float32 copies for an average of the weights.
     """
 
     weights: int
@@ -147,18 +148,18 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return sum(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """The file that export writes.
+    """Size of the file that export writes.
 
     Attributes:
-        bytes: expected; with a budget just under it.
-        low, high: where it should lie.
-        budget: that the recipe sets, or None.
+        bytes: expected size; with a budget, just below it.
+        low, high: range of the expected size.
+        budget: of the recipe, or None.
         bits_per_weight: bytes over all parameters.
     """
 
@@ -171,45 +172,46 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A run on a machine.
+    """Course of a run on a machine.
 
     Attributes:
-        step_s: seconds of a step before layers loop, if they ever do.
-        looping_s: seconds of a step with loops.
-        mean_s: seconds of a step over the run.
-        steps: until the last or the cap.
+        machine: the machine.
+        step_s: seconds of a step without depth recurrence.
+        recurrent_s: seconds of a step with depth recurrence, if the recipe has it.
+        mean_s: seconds of a mean step of the run.
+        steps: until the last step or the cap.
         tokens: trained on.
         seconds: of training, as the cap counts it.
-        priming_s: before it.
+        warmup_s: seconds of warm-up before it.
         flops: of all steps on all ranks.
         memory: on each device.
     """
 
     machine: Machine
     step_s: float
-    looping_s: float
+    recurrent_s: float
     mean_s: float
     steps: int
     tokens: int
     seconds: float
-    priming_s: float
+    warmup_s: float
     flops: float
     memory: Memory
 
 
 def parameters(recipe: Recipe) -> int:
-    """Of the recipe's model, which is not built for that."""
+    """Return the number of parameters of the recipe's model, without building it."""
     return sum(groups(recipe.model).values())
 
 
 def groups(config: GPTConfig) -> dict[str, int]:
-    """Parameters by the optimizer group that trains them: matrices, embedding, head, scalars."""
-    members = split_parameters(_meta(config).named_parameters())
-    return {group: sum(p.numel() for p in each.values()) for group, each in members.items()}
+    """Return the number of parameters of each optimizer group: matrices, embedding, head, scalars."""
+    members = split_parameters(_meta(config))
+    return {group: sum(p.numel() for p in parameters.values()) for group, parameters in members.items()}
 
 
-def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, looping: bool) -> Load:
-    """What a step of `recipe` takes from each of `devices` ranks.
+def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, depth_recurrence: bool) -> Load:
+    """Return the load of a step of `recipe` on each of `devices` ranks.
 
     Raises:
         ConfigError: the ranks do not divide the batch.
@@ -217,107 +219,119 @@ def load(recipe: Recipe, devices: int, dtype: torch.dtype, *, looping: bool) -> 
     train, config = recipe.train, recipe.model
     if train.accumulation % devices:
         raise ConfigError(f"{devices} ranks do not divide accumulation {train.accumulation}; choose a divisor")
-    members = split_parameters(_meta(config).named_parameters())
+    members = split_parameters(_meta(config))
     counts = Counter(p.shape for p in members.get("matrices", {}).values())
     banks = sorted((torch.Size((n, *shape)) for shape, n in counts.items()), key=lambda bank: -bank.numel())
-    shares, steps = shared_out(banks, devices), recipe.optimizer.muon_backend_steps
+    shardings, steps = shard_banks(banks, devices), recipe.optimizer.muon_backend_steps
     flops = [newton_schulz_flops(bank[1:], steps) for bank in banks]
     update = max(
-        sum(len(share.own[rank]) * each for share, each in zip(shares, flops, strict=True)) for rank in range(devices)
+        sum(len(sharding.ranges[rank]) * cost for sharding, cost in zip(shardings, flops, strict=True))
+        for rank in range(devices)
     )
-    others = sum(p.numel() for group, each in members.items() if group != "matrices" for p in each.values())
-    padded = sum(devices * share.each * math.prod(bank[1:]) for share, bank in zip(shares, banks, strict=True))
+    others = sum(p.numel() for group, of_group in members.items() if group != "matrices" for p in of_group.values())
+    padded = sum(devices * s.padded * math.prod(bank[1:]) for s, bank in zip(shardings, banks, strict=True))
     reduced = 4 * (others + 1) + dtype.itemsize * padded
     reduced = reduced if devices > 1 else 0
     return Load(
-        work(config, at_once(train, devices) // train.train_seq_len, train.train_seq_len, dtype, looping=looping),
-        micro_steps(train, devices, at_once(train, devices)),
+        training_cost(
+            config,
+            micro_batch_tokens(train, devices) // train.train_seq_len,
+            train.train_seq_len,
+            dtype,
+            depth_recurrence=depth_recurrence,
+        ),
+        micro_steps(train, devices, micro_batch_tokens(train, devices)),
         update,
         reduced,
         2 * (devices - 1) * reduced // devices,
     )
 
 
-def at_once(train: TrainSettings, devices: int) -> int:
-    """Tokens of a micro-batch: a span, unless the recipe gives a number."""
-    asked = 0 if isinstance(train.micro_batch_tokens, str) else train.micro_batch_tokens
-    return min(asked, train.train_batch_tokens // devices) or train.train_batch_tokens // train.accumulation
+def micro_batch_tokens(train: TrainSettings, devices: int) -> int:
+    """Return the tokens of a micro-batch: a gradient-accumulation chunk, unless the recipe sets a number."""
+    tokens = 0 if isinstance(train.micro_batch_tokens, str) else train.micro_batch_tokens
+    return min(tokens, train.train_batch_tokens // devices) or train.chunk_tokens
 
 
 def newton_schulz_flops(shape: torch.Size, steps: int) -> int:
-    """A = XXᵀ, A·A and B·X for X (m, n) with m ≤ n: 4m²n + 2m³ FLOPs an iteration; wide ones 4m²n + 10m³ for two."""
+    """Return the FLOPs of Newton–Schulz on X (m, n), m ≤ n: 4m²n + 2m³ a step; for wide X 4m²n + 10m³ per two steps.
+
+    The products are A = XXᵀ, A·A and B·X.
+    """
     m, n = min(shape), max(shape)
-    alone, pairs = (steps % 2, steps // 2) if n >= WIDE * m else (steps, 0)
-    return alone * (4 * m * m * n + 2 * m**3) + pairs * (4 * m * m * n + 10 * m**3)
+    single, pairs = (steps % 2, steps // 2) if n >= WIDE * m else (steps, 0)
+    return single * (4 * m * m * n + 2 * m**3) + pairs * (4 * m * m * n + 10 * m**3)
 
 
 def memory(recipe: Recipe, of: Load, machine: Machine) -> Memory:
-    """What training needs on each device of `machine`."""
-    each = groups(recipe.model)
-    weights, matrices = 4 * sum(each.values()), each.get("matrices", 0)
-    copy = 4 * at_once(recipe.train, machine.devices) * recipe.model.vocab_size
+    """Return the memory that training needs on each device of `machine`."""
+    counts = groups(recipe.model)
+    weights, matrices = 4 * sum(counts.values()), counts.get("matrices", 0)
+    copy = 4 * micro_batch_tokens(recipe.train, machine.devices) * recipe.model.vocab_size
     keeps, copies = (COMPILED_KEEPS, COMPILED_LOGITS) if machine.compiled else (1.0, 4.0)
     return Memory(
         weights=weights,
         gradients=weights,
         optimizer=4 * -(-matrices // machine.devices) + 2 * (weights - 4 * matrices),
         buffers=machine.dtype.itemsize * (-(-matrices // machine.devices) + 2 * matrices * (machine.devices > 1)),
-        activations=round(keeps * max(0, of.work.kept_bytes - 2 * copy)),
+        activations=round(keeps * max(0, of.cost.kept_bytes - 2 * copy)),
         logits=round(copies * copy),
         average=recipe.average.copies * weights,
     )
 
 
 def schedule(recipe: Recipe, machine: Machine, train: TrainSettings | None = None) -> Schedule:
-    """How a run of `recipe` goes on `machine`; `train`, if given, stands for the recipe's settings of training.
+    """Return the course of a run of `recipe` on `machine`; `train` replaces the recipe's training settings.
 
     Raises:
         ConfigError: the devices do not divide the batch, or calibration leaves no time.
     """
     train = train or training(recipe)
     cap = math.inf if train.cap_ms is None else train.cap_ms / 1000
-    plain = load(recipe, machine.devices, machine.dtype, looping=False)
-    looped = load(recipe, machine.devices, machine.dtype, looping=True) if recipe.model.num_loops else plain
-    step_s, looping_s = plain.seconds(machine), looped.seconds(machine)
-    begin = recipe.model.enable_looping_at if recipe.model.num_loops else 1.0
-    before = min(_steps(begin * cap, step_s), math.ceil(begin * train.last_step))  # whichever share grows faster
-    after = min(_steps(cap - before * step_s, looping_s), train.last_step - before)
-    steps, seconds = before + after, before * step_s + after * looping_s
+    recurs = recipe.model.num_loops > 0
+    plain = load(recipe, machine.devices, machine.dtype, depth_recurrence=False)
+    recurrent = load(recipe, machine.devices, machine.dtype, depth_recurrence=True) if recurs else plain
+    step_s, recurrent_s = plain.seconds(machine), recurrent.seconds(machine)
+    begin = recipe.model.enable_looping_at if recurs else 1.0
+    # recurrence begins by steps or by time, whichever fraction grows faster
+    plain_steps = min(_steps(begin * cap, step_s), math.ceil(begin * train.last_step))
+    recurrent_steps = min(_steps(cap - plain_steps * step_s, recurrent_s), train.last_step - plain_steps)
+    steps, seconds = plain_steps + recurrent_steps, plain_steps * step_s + recurrent_steps * recurrent_s
     return Schedule(
         machine=machine,
         step_s=step_s,
-        looping_s=looping_s,
+        recurrent_s=recurrent_s,
         mean_s=seconds / steps if steps else step_s,
         steps=steps,
         tokens=steps * train.train_batch_tokens,
         seconds=seconds,
-        priming_s=train.warmup_steps * (step_s + looping_s) / 2,
-        flops=float(machine.devices * (before * plain.flops + after * looped.flops)),
-        memory=memory(recipe, looped, machine),
+        warmup_s=train.warmup_steps * (step_s + recurrent_s) / 2,
+        flops=float(machine.devices * (plain_steps * plain.flops + recurrent_steps * recurrent.flops)),
+        memory=memory(recipe, recurrent, machine),
     )
 
 
 def training(recipe: Recipe) -> TrainSettings:
-    """The recipe's settings of training, with the cap less what calibration keeps of it, where the recipe says that.
+    """Return the recipe's training settings, with the cap reduced by the calibration time budget, if it is set.
 
     Raises:
         ConfigError: calibration leaves no time.
     """
-    kept = recipe.calibration.reserve_seconds if recipe.calibration.data != "none" else None
-    return less_reserve(recipe.train, kept or 0.0)
+    reserved = recipe.calibration.reserve_seconds if recipe.calibration.data != "none" else None
+    return less_reserve(recipe.train, reserved or 0.0)
 
 
 def on_this_cpu(recipe: Recipe, train: TrainSettings, ranks: int) -> Schedule:
-    """How a run of `recipe` by `train` goes on this CPU, where each of `ranks` has the speed that one alone has now."""
+    """Return the course of a run of `recipe` with `train` on this CPU, if each rank has the speed of one rank alone."""
     return schedule(recipe, dataclasses.replace(this_cpu(recipe), devices=ranks), train)
 
 
 def artifact(recipe: Recipe) -> Artifact:
-    """The bytes that export will write.
+    """Return the size of the file that export will write.
 
-    With a budget that is what decides. Else rows of Gaussian weights are quantized by the scheme of each matrix and
-    coded by the quick coder: weights of one row without structure, for which the thorough coder finds no more. What no
-    grid takes is 16 bits a value.
+    A budget decides it. Otherwise rows of Gaussian weights are quantized by the scheme of each matrix and coded by the
+    fast coder; they have no structure in which the maximal coder would find more. Tensors without a grid take 16 bits
+    per value.
 
     Raises:
         ConfigError: a pattern of the recipe matches no tensor.
@@ -346,31 +360,32 @@ def artifact(recipe: Recipe) -> Artifact:
 
 
 def gaussian_bits(scheme: Scheme, shape: tuple[int, ...]) -> float:
-    """Bits a weight, steps and scales included, of a matrix of independent Gaussians under `scheme`, by coding some."""
+    """Return the bits per weight, scales included, of a Gaussian matrix under `scheme`, from a coded sample."""
     columns = math.prod(shape[1:])
     rows = min(shape[0], max(64, _SAMPLE // columns))
     sample = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     encoded = scheme.encode("sample", sample)
     layouts = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
     streams = zip(encoded.streams, layouts, strict=True)
-    return 8 * sum(len(entropy.encode(each, layout.hints, "fast").payload) for each, layout in streams) / sample.numel()
+    payloads = (entropy.encode(symbols, layout.hints, "fast").payload for symbols, layout in streams)
+    return 8 * sum(map(len, payloads)) / sample.numel()
 
 
 def this_cpu(recipe: Recipe) -> Machine:
-    """The speed of this CPU on products, attention and elementwise work of the recipe's sizes: half a second's work."""
+    """Measure the speed of this CPU on products, attention and elementwise work of the recipe's sizes (0.5 s)."""
     config, train = recipe.model, recipe.train
     dtype = choose_dtype(train.compute_dtype, torch.device("cpu"))
-    tokens = min(train.train_batch_tokens // train.accumulation, 4096)
+    tokens = min(train.chunk_tokens, 4096)
     dim, hidden, length = config.model_dim, config.mlp_hidden, min(train.train_seq_len, tokens)
     x, weight = torch.ones(tokens, dim, dtype=dtype), torch.ones(dim, hidden, dtype=dtype)
     product_s = _median(lambda: x @ weight)
     q = torch.ones(1, config.num_heads, length, config.head_dim, dtype=dtype, requires_grad=True)
     attention_s = _median(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())  # type: ignore[no-untyped-call]
-    some = max(1, min(tokens, (1 << 22) // config.vocab_size))  # beyond the caches, and no slower for being larger
-    logits = torch.ones(some, config.vocab_size, requires_grad=True)
-    targets = torch.zeros(some, dtype=torch.int64)
+    rows = max(1, min(tokens, (1 << 22) // config.vocab_size))  # larger than the caches; more would not be slower
+    logits = torch.ones(rows, config.vocab_size, requires_grad=True)
+    targets = torch.zeros(rows, dtype=torch.int64)
 
-    def head() -> None:  # of small models what takes most of the time that products do not
+    def head() -> None:  # in small models, most of the time outside products
         F.cross_entropy(30 * torch.tanh(logits / 30), targets).backward()  # type: ignore[no-untyped-call]
 
     moved_s = _median(head, 0.3)
@@ -388,7 +403,7 @@ def this_cpu(recipe: Recipe) -> Machine:
 
 
 _CHAIN = 32
-_CHAIN_KERNELS = 4 * _CHAIN  # a product forward; two backward, and their sum
+_CHAIN_KERNELS = 4 * _CHAIN  # one product forward, two backward, and their sum
 
 
 def _chain(x: Tensor) -> Tensor:
@@ -399,17 +414,17 @@ def _chain(x: Tensor) -> Tensor:
 
 
 def _median(run: Callable[[], object], seconds: float = 0.1) -> float:
-    """The time `run` took, the median within `seconds`; the first one, which sets things up, does not count."""
+    """Return the median time of `run`, repeated for `seconds`; the first call, which initializes, does not count."""
     run()
     times, end = [time.perf_counter()], time.perf_counter() + seconds
     while len(times) < 4 or times[-1] < end:
         run()
         times.append(time.perf_counter())
-    return statistics.median(done - began for began, done in itertools.pairwise(times))
+    return statistics.median(end - start for start, end in itertools.pairwise(times))
 
 
 def _steps(seconds: float, step_s: float) -> int:
-    """Steps begun within `seconds`."""
+    """Return the number of steps that begin within `seconds`."""
     return math.ceil(seconds / step_s) if seconds < math.inf else 1 << 62
 
 

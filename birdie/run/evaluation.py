@@ -26,7 +26,7 @@ from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.model.gpt import GPT
-from birdie.model.shape import config_of
+from birdie.model.infer_config import infer_config
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import choose_device, choose_dtype, dtype_name
@@ -108,7 +108,7 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
 def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
     """The GPT in a challenge's int8 export that was compressed whole, and the recipe its shape tells of."""
     state = baseline.dequantize(load_object(path))
-    recipe = Recipe(model=config_of(state))
+    recipe = Recipe(model=infer_config(state))
     model = GPT(recipe.model)
     fill(model, state, str(path))
     return model.to(device).eval(), recipe
@@ -210,7 +210,7 @@ def evaluate(
                 f"adapt {settings.adapt} learned nothing: all of the text is in one chunk; make chunks smaller"
             )
     if through is not None:
-        notify(f"at work: {through.evidence()}")
+        notify(f"active: {through.evidence()}")
     if not clock.within:
         warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
     return Evaluation(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from birdie.errors import DataError
 from birdie.run.history import Entry
-from birdie.train.schedule import scheduled
+from birdie.train.schedule import scheduled_lr_multiplier
 from birdie.train.settings import TrainSettings
 
 ALPHA, GAMMA = 0.55, 0.6
@@ -123,7 +123,7 @@ def total_steps(settings: TrainSettings, step_ms: float) -> int:
 @lru_cache(maxsize=64)
 def features(settings: TrainSettings, step_ms: float, steps: int) -> _Array:
     """(steps + 1, 3): 1, S^−α and −D^γ after each number of steps; S after none is taken as that after one."""
-    factors = np.array([scheduled(settings, step, step * step_ms) for step in range(steps)])
+    factors = np.array([scheduled_lr_multiplier(settings, step, step * step_ms) for step in range(steps)])
     learned = np.concatenate(([0.0], np.cumsum(factors))) / 1000
     annealed = np.concatenate(([0.0], np.cumsum(1 - factors))) / steps
     return np.stack((np.ones(steps + 1), np.maximum(learned, 1e-3) ** -ALPHA, -(annealed**GAMMA)), axis=1)

@@ -24,10 +24,9 @@ from birdie.artifact.summary import Summary
 from birdie.compress.rate.size import parse_size
 from birdie.data.batches import Batches
 from birdie.errors import ConfigError, OutputError
-from birdie.model.documents import Documents
-from birdie.model.evidence import Looping, evidence
+from birdie.model.attention_kernels import best_kernels
+from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT
-from birdie.model.kernels import installed
 from birdie.run import history, preflight
 from birdie.run.calibration import Calibrated, calibrated
 from birdie.run.calibration_budget import MARGIN, expected, less_reserve
@@ -41,12 +40,12 @@ from birdie.runtime.distributed import World
 from birdie.runtime.files import require_writable, write_bytes
 from birdie.runtime.startup import StartupTimer
 from birdie.score.bpb import Score, bits_per_byte
-from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint, require_alike
-from birdie.train.compilation import Compiling, cache_of, kinds_of_rank
+from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint, require_same_checkpoint
+from birdie.train.compilation import CompileReport, compile_cache, distinct_ranks
+from birdie.train.fp8 import MULTIPLE, Float8, remove_fp8
 from birdie.train.loop import Fit, fit
-from birdie.train.precision import MULTIPLE, Float8, remove_fp8
 from birdie.train.profile import Profile, profile
-from birdie.train.protocols import Preparation
+from birdie.train.protocols import StepHook
 
 
 class Run:
@@ -56,7 +55,7 @@ class Run:
         recipe: every setting.
         folder: the run folder; made if need be.
         replace: whether an earlier run in the folder may be overwritten.
-        profiled: whether steps are profiled after priming, which changes nothing of the run.
+        profiled: whether steps are profiled after warm-up, which changes nothing of the run.
         world: this rank among its peers.
         notify: gets one-line remarks (a fallback taken, a doubt about the data).
 
@@ -90,7 +89,7 @@ class Run:
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = StartupTimer()
-        self.compiling: Compiling | None = None
+        self.compiling: CompileReport | None = None
         self.checks: list[preflight.Check] = []
         with self.startup.part("data"):
             text = read(recipe, notify)
@@ -102,7 +101,7 @@ class Run:
         with self.startup.part("model"):
             self.model = GPT(recipe.model).to(self.device)
         self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
-        self.model.kernels = installed(self.device, self.model.compute_dtype)
+        self.model.kernels = best_kernels(self.device, self.model.compute_dtype)
         self.steps = 0
         self.training, self.reserved = recipe.train, 0.0
         self.calibration: Calibrated | None = None
@@ -115,7 +114,7 @@ class Run:
         return self.folder / "checkpoints"
 
     def train(
-        self, *, resume: bool = False, stop: Callable[[], bool] = lambda: False, on_priming: Progress = no_progress
+        self, *, resume: bool = False, stop: Callable[[], bool] = lambda: False, on_warmup: Progress = no_progress
     ) -> Iterator[Event]:
         """Train to the last step, the wall-clock cap, or until `stop()`; yields what happens as it happens.
 
@@ -123,7 +122,7 @@ class Run:
             resume: go on from the latest checkpoint of the folder if there is one; done unasked where torchrun has
                 started all ranks anew and the checkpoint is of the same job.
             stop: asked after every step; True on any rank ends the run on all, after a checkpoint.
-            on_priming: called with (done, total) after each priming step.
+            on_warmup: called with (done, total) after each warm-up step.
 
         Raises:
             ConfigError: the loss is no longer finite, the ranks do not divide the batch, or calibration needs all
@@ -132,7 +131,7 @@ class Run:
         """
         job = self.world.broadcast_string(self.world.job)
         checkpoint = self._checkpoint(resume, job)
-        require_alike(checkpoint, self.checkpoints, self.world)
+        require_same_checkpoint(checkpoint, self.checkpoints, self.world)
         about = self._identity() | self._reserve(checkpoint) | {"job": job}
         settings = self.training
         yield self._checked()
@@ -150,11 +149,8 @@ class Run:
         )
         qat = self.recipe.qat
         prepared = qat.prepare(self.model, self.notify) if qat.enabled else None
-        along: list[Preparation] = [] if prepared is None else [prepared]
-        changes: list[float] = []
-        if self.recipe.model.num_loops:
-            along.append(Looping(self.model, self.notify))
-            changes.append(self.recipe.model.enable_looping_at)
+        model_hooks = self.model.step_hooks(self.notify)
+        hooks: list[StepHook] = [*([] if prepared is None else [prepared]), *model_hooks]
         try:
             going = fit(
                 self.model,
@@ -166,10 +162,10 @@ class Run:
                 resume=checkpoint,
                 about=about,
                 notify=self.notify,
-                on_priming=on_priming,
+                on_warmup=on_warmup,
                 stop=stop,
-                prepared=along,
-                changes=changes,
+                hooks=hooks,
+                changes=[change for hook in model_hooks for change in hook.changes],
                 average=self.recipe.average,
                 bandit=self.recipe.bandit,
                 documents=self._documents(),
@@ -193,7 +189,7 @@ class Run:
         yield self._started(going)
         save_every, validate_every = self.recipe.run.checkpoint_every, self.recipe.validation.every
         validated = None
-        self._prime(going)
+        self._warm_up(going)
         if self.profiled and not going.interrupted:
             yield from self._profile(going)
         if going.step == 0 and validate_every and not going.interrupted:
@@ -208,17 +204,17 @@ class Run:
             if step.stopping or (save_every and step.number % save_every == 0):
                 yield from self._saved(going)
         if going.interrupted:
-            if self.steps == 0:  # stopped while priming
+            if self.steps == 0:  # stopped during warm-up
                 yield from self._saved(going)
             yield Interrupted(going.step, self.checkpoints)
         elif validated != going.step:  # resumed after the last step
             yield self._validated(going)
         if not going.interrupted:
             self.weights = str(going.average)
-            for line in (*going.finish(), *evidence(self.model)):
-                self.notify(f"at work: {line}")
+            for line in (*going.finish(), *self.model.diagnostics()):
+                self.notify(f"active: {line}")
             if self.compiling is not None:
-                self.compiling.ended()
+                self.compiling.end_run()
 
     def _saved(self, going: Fit) -> Iterator[Saved]:
         """Write a checkpoint; a run that is not being stopped goes on without."""
@@ -244,18 +240,18 @@ class Run:
                 raise ConfigError("another rank fails its preflight and says why")
         return Checked(tuple(self.checks))
 
-    def _prime(self, going: Fit) -> None:
-        """Prime, with what an earlier run compiled; and say what the start took."""
+    def _warm_up(self, going: Fit) -> None:
+        """Warm up with the compile cache of an earlier run, and report the start-up time."""
         if going.facts["compiled"]:
-            cache = cache_of(self.recipe.to_dict(), self.world.rank, self.world.size, self.device)
-            self.compiling = Compiling(cache, self.notify)
+            cache = compile_cache(self.recipe.to_dict(), self.world.rank, self.world.size, self.device)
+            self.compiling = CompileReport(cache, self.notify)
             with self.startup.part("compile cache"):
-                self.compiling.before()
+                self.compiling.begin_warmup()
         with self.startup.part("priming"):
-            going.prime()
+            going.warm_up()
         if self.compiling is not None:
             with self.startup.part("compile cache"):
-                self.compiling.ready(keep=self.world.rank < kinds_of_rank(self.recipe.to_dict()))
+                self.compiling.end_warmup(save=self.world.rank < distinct_ranks(self.recipe.to_dict()))
         self.notify(self.startup.line())
 
     def _profile(self, going: Fit) -> Iterator[Profiled]:
@@ -270,7 +266,7 @@ class Run:
         length = self.training.train_seq_len  # a packed row is far longer than what attention should see at once
         few = MULTIPLE // math.gcd(length, MULTIPLE)  # sequences: as many tokens as fp8 wants, and no more
         ids, targets = (each.reshape(-1, length)[:few].to(self.device) for each in (ids, targets))
-        self.notify(f"at work: {float8.evidence(lambda: self.model.loss(ids, targets))}")
+        self.notify(f"active: {float8.diagnostics(lambda: self.model.loss(ids, targets))}")
 
     def _validated(self, going: Fit) -> Validated:
         """Score what would be exported now, the average of weights if there is one, and note it in the folder."""
@@ -317,12 +313,12 @@ class Run:
         self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration ({why})")
         return {"calibration": {"asked": asked, "reserved": self.reserved}}
 
-    def _documents(self) -> Documents | None:
+    def _documents(self) -> DocumentFinder | None:
         """What finds the bounds of documents, if rows are packed or a kernel takes them."""
         config, packed = self.recipe.model, self.recipe.data.order == "packed"
         if not packed and (not config.isolate_documents or self.model.kernels.varlen is None):
             return None
-        return Documents(config.bos_id, self.device, packed=packed, notify=self.notify)
+        return DocumentFinder(config.bos_id, self.device, packed=packed, notify=self.notify)
 
     def _identity(self) -> dict[str, Any]:
         """What must not change between a checkpoint and going on from it: model, tokenizer, and the order of data."""

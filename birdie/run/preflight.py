@@ -22,7 +22,7 @@ from birdie.artifact.load import load as load_file
 from birdie.artifact.save import save
 from birdie.data.shards import read_shard
 from birdie.errors import BirdieError, ConfigError
-from birdie.model.kernels import installed
+from birdie.model.attention_kernels import best_kernels
 from birdie.run import estimate
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
@@ -114,7 +114,7 @@ def require(found: Sequence[Check]) -> None:
 def _needed(recipe: Recipe, facts: Facts) -> estimate.Memory:
     dtype = choose_dtype(recipe.train.compute_dtype, torch.device(facts.device))
     machine = estimate.Machine("this one", facts.ranks, 1.0, 1.0, compiled=facts.compiles, dtype=dtype)
-    load = estimate.load(recipe, facts.ranks, dtype, looping=recipe.model.num_loops > 0)
+    load = estimate.load(recipe, facts.ranks, dtype, depth_recurrence=recipe.model.num_loops > 0)
     return estimate.memory(recipe, load, machine)
 
 
@@ -287,7 +287,7 @@ def attention_kernel(recipe: Recipe, device: torch.device) -> str | None:
     """What takes a sequence of this recipe, forward and backward: a kernel beside torch's, or the one torch takes."""
     model, length = recipe.model, recipe.train.train_seq_len
     dtype = choose_dtype(recipe.train.compute_dtype, device)
-    kernels = installed(device, dtype)
+    kernels = best_kernels(device, dtype)
     if (kernels.varlen if model.isolate_documents else kernels.plain) is not None:
         return kernels.name
     q, k = (

@@ -1,11 +1,10 @@
-"""A recipe made small for a small machine: shape, batch, schedule and budget shrink together.
+"""Presets that shrink a recipe for a small machine: shape, batch, schedule and budget shrink together.
 
     Recipe ── scaled(recipe, "cpu", step_ms=43.54) ──► Recipe
 
-What is a share stays that share: of the layers (loops, lanes, exclusive attention, embeddings of values), of a head
-(rotary dimensions), of the run (warmdown, momentum's rise, an average's memory), bits per weight under a budget.
-Learning rates stay, for Muon's updates have one size whatever the width. Vocabulary and tokenizer stay: they are the
-data's.
+Shares stay the same: of the layers and of a head (each setting of the model says how it shrinks, `GPTConfig.resized`),
+of the run (warmdown, momentum warm-up, memory of an average), and bits per weight under a budget. Learning rates stay,
+because Muon's updates have one size whatever the width. Vocabulary and tokenizer stay: they belong to the data.
 """
 
 import dataclasses
@@ -15,14 +14,13 @@ from typing import Any
 
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
-from birdie.model.config import GPTConfig
 from birdie.run.estimate import groups
 from birdie.run.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much smaller, and for how long.
+    """Size of the shrunk run.
 
     Attributes:
         width: share of the model's width and of its tables' rows and widths.
@@ -65,7 +63,7 @@ def scaled(recipe: Recipe, name: str, step_ms: float | None = None) -> Recipe:
     if name not in SCALES:
         raise ConfigError(f"there is no scale {name!r}; choose {' or '.join(SCALES)}")
     scale = SCALES[name]
-    model = _model(recipe.model, scale)
+    model = recipe.model.resized(width=scale.width, depth=scale.depth, seq_len=scale.seq_len)
     export, validation = recipe.export, recipe.validation
     budget = export.budget
     if budget is not None:
@@ -92,42 +90,6 @@ def scaled(recipe: Recipe, name: str, step_ms: float | None = None) -> Recipe:
             int4_layers=_moved(export.int4_layers, layers, model.num_layers),
         ),
     )
-
-
-def _model(config: GPTConfig, scale: Scale) -> GPTConfig:
-    """Heads shrink by the root of the width, so that they get narrower as well as fewer."""
-    queries = config.num_heads // config.num_kv_heads  # that share a key
-    kv_heads = max(1, math.floor(config.num_kv_heads * math.sqrt(scale.width)))
-    heads = queries * kv_heads
-    dim = 2 * heads * max(1, round(config.model_dim * scale.width / (2 * heads)))
-    layers = max(1, math.ceil(config.num_layers * scale.depth))
-    loops = _moved((config.loop_start, config.loop_end), config.num_layers, layers)
-    start = config.parallel_start_layer
-    if start is not None:
-        start = _moved((start,), config.num_layers, layers)[0]
-        if config.parallel == "lanes" and config.num_loops:
-            start = min(max(start, loops[-1] + 1), layers - 1)
-    changed: dict[str, Any] = {
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "model_dim": dim,
-        "num_layers": layers,
-        "embed_dim": _narrowed(config.embed_dim, scale.width),
-        "bigram_vocab_size": _narrowed(config.bigram_vocab_size, scale.width),
-        "bigram_dim": _narrowed(config.bigram_dim, scale.width),
-        "value_embed_dim": _narrowed(config.value_embed_dim, scale.width),
-        "value_embed_layers": _moved(config.value_embed_layers, config.num_layers, layers),
-        "rope_dims": 2 * math.ceil(config.rope_dims * (dim // heads) / config.head_dim / 2),
-        "rope_train_seq_len": min(config.rope_train_seq_len, scale.seq_len),
-        "xsa_last_n": math.ceil(config.xsa_last_n * layers / config.num_layers),
-        "attn_window": min(config.attn_window, scale.seq_len),
-        "attn_window_layers": _moved(config.attn_window_layers, config.num_layers, layers),
-        "gate_window": min(config.gate_window, dim),
-        "loop_start": loops[0],
-        "loop_end": loops[-1],
-        "parallel_start_layer": start,
-    }
-    return dataclasses.replace(config, **changed)
 
 
 def _schedule(recipe: Recipe, scale: Scale, step_ms: float | None) -> dict[str, Any]:
@@ -157,7 +119,7 @@ def _schedule(recipe: Recipe, scale: Scale, step_ms: float | None) -> dict[str, 
             if train.seq_len_start
             else 0,
             mixed_seq_lens=(),
-            batch_tokens_start=0,  # one span is not cut
+            batch_tokens_start=0,  # a single chunk cannot be scheduled
         ),
         "optimizer": dataclasses.replace(optimizer, muon_momentum_warmup_steps=math.ceil(rises * shorter)),
         "average": dataclasses.replace(
@@ -169,11 +131,6 @@ def _schedule(recipe: Recipe, scale: Scale, step_ms: float | None) -> dict[str, 
     }
 
 
-def _narrowed(size: int, share: float) -> int:
-    """A width or a number of rows; 0 stays 0."""
-    return max(2, round(size * share)) if size else 0
-
-
-def _moved(layers: tuple[int, ...], before: int, after: int) -> tuple[int, ...]:
-    """The same depths in a model of `after` layers, each once."""
-    return tuple(sorted({layer * after // before for layer in layers}))
+def _moved(layers: tuple[int, ...], old_count: int, new_count: int) -> tuple[int, ...]:
+    """Return layers at the same relative depths in a model of `new_count` layers, each once."""
+    return tuple(sorted({layer * new_count // old_count for layer in layers}))

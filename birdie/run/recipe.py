@@ -38,7 +38,7 @@ from birdie.score.settings import DOCUMENTWISE, EvaluationSettings
 from birdie.train.average import AverageSettings
 from birdie.train.bandit import BanditSettings
 from birdie.train.compilation import CompileCacheName
-from birdie.train.groups import OptimizerSettings
+from birdie.train.optimizers import OptimizerSettings
 from birdie.train.settings import TrainSettings, comma_separated
 
 if TYPE_CHECKING:

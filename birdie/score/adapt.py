@@ -127,7 +127,7 @@ class Learner:
         """
         places = np.concatenate([np.arange(*each, dtype=np.int64) for each in ranges]) if ranges else np.empty(0, int)
         size = self.settings.batch_seqs * length
-        with self._training(), self.model.rotary.windows_of(length):
+        with self._training(), self.model.rotary.base_for_length(length):
             for _ in range(self.settings.epochs):
                 for begin in range(0, len(places), size):
                     batch = places[begin : begin + size]
@@ -232,19 +232,19 @@ class Learner:
     @contextmanager
     def _training(self) -> Iterator[None]:
         """Inside, the model trains as in training, its frozen weights have no gradients; after it all is as before."""
-        model, way = self.model, self.model.way
+        model, backend = self.model, self.model.loss_backend
         wanted = {name: p.requires_grad for name, p in self._named.items()}
         was_training = model.training
         for name, p in self._named.items():
             p.requires_grad_(name in self._learning)
         model.train()
-        model.fuse()
+        model.fuse_loss()
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 yield
         finally:
             self._drop_gradients()
-            model.way = way
+            model.loss_backend = backend
             model.train(was_training)
             for name, p in self._named.items():
                 p.requires_grad_(wanted[name])

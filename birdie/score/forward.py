@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.model.attention import Rotary
+from birdie.model.rotary import Rotary
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
@@ -110,7 +110,7 @@ def losses(
         if temperature == 1.0 and asked is None:
             nats = model.loss(ids, targets, reduction="none")
             return nats.float().cpu().numpy().astype(np.float64), None
-        logits = model(ids, tail=scored) / temperature  # type: ignore[operator]
+        logits = model(ids, last_n=scored) / temperature  # type: ignore[operator]
         return read_off(logits, targets, asked_at(asked, batch.firsts, scored))
 
 
@@ -125,7 +125,7 @@ def at_once(device: torch.device) -> int:
 def positions_of(model: LanguageModel, length: int) -> AbstractContextManager[None]:
     """Inside, a GPT counts positions as in windows of `length`, however short one is."""
     rotary = getattr(model, "rotary", None)
-    return rotary.windows_of(length) if isinstance(rotary, Rotary) else nullcontext()
+    return rotary.base_for_length(length) if isinstance(rotary, Rotary) else nullcontext()
 
 
 def read_off(logits: Tensor, targets: Tensor, asked: Tensor | None = None) -> tuple[Nats, Nats | None]:

@@ -190,7 +190,7 @@ class DocumentLearner:
         chunk, lengths = self.settings.chunk, stops - begins
         self.adapters.reset(warm=self.settings.warm_a)
         self._optimizer.reset()
-        with self.adapters.attached(self.model), self.model.rotary.windows_of(self.context):
+        with self.adapters.attached(self.model), self.model.rotary.base_for_length(self.context):
             for first in range(0, int(lengths[0]), chunk):
                 # those whose chunk is their last need no gradient
                 further, active = (int((lengths > place).sum()) for place in (first + chunk, first))
@@ -299,7 +299,7 @@ class LoraScorer:
         first = place // self._settings.chunk * self._settings.chunk
         with self._attached(), torch.no_grad():
             ids = self._window(first)
-            logits: Tensor = self._model(ids, tail=self._settings.chunk)[0, place - first]
+            logits: Tensor = self._model(ids, last_n=self._settings.chunk)[0, place - first]
         return logits.log_softmax(0).cpu()
 
     def reveal(self, token: int) -> None:
@@ -321,7 +321,7 @@ class LoraScorer:
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
-        with self._adapters.attached(self._model), self._model.rotary.windows_of(self._context):
+        with self._adapters.attached(self._model), self._model.rotary.base_for_length(self._context):
             yield
 
     def _window(self, first: int) -> Tensor:

@@ -177,7 +177,7 @@ def about(model: GPT, shape: Shape) -> dict[str, Any]:
     device = model.tok_emb.weight.device
     plain = {
         "model": dataclasses.asdict(model.config),
-        "looping": model.looping,
+        "looping": model.depth_recurrence,
         "windows": f"of {shape.rows} × {shape.length} tokens, {shape.scored} scored",
         "dtype": dtype_name(model.compute_dtype),
         "device": device.type,
@@ -219,7 +219,7 @@ def _sources() -> str:
     """A digest of the source that a package is compiled from."""
     found = hashlib.sha256()
     for folder in birdie.model.__path__:
-        for path in sorted(Path(folder).glob("*.py")):
+        for path in sorted(Path(folder).rglob("*.py")):
             found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

@@ -40,8 +40,8 @@ class WindowScorer:
         """Log-probabilities of the next token, (V,) float32."""
         window = self._seen[self._begin() :]
         ids = torch.tensor([window], device=self._model.tok_emb.weight.device)
-        with torch.inference_mode(), self._model.rotary.windows_of(self._length):
-            logits: Tensor = self._model(ids, tail=1)[0, -1] / self._temperature
+        with torch.inference_mode(), self._model.rotary.base_for_length(self._length):
+            logits: Tensor = self._model(ids, last_n=1)[0, -1] / self._temperature
             return logits.log_softmax(0).cpu()
 
     def reveal(self, token: int) -> None:

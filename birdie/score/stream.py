@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
+from birdie.model.techniques.depth_recurrence import layer_order
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
@@ -106,7 +107,7 @@ def score_stream(
             n = min(chunk, cache.ahead, length - place)
             span = np.asarray(tokens)[batch.begins[:, None] + np.arange(place, place + n + 1)].astype(np.int64)
             ids, targets = (torch.from_numpy(each).to(device) for each in (span[:, :-1], span[:, 1:]))
-            with torch.inference_mode(), model.rotary.windows_of(context):
+            with torch.inference_mode(), model.rotary.base_for_length(context):
                 logits = cache(ids)
                 if place + n > unscored:
                     new = max(0, unscored - place)
@@ -124,6 +125,6 @@ def score_stream(
 def _row_bytes(model: GPT, context: int, chunk: int, length: int) -> int:
     """About what one part of this length keeps; in few bits it is less."""
     config = model.config
-    layers = sum(map(len, config.layers(model.looping)))
+    layers = sum(map(len, layer_order(config, model.depth_recurrence)))
     places = min(length, context + max(chunk, context // 2))
     return layers * 2 * config.num_kv_heads * config.head_dim * places * model.compute_dtype.itemsize

@@ -1,1 +1,1 @@
-"""Training: optimizers, schedules, checkpoints, the loop. Knows a model by its loss and its parameters' names only."""
+"""Training: the loop, its optimizers and schedules, checkpoints, averages of the weights, and profiles."""

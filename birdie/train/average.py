@@ -1,21 +1,21 @@
-"""Averages of the weights along a run, which is what is validated, exported and scored in place of the last weights.
+"""Averages of the weights along a run; validation, export and scores use the average instead of the last weights.
 
     weights after each step ──► EMA:  a ← d·a + (1 − d)·w      from the initial weights on
                             ──► SWA:  mean of the weights every N steps once the learning rates are low
                             ──► LAWA: mean of the last K snapshots, one every N steps
 
-Kept in float32 (or better) over all parameters and floating buffers: an average kept in bfloat16 forgets every change
-below 2⁻⁹ of a weight, which records ran with. A step costs one pass over the weights in a few launches, no copy, no
-communication: all ranks hold the same weights, so they hold the same average.
+Averages are float32 (or better) over all parameters and floating-point buffers: an average in bfloat16 would lose every
+change below 2⁻⁹ of a weight, which happened in some records. A step costs one pass over the weights in a few kernel
+launches, no copy and no communication: all ranks have the same weights, so they have the same average.
 
-The model's tensors are only ever read and written in place, so that what are views of one storage stay views of it.
+The model's tensors are only ever read and written in place, so that views of one storage (`banks`) stay views.
 
 Sources: SWA: Izmailov et al. 2018 (arXiv 1803.05407); LAWA: Kaddour 2022 (arXiv 2209.14981); EMA as in
 openai/parameter-golf #287, which replaced the SWA of the records before it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -25,6 +25,7 @@ from cyclopts import Parameter
 from torch import Tensor
 
 from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.nvtx import nvtx_range
 
 Kind = Literal["none", "ema", "swa", "lawa"]
@@ -33,7 +34,7 @@ _TERMS = "terms"
 
 @dataclass(frozen=True, slots=True)
 class AverageSettings:
-    """Which average of the weights is the result of a run; without one it is the last weights.
+    """Choice of the average of the weights that is the result of a run; without one, the last weights are.
 
     Raises:
         ConfigError: a value is out of range.
@@ -41,9 +42,11 @@ class AverageSettings:
 
     kind: Annotated[
         Kind,
-        Parameter(help="ema: exponential; swa: mean once the learning rates are low; lawa: mean of the last ones."),
+        Parameter(
+            help="ema: exponential; swa: mean once the learning rates are low; lawa: mean of the last snapshots."
+        ),
     ] = "none"
-    ema_decay: Annotated[float, Parameter(help="Share of the EMA that a step keeps.")] = 0.997
+    ema_decay: Annotated[float, Parameter(help="Factor on the EMA at each step.")] = 0.997
     swa_every: Annotated[int, Parameter(env_var="SWA_EVERY", help="Steps between two terms of the SWA.")] = 50
     swa_below: Annotated[
         float, Parameter(env_var="SWA_START_FRAC", help="Factor on the learning rates below which SWA takes terms.")
@@ -68,7 +71,7 @@ class AverageSettings:
 
     @property
     def copies(self) -> int:
-        """How many times the weights are held, in float32, at most."""
+        """Copies of the weights in float32, at most."""
         return {"none": 0, "ema": 1, "swa": 1, "lawa": self.lawa_k}[self.kind]
 
 
@@ -76,32 +79,37 @@ class Average:
     """The average of one run's weights; of kind "none" it costs nothing and does nothing.
 
     Args:
-        settings: which, and how.
-        tensors: the model's parameters and buffers by name; those of floating dtype are averaged, others stay the last.
-        notify: gets a line when a checkpoint brings no average of this kind.
+        settings: kind of the average.
+        tensors: parameters and buffers of the model by name; floating-point ones are averaged, others keep their last
+            value.
+        notify: called with a line when a checkpoint has no average of this kind.
 
     Attributes:
-        terms: weights that went in.
+        settings: the argument.
+        terms: number of weights in the average.
         applied: whether the model holds the average now.
     """
 
-    def __init__(
-        self, settings: AverageSettings, tensors: Mapping[str, Tensor], notify: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, settings: AverageSettings, tensors: Mapping[str, Tensor], notify: Notify = no_message) -> None:
         self.settings, self.terms, self.applied, self._notify = settings, 0, False, notify
         averaged = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
         self._names, self._weights = list(averaged), list(averaged.values())
-        self._slots: list[list[Tensor]] = []
-        self._begin()
+        self._slots: list[list[Tensor]] = []  # one copy of the weights each, the oldest first
+        self._clear()
 
-    def _begin(self) -> None:
-        """EMA's first value is the weights as they are; the others have none before their first term."""
+    def _clear(self) -> None:
+        """Start anew: an EMA with the weights as they are; the others have no value before their first term."""
         self.terms = 0
         self._slots = [self._copies()] if self.settings.kind in ("ema", "swa") else []
 
     @torch.no_grad()
     def update(self, step: int, multiplier: float) -> None:
-        """Take the weights after `step` finished steps, the last at `multiplier` times the learning rates, if due."""
+        """Add the weights to the average if a term is due.
+
+        Args:
+            step: finished steps.
+            multiplier: factor on the learning rates of the last one.
+        """
         settings = self.settings
         if settings.kind != "none":
             with nvtx_range("average"):
@@ -110,10 +118,10 @@ class Average:
     def _update(self, settings: AverageSettings, step: int, multiplier: float) -> None:
         if settings.kind == "ema":
             self.terms += 1
-            torch._foreach_lerp_(self._slots[0], self._wide(), 1 - settings.ema_decay)
+            torch._foreach_lerp_(self._slots[0], self._wide_weights(), 1 - settings.ema_decay)
         elif settings.kind == "swa" and multiplier < settings.swa_below and step % settings.swa_every == 0:
             self.terms += 1
-            torch._foreach_lerp_(self._slots[0], self._wide(), 1 / self.terms)
+            torch._foreach_lerp_(self._slots[0], self._wide_weights(), 1 / self.terms)
         elif settings.kind == "lawa" and step % settings.lawa_every == 0:
             self.terms += 1
             oldest = self._slots.pop(0) if len(self._slots) == settings.lawa_k else self._copies()
@@ -121,22 +129,22 @@ class Average:
             self._slots.append(oldest)
 
     def __str__(self) -> str:
-        """What the average is made of, or "the last weights" where there is none."""
+        """Name the weights that are the result: the average, or "the last weights" before its first term."""
         if not self.terms:
             return "the last weights"
         if self.settings.kind == "ema":
             return f"EMA {self.settings.ema_decay:g} of {self.terms:,} steps"
-        held = self.terms if self.settings.kind == "swa" else len(self._slots)
-        return f"{self.settings.kind.upper()} of {held:,} snapshots"
+        count = self.terms if self.settings.kind == "swa" else len(self._slots)
+        return f"{self.settings.kind.upper()} of {count:,} snapshots"
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that is held, to be made the same on all ranks."""
+        """Yield all tensors of the average, to be broadcast to all ranks."""
         for slot in self._slots:
             yield from slot
 
     @torch.no_grad()
     def mean(self) -> dict[str, Tensor]:
-        """The averaged weights by name, in float32; empty before the first term. Not to be written to."""
+        """Return the averaged weights by name, in float32; empty before the first term. Do not write to them."""
         if not self.terms:
             return {}
         if len(self._slots) == 1:
@@ -148,16 +156,16 @@ class Average:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """Inside, the model holds the average, if there is one yet; after it the last weights again.
+        """Put the average, if it has a term, into the model until the end of the block; then the last weights again.
 
         Raises:
-            WeightsError: it holds the average already.
+            WeightsError: the model holds the average already.
         """
         self.require_last("score its average")
         if not self.terms:
             yield
             return
-        last = self._put()
+        last = self._apply()
         try:
             yield
         finally:
@@ -165,40 +173,40 @@ class Average:
             self.applied = False
 
     @torch.no_grad()
-    def settle(self) -> str | None:
-        """Put the average into the model for good and say what that did; None where no average was asked for.
+    def finish(self) -> str | None:
+        """Put the average into the model for good; return a line about the difference, or None without an average.
 
         Raises:
             WeightsError: it was done before.
         """
         if self.settings.kind == "none":
             return None
-        self.require_last("settle on its average")
+        self.require_last("finish with its average")
         if not self.terms:
             return f"average of weights: {self.settings.kind.upper()} took no term, so the last weights are the result"
-        last = self._put()
-        moved = _distance(self._weights, last)  # of what the model now holds
-        return f"average of weights: {self}, {moved:.2%} of their norm from the last weights, is the result"
+        last = self._apply()
+        distance = _relative_distance(self._weights, last)  # measured on what the model holds now
+        return f"average of weights: {self}, {distance:.2%} of their norm from the last weights, is the result"
 
     @torch.no_grad()
-    def _put(self) -> list[Tensor]:
-        """Write the average into the model; returns the last weights."""
+    def _apply(self) -> list[Tensor]:
+        """Write the average into the model; return the last weights."""
         last = [tensor.clone() for tensor in self._weights]
         torch._foreach_copy_(self._weights, list(self.mean().values()))
         self.applied = True
         return last
 
-    def require_last(self, what: str) -> None:
+    def require_last(self, action: str) -> None:
         """Check that the model holds its last weights.
 
         Raises:
-            WeightsError: it holds the average, from which no run goes on.
+            WeightsError: it holds the average, from which no run can continue.
         """
         if self.applied:
-            raise WeightsError(f"cannot {what}: the model holds the average of its weights and not the last ones")
+            raise WeightsError(f"cannot {action}: the model holds the average of its weights and not the last ones")
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that is held, as "kind/slot/name", the oldest slot first; empty of kind "none".
+        """Return copies of all tensors as "kind/slot/name", the oldest slot first; empty for kind "none".
 
         Raises:
             WeightsError: the model holds the average.
@@ -207,58 +215,60 @@ class Average:
         kind = self.settings.kind
         if kind == "none":
             return {}
-        held = {
+        slots = {
             f"{kind}/{number}/{name}": tensor.clone()
             for number, slot in enumerate(self._slots)
             for name, tensor in zip(self._names, slot, strict=True)
         }
-        return {f"{kind}/{_TERMS}": torch.tensor(self.terms), **held}
+        return {f"{kind}/{_TERMS}": torch.tensor(self.terms), **slots}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`; what is of another kind, or nothing, begins the average anew at the weights as they are.
+        """Restore `state`; without an average of this kind in it, start anew with the weights as they are.
 
         Raises:
-            WeightsError: it is of another model.
+            WeightsError: it belongs to another model.
         """
         kind = self.settings.kind
         if kind == "none":
             return
-        self._begin()
+        self._clear()
         terms = state.get(f"{kind}/{_TERMS}")
         if terms is None:
-            self._notify(f"the checkpoint has no {kind.upper()} of weights; it begins anew at its step")
+            self._notify(f"the checkpoint has no {kind.upper()} of weights; the average begins at its step")
             return
         count = len({key.split("/", 2)[1] for key in state} - {_TERMS})
         loaded: list[list[Tensor]] = []
         for number in range(count if kind == "lawa" else 1):
-            fresh = self._copies()
-            for name, mine in zip(self._names, fresh, strict=True):
+            slot = self._copies()
+            for name, tensor in zip(self._names, slot, strict=True):
                 saved = state.get(f"{kind}/{number}/{name}")
-                if saved is None or saved.shape != mine.shape:
+                if saved is None or saved.shape != tensor.shape:
                     raise WeightsError(
-                        f"the average of {name!r} in the checkpoint is not of this model; resume with the model that "
-                        "was saved"
+                        f"the average of {name!r} in the checkpoint does not fit this model; resume with the model "
+                        "that was saved"
                     )
-                mine.copy_(saved)
-            loaded.append(fresh)
+                tensor.copy_(saved)
+            loaded.append(slot)
         self.terms = int(terms)
         self._slots = loaded[-self.settings.copies :]
 
-    def _wide(self) -> list[Tensor]:
-        """The weights in the dtype they are averaged in: themselves, where that is theirs."""
+    def _wide_weights(self) -> list[Tensor]:
+        """Return the weights in the dtype of the average, without a copy where they have it."""
         pairs = list(zip(self._slots[0], self._weights, strict=True))
-        if all(mine.dtype == weight.dtype for mine, weight in pairs):
+        if all(average.dtype == weight.dtype for average, weight in pairs):
             return self._weights
-        return [weight.to(mine.dtype) for mine, weight in pairs]
+        return [weight.to(average.dtype) for average, weight in pairs]
 
     def _copies(self) -> list[Tensor]:
         return [weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True) for weight in self._weights]
 
 
-def _distance(here: Sequence[Tensor], there: Sequence[Tensor]) -> float:
-    """‖here − there‖ over ‖there‖."""
-    apart = torch._foreach_norm(torch._foreach_sub(list(here), list(there)))
-    whole = torch._foreach_norm(list(there))
-    norms = [torch.stack([norm.double() for norm in norms]).square().sum().sqrt().item() for norms in (apart, whole)]
-    return norms[0] / norms[1] if norms[1] else 0.0
+def _relative_distance(tensors: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """‖tensors − reference‖ / ‖reference‖ over all tensors together."""
+    differences = torch._foreach_norm(torch._foreach_sub(list(tensors), list(reference)))
+    norms = torch._foreach_norm(list(reference))
+    distance, norm = (
+        torch.stack([part.double() for part in parts]).square().sum().sqrt().item() for parts in (differences, norms)
+    )
+    return distance / norm if norm else 0.0

@@ -1,16 +1,16 @@
-"""Checkpoints: all that training needs to go on as if it had never stopped.
+"""Checkpoints: everything that a run needs to resume bit for bit.
 
     FOLDER/
-    ├── latest                  name of the newest whole checkpoint
+    ├── latest                  name of the newest complete checkpoint
     └── step-00000120/
         ├── model.safetensors       weights by name
-        ├── optimizer.safetensors   "parameter/tensor", Muon's momentum gathered from all ranks
+        ├── optimizer.safetensors   state by "parameter/tensor", Muon's momentum gathered from all ranks
         ├── rng.safetensors         states of the random generators
-        ├── average.safetensors     of the weights, if the run has one
-        └── state.json              step, clock, position of the loader, settings, what the caller noted, versions
+        ├── average.safetensors     average of the weights, if the run has one
+        └── state.json              step, clock, position of the loader, settings, the caller's notes, versions
 
-A checkpoint is written whole under a new name before `latest` points to it, and only then are older ones removed: a
-process killed at any moment leaves one that loads.
+A checkpoint is completely written under a new name before `latest` points to it, and only then are older ones removed:
+a process that is killed at any moment leaves one that loads.
 """
 
 import json
@@ -36,20 +36,20 @@ POINTER = "latest"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of a run between two steps; a loaded one is on the CPU.
+    """State of a run between two steps; a loaded one is on the CPU.
 
     Attributes:
         step: finished steps.
         clock_ms: training time so far.
         weights: parameters and buffers of the model by name.
         optimizer: optimizer tensors by "parameter/tensor".
-        rng: states of the random generators, as `rng_state` gives them.
-        loader: what the loader's `state_dict` gave; must survive JSON.
-        settings: the settings of the run, with every "auto" resolved.
-        about: what the caller of `fit` wants remembered; must survive JSON.
+        rng: states of the random generators, from `rng_state`.
+        loader: `state_dict` of the loader, as JSON can hold it.
+        settings: of the run, with every "auto" resolved.
+        about: notes of the caller of `fit`, as JSON can hold them.
         versions: of the software that wrote it.
-        average: what the average of weights holds, as its `state` gives it.
-        bandit: what the learning-rate bandit remembers; must survive JSON.
+        average: state of the average of the weights.
+        bandit: state of the learning-rate bandit, as JSON can hold it; empty without one.
     """
 
     step: int
@@ -65,29 +65,29 @@ class Checkpoint:
     bandit: dict[str, Any] = field(default_factory=dict)
 
 
-def require_alike(checkpoint: Checkpoint | None, folder: Path, world: World) -> None:
-    """Refuse ranks that would go on from different places; every rank must call it.
+def require_same_checkpoint(checkpoint: Checkpoint | None, folder: Path, world: World) -> None:
+    """Check that all ranks resume from the same checkpoint. Every rank must call it.
 
     Raises:
-        ConfigError: they see different checkpoints, as nodes do that share no disk.
+        ConfigError: they see different checkpoints, as nodes without a shared disk do.
     """
-    own = "none" if checkpoint is None else f"one of step {checkpoint.step} at {checkpoint.clock_ms:.3f} ms"
-    for rank, seen in enumerate(world.all_gather_strings(own)):
-        if seen != own:
+    local = "none" if checkpoint is None else f"one of step {checkpoint.step} at {checkpoint.clock_ms:.3f} ms"
+    for rank, other in enumerate(world.all_gather_strings(local)):
+        if other != local:
             raise ConfigError(
-                f"rank {world.rank} finds {own} as the checkpoint in {folder}, rank {rank} {seen}; put the run folder "
-                "where all nodes see it, or copy the checkpoint to each"
+                f"rank {world.rank} finds {local} as the checkpoint in {folder}, rank {rank} {other}; put the run "
+                "folder where all nodes see it, or copy the checkpoint to each"
             )
 
 
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> Path:
-    """Write `checkpoint` into `folder`, make it the latest, remove older ones; returns where it lies.
+    """Write `checkpoint` into `folder`, make it the latest and remove older ones; return its path.
 
     Raises:
-        OutputError: it could not be written; the one before it is untouched.
+        OutputError: it could not be written; the previous checkpoint is untouched.
     """
     folder = Path(folder)
-    target = _unused(folder / f"step-{checkpoint.step:08d}")
+    target = _unused_path(folder / f"step-{checkpoint.step:08d}")
     state = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -114,7 +114,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> P
 
 
 def load_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """The latest checkpoint in `folder`.
+    """Return the latest checkpoint in `folder`.
 
     Raises:
         WeightsError: there is none, or it cannot be read.
@@ -125,7 +125,7 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     except (OSError, UnicodeDecodeError) as error:
         raise WeightsError(f"there is no checkpoint in {folder}; its file {POINTER!r} cannot be read") from error
     if Path(name).name != name or not name.startswith("step-"):
-        raise WeightsError(f"{folder / POINTER} does not name a checkpoint; restore it or start a new run")
+        raise WeightsError(f"{folder / POINTER} does not name a checkpoint; restore the file or start a new run")
     source = folder / name
     try:
         state = json.loads((source / "state.json").read_text(encoding="utf-8"))
@@ -147,11 +147,11 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     except WeightsError:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"checkpoint {source} cannot be read ({error}); start from another") from error
+        raise WeightsError(f"checkpoint {source} cannot be read ({error}); resume from another one") from error
 
 
 def rng_state() -> dict[str, Tensor]:
-    """States of torch's generators: "cpu", and "cuda" where CUDA is in use."""
+    """Return the states of torch's random generators: "cpu", and "cuda" where CUDA is available."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -159,7 +159,7 @@ def rng_state() -> dict[str, Tensor]:
 
 
 def set_rng_state(states: Mapping[str, Tensor]) -> None:
-    """Put back what `rng_state` gave; a generator that this machine lacks is passed over."""
+    """Restore states from `rng_state`; states of a generator that this machine lacks are ignored."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
@@ -172,8 +172,8 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path, target: Path) -> No
         raise OutputError(f"cannot write {target}: {error}; nothing was changed there") from error
 
 
-def _unused(path: Path) -> Path:
-    """`path`, or with a number behind it if that name is taken: a whole checkpoint is never written over."""
+def _unused_path(path: Path) -> Path:
+    """Return `path`, with a number appended if it exists: a complete checkpoint is never overwritten."""
     candidate, number = path, 1
     while candidate.exists():
         candidate = path.with_name(f"{path.name}-{number}")

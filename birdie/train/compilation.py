@@ -1,11 +1,11 @@
-"""What torch.compile compiles, when, and how it is kept between runs.
+"""torch.compile in a run: its cache between runs, and a report of what was compiled before and inside the clock.
 
-    load ─► first pass, eager ─► priming compiles every graph ─► save ─► the clock ─► none compiled since?
+    load cache ─► eager pass ─► warm-up compiles every graph ─► save cache ─► the clock starts ─► no more graphs?
 
-Compiled graphs are code and pickles: whoever can write them can run anything as their reader. They are therefore read
-from a folder of the user's own (`read_trusted`), never from a run folder, an artifact or anything else one is given.
-What torch keeps is inductor's and autograd's graphs and, on CUDA, Triton's binaries; kernels that the C++ compiler made
-for a CPU it leaves to inductor's own folder (`TORCHINDUCTOR_CACHE_DIR`), which is warm on the same machine anyway.
+Compiled graphs are code and pickles: whoever can write them can run anything as the user who reads them. They are
+therefore read from a folder of the user's own only (`read_trusted`), never from a run folder or an artifact. torch
+keeps the graphs of inductor and autograd and, on CUDA, Triton's binaries. Kernels that the C++ compiler built for a CPU
+stay in inductor's own folder (`TORCHINDUCTOR_CACHE_DIR`), which the same machine keeps anyway.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,53 +22,56 @@ import torch
 from cyclopts import Parameter
 
 from birdie.errors import OutputError
+from birdie.runtime.callbacks import Notify
 from birdie.runtime.files import read_trusted, write_bytes
 from birdie.train.protocols import Trainable
 
-KEPT = 16  # files of a cache folder, the newest
+KEPT = 16  # newest files of a cache folder
 _SUFFIX = ".compiled"
+# settings that do not change what is compiled
 _LENGTHS = ("iterations", "warmdown_iters", "warmdown_fraction", "warmup_steps", "max_wallclock_seconds", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """What this process has compiled so far.
+class CompileCounts:
+    """Counts of torch.compile in this process.
 
     Attributes:
-        graphs: made by torch.compile.
-        given_up: frames of code that it left to run eagerly.
-        found: parts of them that were in a cache.
-        made: parts that were not.
+        graphs: compiled.
+        cache_hits: parts of them from a cache.
+        cache_misses: parts that were not in a cache.
+        fallbacks: frames of code that torch.compile gave up on; they run eagerly.
     """
 
     graphs: int
-    found: int
-    made: int
-    given_up: int = 0
+    cache_hits: int
+    cache_misses: int
+    fallbacks: int = 0
 
-    def since(self, before: "Compiled") -> "Compiled":
-        """What came after `before`."""
-        return Compiled(
-            self.graphs - before.graphs,
-            self.found - before.found,
-            self.made - before.made,
-            self.given_up - before.given_up,
+    def since(self, earlier: "CompileCounts") -> "CompileCounts":
+        """Return the difference to `earlier` counts."""
+        return CompileCounts(
+            self.graphs - earlier.graphs,
+            self.cache_hits - earlier.cache_hits,
+            self.cache_misses - earlier.cache_misses,
+            self.fallbacks - earlier.fallbacks,
         )
 
     def line(self) -> str:
-        """In words."""
-        kept = f", {self.found} of {self.found + self.made} parts from a cache" if self.found + self.made else ""
-        eager = f", {self.given_up} given up, which run eagerly" if self.given_up else ""
-        return f"{self.graphs} graph{'s'[: self.graphs != 1]} compiled{kept}{eager}"
+        """Return the counts in words."""
+        parts = self.cache_hits + self.cache_misses
+        cached = f", {self.cache_hits} of {parts} parts from the cache" if parts else ""
+        eager = f", {self.fallbacks} fallbacks to eager mode" if self.fallbacks else ""
+        return f"{self.graphs} graph{'s'[: self.graphs != 1]} compiled{cached}{eager}"
 
 
-def compiled() -> Compiled:
-    """Counts of this process; nothing where nothing was ever compiled, without importing the compiler."""
+def compile_counts() -> CompileCounts:
+    """Return the counts so far; zeros where nothing was compiled, without importing the compiler."""
     if "torch._dynamo.utils" not in sys.modules:
-        return Compiled(0, 0, 0)
+        return CompileCounts(0, 0, 0)
     counters = sys.modules["torch._dynamo.utils"].counters
     inductor, frames = counters["inductor"], counters["frames"]
-    return Compiled(
+    return CompileCounts(
         counters["stats"]["unique_graphs"],
         inductor["fxgraph_cache_hit"],
         inductor["fxgraph_cache_miss"],
@@ -76,10 +79,10 @@ def compiled() -> Compiled:
     )
 
 
-def first_pass(model: Trainable, length: int, device: torch.device) -> None:
-    """One eager pass of the longest sequence, so that what is made at first use is there before any graph is traced.
+def eager_pass(model: Trainable, length: int, device: torch.device) -> None:
+    """Run one eager pass of the longest sequence, which builds what is built at first use (rotary tables).
 
-    A graph traced before holds that making, and is compiled for nothing: the next step needs another without it.
+    A graph traced before would contain that construction, and the next step would need another graph without it.
     """
     ids = torch.zeros(1, length, dtype=torch.int64, device=device)
     with torch.no_grad():
@@ -87,28 +90,32 @@ def first_pass(model: Trainable, length: int, device: torch.device) -> None:
 
 
 class CompileCache:
-    """Compiled graphs of one kind of run in a file of the user's cache folder.
+    """File in the user's cache folder with the compiled graphs of one kind of run.
 
     Args:
-        folder: made for the user alone if it is not there.
+        folder: created for the user alone if it does not exist.
         settings: all that decides what is compiled, in plain values; torch, Python and device are added.
+        device: that the graphs are for.
+
+    Attributes:
+        path: of the file.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], device: torch.device) -> None:
-        about = {
+        identity = {
             "settings": settings,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "machine": platform.machine(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         }
-        key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         self.path = folder / f"{key}{_SUFFIX}"
 
     def load(self) -> str | None:
-        """Give torch what an earlier run left, before anything is compiled; returns a warning if there is one.
+        """Pass the graphs of an earlier run to torch, before anything is compiled; return a warning if that fails.
 
-        A file that is damaged, or that somebody else could have written, is left alone.
+        A file that is damaged, or that another user could have written, is not used.
         """
         if not self.path.exists():
             return None
@@ -121,70 +128,70 @@ class CompileCache:
         if hashlib.sha256(payload).digest() != digest:
             return f"compiled graphs in {self.path} are damaged; compiling anew"
         try:
-            found = torch.compiler.load_cache_artifacts(payload)
-        except Exception as error:  # of whatever kind: it is only a cache
+            loaded = torch.compiler.load_cache_artifacts(payload)
+        except Exception as error:  # torch raises many types here, and a cache is not worth a failed run
             return f"compiled graphs in {self.path} are not used ({type(error).__name__}); compiling anew"
-        return None if found else f"torch does not take the compiled graphs in {self.path}; compiling anew"
+        return None if loaded else f"torch does not accept the compiled graphs in {self.path}; compiling anew"
 
     def save(self) -> str | None:
-        """Keep what this process has compiled; returns a warning if that cannot be."""
+        """Write the graphs that this process has compiled; return a warning if that fails."""
         try:
-            found = torch.compiler.save_cache_artifacts()
-            if found is None:
+            artifacts = torch.compiler.save_cache_artifacts()
+            if artifacts is None:
                 return None
-            payload = found[0]
-            for folder in (self.path.parent.parent, self.path.parent):  # the mode is that of the last folder alone
+            payload = artifacts[0]
+            for folder in (self.path.parent.parent, self.path.parent):  # mkdir applies the mode to the last folder only
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_bytes(self.path, hashlib.sha256(payload).digest() + payload)
             self.path.chmod(0o600)
-            newest = sorted(self.path.parent.glob(f"*{_SUFFIX}"), key=lambda each: each.stat().st_mtime, reverse=True)
-            for old in newest[KEPT:]:
+            files = self.path.parent.glob(f"*{_SUFFIX}")
+            for old in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
                 old.unlink(missing_ok=True)
         except (OSError, OutputError, RuntimeError, AssertionError) as error:
-            return f"compiled graphs are not kept ({' '.join(str(error).split())[:120]})"
+            return f"compiled graphs are not saved ({' '.join(str(error).split())[:120]})"
         return None
 
 
-class Compiling:
-    """What a run compiles: before its clock, it is hoped.
+class CompileReport:
+    """Loads and saves the cache around warm-up, and reports what a run compiles.
 
     Args:
-        cache: where to keep it; None: nowhere.
-        notify: gets a line when all is primed, and one at the end; nothing where nothing is compiled.
+        cache: None: no cache.
+        notify: called with a line after warm-up and one at the end.
 
     Attributes:
-        primed: what priming compiled.
-        late: graphs compiled after it, inside the clock.
+        warmup: counts of warm-up.
+        late_graphs: number of graphs compiled after it, inside the clock.
     """
 
-    def __init__(self, cache: CompileCache | None, notify: Callable[[str], None]) -> None:
+    def __init__(self, cache: CompileCache | None, notify: Notify) -> None:
         self._cache, self._notify = cache, notify
-        self.primed, self.late = Compiled(0, 0, 0), 0
-        self._at_first = self._at_primed = compiled()
+        self.warmup, self.late_graphs = CompileCounts(0, 0, 0), 0
+        self._before_warmup = self._after_warmup = compile_counts()
 
-    def before(self) -> None:
-        """Priming begins."""
+    def begin_warmup(self) -> None:
+        """Load the cache; call it before warm-up."""
         self._warn(None if self._cache is None else self._cache.load())
-        self._at_first = compiled()
+        self._before_warmup = compile_counts()
 
-    def ready(self, *, keep: bool) -> None:
-        """Priming is over; `keep`: whether this rank writes to the cache what was not in it."""
-        self._at_primed = compiled()
-        self.primed = self._at_primed.since(self._at_first)
-        self._notify(f"torch.compile: {self.primed.line()} before the clock")
-        if keep and self._cache is not None and (self.primed.made or not self._cache.path.exists()):
+    def end_warmup(self, *, save: bool) -> None:
+        """Report warm-up and, if `save`, write graphs to the cache that were not in it; call it after warm-up."""
+        self._after_warmup = compile_counts()
+        self.warmup = self._after_warmup.since(self._before_warmup)
+        self._notify(f"torch.compile: {self.warmup.line()} before the clock")
+        if save and self._cache is not None and (self.warmup.cache_misses or not self._cache.path.exists()):
             self._warn(self._cache.save())
 
-    def ended(self) -> None:
-        """The run is over."""
-        self.late = compiled().since(self._at_primed).graphs
-        if self.late:
+    def end_run(self) -> None:
+        """Report whether graphs were compiled inside the clock; call it after the last step."""
+        self.late_graphs = compile_counts().since(self._after_warmup).graphs
+        if self.late_graphs:
             self._notify(
-                f"torch.compile: {self.late} graph{'s'[: self.late != 1]} compiled inside the clock; more warmup_steps "
-                "would have had them before it"
+                f"torch.compile: {self.late_graphs} graph{'s'[: self.late_graphs != 1]} compiled inside the clock; "
+                "more warmup_steps would compile them before it"
             )
         else:
-            self._notify("at work: torch.compile: no graph compiled inside the clock")
+            self._notify("active: torch.compile: no graph compiled inside the clock")
 
     def _warn(self, warning: str | None) -> None:
         if warning is not None:
@@ -192,7 +199,7 @@ class Compiling:
 
 
 def cache_folder(name: str) -> Path | None:
-    """The folder that `auto`, `none` or a path means; auto: the user's cache folder."""
+    """Return the folder that `auto` (in the user's cache folder), `none` or a path stands for."""
     if name == "none":
         return None
     if name != "auto":
@@ -201,26 +208,26 @@ def cache_folder(name: str) -> Path | None:
     return Path(base).expanduser() / "birdie" / "compiled"
 
 
-def cache_of(recipe: Mapping[str, Any], rank: int, ranks: int, device: torch.device) -> CompileCache | None:
-    """The cache of ranks that compile the same: model, batch, lengths, precision and what is rounded inside the graph.
+def compile_cache(recipe: Mapping[str, Any], rank: int, ranks: int, device: torch.device) -> CompileCache | None:
+    """Return the cache of ranks that compile the same: model, batch, lengths, precision and quantization.
 
     Args:
         recipe: in plain values, by table; its `run.compile_cache` names the folder.
-        rank: this one.
-        ranks: that share the batch.
+        rank: of this process.
+        ranks: number of processes.
         device: of this rank.
     """
     folder = cache_folder(recipe["run"]["compile_cache"])
     if folder is None:
         return None
     train = {name: value for name, value in recipe["train"].items() if name not in _LENGTHS}
-    of = rank % kinds_of_rank(recipe)
-    about = {"model": recipe["model"], "train": train, "qat": recipe["qat"], "ranks": ranks, "of": of}
-    return CompileCache(folder, about, device)
+    kind = rank % distinct_ranks(recipe)
+    settings = {"model": recipe["model"], "train": train, "qat": recipe["qat"], "ranks": ranks, "of": kind}
+    return CompileCache(folder, settings, device)
 
 
-def kinds_of_rank(recipe: Mapping[str, Any]) -> int:
-    """After so many ranks comes one that compiles what the first does."""
+def distinct_ranks(recipe: Mapping[str, Any]) -> int:
+    """Return the number of ranks that compile different graphs: those with different sequence lengths."""
     return max(1, len(recipe["train"].get("mixed_seq_lens", ())))
 
 
@@ -228,6 +235,6 @@ CompileCacheName = Annotated[
     str,
     Parameter(
         env_var="COMPILE_CACHE",
-        help="Folder of one's own where compiled graphs are kept between runs; auto: in the user's cache folder; none.",
+        help="Folder for compiled graphs between runs, writable by you alone; auto: in your cache folder; none.",
     ),
 ]

@@ -1,12 +1,12 @@
-"""The training loop: `fit` yields a `Step` after each optimizer step, and callers score, print and save in between.
+"""The training loop: `fit` yields a `Step` after each optimizer step; callers score, print and save between steps.
 
     for step in (run := fit(model, batches, TrainSettings(), OptimizerSettings(), device=device)):
         if step.number % 100 == 0:
             run.save(folder)
 
-Notable: the clock runs only inside `fit`, never while it is suspended at a yield; priming runs real steps for caches
+Notable: the clock runs only inside `fit`, never while it is suspended at a yield; warm-up takes real steps for caches
 and compilation and then restores weights, optimizer state, random generators and loader; the wall-clock cap and the
-learning rate follow the slowest rank's clock, so that all ranks take the same decisions; several ranks compute the
+learning rate follow the clock of the slowest rank, so that all ranks take the same decisions; several ranks compute the
 gradient that one rank would.
 
 Source: the challenge's baseline script.
@@ -16,6 +16,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.callbacks import Notify, Stop, never, no_message
 from birdie.runtime.device import choose_dtype, dtype_name, synchronize
 from birdie.runtime.distributed import World
 from birdie.runtime.nvtx import nvtx_range, profiler_attached
@@ -30,25 +32,49 @@ from birdie.runtime.torch_compile import compile_or_eager
 from birdie.train.average import Average, AverageSettings
 from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
-from birdie.train.compilation import first_pass
-from birdie.train.groups import Optimizers, OptimizerSettings
-from birdie.train.growth import Growth, Stage, moments
-from birdie.train.micro import Feed
-from birdie.train.precision import prepare_fp8
-from birdie.train.profile import Capture, layers
-from birdie.train.protocols import Batches, Documents, Preparation, Trainable
-from birdie.train.schedule import decay_multiplier, muon_momentum, scheduled, share_done
+from birdie.train.compilation import eager_pass
+from birdie.train.fp8 import prepare_fp8
+from birdie.train.micro_batches import MicroBatches
+from birdie.train.optimizers import Optimizers, OptimizerSettings
+from birdie.train.profile import Capture, layer_ranges
+from birdie.train.protocols import Batches, DocumentFinder, StepHook, Trainable
+from birdie.train.schedule import decay_multiplier, fraction_done, muon_momentum, scheduled_lr_multiplier
 from birdie.train.settings import TrainSettings
-from birdie.train.step import Step as Step
+from birdie.train.size_schedule import SizeSchedule, StepSize, warmup_fractions
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Result of one optimizer step.
+
+    Attributes:
+        number: finished steps, this one included.
+        loss: mean cross-entropy in nats over the tokens of all ranks, before the update.
+        train_ms: training time since the first step, without suspensions at a yield.
+        lr_multiplier: factor on the learning rates, a bandit's included.
+        momentum: of Muon.
+        tokens: of this step, over all ranks.
+        grad_norm: norm of the gradient of all parameters before clipping.
+        stopping: whether it is the last step.
+    """
+
+    number: int
+    loss: float
+    train_ms: float
+    lr_multiplier: float
+    momentum: float
+    tokens: int
+    grad_norm: float
+    stopping: bool
 
 
 class Fit:
-    """A run in progress: iterate over it for its steps; between two of them it can be saved.
+    """A run in progress: iterate over it for its steps; between two steps it can be saved.
 
     Attributes:
-        facts: what was resolved at the start (dtypes, groups, ranks), to be logged.
-        float8: the model's training in fp8, if it does that.
-        average: of the weights so far; its `in_model()` puts it into the model for as long as it takes to score it.
+        facts: choices made at the start (dtypes, groups, ranks), for the log.
+        float8: the model's training in fp8, or None.
+        average: of the weights so far; its `in_model()` puts it into the model for scoring.
     """
 
     def __init__(
@@ -62,14 +88,14 @@ class Fit:
         device: torch.device,
         resume: Checkpoint | None,
         about: Mapping[str, Any],
-        stop: Callable[[], bool],
-        notify: Callable[[str], None],
-        on_priming: Callable[[int, int], None],
-        prepared: Sequence[Preparation],
+        stop: Stop,
+        notify: Notify,
+        on_warmup: Callable[[int, int], None],
+        hooks: Sequence[StepHook],
         changes: Sequence[float],
         average: AverageSettings,
         bandit: BanditSettings,
-        documents: Documents | None,
+        documents: DocumentFinder | None,
     ) -> None:
         if settings.accumulation % world.size:
             raise ConfigError(
@@ -77,32 +103,34 @@ class Fit:
             )
         self._model, self._batches, self._world, self._device = model, batches, world, device
         self._settings, self._optimizer_settings = settings, optimizer_settings
-        self._about, self._stop, self._on_priming, self._prepared = dict(about), stop, on_priming, tuple(prepared)
+        self._about, self._stop, self._on_warmup, self._hooks = dict(about), stop, on_warmup, tuple(hooks)
         self._notify, self._changes = notify, tuple(changes)
-        self._growth = Growth(settings, world.size, notify)
+        self._sizes = SizeSchedule(settings, world.size, notify)
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
         self.float8 = prepare_fp8(cast(nn.Module, model), settings.fp8, device, model.compute_dtype, notify)
         newton_schulz_dtype = choose_dtype(optimizer_settings.newton_schulz_dtype, device)
         self._optimizers = Optimizers(
-            model.named_parameters(), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
+            cast(nn.Module, model), optimizer_settings, newton_schulz_dtype=newton_schulz_dtype, world=world
         )
         compiles = device.type == "cuda" if settings.compile is None else settings.compile
-        if fuse := getattr(model, "fuse", None):
-            fuse(settings.fused, compiled=compiles)
-        fuse_mlps = getattr(model, "fuse_mlps", lambda _wanted: False)
+        if fuse_loss := getattr(model, "fuse_loss", None):
+            fuse_loss(settings.fused, compiled=compiles)
+        fuse_mlps = getattr(model, "fuse_mlps", lambda _fused: False)
         if not fuse_mlps(settings.fused_mlp and not self.float8) and settings.fused_mlp:
             notify("fused MLPs need CUDA, Triton, ReLU² or its leaky form, and no fp8; training without them")
         self._loss: Callable[..., Tensor] = compile_or_eager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0
-        self._stop_agreed = self._inside_step = self._primed = False
-        before = None if resume is None else resume.settings.get("micro_batch_tokens")
-        self._feed = Feed(model, batches, settings, world, device, documents=documents, before=before, notify=notify)
+        self._stop_agreed = self._inside_step = self._warmed_up = False
+        saved_size = None if resume is None else resume.settings.get("micro_batch_tokens")
+        self._micro_batches = MicroBatches(
+            model, batches, settings, world, device, documents=documents, saved=saved_size, notify=notify
+        )
         self._resolved = {
             **dataclasses.asdict(settings),
-            "micro_batch_tokens": self._feed.tokens,
-            "mixed_seq_lens": list(settings.mixed_seq_lens),  # as JSON brings it back
+            "micro_batch_tokens": self._micro_batches.tokens,
+            "mixed_seq_lens": list(settings.mixed_seq_lens),  # as JSON restores it
             **dataclasses.asdict(optimizer_settings),
             **{f"average.{name}": value for name, value in dataclasses.asdict(average).items()},
             **{f"bandit.{name}": value for name, value in bandit.plain().items()},
@@ -117,7 +145,7 @@ class Fit:
             "compiled": compiles,
             "fp8": settings.fp8 if self.float8 else "off",
             "world_size": world.size,
-            "micro_steps": self._feed.micro_steps,
+            "micro_steps": self._micro_batches.micro_steps,
             "groups": {
                 group: {
                     "tensors": len(members),
@@ -128,7 +156,7 @@ class Fit:
             },
         }
         self.average = Average(average, self._tensors(), notify)
-        self._bandit = Bandit(bandit, settings.seed)
+        self._bandit = Bandit(bandit, settings.seed) if bandit.every else None
         if resume is not None:
             self._report_changes(resume, notify)
             self._restore(resume)
@@ -136,20 +164,20 @@ class Fit:
             world.broadcast_(tensor)
 
     def __iter__(self) -> Iterator[Step]:
-        """Train to the end. Iterating anew goes on where the last iteration left off.
+        """Train to the end. A new iteration continues where the last one stopped.
 
         Raises:
             ConfigError: the loss or the gradient is no longer finite; the weights are those before that step.
         """
-        self.prime()
-        with layers(self._model, profiler_attached() and not self.facts["compiled"]), Capture() as capture:
+        self.warm_up()
+        with layer_ranges(self._model, profiler_attached() and not self.facts["compiled"]), Capture() as capture:
             while self._remaining():
                 capture.before_step()
                 yield self._timed_step()
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of finished steps."""
         return self._step
 
     @property
@@ -159,58 +187,59 @@ class Fit:
 
     @property
     def interrupted(self) -> bool:
-        """Whether `stop()` ended the run before its last step."""
+        """True if `stop()` ended the run before its last step."""
         return self._stop_agreed and self._step < self._settings.last_step and self._in_time()
 
-    def prime(self) -> None:
-        """Take real steps, then undo all they did: compilation and caches stay, state and clock do not.
+    def warm_up(self) -> None:
+        """Take real steps, then undo everything they did, except compilation and caches; the clock does not run.
 
-        Iterating does it when it was not done before; a second call does nothing. A stop asked for meanwhile ends the
-        run with no step taken.
+        Iterating calls it if nobody has; a second call does nothing. If a stop is requested meanwhile, the run ends
+        without a step.
         """
-        if self._primed or not self._settings.warmup_steps or not self._remaining():
+        if self._warmed_up or not self._settings.warmup_steps or not self._remaining():
             return
-        before = self.state()
+        start = self.state()
         if self.facts["compiled"]:
-            first_pass(self._model, self._settings.train_seq_len, self._device)
-        shares = moments((*self._changes, *self._growth.changes), self._settings.warmup_steps)
-        for done, share in enumerate(shares, 1):  # what comes on late is primed too
-            self._take_step(at=share)
-            self._on_priming(done, len(shares))
+            eager_pass(self._model, self._settings.train_seq_len, self._device)
+        # graphs of later stages of the run, such as longer sequences, are compiled as well
+        fractions = warmup_fractions((*self._changes, *self._sizes.changes), self._settings.warmup_steps)
+        for done, fraction in enumerate(fractions, 1):
+            self._take_step(pretended_fraction=fraction)
+            self._on_warmup(done, len(fractions))
             if self._agree_on_stop():
                 break
         synchronize(self._device)
-        self._restore(before)
-        self._primed = True
-        if self._growth.changes and not self._stop_agreed:
-            self._notify(self._growth.primed())
+        self._restore(start)
+        self._warmed_up = True
+        if self._sizes.changes and not self._stop_agreed:
+            self._notify(self._sizes.warmup_report())
 
-    def rehearse(self, steps: int, share: float) -> Iterator[None]:
-        """Take `steps` steps as if `share` of the run were done, then undo all they did, the clock included.
+    def rehearse(self, steps: int, fraction: float) -> Iterator[None]:
+        """Take `steps` steps as if `fraction` of the run were done, then undo everything they did, the clock included.
 
-        Yields before each step and after the last; a stop asked for ends it early.
+        Yields before each step and after the last one; a requested stop ends it early.
         """
-        before = self.state()
+        start = self.state()
         try:
             for _ in range(steps):
                 yield
-                self._timed_step(at=share)
+                self._timed_step(pretended_fraction=fraction)
                 if self._stop_agreed:
                     return
             yield
         finally:
-            self._restore(before)
+            self._restore(start)
 
     def state(self) -> Checkpoint:
-        """All that is needed to go on from here. With several ranks every one must call it.
+        """Return everything that is needed to resume from here. With several ranks, every one must call it.
 
         Raises:
             WeightsError: an exception left the run in the middle of a step.
         """
         if self._inside_step:
             raise WeightsError(
-                f"training was interrupted inside step {self._step + 1}, so its state is neither before nor after it; "
-                "go on from the last checkpoint"
+                f"training was interrupted inside step {self._step + 1}, so its state is inconsistent; resume from the "
+                "last checkpoint"
             )
         return Checkpoint(
             step=self._step,
@@ -222,14 +251,14 @@ class Fit:
             settings=self._resolved,
             about=self._about,
             average=self.average.state(),
-            bandit=self._bandit.state(),
+            bandit={} if self._bandit is None else self._bandit.state(),
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write `state()` as the latest checkpoint of `folder`; rank 0 writes, every rank must call it, and none waits.
+        """Write `state()` as the latest checkpoint of `folder`. Rank 0 writes; every rank must call it, and none waits.
 
         Returns:
-            Where it lies (on rank 0), or `folder`.
+            Path of the checkpoint on rank 0, `folder` on the others.
 
         Raises:
             OutputError: it could not be written.
@@ -239,15 +268,19 @@ class Fit:
         return save_checkpoint(folder, checkpoint) if self._world.is_main else Path(folder)
 
     def finish(self) -> list[str]:
-        """Make the average of the weights, if there is one, the model's own; returns evidence of what was at work.
+        """Put the average of the weights, if there is one, into the model; return diagnostics of active techniques.
 
-        The run is over then: it can neither go on nor be saved. Every rank must call it.
+        The run is over then: it can neither continue nor be saved. Every rank must call it.
 
         Raises:
-            WeightsError: it was done before.
+            WeightsError: it was called before.
         """
-        forced = self._settings.forced_stop(self._clock_ms)
-        lines = (self.average.settle(), self._bandit.evidence(), self._feed.evidence(self._world), forced)
+        lines = (
+            self.average.finish(),
+            None if self._bandit is None else self._bandit.diagnostics(),
+            self._micro_batches.diagnostics(self._world),
+            self._settings.forced_stop(self._clock_ms),
+        )
         return [line for line in lines if line is not None]
 
     def _in_time(self) -> bool:
@@ -258,80 +291,89 @@ class Fit:
         return self._step < self._settings.last_step and self._in_time() and not self._stop_agreed
 
     def _agree_on_stop(self) -> bool:
-        """Whether any rank wants to stop: one that left alone would leave the others waiting."""
+        """Return whether any rank stops: a rank that stopped alone would leave the others waiting for it."""
         self._stop_agreed = self._world.any(self._stop(), self._device)
         return self._stop_agreed
 
-    def _timed_step(self, at: float | None = None) -> Step:
-        """One step inside the clock, which then shows the same on every rank: the slowest's."""
+    def _timed_step(self, pretended_fraction: float | None = None) -> Step:
+        """Take one step inside the clock, which then shows the time of the slowest rank on every rank."""
         with nvtx_range("step"):
             with nvtx_range("bookkeeping"):
                 synchronize(self._device)
-                self._world.barrier()  # what one rank did at a yield is not on the others' clock
+                self._world.barrier()  # the time that one rank spent at a yield does not count for the others
                 start = time.perf_counter()
-            done = self._take_step(at)
+            step = self._take_step(pretended_fraction)
             with nvtx_range("bookkeeping"):
                 synchronize(self._device)
                 microseconds = round(1000 * self._clock_ms + 1e6 * (time.perf_counter() - start))
                 self._clock_ms = self._world.max_int(microseconds, self._device) / 1000
                 self._agree_on_stop()
-        return dataclasses.replace(done, train_ms=self._clock_ms, stopping=not self._remaining())
+        return dataclasses.replace(step, train_ms=self._clock_ms, stopping=not self._remaining())
 
-    def _take_step(self, at: float | None = None) -> Step:
-        """Gradient, clipping and update, clock and end left to the caller; `at`: the share of the run to pretend."""
+    def _take_step(self, pretended_fraction: float | None = None) -> Step:
+        """Compute the gradient, clip it and update; clock and end are left to the caller.
+
+        Args:
+            pretended_fraction: of the run, for hooks and sizes of a step that will be undone; None: the real one.
+        """
         self.average.require_last("train")
         settings, optimizer_settings = self._settings, self._optimizer_settings
-        multiplier = scheduled(settings, self._step, self._clock_ms)
+        multiplier = scheduled_lr_multiplier(settings, self._step, self._clock_ms)
         momentum = muon_momentum(
             self._step,
             start=optimizer_settings.muon_momentum_warmup_start,
             final=optimizer_settings.muon_momentum,
             warmup_steps=optimizer_settings.muon_momentum_warmup_steps,
         )
-        share = share_done(settings, self._step, self._clock_ms)
-        where = (self._step, share) if at is None else (-1, at)
+        fraction = fraction_done(settings, self._step, self._clock_ms)
+        progress = (self._step, fraction) if pretended_fraction is None else (-1, pretended_fraction)
         with nvtx_range("techniques"):
-            for each in self._prepared:
-                each.before_step(*where, multiplier)
-        stage = self._growth.begin(*where)
+            for hook in self._hooks:
+                hook.before_step(*progress, multiplier)
+        size = self._sizes.begin_step(*progress)
         self._inside_step = True
-        share_of_loss, tokens = self._accumulate(stage, counts=at is None)
-        factor = multiplier * self._bandit.factor()
+        local_loss, tokens = self._accumulate(size, counted=pretended_fraction is None)
+        factor = multiplier if self._bandit is None else multiplier * self._bandit.factor()
         with nvtx_range("optimizer"):
-            decay = decay_multiplier(share, full=optimizer_settings.decay_full, final=optimizer_settings.decay_final)
+            decay = decay_multiplier(fraction, full=optimizer_settings.decay_full, final=optimizer_settings.decay_final)
             loss, grad_norm = self._optimizers.step(
-                share_of_loss, factor, momentum, decay_multiplier=decay, check=self._check
+                local_loss, factor, momentum, decay_multiplier=decay, check=self._check_finite
             )
-        self._bandit.observe(loss)
+        if self._bandit is not None:
+            self._bandit.observe(loss)
         self._step += 1
         self.average.update(self._step, multiplier)
         self._inside_step = False
         return Step(self._step, loss, self._clock_ms, factor, momentum, tokens, grad_norm, stopping=False)
 
-    def _accumulate(self, stage: Stage, *, counts: bool) -> tuple[Tensor, int]:
-        """Leave this rank's share of the mean gradient in the parameters; (its share of the loss, tokens of all)."""
+    def _accumulate(self, size: StepSize, *, counted: bool) -> tuple[Tensor, int]:
+        """Leave this rank's share of the gradient in the parameters.
+
+        Returns:
+            This rank's share of the loss (0-d), and the tokens of all ranks.
+        """
         with nvtx_range("bookkeeping"):
             self._optimizers.zero_grad()
             total = torch.zeros((), device=self._device)
         tokens = 0
-        for micro in self._feed.step(stage, counts=counts):
-            tokens += micro.ids.numel()
+        for batch in self._micro_batches.of_step(size, counted=counted):
+            tokens += batch.ids.numel()
             with nvtx_range("forward"):
-                loss = self._loss(micro.ids, micro.targets, **micro.more) / (self._world.size * micro.parts)
+                loss = self._loss(batch.ids, batch.targets, **batch.arguments) / (self._world.size * batch.parts)
             with nvtx_range("backward"):
                 torch.autograd.backward(loss)
             total += loss.detach()
         with nvtx_range("techniques"):
-            for each in self._prepared:
-                if (penalty := each.penalty()) is not None:
+            for hook in self._hooks:
+                if (penalty := hook.penalty()) is not None:
                     torch.autograd.backward(penalty / self._world.size)
         return total, tokens * self._world.size
 
-    def _check(self, loss: float, norm: float) -> None:
+    def _check_finite(self, loss: float, norm: float) -> None:
         for name, value in (("loss", loss), ("gradient norm", norm)):
             if not math.isfinite(value):
                 raise ConfigError(
-                    f"the {name} of step {self._step + 1} is {value}; lower the learning rates or look at the data"
+                    f"the {name} of step {self._step + 1} is {value}; lower the learning rates or check the data"
                 )
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -342,9 +384,9 @@ class Fit:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         tensors = self._tensors()
-        if odd := sorted(tensors.keys() ^ checkpoint.weights.keys()):
+        if different := sorted(tensors.keys() ^ checkpoint.weights.keys()):
             raise WeightsError(
-                f"model and checkpoint differ in tensor {odd[0]!r}; resume with the model that was saved"
+                f"model and checkpoint differ in tensor {different[0]!r}; resume with the model that was saved"
             )
         for name, tensor in tensors.items():
             saved = checkpoint.weights[name]
@@ -357,15 +399,16 @@ class Fit:
         self._optimizers.load_state(checkpoint.optimizer)
         self._batches.load_state_dict(checkpoint.loader)
         self.average.load_state(checkpoint.average)
-        self._bandit.load_state(checkpoint.bandit)
+        if self._bandit is not None:
+            self._bandit.load_state(checkpoint.bandit)
         self._step, self._clock_ms = checkpoint.step, checkpoint.clock_ms
         set_rng_state(checkpoint.rng)
 
-    def _report_changes(self, resume: Checkpoint, notify: Callable[[str], None]) -> None:
-        """One line for each setting that is not what the checkpoint was trained with so far."""
-        for name, now in self._resolved.items():
-            if name in resume.settings and resume.settings[name] != now:
-                notify(f"resuming with {name} = {now}; the checkpoint was trained with {resume.settings[name]}")
+    def _report_changes(self, resume: Checkpoint, notify: Notify) -> None:
+        """Report each setting that differs from the checkpoint's."""
+        for name, value in self._resolved.items():
+            if name in resume.settings and resume.settings[name] != value:
+                notify(f"resuming with {name} = {value}; the checkpoint was trained with {resume.settings[name]}")
 
 
 def fit(
@@ -378,37 +421,37 @@ def fit(
     device: torch.device | None = None,
     resume: Checkpoint | None = None,
     about: Mapping[str, Any] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    notify: Callable[[str], None] = lambda _: None,
-    on_priming: Callable[[int, int], None] = lambda _done, _total: None,
-    prepared: Sequence[Preparation] = (),
+    stop: Stop = never,
+    notify: Notify = no_message,
+    on_warmup: Callable[[int, int], None] = lambda _done, _total: None,
+    hooks: Sequence[StepHook] = (),
     changes: Sequence[float] = (),
     average: AverageSettings | None = None,
     bandit: BanditSettings | None = None,
-    documents: Documents | None = None,
+    documents: DocumentFinder | None = None,
 ) -> Fit:
-    """A run that trains `model` in place, one `Step` at each iteration.
+    """Return a run that trains `model` in place, one `Step` per iteration.
 
     Args:
-        model: with `loss` and `compute_dtype` as in `Trainable`; rank 0's weights go to every rank.
+        model: with `loss` and `compute_dtype` as in `Trainable`. The weights of rank 0 are sent to every rank.
         batches: this rank's loader.
         settings: length, batch, precision.
-        optimizer_settings: rates and momenta.
-        world: this process among its peers; None is one rank.
-        device: where to train; None is the CPU.
-        resume: a loaded checkpoint to go on from, clock included.
-        about: what checkpoints shall remember for the caller, as JSON can hold it.
-        stop: asked after every step; True on any rank makes that step the last on all.
-        notify: gets lines worth telling the user.
-        on_priming: called with (done, total) after each priming step.
-        prepared: what trains along; penalties act on the weights and are not part of the loss that steps report.
-        changes: shares of the run at which another graph begins to run: priming visits each.
-        average: of the weights, which `Fit.finish` makes the model's own; None: the last weights are the result.
-        bandit: that varies the learning rates; None: the schedule alone does.
-        documents: finds the documents that the loss is to keep apart by their bounds.
+        optimizer_settings: learning rates and momenta.
+        world: of this process; None: one rank.
+        device: where to train; None: the CPU.
+        resume: a loaded checkpoint to resume from, clock included.
+        about: notes of the caller that checkpoints keep, as JSON can hold them.
+        stop: called after every step; True on any rank makes that step the last on all.
+        notify: called with lines for the log.
+        on_warmup: called with (done, total) after each warm-up step.
+        hooks: techniques that take part in the steps; their penalties are not part of the loss that steps report.
+        changes: fractions of the run at which another graph begins to run; warm-up visits each.
+        average: of the weights, which `Fit.finish` puts into the model; None: the last weights are the result.
+        bandit: varies the learning rates; None: only the schedule does.
+        documents: finds the documents that the loss isolates by their bounds.
 
     Raises:
-        ConfigError: the ranks do not divide the accumulation, or a parameter is in no or two optimizer groups.
+        ConfigError: the ranks do not divide the accumulation, or a parameter is not in exactly one optimizer group.
         WeightsError: the checkpoint does not fit the model.
     """
     return Fit(
@@ -422,8 +465,8 @@ def fit(
         about=about or {},
         stop=stop,
         notify=notify,
-        on_priming=on_priming,
-        prepared=prepared,
+        on_warmup=on_warmup,
+        hooks=hooks,
         changes=changes,
         average=average or AverageSettings(),
         bandit=bandit or BanditSettings(),

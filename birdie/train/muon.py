@@ -1,12 +1,12 @@
-"""Muon: momentum made orthogonal by a Newton–Schulz iteration, for weight matrices.
+"""Muon: an optimizer for weight matrices that orthogonalizes the momentum by a Newton–Schulz iteration.
 
     gradient ─► momentum, Nesterov ─► [rows ÷ their norm] ─► Newton–Schulz ─► [rows ÷ their running size] ─► update
                                         MuonEq-R                                NorMuon
 
-Each update is replaced by a matrix with the same singular vectors and singular values near one, so that every direction
-of the matrix learns at the same pace. Matrices of one shape are orthogonalised together, as one batched product.
+The update is replaced by a matrix with the same singular vectors and singular values near one, so that every direction
+of the matrix learns at the same pace. Matrices of one shape are orthogonalized together, as one batched product.
 
-`Muon` works on any matrices of any model; `birdie.train.parallel` shares the work out among ranks. Sources: Keller
+`Muon` works on any matrices of any model; `birdie.train.parallel_muon` distributes the work over ranks. Sources: Keller
 Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024), with the coefficients and the scale
 √max(1, rows / columns) of the challenge's baseline script; Polar Express, Amsel et al. 2025 (arXiv 2505.16932), as in
 openai/parameter-golf #1344; MuonEq-R, #1217; NorMuon, Li et al. 2025 (arXiv 2510.05491), #230.
@@ -25,7 +25,7 @@ from birdie.runtime.nvtx import nvtx_range
 Coefficients = Literal["classic", "polar_express"]
 
 CLASSIC = (3.4445, -4.7750, 2.0315)
-"""Chosen by Jordan for the steepest rise at zero: singular values end spread over about 0.7 to 1.2, not at 1."""
+"""Jordan's choice for the steepest slope at zero: singular values end between about 0.7 and 1.2, not at 1."""
 
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -34,19 +34,19 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""The best polynomial of each of five steps for singular values from 0.001 to 1; more steps repeat the last."""
+"""The optimal polynomial of each of five steps for singular values from 0.001 to 1; further steps repeat the last."""
 
 STATE = ("momentum_buffer", "row_square")
-"""What a `Muon` remembers of a parameter."""
+"""Names of the tensors of a parameter's state: momentum, and mean squares of rows (NorMuon)."""
 
-CACHED = 2**21  # weights whose gradients, momenta and updates a CPU's caches hold
-_LEAST = 1e-7  # norm of a matrix or row below which it counts as zero
+CACHED = 2**21  # weights whose gradients, momenta and updates fit into the caches of a CPU
+_EPSILON = 1e-7  # keeps the norm of a zero matrix or row from dividing by zero
 WIDE = 2
-"""Longer over shorter side from which `newton_schulz` takes two steps at once."""
+"""Ratio of the longer to the shorter side from which `newton_schulz` takes two steps at once."""
 
 
 def schedule(coefficients: Coefficients, steps: int) -> list[tuple[float, float, float]]:
-    """(a, b, c) of each of `steps` iterations."""
+    """Return (a, b, c) of each of `steps` iterations."""
     if coefficients == "classic":
         return [CLASSIC] * steps
     return [POLAR_EXPRESS[min(step, len(POLAR_EXPRESS) - 1)] for step in range(steps)]
@@ -55,26 +55,27 @@ def schedule(coefficients: Coefficients, steps: int) -> list[tuple[float, float,
 def newton_schulz(
     G: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32, coefficients: Coefficients = "classic"
 ) -> Tensor:
-    """The nearest (semi-)orthogonal matrix to `G`, roughly; X ← QX with Q = aI + bA + cA² and A = XXᵀ, `steps` times.
+    """Return roughly the nearest (semi-)orthogonal matrix to `G`: X ← QX, Q = aI + bA + cA², A = XXᵀ, `steps` times.
 
-    Wide matrices take two steps at once: as A is then QAQ, the second Q needs no product as large as X. Three and more
-    steps on one A are cheaper still, but in bfloat16 the small singular values drown: rounding in A makes eigenvalues
-    below zero, which grow twelvefold in each step.
+    Wide matrices take two steps at once: after the first step A is QAQ, so the second Q needs no product as large as X.
+    Three or more steps on one A would be cheaper still, but in bfloat16 they lose the small singular values: rounding
+    of A makes some of its eigenvalues negative, and these grow twelvefold in each step.
 
     Args:
         G: (…, rows, columns); leading dimensions are a batch.
         steps: iterations.
-        dtype: what the iteration runs in. bfloat16 is fast where the hardware multiplies it, and coarser.
-        coefficients: classic: one polynomial for all steps; polar_express: another for each, which ends nearer to 1.
+        dtype: of the iteration. bfloat16 is coarser, and fast where the hardware multiplies it.
+        coefficients: classic: one polynomial for all steps; polar_express: another in each step, which ends nearer to
+            1.
 
     Returns:
         A tensor of G's shape in `dtype`. A zero matrix stays zero.
     """
     rows, columns = G.shape[-2:]
     X = G.reshape(-1, rows, columns).to(dtype)
-    if rows > columns:  # A is then the smaller of the two Gram matrices
+    if rows > columns:  # so that A is the smaller of the two Gram matrices
         X = X.mT
-    X = X / (torch.linalg.matrix_norm(X, keepdim=True) + _LEAST)
+    X = X / (torch.linalg.matrix_norm(X, keepdim=True) + _EPSILON)
     stride = 2 if max(rows, columns) >= WIDE * min(rows, columns) else 1
     plan = schedule(coefficients, steps)
     for i in range(0, steps, stride):
@@ -104,25 +105,25 @@ class Muon(torch.optim.Optimizer):
 
         optimizer = birdie.Muon(matrices, lr=0.02, momentum=0.95)
 
-    For the weight matrices of layers only: vectors, embeddings and output heads belong to Adam. Parameters are
-    matrices, (rows, columns), or stacks of them, (count, rows, columns); those of one shape are worked on together.
-    With several processes the gradients must be the same in all, as DistributedDataParallel leaves them.
+    Use it for the weight matrices of layers only; vectors, embeddings and output heads need Adam. Parameters are
+    matrices, (rows, columns), or stacks of them, (count, rows, columns); those of one shape are updated together.
+    With several processes, all must have the same gradients, as DistributedDataParallel leaves them.
 
     Args:
-        params: parameters, or dicts of them with settings of their own, as every optimizer of torch takes them.
+        params: parameters or parameter groups, as for every optimizer of torch.
         lr: learning rate.
         momentum: decay of the sum of gradients.
-        nesterov: whether the update looks ahead by the gradient.
-        weight_decay: decoupled; per step weights lose lr · weight_decay of themselves.
+        nesterov: whether momentum is Nesterov's.
+        weight_decay: decoupled; each step multiplies weights by 1 − lr · weight_decay.
         steps: Newton–Schulz iterations.
-        dtype: what these run in.
-        coefficients: of their polynomials, as `newton_schulz` says.
-        row_normalize: whether each row is brought to norm 1 before (MuonEq-R).
-        beta2: decay of the mean square of each row after (NorMuon), whose root rows are divided by, at a constant norm
-            of the matrix; 0: none.
+        dtype: of the iterations.
+        coefficients: of their polynomials, as in `newton_schulz`.
+        row_normalize: whether rows are normalized before the iterations (MuonEq-R).
+        beta2: decay of the running mean square of each row of the result (NorMuon). Rows are divided by its root, and
+            the matrix keeps its norm. 0: off.
 
     Raises:
-        ConfigError: a parameter is no matrix and no stack of matrices, or a setting is out of range.
+        ConfigError: a parameter is neither a matrix nor a stack of matrices, or a setting is out of range.
     """
 
     def __init__(
@@ -153,10 +154,10 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take more parameters, with settings of their own.
+        """Add a parameter group.
 
         Raises:
-            ConfigError: as in making one.
+            ConfigError: as the constructor.
         """
         super().add_param_group(param_group)
         try:
@@ -166,9 +167,9 @@ class Muon(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave for the same parameters."""
+        """Restore a `state_dict` of the same parameters."""
         super().load_state_dict(state_dict)
-        for state in self.state.values():  # torch has cast all to the parameter's dtype
+        for state in self.state.values():  # torch casts all state to the dtype of the parameter
             if STATE[1] in state:
                 state[STATE[1]] = state[STATE[1]].float()
 
@@ -186,41 +187,41 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None and p.numel()]
             updates = [torch.empty_like(p, dtype=group["dtype"]) for p in params]
-            self._updates_(updates, params, [p.grad for p in params], group)
+            self._compute_updates_(updates, params, [p.grad for p in params], group)
             for p, update in zip(params, updates, strict=True):
                 apply_(p, update, group)
         return loss
 
     def update_(self, update: Tensor, p: Tensor, gradient: Tensor) -> None:
-        """Write the orthogonal update of `p` into `update`, which advances its momentum.
+        """Write the orthogonalized update of `p` into `update`; this advances the momentum of p.
 
         Args:
             update: like `gradient`, in the dtype of Newton–Schulz.
-            p: a parameter of the first group, whose state is meant.
-            gradient: of p or of a part of p; the state has its shape.
+            p: a parameter of the first group.
+            gradient: of p or of some of its matrices; the state of p has the same shape.
         """
-        self._updates_([update], [p], [gradient], self.param_groups[0])
+        self._compute_updates_([update], [p], [gradient], self.param_groups[0])
 
-    def _updates_(
+    def _compute_updates_(
         self, updates: Sequence[Tensor], params: Sequence[Tensor], gradients: Sequence[Tensor], group: dict[str, Any]
     ) -> None:
         by_kind: defaultdict[tuple[torch.Size, torch.dtype, torch.device], list[_Slot]] = defaultdict(list)
         for update, p, gradient in zip(updates, params, gradients, strict=True):
             shape, buffer = gradient.shape[-2:], self._state(p, STATE[0], gradient)
-            stacks = (each.view(-1, *shape) for each in (gradient.contiguous(), buffer, update))
+            stacks = (tensor.view(-1, *shape) for tensor in (gradient.contiguous(), buffer, update))
             by_kind[shape, gradient.dtype, gradient.device] += zip(
-                *(torch.split(each, _room(gradient)) for each in stacks), strict=True
+                *(torch.split(stack, _batch_size(gradient)) for stack in stacks), strict=True
             )
         for slots in by_kind.values():
-            for batch in _batches(slots, _room(slots[0][0])):
-                self._update_(batch, group)
+            for batch in _batches(slots, _batch_size(slots[0][0])):
+                self._compute_batch_(batch, group)
         if group["beta2"]:
             for update, p in zip(updates, params, strict=True):
                 update.copy_(self._row_scaled(p, update, group["beta2"]))
 
-    def _update_(self, batch: list["_Slot"], group: dict[str, Any]) -> None:
-        """Momentum and orthogonal update of some stacks of one shape, worked on as one."""
-        gradients, buffers, updates = (list(each) for each in zip(*batch, strict=True))
+    def _compute_batch_(self, batch: list["_Slot"], group: dict[str, Any]) -> None:
+        """Compute momentum and orthogonalized update of some stacks of one shape together."""
+        gradients, buffers, updates = (list(tensors) for tensors in zip(*batch, strict=True))
         with nvtx_range("optimizer/muon/momentum"):
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, gradients)
@@ -228,65 +229,65 @@ class Muon(torch.optim.Optimizer):
             if group["nesterov"]:
                 ahead = list(torch._foreach_add(gradients, buffers, alpha=group["momentum"]))
         with nvtx_range("optimizer/muon/orthogonalize"):
-            stack = orthogonalized(ahead[0] if len(ahead) == 1 else torch.cat(ahead), group)
-            torch._foreach_copy_(updates, list(torch.split(stack, [len(each) for each in updates])))
+            stack = orthogonalize(ahead[0] if len(ahead) == 1 else torch.cat(ahead), group)
+            torch._foreach_copy_(updates, list(torch.split(stack, [len(update) for update in updates])))
 
     def _row_scaled(self, p: Tensor, update: Tensor, beta2: float) -> Tensor:
-        """NorMuon: rows over the root of their running mean square, the matrix keeping its norm."""
+        """Return the update with rows divided by the root of their running mean square, at the same norm (NorMuon)."""
         wide = update.float()
         square = wide.square().mean(-1, keepdim=True)
         mean = self._state(p, STATE[1], square)
         mean.lerp_(square, 1 - beta2)
-        scaled = wide * (mean + _LEAST**2).rsqrt()
-        before, after = (torch.linalg.matrix_norm(each, keepdim=True) for each in (wide, scaled))
-        kept: Tensor = scaled * (before / (after + _LEAST))
-        return kept.to(update.dtype)
+        scaled = wide * (mean + _EPSILON**2).rsqrt()
+        norm, scaled_norm = (torch.linalg.matrix_norm(matrix, keepdim=True) for matrix in (wide, scaled))
+        result: Tensor = scaled * (norm / (scaled_norm + _EPSILON))
+        return result.to(update.dtype)
 
     def _state(self, p: Tensor, name: str, like: Tensor) -> Tensor:
         state = self.state[p]
         if name not in state:
             state[name] = torch.zeros_like(like)
-        kept: Tensor = state[name]
-        return kept
+        tensor: Tensor = state[name]
+        return tensor
 
 
-def orthogonalized(stack: Tensor, group: dict[str, Any]) -> Tensor:
-    """Row normalisation, if the group wants it, and Newton–Schulz: (count, rows, columns) → the same, in its dtype."""
+def orthogonalize(stack: Tensor, group: dict[str, Any]) -> Tensor:
+    """Normalize rows, if `row_normalize`, then apply Newton–Schulz: (count, rows, columns) → the same, in `dtype`."""
     if group["row_normalize"]:
-        stack = stack / torch.linalg.vector_norm(stack, dim=-1, keepdim=True).clamp_min(_LEAST)
+        stack = stack / torch.linalg.vector_norm(stack, dim=-1, keepdim=True).clamp_min(_EPSILON)
     return newton_schulz(stack, group["steps"], group["dtype"], group["coefficients"])
 
 
 def apply_(p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
-    """Decay, then move by the update, scaled to its shape, in place."""
+    """Apply weight decay, then the update, scaled for its shape, in place."""
     rows, columns = p.shape[-2:]
-    weights, moves = (torch.split(each.view(-1, rows, columns), _room(p)) for each in (p, update))
-    for part, move in zip(weights, moves, strict=True):
+    weights, updates = (torch.split(tensor.view(-1, rows, columns), _batch_size(p)) for tensor in (p, update))
+    for part, part_update in zip(weights, updates, strict=True):
         if group["weight_decay"]:
             part.mul_(1 - group["lr"] * group["weight_decay"])
-        part.add_(move, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+        part.add_(part_update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
 _Slot = tuple[Tensor, Tensor, Tensor]
-"""Gradient, momentum and update of a stack, each (count, rows, columns)."""
+"""Gradient, momentum and update of a stack of matrices, each (count, rows, columns)."""
 
 
-def _room(p: Tensor) -> int:
-    """Matrices of p's shape to work on together: all of them, but on a CPU what its caches hold.
+def _batch_size(p: Tensor) -> int:
+    """Return how many matrices of p's shape to update together: all of them, but on a CPU what its caches hold.
 
-    Beyond, each temporary costs more than the arithmetic in it: fresh pages from the system, read and written once.
+    Larger temporaries would cost more than their arithmetic: new pages from the system, read and written once.
     """
     return max(1, CACHED // p.shape[-2:].numel()) if p.device.type == "cpu" else max(1, p.shape[:-2].numel())
 
 
-def _batches(slots: list[_Slot], room: int) -> Iterator[list[_Slot]]:
-    """`slots` in lists of about `room` matrices; all in one where they are not on a CPU."""
+def _batches(slots: list[_Slot], size: int) -> Iterator[list[_Slot]]:
+    """Yield `slots` in lists of about `size` matrices; all in one list where they are not on a CPU."""
     if slots[0][0].device.type != "cpu":
         yield slots
         return
     batch: list[_Slot] = []
     for slot in slots:
-        if batch and sum(len(each[0]) for each in batch) + len(slot[0]) > room:
+        if batch and sum(len(gradient) for gradient, _, _ in batch) + len(slot[0]) > size:
             yield batch
             batch = []
         batch.append(slot)
@@ -297,14 +298,14 @@ def _check(group: dict[str, Any]) -> None:
     for p in group["params"]:
         if p.ndim not in (2, 3):
             raise ConfigError(
-                f"Muon was given a parameter of shape {tuple(p.shape)}; it takes matrices or stacks of them, "
-                "and Adam the rest"
+                f"Muon was given a parameter of shape {tuple(p.shape)}; it updates matrices or stacks of matrices, "
+                "use Adam for the rest"
             )
         if p.is_complex():
-            raise ConfigError(f"Muon was given a parameter of {p.dtype}; it takes real matrices")
+            raise ConfigError(f"Muon was given a parameter of {p.dtype}; it updates real matrices only")
     for name in ("lr", "weight_decay"):
         if not 0 <= group[name] < float("inf"):
-            raise ConfigError(f"Muon's {name} is {group[name]}; it must be a number of at least 0")
+            raise ConfigError(f"Muon's {name} is {group[name]}; it must be a finite number of at least 0")
     for name in ("momentum", "beta2"):
         if not 0 <= group[name] < 1:
             raise ConfigError(f"Muon's {name} is {group[name]}; it must be in [0, 1)")

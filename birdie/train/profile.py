@@ -1,16 +1,16 @@
-"""Where a training step goes: its time by named part, and a trace of it to look at.
+"""Profile of a training step: its time by named part, and a trace.
 
     fit ─► rehearse: steps that are undone ─► 3 unobserved ─► 5 recorded ─► table.json, table.txt
                                                            └► 2 traced   ─► trace.json.gz (torch.profiler)
 
-Steps are rehearsed after priming, so that a profile changes neither weights nor clock. They are recorded without
-torch.profiler, whose own work at every operation would be in the figures; the trace comes after. Time is the time of
-the device that works: this process's clock on a CPU, the GPU's by events in its stream, which never wait for each
-other: what the CPU does meanwhile costs nothing unless the stream runs dry, and stands where it does.
+Steps are rehearsed after warm-up, so a profile changes neither weights nor clock. They are recorded without
+torch.profiler, whose overhead at every operation would distort the figures; the trace comes afterwards. Time is that of
+the device: the clock of this process on a CPU, events in the stream on a GPU. CPU work that overlaps with the GPU does
+not show; where the stream runs dry, it shows in the part that is running.
 
-Layers are told apart by hooks that exist only while somebody looks, and not in a compiled graph, which has no layers.
+Layers are told apart by hooks that exist only during profiling, and not in a compiled graph, which has no layers.
 
-For profilers that look from outside (`nsys profile --capture-range=cudaProfilerApi …`) `Capture` marks ten real steps.
+For external profilers (`nsys profile --capture-range=cudaProfilerApi …`) `Capture` marks ten real steps.
 """
 
 import dataclasses
@@ -35,19 +35,19 @@ from birdie.runtime.nvtx import next_range, next_range_on_gradient, profiler_att
 
 STEP = "step"
 UNOBSERVED, RECORDED, TRACED = 3, 5, 2
-SHARE = 0.5  # of the run that is taken to be done: what is on for half of it or more is in the profile
+FRACTION = 0.5  # of the run that profiled steps pretend: techniques that are on for at least half of it are included
 
 Events = Sequence[tuple[str | None, float]]
-"""(name, time) of what begins, (None, time) of what ends, in order."""
+"""(name, time) where a range begins and (None, time) where one ends, in order."""
 
 
 class Rehearsing(Protocol):
-    """What is profiled: `birdie.train.loop.Fit`."""
+    """Interface of the run to profile: `birdie.train.loop.Fit`."""
 
     facts: dict[str, Any]
 
-    def rehearse(self, steps: int, share: float) -> Iterator[None]:
-        """Steps that are undone at the end; yields before each and after the last, or ends early."""
+    def rehearse(self, steps: int, fraction: float) -> Iterator[None]:
+        """Take steps that are undone at the end; yield before each and after the last, or end early."""
         ...
 
 
@@ -56,8 +56,8 @@ class Part:
     """A named part of a step.
 
     Attributes:
-        name: its path, "forward/layer 0/mlp".
-        ms: of a step, parts within it left out.
+        name: path of the range, "forward/layer 0/mlp".
+        ms: in a step, without the parts inside it.
     """
 
     name: str
@@ -66,15 +66,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Where the time of a mean step went.
+    """Time of a mean step by part.
 
     Attributes:
-        steps: recorded.
-        step_ms: mean of these; the sum of `parts` and `unattributed_ms`.
-        parts: by name, in the order in which they first came.
-        unattributed_ms: in no named part.
-        unobserved_ms: median step while nothing was recorded: what looking costs is the difference.
-        device: it ran on.
+        steps: number of recorded steps.
+        step_ms: their mean; the sum of `parts` and `unattributed_ms`.
+        parts: in the order in which they first began.
+        unattributed_ms: outside any named part.
+        unobserved_ms: median step without recording; the difference is the overhead of recording.
+        device: name of the device.
         compiled: whether torch.compile made forward and backward one part each.
     """
 
@@ -88,13 +88,13 @@ class Profile:
 
     @property
     def attributed(self) -> float:
-        """Share of the step that has a name."""
+        """Fraction of the step that is in named parts."""
         return 1 - self.unattributed_ms / self.step_ms if self.step_ms else 0.0
 
     def rows(self) -> list[tuple[str, float]]:
-        """(name, ms) to show: each group with all that is in it, then its members; layers of a model as one.
+        """Return (name, ms) rows: each group with everything inside it, then its members; all layers together.
 
-        What a group with members spends outside of them is called "own": of backward it is head and loss.
+        The time of a group outside of its members is called "self"; in backward it is that of head and loss.
         """
         groups: dict[str, dict[str, float]] = {}
         for part in self.parts:
@@ -106,11 +106,11 @@ class Profile:
         for top, members in groups.items():
             rows.append((top, sum(members.values())))
             if len(members) > 1:
-                rows += [(f"{top}/own" if name == top else name, ms) for name, ms in members.items()]
+                rows += [(f"{top}/self" if name == top else name, ms) for name, ms in members.items()]
         return [*rows, ("unattributed", self.unattributed_ms)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; `parts` to the layer."""
+        """Return plain values for JSON, with `parts` for each layer."""
         return {
             "device": self.device,
             "compiled": self.compiled,
@@ -123,53 +123,53 @@ class Profile:
         }
 
     def text(self) -> str:
-        """The table in plain text."""
+        """Return the table in plain text."""
         lines = [f"{name.replace('/', ' / '):40}{ms:12.3f} ms{ms / self.step_ms:9.1%}" for name, ms in self.rows()]
         return "\n".join([self.title, "", *lines]) + "\n"
 
     @property
     def title(self) -> str:
-        """What the table is of."""
-        beside = "" if self.unobserved_ms is None else f", {self.unobserved_ms:.1f} ms unobserved"
+        """Title of the table: step time, device and number of steps."""
+        unobserved = "" if self.unobserved_ms is None else f", {self.unobserved_ms:.1f} ms unobserved"
         return (
-            f"step of {self.step_ms:.1f} ms on {self.device} (mean of {self.steps}{beside}), "
+            f"step of {self.step_ms:.1f} ms on {self.device} (mean of {self.steps}{unobserved}), "
             f"{self.attributed:.1%} of it attributed"
         )
 
 
 def account(events: Events) -> Profile:
-    """Own time of every part over the steps in `events`, as means; times in milliseconds.
+    """Return the mean time of every part, without the parts inside it, over the steps in `events` (milliseconds).
 
     Raises:
-        ValueError: there is no whole step in them.
+        ValueError: there is no complete step in them.
     """
-    own: dict[str, float] = {}
+    times: dict[str, float] = {}
     open_: list[str] = []
     steps, total, last = 0, 0.0, 0.0
     for name, now in events:
         if STEP in open_:
-            own[open_[-1]] = own.get(open_[-1], 0.0) + now - last
+            times[open_[-1]] = times.get(open_[-1], 0.0) + now - last
             total += now - last
         if name is not None:
             open_.append(name)
             if STEP in open_:
-                own.setdefault(name, 0.0)  # in the order they come
+                times.setdefault(name, 0.0)  # keeps the order in which parts begin
         elif open_.pop() == STEP:
             steps += 1
         last = now
     if not steps or open_:
-        raise ValueError("no whole step was recorded")
-    unattributed = own.pop(STEP)
-    parts = tuple(Part(name, ms / steps) for name, ms in own.items())
+        raise ValueError("no complete step was recorded")
+    unattributed = times.pop(STEP)
+    parts = tuple(Part(name, ms / steps) for name, ms in times.items())
     return Profile(steps, total / steps, parts, unattributed / steps)
 
 
 class Timeline:
-    """A recorder that stamps what begins and ends.
+    """A recorder that stores a time stamp where each range begins and ends.
 
     Args:
-        stamp: the time, in whatever form.
-        milliseconds: from one stamp to a later one, asked when all is over.
+        stamp: returns the time, in any form.
+        milliseconds: (stamp, later stamp) → difference; called after all steps.
     """
 
     def __init__(self, stamp: Callable[[], Any], milliseconds: Callable[[Any, Any], float]) -> None:
@@ -177,20 +177,20 @@ class Timeline:
         self._stamps: list[tuple[str | None, Any]] = []
 
     def begin(self, name: str) -> None:
-        """`name` begins."""
+        """Record the beginning of range `name`."""
         self._stamps.append((name, self._stamp()))
 
     def end(self) -> None:
-        """The last that began ends."""
+        """Record the end of the innermost range."""
         self._stamps.append((None, self._stamp()))
 
     def events(self) -> list[tuple[str | None, float]]:
-        """All of it, in milliseconds from the first stamp."""
+        """Return all events, in milliseconds from the first stamp."""
         return [(name, self._milliseconds(self._stamps[0][1], at)) for name, at in self._stamps]
 
 
 def timeline(device: torch.device) -> Timeline:
-    """Of a device: its own clock on CUDA, this process's elsewhere."""
+    """Return a timeline by the clock of the device on CUDA, by that of this process elsewhere."""
     if device.type == "cuda":
         return Timeline(_cuda_stamp, lambda first, later: first.elapsed_time(later))
     return Timeline(time.perf_counter_ns, lambda first, later: (later - first) / 1e6)
@@ -203,39 +203,41 @@ def _cuda_stamp() -> torch.cuda.Event:
 
 
 @contextmanager
-def layers(model: Any, wanted: bool) -> Iterator[None]:
-    """Until the end of the block, if `wanted`, ranges for embedding, attention and MLP of each layer, and head.
+def layer_ranges(model: Any, enabled: bool) -> Iterator[None]:
+    """Add ranges for embedding, attention and MLP of each layer, and head, until the end of the block, if `enabled`.
 
-    The loss counts to the head, and both are what backward does before it comes to a layer. For a model whose `blocks`
-    have `attn` and `mlp`; any other has forward and backward as a whole. Only for eager use: a graph compiled meanwhile
-    would have the hooks in it.
+    The loss counts as part of the head; in backward, both come before the first layer. Works for models whose `blocks`
+    have `attn` and `mlp`; in others forward and backward are one part each. Use it in eager mode only: a graph that is
+    compiled meanwhile would contain the hooks.
     """
     with ExitStack() as hooks:
 
-        def before(module: nn.Module, hook: Callable[..., None]) -> None:
+        def on_entry(module: nn.Module, hook: Callable[..., None]) -> None:
             hooks.callback(module.register_forward_pre_hook(hook).remove)
 
-        def after(module: nn.Module, hook: Callable[..., None]) -> None:
+        def on_exit(module: nn.Module, hook: Callable[..., None]) -> None:
             hooks.callback(module.register_forward_hook(hook).remove)
 
         blocks = getattr(model, "blocks", None)
-        if wanted and isinstance(blocks, nn.ModuleList):
+        if enabled and isinstance(blocks, nn.ModuleList):
             if isinstance(table := getattr(model, "tok_emb", None), nn.Module):
-                before(table, lambda *_: next_range("forward/embedding"))
+                on_entry(table, lambda *_: next_range("forward/embedding"))
             for index, block in enumerate(cast(Iterable[Any], blocks)):
                 attention, mlp = f"layer {index}/attention", f"layer {index}/mlp"
                 if index == 0:
-                    before(block, lambda _block, args: next_range_on_gradient(args[0], "backward/embedding"))
-                before(block, lambda *_, to=attention: next_range(f"forward/{to}"))
-                before(block.attn, lambda *_, to=attention: next_range(f"forward/{to}"))  # a block may be passed by
-                after(block.attn, lambda _m, _a, out, to=mlp, of=attention: _leave(to, out, of))
+                    on_entry(block, lambda _block, args: next_range_on_gradient(args[0], "backward/embedding"))
+                on_entry(block, lambda *_, to=attention: next_range(f"forward/{to}"))
+                on_entry(
+                    block.attn, lambda *_, to=attention: next_range(f"forward/{to}")
+                )  # for models that call attention without its block
+                on_exit(block.attn, lambda _m, _a, out, to=mlp, of=attention: _leave(to, out, of))
                 following = "head" if index == len(blocks) - 1 else mlp
-                after(block.mlp, lambda _m, _a, out, to=following, of=mlp: _leave(to, out, of))
+                on_exit(block.mlp, lambda _m, _a, out, to=following, of=mlp: _leave(to, out, of))
         yield
 
 
 def _leave(to: str, output: Tensor | tuple[Tensor, ...], of: str) -> None:
-    """Forward goes on `to`; backward comes to `of` with the gradient of its output."""
+    """Begin range `to` in forward; in backward, begin range `of` with the gradient of its output."""
     next_range_on_gradient(output[0] if isinstance(output, tuple) else output, f"backward/{of}")
     next_range(f"forward/{to}")
 
@@ -243,52 +245,52 @@ def _leave(to: str, output: Tensor | tuple[Tensor, ...], of: str) -> None:
 def profile(
     run: Rehearsing, model: nn.Module, device: torch.device, folder: Path | None, *, recorded: int = RECORDED
 ) -> Profile | None:
-    """Profile `run`, which trains `model`; every rank must call it. Nothing of the run changes.
+    """Profile `run`, which trains `model`, without changing it. Every rank must call it.
 
     Args:
-        run: primed.
+        run: after warm-up.
         model: whose layers are told apart, unless it is compiled.
         device: where it trains.
-        folder: gets `table.json`, `table.txt` and `trace.json.gz`; None: nothing is written.
-        recorded: steps that count.
+        folder: for `table.json`, `table.txt` and `trace.json.gz`; None: nothing is written.
+        recorded: number of recorded steps.
 
     Returns:
-        The profile, or None when the run was asked to stop meanwhile.
+        The profile, or None if a stop was requested meanwhile.
 
     Raises:
         OutputError: the folder cannot be written.
-        ConfigError: as a step does.
+        ConfigError: as a training step.
     """
     compiled = bool(run.facts.get("compiled"))
-    seen, unobserved, since = timeline(device), list[float](), 0.0
+    recorder, unobserved, since = timeline(device), list[float](), 0.0
     traces = torch.profiler.profile(activities=_activities(device))
     end = UNOBSERVED + recorded + TRACED
-    with ExitStack() as looking:
-        place = 0
-        for place, _ in enumerate(run.rehearse(end, SHARE)):
+    with ExitStack() as observers:
+        done = 0
+        for done, _ in enumerate(run.rehearse(end, FRACTION)):
             synchronize(device)
-            if 0 < place <= UNOBSERVED:
+            if 0 < done <= UNOBSERVED:
                 unobserved.append(1000 * (time.perf_counter() - since))
-            if place == UNOBSERVED:
-                looking.enter_context(layers(model, not compiled))
-                recorder = looking.enter_context(ExitStack())
-                recorder.enter_context(recording(seen))
-            elif place == UNOBSERVED + recorded:
-                recorder.close()
-                looking.enter_context(traces)
-            elif place == end:
-                looking.close()
+            if done == UNOBSERVED:
+                observers.enter_context(layer_ranges(model, not compiled))
+                recorders = observers.enter_context(ExitStack())
+                recorders.enter_context(recording(recorder))
+            elif done == UNOBSERVED + recorded:
+                recorders.close()
+                observers.enter_context(traces)
+            elif done == end:
+                observers.close()
             since = time.perf_counter()
-        if place < end:
+        if done < end:
             return None
-    found = dataclasses.replace(
-        account(seen.events()), unobserved_ms=statistics.median(unobserved), device=str(device), compiled=compiled
+    result = dataclasses.replace(
+        account(recorder.events()), unobserved_ms=statistics.median(unobserved), device=str(device), compiled=compiled
     )
     if folder is not None:
-        write_bytes(folder / "table.json", json.dumps(found.to_dict(), indent=1).encode() + b"\n")
-        write_bytes(folder / "table.txt", found.text().encode())
-        write_bytes(folder / "trace.json.gz", _chrome(traces))
-    return found
+        write_bytes(folder / "table.json", json.dumps(result.to_dict(), indent=1).encode() + b"\n")
+        write_bytes(folder / "table.txt", result.text().encode())
+        write_bytes(folder / "trace.json.gz", _chrome_trace(traces))
+    return result
 
 
 def _activities(device: torch.device) -> list[torch.profiler.ProfilerActivity]:
@@ -296,8 +298,8 @@ def _activities(device: torch.device) -> list[torch.profiler.ProfilerActivity]:
     return [cpu, cuda] if device.type == "cuda" else [cpu]
 
 
-def _chrome(traces: torch.profiler.profile) -> bytes:
-    """The trace as chrome://tracing and Perfetto read it, packed."""
+def _chrome_trace(traces: torch.profiler.profile) -> bytes:
+    """Return the gzipped trace for chrome://tracing and Perfetto."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         traces.export_chrome_trace(str(path))
@@ -305,17 +307,17 @@ def _chrome(traces: torch.profiler.profile) -> bytes:
 
 
 class Capture:
-    """The range of steps that an attached profiler shall capture, by the CUDA profiler's start and stop.
+    """Range of steps for an attached profiler to capture, marked by the CUDA profiler's start and stop.
 
-    Nothing happens where no profiler is attached or there is no CUDA. By default Nsight Systems ends the program when
-    the range does; `--capture-range-end=stop` lets it train on.
+    Does nothing without an attached profiler or without CUDA. By default Nsight Systems ends the program with the
+    range; `--capture-range-end=stop` lets training continue.
     """
 
     FIRST, COUNT = 4, 10  # of the steps of this process
 
     def __init__(self) -> None:
         self._step, self._running = 0, False
-        self._wanted = profiler_attached() and torch.cuda.is_available()
+        self._enabled = profiler_attached() and torch.cuda.is_available()
 
     def __enter__(self) -> Self:
         return self
@@ -324,16 +326,16 @@ class Capture:
         self.close()
 
     def before_step(self) -> None:
-        """Told before each step."""
+        """Start or stop the capture where it is due; call it before each step."""
         self._step += 1
-        if self._wanted and self._step == self.FIRST:
+        if self._enabled and self._step == self.FIRST:
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
             self._running = True
         elif self._step == self.FIRST + self.COUNT:
             self.close()
 
     def close(self) -> None:
-        """No more steps."""
+        """Stop the capture if it is running."""
         if self._running:
             self._running = False
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]

@@ -1,19 +1,19 @@
-"""What the training loop asks of a model and of a loader."""
+"""Interfaces that the training loop expects of a model, a loader, and what takes part in its steps."""
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 
 class Trainable(Protocol):
-    """What `fit` asks of a model."""
+    """Interface of a model that `fit` trains."""
 
     compute_dtype: torch.dtype
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats (0-d) of targets, (batch, length), after ids, (batch, length)."""
+        """Return the mean cross-entropy in nats (0-d) of targets, (batch, length), after ids, (batch, length)."""
         ...
 
     def to(self, device: torch.device) -> Any: ...
@@ -22,38 +22,53 @@ class Trainable(Protocol):
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
-class Preparation(Protocol):
-    """A technique that lives inside training, such as quantization-aware training."""
+@runtime_checkable
+class DeclaresGroups(Protocol):
+    """Interface of a model that says which optimizer group each of its parameters belongs to."""
 
-    def before_step(self, step: int, share: float, multiplier: float) -> None:
-        """Told before each step: finished steps (-1 while priming), share of the run done, factor on the rates."""
+    def parameter_groups(self) -> Mapping[str, str]:
+        """Return the optimizer group of each parameter by name."""
+        ...
+
+
+class StepHook(Protocol):
+    """Technique that takes part in training steps, such as quantization-aware training."""
+
+    def before_step(self, step: int, fraction: float, multiplier: float) -> None:
+        """Prepare the next step.
+
+        Args:
+            step: finished steps; -1 during warm-up.
+            fraction: of the run that is done.
+            multiplier: factor on the learning rates.
+        """
         ...
 
     def penalty(self) -> Tensor | None:
-        """What to add to the loss of this step (0-d), or None."""
+        """Return the term to add to the loss of this step (0-d), or None."""
         ...
 
 
-class Documents(Protocol):
-    """What finds the documents of a micro-batch, for attention that keeps them apart."""
+class DocumentFinder(Protocol):
+    """Finds the documents of a micro-batch, for attention that isolates them."""
 
     packed: bool
-    """Whether rows are longer than a sequence: they are then cut by the bounds alone."""
+    """Whether rows are longer than a sequence; then only the bounds cut them."""
 
     def __call__(self, ids: Tensor, longest: int) -> Any:
-        """What the model's loss takes as `bounds` for ids, (rows, length) on the CPU, in pieces of up to `longest`."""
+        """Return `bounds` for the model's loss: ids, (rows, length) on the CPU, in segments of at most `longest`."""
         ...
 
 
 class Batches(Protocol):
-    """What `fit` asks of a loader. Its state is a position in the whole stream, the same on every rank."""
+    """Interface of a loader. Its state is a position in the stream of all ranks, the same on every rank."""
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one micro-step of this rank, each (sequences, length) int64 on the CPU."""
+        """Return inputs and targets of this rank's next chunk of a step, each (sequences, length) int64 on the CPU."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as what JSON can hold."""
+        """Return the position, as JSON can hold it."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

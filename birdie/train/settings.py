@@ -1,4 +1,4 @@
-"""Length, batch and precision of a run."""
+"""Settings of a training run: length, batch, sequence lengths and precision."""
 
 import math
 from dataclasses import dataclass
@@ -8,22 +8,26 @@ from cyclopts import Parameter
 
 from birdie.errors import ConfigError
 from birdie.runtime.device import DtypeName
-from birdie.train.precision import MULTIPLE, Fp8
+from birdie.train.fp8 import MULTIPLE, Fp8
 
 
 def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
-    """How lists are written in the challenge's environment: "9,10"."""
+    """Split a list as the challenge's environment variables write it: "9,10"."""
     return [part for part in value.replace(delimiter or ",", ",").split(",") if part.strip()]
 
 
-def nearest_divisor(value: int, whole: int) -> int:
-    """The divisor of `whole` that is nearest to `value`, the larger of two."""
-    return min((each for each in range(whole, 0, -1) if whole % each == 0), key=lambda each: abs(each - value))
+def nearest_divisor(value: int, number: int) -> int:
+    """Return the divisor of `number` that is nearest to `value`, the larger of two."""
+    divisors = (divisor for divisor in range(number, 0, -1) if number % divisor == 0)
+    return min(divisors, key=lambda divisor: abs(divisor - value))
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
     """Length, batch and precision of a run; the defaults are the challenge's.
+
+    A step is `accumulation` chunks of equal size over all ranks (gradient accumulation); ranks take chunks in turn. How
+    many tokens go through the model at once is another question, which `micro_batch_tokens` answers.
 
     Raises:
         ConfigError: a value is out of range or two contradict each other.
@@ -34,17 +38,18 @@ class TrainSettings:
         int, Parameter(env_var="WARMDOWN_ITERS", help="Steps over which the learning rate falls to 0 at the end.")
     ] = 1200
     warmdown_fraction: Annotated[
-        float | None, Parameter(env_var=("WARMDOWN_FRAC", "WARMDOWN_FRACTION"), help="The same as a share of the run.")
+        float | None,
+        Parameter(env_var=("WARMDOWN_FRAC", "WARMDOWN_FRACTION"), help="The same as a fraction of the run."),
     ] = None
     min_lr: Annotated[
-        float, Parameter(env_var="MIN_LR", help="Floor of the learning rates, as a share of their peaks.")
+        float, Parameter(env_var="MIN_LR", help="Floor of the learning rates, as a fraction of their peaks.")
     ] = 0.0
     force_stop_step: Annotated[
         int,
         Parameter(env_var="FORCE_STOP_STEP", help="Last step of run and schedule, whatever the clock; 0: none."),
     ] = 0
     warmup_steps: Annotated[
-        int, Parameter(env_var="WARMUP_STEPS", help="Steps that prime caches and compiler and are then undone.")
+        int, Parameter(env_var="WARMUP_STEPS", help="Steps that warm up caches and compiler and are then undone.")
     ] = 20
     train_batch_tokens: Annotated[
         int, Parameter(env_var="TRAIN_BATCH_TOKENS", help="Tokens of a step over all ranks.")
@@ -53,19 +58,19 @@ class TrainSettings:
     max_wallclock_seconds: Annotated[
         float, Parameter(env_var="MAX_WALLCLOCK_SECONDS", help="Limit on training time; 0: none.")
     ] = 600.0
-    seed: Annotated[int, Parameter(env_var="SEED", help="Decides initial weights and batches.")] = 1337
+    seed: Annotated[int, Parameter(env_var="SEED", help="Seed of initial weights and batches.")] = 1337
     accumulation: Annotated[
-        int, Parameter(help="Spans a step is cut into over all ranks; the number of ranks divides it.")
+        int, Parameter(help="Chunks of a step over all ranks; the number of ranks must divide it.")
     ] = 8
     micro_batch_tokens: Annotated[
         int | Literal["auto"],
-        Parameter(help="Tokens through the model at once; 0: a span; auto: as many as memory takes, by measurement."),
+        Parameter(help="Tokens through the model at once; 0: a chunk; auto: as many as memory allows, by measurement."),
     ] = 0
     seq_len_start: Annotated[
-        int, Parameter(env_var="SEQ_LEN_START", help="First length of sequences, which doubles in stages; 0: the full.")
+        int, Parameter(env_var="SEQ_LEN_START", help="Initial sequence length, which doubles in stages; 0: the full.")
     ] = 0
     seq_schedule_fraction: Annotated[
-        float, Parameter(env_var="SEQ_SCHEDULE_FRACTION", help="Share of the run after which sequences are full.")
+        float, Parameter(env_var="SEQ_SCHEDULE_FRACTION", help="Fraction of the run after which sequences are full.")
     ] = 0.33
     mixed_seq_lens: Annotated[
         tuple[int, ...],
@@ -73,14 +78,15 @@ class TrainSettings:
             env_var="MIXED_SEQ_LENS",
             env_var_split=comma_separated,
             negative=(),
-            help="Lengths of sequences that the spans of a step, and so the ranks, have in turn; none given: the full.",
+            help="Sequence lengths that the chunks of a step, and so the ranks, have in turn; without any: the full.",
         ),
     ] = ()
     batch_tokens_start: Annotated[
-        int, Parameter(env_var="BATCH_TOKENS_START", help="Tokens of the first steps, doubling in stages; 0: the full.")
+        int,
+        Parameter(env_var="BATCH_TOKENS_START", help="Tokens of the first steps, doubling in stages; 0: the full."),
     ] = 0
     batch_schedule_fraction: Annotated[
-        float, Parameter(env_var="BATCH_SCHEDULE_FRACTION", help="Share of the run after which batches are full.")
+        float, Parameter(env_var="BATCH_SCHEDULE_FRACTION", help="Fraction of the run after which batches are full.")
     ] = 0.33
     compute_dtype: Annotated[
         DtypeName, Parameter(help="Dtype of activations; auto: bfloat16 where it is fast, else float32.")
@@ -89,10 +95,10 @@ class TrainSettings:
         Fp8, Parameter(help="Products of the blocks in fp8: on, where the GPU has it; emulate: anywhere, slowly; off.")
     ] = "off"
     fused: Annotated[
-        bool, Parameter(env_var="FUSED_CE_ENABLED", help="Softcap and loss in one piece where that is to be had.")
+        bool, Parameter(env_var="FUSED_CE_ENABLED", help="Fuse softcap and loss where that is possible.")
     ] = True
     fused_mlp: Annotated[
-        bool, Parameter(help="Products and ReLU² of the MLPs in one Triton kernel, where that runs; not tuned.")
+        bool, Parameter(help="Products and ReLU² of the MLPs in one Triton kernel, where it runs; not tuned.")
     ] = False
     compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
 
@@ -108,19 +114,19 @@ class TrainSettings:
         if self.warmdown_fraction is not None and not 0 <= self.warmdown_fraction <= 1:
             raise ConfigError(f"warmdown_fraction is {self.warmdown_fraction}; it must be from 0 to 1")
         if not 0 <= self.min_lr <= 1:
-            raise ConfigError(f"min_lr is {self.min_lr}; it is a share of the learning rates, from 0 to 1")
+            raise ConfigError(f"min_lr is {self.min_lr}; it is a fraction of the learning rates, from 0 to 1")
         if self.force_stop_step > self.iterations:
             raise ConfigError(
                 f"force_stop_step {self.force_stop_step} is beyond the {self.iterations} iterations of the run; "
                 "raise iterations or leave it out"
             )
         if not 0 <= self.max_wallclock_seconds < math.inf:
-            raise ConfigError(f"max_wallclock_seconds is {self.max_wallclock_seconds}; give seconds, or 0 for no limit")
+            raise ConfigError(f"max_wallclock_seconds is {self.max_wallclock_seconds}; set seconds, or 0 for no limit")
         if self.train_batch_tokens % (self.accumulation * self.train_seq_len):
             raise ConfigError(
-                f"train_batch_tokens {self.train_batch_tokens} is not a whole number of sequences of "
-                f"{self.train_seq_len} in each of {self.accumulation} spans; "
-                f"choose a multiple of {self.accumulation * self.train_seq_len}"
+                f"train_batch_tokens {self.train_batch_tokens} is not a multiple of {self.accumulation} chunks of "
+                f"sequences of {self.train_seq_len} tokens; choose a multiple of "
+                f"{self.accumulation * self.train_seq_len}"
             )
         if self.fp8 not in ("off", "on", "emulate"):
             raise ConfigError(f"fp8 is {self.fp8!r}; choose off, on or emulate")
@@ -129,41 +135,33 @@ class TrainSettings:
                 f"fp8 needs sequences of a multiple of {MULTIPLE} tokens, not {self.train_seq_len}; "
                 "change train_seq_len, or turn fp8 off"
             )
-        self._check_growth()
+        self._check_schedules()
+        self._check_mixed_lengths()
+        for name in ("seq_schedule_fraction", "batch_schedule_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
+        self._check_micro_batches()
 
-    def _check_growth(self) -> None:
-        span = self.train_batch_tokens // self.accumulation
+    def _check_schedules(self) -> None:
+        chunk = self.chunk_tokens
         if self.seq_len_start and (self.seq_len_start < 1 or self.train_seq_len % self.seq_len_start):
             raise ConfigError(
                 f"seq_len_start {self.seq_len_start} does not divide train_seq_len {self.train_seq_len}; choose "
                 f"{nearest_divisor(self.seq_len_start, self.train_seq_len)}, or 0 for the full length throughout"
             )
-        if not 0 <= self.batch_tokens_start <= self.train_batch_tokens or self.batch_tokens_start % span:
+        if not 0 <= self.batch_tokens_start <= self.train_batch_tokens or self.batch_tokens_start % chunk:
             raise ConfigError(
-                f"batch_tokens_start {self.batch_tokens_start} is not a number of spans; choose a multiple of "
-                f"{span} up to {self.train_batch_tokens}, or a larger accumulation"
+                f"batch_tokens_start {self.batch_tokens_start} is not a number of chunks; choose a multiple of "
+                f"{chunk} up to {self.train_batch_tokens}, or a larger accumulation"
             )
-        if self.batch_tokens_start and self.accumulation % self.spans_start:
+        if self.batch_tokens_start and self.accumulation % self.initial_chunks:
             raise ConfigError(
-                f"batch_tokens_start {self.batch_tokens_start} is {self.spans_start} spans of {span} tokens, which do "
-                f"not divide the {self.accumulation} of a step; choose "
-                f"{nearest_divisor(self.spans_start, self.accumulation) * span}, or 0 for the full batch throughout"
-            )
-        self._check_mixed(span)
-        for name in ("seq_schedule_fraction", "batch_schedule_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
-        size = self.micro_batch_tokens
-        if isinstance(size, str):
-            if size != "auto":
-                raise ConfigError(f"micro_batch_tokens is {size!r}; give a number of tokens, 0, or auto")
-        elif size < 0 or size % self.train_seq_len or (size and span % size and size % span):
-            raise ConfigError(
-                f"micro_batch_tokens {size} does not cut spans of {span} tokens; choose whole sequences of "
-                f"{self.train_seq_len} that divide a span, or whole spans"
+                f"batch_tokens_start {self.batch_tokens_start} is {self.initial_chunks} chunks of {chunk} tokens, "
+                f"which do not divide the {self.accumulation} of a step; choose "
+                f"{nearest_divisor(self.initial_chunks, self.accumulation) * chunk}, or 0 for the full batch throughout"
             )
 
-    def _check_mixed(self, span: int) -> None:
+    def _check_mixed_lengths(self) -> None:
         lengths = self.mixed_seq_lens
         for length in lengths:
             if length < 1 or self.train_seq_len % length:
@@ -173,18 +171,35 @@ class TrainSettings:
                 )
         if lengths and self.accumulation % len(lengths):
             raise ConfigError(
-                f"mixed_seq_lens has {len(lengths)} lengths for {self.accumulation} spans of a step, which cannot "
+                f"mixed_seq_lens has {len(lengths)} lengths for {self.accumulation} chunks of a step, which cannot "
                 "have them equally often; choose an accumulation that is a multiple of their number"
             )
-        if lengths and self.spans_start % len(lengths):
+        if lengths and self.initial_chunks % len(lengths):
             raise ConfigError(
-                f"batch_tokens_start {self.batch_tokens_start} is {self.spans_start} spans, too few for each of the "
-                f"{len(lengths)} mixed_seq_lens as often; choose a multiple of {len(lengths) * span}"
+                f"batch_tokens_start {self.batch_tokens_start} is {self.initial_chunks} chunks, too few for each of "
+                f"the {len(lengths)} mixed_seq_lens equally often; choose a multiple of "
+                f"{len(lengths) * self.chunk_tokens}"
+            )
+
+    def _check_micro_batches(self) -> None:
+        size, chunk = self.micro_batch_tokens, self.chunk_tokens
+        if isinstance(size, str):
+            if size != "auto":
+                raise ConfigError(f"micro_batch_tokens is {size!r}; set a number of tokens, 0, or auto")
+        elif size < 0 or size % self.train_seq_len or (size and chunk % size and size % chunk):
+            raise ConfigError(
+                f"micro_batch_tokens {size} does not cut chunks of {chunk} tokens; choose whole sequences of "
+                f"{self.train_seq_len} that divide a chunk, or whole chunks"
             )
 
     @property
-    def spans_start(self) -> int:
-        """Spans of the first steps, over all ranks."""
+    def chunk_tokens(self) -> int:
+        """Tokens of a gradient-accumulation chunk."""
+        return self.train_batch_tokens // self.accumulation
+
+    @property
+    def initial_chunks(self) -> int:
+        """Chunks of the first steps, over all ranks."""
         return self.batch_tokens_start * self.accumulation // self.train_batch_tokens or self.accumulation
 
     @property
@@ -194,13 +209,13 @@ class TrainSettings:
 
     @property
     def last_step(self) -> int:
-        """Most steps of the run: those it has unless the clock ends it."""
+        """The last step of the run, unless the clock ends it earlier."""
         return self.force_stop_step or self.iterations
 
     def forced_stop(self, train_ms: float) -> str | None:
-        """What to say of a run that ended after `train_ms` at a forced last step; None where it was not forced."""
+        """Return a line about a run that ended after `train_ms` at a forced last step; None if it was not forced."""
         if not self.force_stop_step:
             return None
-        cap, took = self.max_wallclock_seconds, train_ms / 1000
-        over = f", beyond the cap of {cap:g} s that a submission must keep" if cap and took > cap else ""
-        return f"forced last step: {self.force_stop_step:,}, reached after {took:.1f} s{over}"
+        cap, seconds = self.max_wallclock_seconds, train_ms / 1000
+        over = f", beyond the cap of {cap:g} s that a submission must keep" if cap and seconds > cap else ""
+        return f"forced last step: {self.force_stop_step:,}, reached after {seconds:.1f} s{over}"

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.mixed_lengths import CHUNKS, measure, mixtures, rows_of
-from birdie.train.lengths import differ_in_a_rank
+from birdie.train.mixed_lengths import differ_within_a_rank
 from birdie.train.settings import TrainSettings
 
 NAMES = ["long", "by rank", "in every rank", "short"]
@@ -17,7 +17,7 @@ def test_mixtures_are_what_their_names_promise(ranks: int) -> None:
         for name, lengths in mixtures(64, 16, ranks).items()
     }
     assert list(settings) == NAMES
-    assert [differ_in_a_rank(mixture, ranks) for mixture in settings.values()] == [False, ranks == 1, True, False]
+    assert [differ_within_a_rank(mixture, ranks) for mixture in settings.values()] == [False, ranks == 1, True, False]
 
 
 def test_rows_have_the_slowest_ranks_step_and_every_ranks_passes() -> None:

@@ -1,8 +1,8 @@
-"""What the MLP's Triton kernels give under its interpreter, beside eager code in float64: one JSON object.
+"""Errors of the MLP kernels under Triton's interpreter, relative to eager float64: prints one JSON object.
 
-In float32 only: the interpreter multiplies bfloat16 as if it were integers.
+In float32 only: the interpreter multiplies bfloat16 numbers as if they were integers.
 
-TRITON_INTERPRET=1 python tests/mlp_kernels_interpreted.py     # as test_model_fused does
+TRITON_INTERPRET=1 python tests/model/mlp_kernels_interpreted.py     # as test_mlp_kernels does
 """
 
 import json
@@ -16,32 +16,32 @@ from birdie.model import mlp_kernels
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.mlp_kernels import leaky_square_mlp
 
-Found = dict[str, float | str]
+Errors = dict[str, float | str]
 
 
 def eager(x: Tensor, up: Tensor, down: Tensor, slope: float) -> Tensor:
     return leaky_relu(x @ up.mT, slope).square() @ down.mT
 
 
-def mlp(rows: int, dim: int, hidden: int) -> Found:
-    """Largest errors against float64 over the largest value, of y and of all gradients: the kernel's and eager's."""
+def mlp(rows: int, dim: int, hidden: int) -> Errors:
+    """Return the largest relative errors of y and all gradients against float64, of the kernel and of eager code."""
     generator = torch.Generator().manual_seed(rows)
     shapes = ((rows, dim), (hidden, dim), (dim, hidden))
     inputs = [(torch.randn(shape, generator=generator) / shape[1] ** 0.5).requires_grad_() for shape in shapes]
     outer = torch.randn((rows, dim), generator=generator)
-    exact_inputs = [each.detach().double().requires_grad_() for each in inputs]
+    exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
     exact = eager(*exact_inputs, 0.5)
-    wanted = [exact, *torch.autograd.grad(exact, exact_inputs, outer.double())]
-    found: Found = {}
+    expected = [exact, *torch.autograd.grad(exact, exact_inputs, outer.double())]
+    result: Errors = {}
     for name, y in (("kernel", leaky_square_mlp(*inputs, 0.5)[0]), ("eager", eager(*inputs, 0.5))):
         values = [y, *torch.autograd.grad(y, inputs, outer)]
-        errors = [(v.double() - w).abs().max() / w.abs().max() for v, w in zip(values, wanted, strict=True)]
-        found[name] = float(torch.stack(errors).max().detach())
-    return found
+        errors = [(v.double() - w).abs().max() / w.abs().max() for v, w in zip(values, expected, strict=True)]
+        result[name] = float(torch.stack(errors).max().detach())
+    return result
 
 
-def model() -> Found:
-    """A model whose MLPs are fused, compiled whole and not, beside the same that is not."""
+def model() -> Errors:
+    """Return differences between a model with fused MLPs, eager and compiled to one graph, and the eager model."""
     torch.manual_seed(0)
     shape = {"vocab_size": 40, "num_layers": 2, "model_dim": 16, "num_heads": 2, "num_kv_heads": 1}
     gpt = GPT(GPTConfig(**shape, activation="leaky_relu2"))  # type: ignore[arg-type]
@@ -55,38 +55,38 @@ def model() -> Found:
             block.mlp.fused = fused  # type: ignore[union-attr, assignment]
         compute = torch.compile(gpt.loss, fullgraph=True, backend="aot_eager") if compiled else gpt.loss
         value = compute(ids, ids.roll(-1, 1))
-        (found,) = torch.autograd.grad(value, weight)  # type: ignore[arg-type]
-        return float(value.detach()), found
+        (result,) = torch.autograd.grad(value, weight)  # type: ignore[arg-type]
+        return float(value.detach()), result
 
-    plain, own = gradient(False)
+    eager_value, eager_gradient = gradient(False)
     calls: list[int] = []
-    mlp_kernels.leaky_square_mlp = lambda *given: calls.append(1) or leaky_square_mlp(*given)
-    fused, theirs = gradient(True)
+    mlp_kernels.leaky_square_mlp = lambda *inputs: calls.append(1) or leaky_square_mlp(*inputs)
+    fused_value, fused_gradient = gradient(True)
     mlp_kernels.leaky_square_mlp = leaky_square_mlp
-    whole, compiled = gradient(True, compiled=True)
+    compiled_value, compiled_gradient = gradient(True, compiled=True)
     return {
         "calls": len(calls),
-        "value": abs(fused - plain),
-        "gradient": float((theirs - own).abs().max() / own.abs().max()),
-        "compiled value": abs(whole - fused),
-        "compiled gradient": float((compiled - theirs).abs().max() / theirs.abs().max()),
+        "value": abs(fused_value - eager_value),
+        "gradient": float((fused_gradient - eager_gradient).abs().max() / eager_gradient.abs().max()),
+        "compiled value": abs(compiled_value - fused_value),
+        "compiled gradient": float((compiled_gradient - fused_gradient).abs().max() / fused_gradient.abs().max()),
     }
 
 
-def registered() -> Found:
-    """PyTorch's own checks of an operation."""
+def registered() -> Errors:
+    """Return the results of PyTorch's checks of a custom operation."""
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((3, 8), (20, 8), (8, 20))]
     return dict(torch.library.opcheck(leaky_square_mlp, (*inputs, 0.5)))
 
 
 def main() -> None:
-    answer = {
+    results = {
         "one tile": mlp(5, 16, 24),
         "several tiles": mlp(140, 70, 150),
         "model": model(),
         "registered": registered(),
     }
-    sys.stdout.write(json.dumps(answer))
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Adapters: nothing while new, each row its own, each run of a layer its own, and only they learn."""
+"""Adapters: new ones change nothing, rows and repeats of a layer have separate ones, and only they are trained."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,23 +11,24 @@ from birdie.errors import ConfigError
 from birdie.model.adapters import PARTS, Adapters
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from tests.model.test_techniques import ALL, SMALL, changed, randomized, tokens
+from birdie.model.techniques.depth_recurrence import layer_order
+from tests.model.technique_table import ALL, EVERYTHING, SMALL, randomized, tokens, with_settings
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from two, which wait for one another."""
+    """Matrices this small gain nothing from two threads, which would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-LOOPS = {"num_loops": 2, "loop_start": 1, "loop_end": 2}
+RECURRENCE = {"num_loops": 2, "loop_start": 1, "loop_end": 2}
 
 
-def learned(adapters: Adapters, seed: int = 0) -> Adapters:
-    """As if every B had learned something."""
+def trained(adapters: Adapters, seed: int = 0) -> Adapters:
+    """Set every B to random values, as training would."""
     generator = torch.Generator().manual_seed(seed)
     for b in adapters.up.values():
         b.copy_(0.1 * torch.randn(b.shape, generator=generator))
@@ -35,24 +36,24 @@ def learned(adapters: Adapters, seed: int = 0) -> Adapters:
 
 
 @pytest.mark.parametrize("change", ALL.values(), ids=ALL)
-def test_new_adapters_change_nothing_and_learned_ones_all(change: dict[str, Any]) -> None:
-    model, ids = randomized(changed(change)).eval(), tokens(3, 9)
-    model.requires_grad_(False)  # torch multiplies by a frozen weight in another way, and rounds otherwise
+def test_new_adapters_change_nothing_and_trained_ones_every_logit(change: dict[str, Any]) -> None:
+    model, ids = randomized(with_settings(change)).eval(), tokens(3, 9)
+    model.requires_grad_(False)  # torch multiplies by a frozen weight with another kernel, which rounds differently
     adapters = Adapters(model, 3, 4, alpha=6.0)
-    plain, short = model(ids), model(ids, tail=4)
+    plain, short = model(ids), model(ids, last_n=4)
     with adapters.attached(model):
         assert torch.equal(model(ids), plain)
-        assert torch.equal(model(ids, tail=4), short)
-        learned(adapters)
+        assert torch.equal(model(ids, last_n=4), short)
+        trained(adapters)
         assert (model(ids) - plain).abs().amax(-1).min() > 1e-4
-        torch.testing.assert_close(model(ids, tail=4), model(ids)[:, -4:], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model(ids, last_n=4), model(ids)[:, -4:], rtol=1e-5, atol=1e-5)
     assert torch.equal(model(ids), plain)
 
 
 @pytest.mark.parametrize("change", ALL.values(), ids=ALL)
-def test_only_adapters_learn_and_each_of_them_does(change: dict[str, Any]) -> None:
-    model, ids = randomized(changed(change)).eval(), tokens(2, 16)
-    adapters = learned(Adapters(model, 2, 3))
+def test_only_adapters_get_gradients_and_every_one_does(change: dict[str, Any]) -> None:
+    model, ids = randomized(with_settings(change)).eval(), tokens(2, 16)
+    adapters = trained(Adapters(model, 2, 3))
     leaves = adapters.take(0, 2)
     with adapters.attached(model):
         model.loss(ids, ids.roll(-1, 1)).backward()
@@ -62,88 +63,90 @@ def test_only_adapters_learn_and_each_of_them_does(change: dict[str, Any]) -> No
     assert len(leaves) == 2 * (5 * runs + 1)
 
 
-@pytest.mark.parametrize("change", [{}, ALL["everything"]], ids=["nothing", "everything"])
+@pytest.mark.parametrize("change", [{}, EVERYTHING], ids=["baseline", "everything"])
 def test_a_pair_is_a_low_rank_change_of_the_weight(change: dict[str, Any]) -> None:
-    """q, k, v and head are (α / r) · B · A on their weights, where a layer runs once."""
-    model, ids = randomized(changed({**change, "num_loops": 0, "embed_dim": 0, "tie_embeddings": False})), tokens(1, 9)
-    adapters = learned(Adapters(model, 1, 4, alpha=6.0, parts=("v", "q", "head", "k")))
+    """Adapters on q, k, v and head add (α / r) · B · A to the weight, where a layer runs once."""
+    model, ids = (
+        randomized(with_settings({**change, "num_loops": 0, "embed_dim": 0, "tie_embeddings": False})),
+        tokens(1, 9),
+    )
+    adapters = trained(Adapters(model, 1, 4, alpha=6.0, parts=("v", "q", "head", "k")))
     with adapters.attached(model):
-        found = model(ids)
-    places = dict(enumerate(range(SMALL.num_layers)))
+        logits = model(ids)
     with torch.no_grad():
-        for (part, place), b in adapters.up.items():
-            attn = model.blocks[places[place]].attn
+        for (part, run), b in adapters.up.items():
+            attn = model.blocks[run].attn
             linear = {"q": attn.c_q, "k": attn.c_k, "v": attn.c_v, "head": model.lm_head}[part]
-            linear.weight += 1.5 * b[0] @ adapters.down[part, place][0]
-    torch.testing.assert_close(found, model(ids), rtol=1e-4, atol=1e-4)
+            linear.weight += 1.5 * b[0] @ adapters.down[part, run][0]
+    torch.testing.assert_close(logits, model(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_around_attention_and_mlp_the_input_goes_by() -> None:
+def test_adapters_parallel_to_attention_and_mlp_read_their_inputs() -> None:
     model, ids = randomized(SMALL), tokens(1, 9)
-    adapters = learned(Adapters(model, 1, 4, parts=("o", "mlp")))
-    seen: list[tuple[Tensor, Tensor]] = []
+    adapters = trained(Adapters(model, 1, 4, parts=("o", "mlp")))
+    calls: list[tuple[Tensor, Tensor]] = []
 
-    def watch(_module: Any, inputs: Any, output: Any) -> None:
-        seen.append((inputs[0], output[0] if isinstance(output, tuple) else output))
+    def record(_module: Any, inputs: Any, output: Any) -> None:
+        calls.append((inputs[0], output[0] if isinstance(output, tuple) else output))
 
     parts = {"o": model.blocks[2].attn, "mlp": model.blocks[2].mlp}
     for module in parts.values():
-        module.register_forward_hook(watch)
+        module.register_forward_hook(record)
     with adapters.attached(model):
         for module in parts.values():
-            module.register_forward_hook(watch)  # after the adapter's
+            module.register_forward_hook(record)  # after the hook of the adapter
         model(ids)
     for i, part in enumerate(parts):
-        (x, plain), (_, added) = seen[2 * i : 2 * i + 2]
+        (x, plain), (_, added) = calls[2 * i : 2 * i + 2]
         a, b = adapters.down[part, 2][0], adapters.up[part, 2][0]
         torch.testing.assert_close(added - plain, x @ a.T @ b.T, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["nothing", "loops", "everything"])
-def test_rows_do_not_meet(name: str) -> None:
-    model, ids = randomized(changed(ALL[name])), tokens(3, 9)
-    adapters = learned(Adapters(model, 3, 4))
+@pytest.mark.parametrize("change", [{}, RECURRENCE, EVERYTHING], ids=["baseline", "recurrence", "everything"])
+def test_rows_are_independent(change: dict[str, Any]) -> None:
+    model, ids = randomized(with_settings(change)), tokens(3, 9)
+    adapters = trained(Adapters(model, 3, 4))
     with adapters.attached(model):
         together = model(ids)
         for row in range(3):
             adapters.take(row, row + 1)
             torch.testing.assert_close(model(ids[row : row + 1]), together[row : row + 1], rtol=1e-4, atol=1e-4)
         adapters.take(0, 3)
-        other, before = ids.clone(), together
+        other = ids.clone()
         other[1] = tokens(9, seed=5)
         for key in adapters.up:
             adapters.up[key][1] *= 3
-        after = model(other)
-    assert torch.equal(after[[0, 2]], before[[0, 2]])
-    assert not torch.allclose(after[1], before[1])
+        changed = model(other)
+    assert torch.equal(changed[[0, 2]], together[[0, 2]])
+    assert not torch.allclose(changed[1], together[1])
 
 
-def test_a_loop_has_adapters_of_each_time() -> None:
-    model, ids = randomized(changed(LOOPS)), tokens(1, 9)
-    encoder, decoder = model.config.layers(True)
+def test_a_repeated_layer_has_separate_adapters_for_each_time() -> None:
+    model, ids = randomized(with_settings(RECURRENCE)), tokens(1, 9)
+    encoder, decoder = layer_order(model.config, True)
     order = (*encoder, *decoder)
     adapters = Adapters(model, 1, 4)
-    assert sorted(place for part, place in adapters.up if part == "q") == list(range(len(order)))
+    assert sorted(run for part, run in adapters.up if part == "q") == list(range(len(order)))
     plain = model(ids)
     with adapters.attached(model):
-        for place in range(len(order)):
+        for run in range(len(order)):
             adapters.reset()
-            adapters.up["q", place].fill_(0.1)
+            adapters.up["q", run].fill_(0.1)
             once = model(ids)
             assert not torch.equal(once, plain)
-            assert torch.equal(once, model(ids))  # the count begins anew
+            assert torch.equal(once, model(ids))  # the count of layers restarts with each pass
 
 
-def test_token_by_token_they_are_what_they_are_at_once() -> None:
-    model, ids = randomized(changed(LOOPS)).eval(), tokens(2, 9)
-    adapters = learned(Adapters(model, 2, 4))
+def test_adapters_work_with_the_cache() -> None:
+    model, ids = randomized(with_settings(RECURRENCE)).eval(), tokens(2, 9)
+    adapters = trained(Adapters(model, 2, 4))
     with adapters.attached(model):
         cache = Cache(model, 2, 9)
-        found = torch.cat([cache(part) for part in ids.split(1, dim=1)], dim=1)
-        torch.testing.assert_close(found, model(ids), rtol=1e-4, atol=1e-4)
+        logits = torch.cat([cache(part) for part in ids.split(1, dim=1)], dim=1)
+        torch.testing.assert_close(logits, model(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_all_rows_start_from_one_draw_to_which_a_reset_returns() -> None:
+def test_all_rows_start_from_one_draw_and_a_reset_returns_to_it() -> None:
     model = randomized(SMALL)
     one, many = Adapters(model, 1, 4, seed=3), Adapters(model, 3, 4, seed=3)
     for key, a in many.down.items():
@@ -163,25 +166,25 @@ def test_all_rows_start_from_one_draw_to_which_a_reset_returns() -> None:
     assert torch.equal(many.down["v", 1][:1], one.down["v", 1])
 
 
-def test_in_bfloat16_they_follow() -> None:
+def test_bfloat16_is_close_to_float32() -> None:
     model, ids = randomized(SMALL).eval(), tokens(2, 9)
     model.compute_dtype = torch.bfloat16
-    adapters = learned(Adapters(model, 2, 4))
+    adapters = trained(Adapters(model, 2, 4))
     with adapters.attached(model):
         rough = model(ids)
         model.compute_dtype = torch.float32
         torch.testing.assert_close(rough, model(ids), rtol=0.1, atol=0.5)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_adapters_are_refused() -> None:
     model = GPT(SMALL)
     for parts in (("q", "q"), ("gate",)):
-        with pytest.raises(ConfigError, match=f"choose of {', '.join(PARTS)}, each once"):
+        with pytest.raises(ConfigError, match=", ".join(PARTS)):
             Adapters(model, 1, 4, parts=parts)
-    with pytest.raises(ConfigError, match="rank 0 for 2 rows"):
+    with pytest.raises(ConfigError, match="rank 0 and 2 rows"):
         Adapters(model, 2, 0)
     adapters = Adapters(model, 2, 4)
-    with pytest.raises(IndexError, match="rows 1 to 3 are not among 2"):
+    with pytest.raises(IndexError, match=r"1 to 3 .* 2"):
         adapters.take(1, 3)
     with adapters.attached(model), pytest.raises(ConfigError, match="already"), adapters.attached(model):
         pass

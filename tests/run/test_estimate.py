@@ -18,8 +18,8 @@ from birdie.compress.registry import parse_spec
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, DataError
+from birdie.model.cost import training_cost
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.model.work import work
 from birdie.run import history
 from birdie.run.estimate import artifact, gaussian_bits, groups, h100, load, memory, newton_schulz_flops, schedule
 from birdie.run.events import Validated
@@ -74,13 +74,13 @@ def test_flops_are_those_torch_counts(name: str) -> None:
         shapes, nothing = GPT(config), torch.zeros((2, 16), dtype=torch.int64)
     with FlopCounterMode(display=False) as everything:
         shapes.loss(nothing, nothing).backward()  # type: ignore[no-untyped-call]
-    found = work(config, 2, 16, torch.float32, looping=True)
+    found = training_cost(config, 2, 16, torch.float32, depth_recurrence=True)
     assert found.matrix_flops == products.get_total_flops()
     assert 2 * found.attention_flops == everything.get_total_flops() - products.get_total_flops()
 
 
 def test_loops_are_counted_as_they_run() -> None:
-    plain, looped = (work(SHAPES["loops"], 2, 16, torch.float32, looping=on) for on in (False, True))
+    plain, looped = (training_cost(SHAPES["loops"], 2, 16, torch.float32, depth_recurrence=on) for on in (False, True))
     assert looped.attention_flops * 3 == plain.attention_flops * 7  # layers 0 1 2 1 2 1 2
     assert looped.kept_bytes > plain.kept_bytes
     assert looped.kernels > plain.kernels
@@ -106,7 +106,7 @@ def test_the_kept_bytes_are_those_autograd_saves() -> None:
         model.loss(ids, ids)
     held = sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in weights)
     # a table of rotations is made once and kept by the model; the heads of the real attention lie interleaved
-    assert work(TINY, 2, 16, torch.float32, looping=False).kept_bytes == pytest.approx(held, rel=0.05)
+    assert training_cost(TINY, 2, 16, torch.float32, depth_recurrence=False).kept_bytes == pytest.approx(held, rel=0.05)
 
 
 @pytest.fixture
@@ -136,17 +136,17 @@ def test_the_bytes_reduced_are_those_of_a_step(reduced: list[int]) -> None:
     going = iter(fit(tiny_model(), TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world))
     reduced.clear()
     next(going)
-    expected = load(tiny_recipe(), 2, torch.float32, looping=False)
+    expected = load(tiny_recipe(), 2, torch.float32, depth_recurrence=False)
     assert expected.reduced_bytes == sum(reduced)
     assert expected.sent_bytes == expected.reduced_bytes  # 2 · (2 − 1) / 2 of it
-    assert load(tiny_recipe(), 1, torch.float32, looping=False).reduced_bytes == 0
+    assert load(tiny_recipe(), 1, torch.float32, depth_recurrence=False).reduced_bytes == 0
 
 
 def test_memory_grows_with_batch_depth_and_vocabulary() -> None:
     def total(**model: Any) -> int:
         tokens = model.pop("tokens", 128)
         recipe = dataclasses.replace(tiny_recipe(train_batch_tokens=tokens), model=dataclasses.replace(TINY, **model))
-        return memory(recipe, load(recipe, 1, torch.float32, looping=False), h100(1)).total
+        return memory(recipe, load(recipe, 1, torch.float32, depth_recurrence=False), h100(1)).total
 
     assert total() < total(num_layers=4) < total(num_layers=5)
     assert total() < total(vocab_size=64)
@@ -170,8 +170,8 @@ def test_loops_that_begin_late_slow_the_rest_down() -> None:
         model=dataclasses.replace(SHAPES["loops"], enable_looping_at=0.25),
     )
     plan = schedule(recipe, h100(1))
-    assert plan.step_s < plan.mean_s < plan.looping_s
-    expected = 2.5 / plan.step_s + 7.5 / plan.looping_s
+    assert plan.step_s < plan.mean_s < plan.recurrent_s
+    expected = 2.5 / plan.step_s + 7.5 / plan.recurrent_s
     assert plan.steps == pytest.approx(expected, abs=2)
 
 
@@ -307,14 +307,14 @@ def test_what_cannot_be_estimated_is_told_in_a_sentence(tmp_path: Path, capsys: 
 def test_micro_batches_are_counted() -> None:
     """Of one tokens go through as often as they take less room; the work of a step stays what it is."""
     span = tiny_recipe(iterations=10, accumulation=4, train_batch_tokens=256)
-    plain = load(span, 2, torch.float32, looping=False)
+    plain = load(span, 2, torch.float32, depth_recurrence=False)
     found = {}
     for tokens in (32, 64, 128, 256):
         train = dataclasses.replace(span.train, micro_batch_tokens=tokens)
-        found[tokens] = load(dataclasses.replace(span, train=train), 2, torch.float32, looping=False)
+        found[tokens] = load(dataclasses.replace(span, train=train), 2, torch.float32, depth_recurrence=False)
     assert [found[tokens].micro_steps for tokens in found] == [4, 2, 1, 1]
     assert found[64] == plain
     assert found[128] == found[256]
     assert found[128].flops == pytest.approx(plain.flops)
     assert found[32].flops == pytest.approx(plain.flops)
-    assert found[32].work.kept_bytes < plain.work.kept_bytes < found[128].work.kept_bytes
+    assert found[32].cost.kept_bytes < plain.cost.kept_bytes < found[128].cost.kept_bytes

@@ -19,8 +19,8 @@ from birdie.errors import BirdieError, ConfigError, DataError, OutputError
 from birdie.golf.audit import rules
 from birdie.golf.audit.learning import check_learning
 from birdie.golf.audit.ways import batched, scorer_of
-from birdie.model.attention import Rotary
 from birdie.model.gpt import GPT, GPTConfig
+from birdie.model.rotary import Rotary
 from birdie.run.evaluation import changed, evaluate
 from birdie.run.recipe import DataSettings, Recipe, TrainSettings, ValidationSettings
 from birdie.score import stream
@@ -132,7 +132,7 @@ def test_the_audit_sees_a_base_that_tells_where_a_document_ends(data: Path, monk
         return {each.verdict for each in found if each.rule == rules.CAUSAL}
 
     assert verdicts() == {"pass"}
-    monkeypatch.setattr(Rotary, "windows_of", lambda *_: nullcontext())
+    monkeypatch.setattr(Rotary, "base_for_length", lambda *_: nullcontext())
     assert verdicts() == {"fail"}
 
 

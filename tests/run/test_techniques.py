@@ -1,4 +1,4 @@
-"""A run with every technique on says what is at work, goes on as if it was never stopped, and its file is the model."""
+"""A run with every technique on says what is active, goes on as if it was never stopped, and its file is the model."""
 
 import dataclasses
 from pathlib import Path
@@ -51,12 +51,14 @@ def finished(
     return run, told
 
 
-def test_a_run_tells_what_is_at_work_and_when_loops_come_on(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_reports_active_techniques_and_depth_recurrence(recipe: Recipe, tmp_path: Path) -> None:
     _, told = finished(recipe, tmp_path)
-    assert [line for line in told if line.startswith("looping")] == ["looping from step 5 on: layers 0,1,2,1,2,1,2,3,4"]
-    at_work = [line for line in told if line.startswith("at work: ")]
-    for technique in ("bigram and trigram", "gated smear", "value embeddings", "sparse gate", "gated skips", "lanes"):
-        assert any(technique in line for line in at_work), technique
+    assert [line for line in told if "depth recurrence from" in line] == [
+        "depth recurrence from step 5 on: layers 0,1,2,1,2,1,2,3,4"
+    ]
+    active = [line for line in told if line.startswith("active: ")]
+    for technique in ("bigram and trigram", "gated smear", "value embeddings", "sparse gate", "gated skips", "streams"):
+        assert any(technique in line for line in active), technique
 
 
 @pytest.mark.parametrize("stop_after", [3, 6])
@@ -76,7 +78,7 @@ def test_the_file_is_the_model_calibrated_on_its_own_samples(recipe: Recipe, tmp
     assert summary.bytes <= 30_000
     model, same, _ = load_gpt(tmp_path / "model.birdie", torch.device("cpu"))
     assert same == recipe
-    assert model.looping
+    assert model.depth_recurrence
     held = load(tmp_path / "model.birdie")
     ids = torch.randint(2, 260, (2, LENGTH))
     twin = run.model_of({name: weight.float() for name, weight in held.items()}).eval()
@@ -122,10 +124,10 @@ def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe:
     for words in (
         "micro-batches of 128 tokens, 1 to a step",
         "documents: ",
-        "primed 3 sizes of a step",
+        "warm-up ran 3 step sizes",
         "from step 5 on: sequences of 32, 128 tokens a step",
-        "at work: isolated documents",
-        "at work: window: layers 0, 1 see 20 places back",
+        "active: isolated documents",
+        "active: attention window: layers 0, 1 attend to the last 20 positions",
     ):
         assert any(words in line for line in told), words
 
@@ -135,7 +137,7 @@ def test_a_run_of_several_lengths_goes_on_with_them_alone(recipe: Recipe, tmp_pa
     recipe = dataclasses.replace(recipe, model=model)
     mixed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, mixed_seq_lens=(LENGTH, 8)))
     whole, told = finished(mixed, tmp_path / "whole")
-    assert "sequences of several lengths: rank 0: 32 and 8" in told
+    assert "mixed sequence lengths: rank 0: 32 and 8" in told
     assert any("rank 0 took 512 tokens as 16 sequences of 32, 512 tokens as 64 sequences of 8" in line for line in told)
     finished(mixed, tmp_path / "parts", stop_after=3)
     with pytest.raises(

@@ -29,9 +29,9 @@ from birdie.score.settings import parse_changes
 from birdie.score.tally import Tally
 from birdie.score.tilt import Tilted
 from birdie.score.windows import Windows, blocks, documents, sliding
-from birdie.train.banks import banked
+from birdie.train.banks import make_banks
+from tests.ranks import run_in_process_group
 from tests.tiny_run import EVERYTHING
-from tests.train.test_parallel import run
 
 BOS, VOCABULARY, LENGTH = 1, 24, 8
 CPU = torch.device("cpu")
@@ -311,7 +311,7 @@ def test_blocks_that_are_frozen_stay_to_the_bit_in_banks_too() -> None:
         banks = []
         if banking:
             matrices = {name: p for name, p in made.named_parameters() if name.startswith("blocks.") and p.ndim == 2}
-            banks = banked({name: p for name, p in matrices.items() if "resid_mix" not in name})
+            banks = make_banks({name: p for name, p in matrices.items() if "resid_mix" not in name})
             assert len(banks) > 2
         nats, told, _ = adapted(made, tokens, windows, settings, restore=False)
         results.append(nats)
@@ -349,7 +349,7 @@ def test_every_technique_adapts_and_gets_its_weights_back() -> None:
     assert "0 weights moved" not in told.evidence
     assert all(torch.equal(p, before[name]) for name, p in made.named_parameters())
     assert not made.training
-    assert made.way == "eager"
+    assert made.loss_backend == "eager"
 
 
 def test_two_runs_do_the_same_and_micro_batches_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,7 +495,7 @@ def score_as_rank(world: World, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
-    run(2, tmp_path / "run", score_as_rank)
+    run_in_process_group(score_as_rank, 2, tmp_path / "run")
     made, tokens, windows = model(), text(), sliding(72, LENGTH, 3)
     _, _, tally = adapted(made, tokens, windows, restore=False)
     alone = tally.score(windows.scored, 1.0).bpb

@@ -17,7 +17,8 @@ from birdie.score.lora import DocumentLearner, LoraScorer, LoraSettings, RowAdam
 from birdie.score.queue import queue
 from birdie.score.scorer import referee
 from birdie.score.tally import Tally
-from tests.model.test_techniques import SMALL, changed, randomized
+from tests.model.technique_table import SMALL, randomized
+from tests.model.technique_table import with_settings as changed
 from tests.tiny_run import EVERYTHING
 
 BOS, CHUNK, CONTEXT = 1, 4, 10

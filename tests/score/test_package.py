@@ -77,7 +77,7 @@ def test_what_was_made_is_what_is_loaded(tmp_path: Path, made_of_air: list[bytes
         (lambda m: m, None),
         (lambda _: tiny(num_layers=3), "is for another model"),
         (lambda m: setattr(m, "compute_dtype", torch.bfloat16) or m, "is for dtype float32, not bfloat16"),
-        (lambda m: setattr(m, "looping", True) or m, "is for looping False, not True"),
+        (lambda m: setattr(m, "depth_recurrence", True) or m, "is for looping False, not True"),
     ],
 )
 def test_a_package_for_another_model_is_refused(
@@ -200,7 +200,7 @@ def test_an_evaluation_by_package_is_that_of_the_model(
         through = evaluate(artifact_file, device="cpu", settings=settings, package=file, notify=told.append)
         assert through.score.bpb == pytest.approx(plain.score.bpb, abs=1e-6)
         assert through.seconds["compile"] > 0
-        assert told[-1].startswith("at work: ahead-of-time package: ")
+        assert told[-1].startswith("active: ahead-of-time package: ")
     assert set(asked) == {at_once(CPU) // 32}
     with pytest.raises(ConfigError, match="is for windows of 64 × 32 tokens, 32 scored, not of 64 × 32 tokens, 8"):
         evaluate(artifact_file, device="cpu", settings={"stride": 8}, package=tmp_path / "0.pt2")

@@ -23,7 +23,7 @@ from birdie.score.lora import DocumentLearner, LoraSettings
 from birdie.score.phased import PhasedSettings, score_documents
 from birdie.score.queue import queue
 from birdie.score.tally import Tally
-from tests.model.test_techniques import randomized
+from tests.model.technique_table import randomized
 from tests.ranks import start_ranks
 from tests.score.test_lora import BOS, CONTEXT, DOCUMENTS, SETTINGS, TINY, StepFirstInSilence, Table, scored, stream
 

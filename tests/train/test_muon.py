@@ -1,4 +1,4 @@
-"""Newton–Schulz yields nearly orthogonal matrices, and Muon is its published formula, whatever it batches."""
+"""Newton–Schulz yields nearly orthogonal matrices, and Muon is its published formula, however it batches."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def plain_newton_schulz(G: torch.Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> torch.Tensor:
-    """The iteration on one matrix as it is written in the source, without any batching, one step at a time."""
+    """Run the iteration on one matrix as in the source, without batching, one step at a time."""
     X = G.T if G.shape[0] > G.shape[1] else G
     X = X / (X.norm() + 1e-7)
     for a, b, c in schedule(coefficients, steps):
@@ -33,11 +33,11 @@ def plain_newton_schulz(G: torch.Tensor, steps: int = 5, coefficients: Coefficie
 @given(rows=st.integers(1, 64), columns=st.integers(1, 64), scale=st.sampled_from([1e-4, 1.0, 1e4]))
 def test_singular_values_come_near_one(rows: int, columns: int, scale: float) -> None:
     G = gaussian(rows, columns, seed=rows * 100 + columns) * scale
-    before = torch.linalg.svdvals(G)
-    after = torch.linalg.svdvals(newton_schulz(G))
-    # five steps lift what is above a hundredth of the norm; the rest is on its way
-    assert (after[before / before.norm() > 0.01] > 0.6).all()
-    assert after.max() < 1.3
+    values = torch.linalg.svdvals(G)
+    result = torch.linalg.svdvals(newton_schulz(G))
+    # five steps raise values above a hundredth of the norm; smaller ones need more
+    assert (result[values / values.norm() > 0.01] > 0.6).all()
+    assert result.max() < 1.3
 
 
 @settings(max_examples=30, deadline=None)
@@ -80,11 +80,11 @@ def test_muon_equals_the_formula_matrix_by_matrix(shapes: list[tuple[int, int]])
 
 def test_a_parameter_without_gradient_is_left_alone() -> None:
     still, moving = nn.Parameter(gaussian(4, 4)), nn.Parameter(gaussian(4, 4))
-    before = still.detach().clone()
+    initial = still.detach().clone()
     moving.grad = gaussian(4, 4, seed=1)
     Muon([still, moving], 0.1).step()
-    assert torch.equal(still, before)
-    assert not torch.equal(moving, before)
+    assert torch.equal(still, initial)
+    assert not torch.equal(moving, initial)
 
 
 def test_step_returns_the_closures_loss() -> None:
@@ -105,7 +105,7 @@ def test_step_returns_the_closures_loss() -> None:
 @settings(max_examples=30, deadline=None)
 @given(rows=sides, columns=sides, steps=st.integers(0, 6), coefficients=st.sampled_from(["classic", "polar_express"]))
 def test_two_steps_at_once_are_two_steps(rows: int, columns: int, steps: int, coefficients: Coefficients) -> None:
-    """Wide and tall matrices take the steps in pairs, with an odd one at the end."""
+    """Wide and tall matrices take steps in pairs, and an odd one at the end."""
     G = gaussian(2, rows, columns)
     expected = torch.stack([plain_newton_schulz(g.double(), steps, coefficients) for g in G])
     torch.testing.assert_close(newton_schulz(G.double(), steps, torch.float64, coefficients), expected)
@@ -114,7 +114,7 @@ def test_two_steps_at_once_are_two_steps(rows: int, columns: int, steps: int, co
 @pytest.mark.parametrize("shape", [(48, 48), (32, 96), (96, 32)])
 @pytest.mark.parametrize("coefficients", ["classic", "polar_express"])
 def test_small_singular_values_survive_bfloat16(shape: tuple[int, int], coefficients: Coefficients) -> None:
-    """Pairs of steps are no worse than single ones where it is hard: values from 1 down to 0.01."""
+    """Pairs of steps are no worse than single ones in a hard case: values from 1 down to 0.01."""
     least = min(shape)
     U, _, V = torch.linalg.svd(gaussian(*shape).double(), full_matrices=False)
     G = (U * torch.logspace(0, -2, least, dtype=torch.float64) @ V).float()
@@ -135,15 +135,15 @@ def test_polar_express_ends_nearer_to_one() -> None:
 
 
 def one_step(gradient: torch.Tensor, **options: object) -> torch.Tensor:
-    """What a first step with rate 1 takes away from zero."""
+    """Return the update of a first step with learning rate 1."""
     p = nn.Parameter(torch.zeros_like(gradient))
     p.grad = gradient
     Muon([p], 1.0, **options).step()  # type: ignore[arg-type]
     return -p.detach()
 
 
-def test_row_normalisation_forgets_the_sizes_of_rows() -> None:
-    """MuonEq-R: rows scaled by anything give the same update; without it they do not."""
+def test_with_row_normalization_the_norms_of_rows_do_not_matter() -> None:
+    """MuonEq-R: scaled rows give the same update; without it they do not."""
     G, sizes = gaussian(8, 24), torch.logspace(-3, 3, 8)[:, None]
     torch.testing.assert_close(one_step(G, row_normalize=True), one_step(G * sizes, row_normalize=True))
     assert (one_step(G) - one_step(G * sizes)).norm() > 0.1
@@ -177,7 +177,7 @@ def test_weights_decay_before_the_update() -> None:
     torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_stack_of_matrices_is_trained_as_they_are() -> None:
+def test_a_stack_of_matrices_is_trained_as_its_matrices() -> None:
     stack = nn.Parameter(gaussian(3, 4, 8))
     alone = [nn.Parameter(part.detach().clone()) for part in stack]
     together, apart = Muon([stack], 0.1, beta2=0.9), Muon(alone, 0.1, beta2=0.9)
@@ -190,60 +190,60 @@ def test_a_stack_of_matrices_is_trained_as_they_are() -> None:
     torch.testing.assert_close(stack.detach(), torch.stack([p.detach() for p in alone]))
 
 
-def test_state_of_the_optimizer_is_saved_and_loaded_as_torch_does() -> None:
+def test_the_state_dict_round_trips() -> None:
     def trained(steps: range, muon: Muon, p: nn.Parameter) -> None:
         for step in steps:
             p.grad = gaussian(4, 6, seed=step)
             muon.step()
 
-    whole, p = nn.Parameter(gaussian(4, 6)), nn.Parameter(gaussian(4, 6))
-    trained(range(4), Muon([whole], 0.1, beta2=0.9), whole)
+    reference, p = nn.Parameter(gaussian(4, 6)), nn.Parameter(gaussian(4, 6))
+    trained(range(4), Muon([reference], 0.1, beta2=0.9), reference)
     first = Muon([p], 0.1, beta2=0.9)
     trained(range(2), first, p)
     second = Muon([p], 0.1, beta2=0.9)
     second.load_state_dict(first.state_dict())
     trained(range(2, 4), second, p)
-    assert torch.equal(p, whole)
+    assert torch.equal(p, reference)
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "message"),
+    ("shape", "options", "values"),
     [
-        ((4,), {}, r"a parameter of shape \(4,\)"),
+        ((4,), {}, r"shape \(4,\)"),
         ((4, 4), {"lr": -1.0}, "lr is -1.0"),
-        ((4, 4), {"momentum": 1.0}, r"momentum is 1.0; it must be in \[0, 1\)"),
+        ((4, 4), {"momentum": 1.0}, r"momentum is 1.0"),
         ((4, 4), {"beta2": 1.5}, "beta2 is 1.5"),
         ((4, 4), {"steps": -1}, "steps are -1"),
         ((4, 4), {"coefficients": "other"}, "coefficients are 'other'"),
     ],
 )
-def test_bad_settings_are_refused(shape: tuple[int, ...], options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_bad_settings_are_refused(shape: tuple[int, ...], options: dict[str, object], values: str) -> None:
+    with pytest.raises(ConfigError, match=values):
         Muon([nn.Parameter(torch.zeros(shape))], **{"lr": 0.1, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_row_means_come_back_from_a_state_as_they_were(dtype: torch.dtype) -> None:
-    """torch casts a loaded state to the parameter's dtype."""
+def test_row_means_stay_float32_in_a_loaded_state(dtype: torch.dtype) -> None:
+    """torch casts a loaded state to the dtype of the parameter."""
 
-    def made() -> tuple[nn.Parameter, Muon]:
+    def parameter_and_muon() -> tuple[nn.Parameter, Muon]:
         p = nn.Parameter(gaussian(4, 6).to(dtype))
         p.grad = gaussian(4, 6, seed=1).to(dtype)
         return p, Muon([p], lr=0.02, beta2=0.95)
 
-    (one, going), (two, anew) = made(), made()
-    going.step()
+    (one, saved), (two, loaded) = parameter_and_muon(), parameter_and_muon()
+    saved.step()
     two.data.copy_(one.data)
-    anew.load_state_dict(copy.deepcopy(going.state_dict()))
-    for optimizer in (going, anew):
+    loaded.load_state_dict(copy.deepcopy(saved.state_dict()))
+    for optimizer in (saved, loaded):
         optimizer.step()
     assert torch.equal(one, two)
 
 
-def test_parameters_that_come_later_are_looked_at_too() -> None:
+def test_added_parameter_groups_are_checked_too() -> None:
     muon = Muon([nn.Parameter(gaussian(3, 4))], lr=0.1)
     for wrong in (nn.Parameter(gaussian(5)), nn.Parameter(gaussian(2, 2).to(torch.complex64))):
-        with pytest.raises(ConfigError, match="Muon was given"):
+        with pytest.raises(ConfigError, match=r"\(5,\)|complex64"):
             muon.add_param_group({"params": [wrong]})
     assert len(muon.param_groups) == 1
     empty = nn.Parameter(gaussian(0, 4))

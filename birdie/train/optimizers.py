@@ -1,0 +1,335 @@
+"""Optimizer groups, and the pair of optimizers, Muon for matrices and AdamW for all else, as one.
+
+A model declares the group of each parameter (`parameter_groups`); of any other module, matrices go to Muon, embeddings
+and the rest to AdamW. Every trainable parameter must be in exactly one group: a parameter without an optimizer stays at
+its initial value without any message, which has cost whole runs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from cyclopts import Parameter
+from torch import Tensor, nn
+
+from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.device import DtypeName
+from birdie.runtime.distributed import World
+from birdie.runtime.nvtx import nvtx_range
+from birdie.train.banks import make_banks
+from birdie.train.muon import Coefficients
+from birdie.train.parallel_muon import ParallelMuon, Reduction
+from birdie.train.protocols import DeclaresGroups
+
+GROUPS = ("matrices", "embedding", "head", "scalars")
+"""Matrices are Muon's; the others are AdamW's, each with a learning rate and a weight decay of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Learning rates, momenta and precision of the optimizers; the defaults are the challenge's.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    matrix_lr: Annotated[
+        float, Parameter(env_var="MATRIX_LR", help="Muon's learning rate for the matrices of the blocks.")
+    ] = 0.04
+    tied_embed_lr: Annotated[float, Parameter(env_var="TIED_EMBED_LR", help="Learning rate of a tied embedding.")] = (
+        0.05
+    )
+    embed_lr: Annotated[float, Parameter(env_var="EMBED_LR", help="Learning rate of an untied embedding.")] = 0.6
+    head_lr: Annotated[float, Parameter(env_var="HEAD_LR", help="Learning rate of an untied output head.")] = 0.008
+    scalar_lr: Annotated[
+        float, Parameter(env_var="SCALAR_LR", help="Learning rate of gains, scales and skip weights.")
+    ] = 0.04
+    muon_momentum: Annotated[float, Parameter(env_var="MUON_MOMENTUM", help="Muon's momentum after warm-up.")] = 0.95
+    muon_momentum_warmup_start: Annotated[
+        float, Parameter(env_var="MUON_MOMENTUM_WARMUP_START", help="Muon's momentum at the first step.")
+    ] = 0.85
+    muon_momentum_warmup_steps: Annotated[
+        int, Parameter(env_var="MUON_MOMENTUM_WARMUP_STEPS", help="Steps over which the momentum rises.")
+    ] = 500
+    muon_backend_steps: Annotated[int, Parameter(env_var="MUON_BACKEND_STEPS", help="Newton–Schulz iterations.")] = 5
+    muon_coefficients: Annotated[
+        Coefficients,
+        Parameter(help="Coefficients of the Newton–Schulz polynomials: classic, or polar_express (others each step)."),
+    ] = "classic"
+    muon_row_normalize: Annotated[
+        bool, Parameter(env_var="MUON_ROW_NORMALIZE", help="Normalize rows before Newton–Schulz (MuonEq-R).")
+    ] = False
+    muon_nesterov: Annotated[bool, Parameter(help="Muon uses Nesterov momentum.")] = True
+    muon_beta2: Annotated[
+        float,
+        Parameter(env_var="MUON_BETA2", help="Decay of each row's mean square after Newton–Schulz (NorMuon); 0: none."),
+    ] = 0.0
+    muon_weight_decay: Annotated[
+        float, Parameter(env_var="MUON_WD", help="Decoupled weight decay of the matrices, times their learning rate.")
+    ] = 0.0
+    adam_weight_decay: Annotated[
+        float, Parameter(env_var="ADAM_WD", help="Decoupled weight decay of all else, times its learning rate.")
+    ] = 0.0
+    embed_weight_decay: Annotated[
+        float | None,
+        Parameter(env_var="EMBED_WD", help="The same for the embeddings; default: adam_weight_decay."),
+    ] = None
+    decay_full: Annotated[
+        float, Parameter(help="Fraction of the run up to which weight decay is at its full value; 1: to the end.")
+    ] = 1.0
+    decay_final: Annotated[float, Parameter(help="Factor on weight decay at the end, if it falls before.")] = 0.5
+    newton_schulz_dtype: Annotated[
+        DtypeName, Parameter(help="Dtype of Newton–Schulz; auto: bfloat16 where it is fast, else float32.")
+    ] = "auto"
+    beta1: Annotated[float, Parameter(env_var="BETA1", help="Adam's decay of the mean gradient.")] = 0.9
+    beta2: Annotated[float, Parameter(env_var="BETA2", help="Adam's decay of the mean squared gradient.")] = 0.95
+    adam_eps: Annotated[float, Parameter(env_var="ADAM_EPS", help="Adam's ε.")] = 1e-8
+    grad_clip_norm: Annotated[
+        float, Parameter(env_var="GRAD_CLIP_NORM", help="Largest norm of the gradient of all parameters; 0: no limit.")
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        rates = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
+        decays = ("muon_weight_decay", "adam_weight_decay", "embed_weight_decay")
+        for name in (*rates, *decays, "adam_eps", "grad_clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} is {value}; it must be a finite number of at least 0")
+        for name in ("muon_momentum", "muon_momentum_warmup_start", "muon_beta2", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        for name in ("muon_backend_steps", "muon_momentum_warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("decay_full", "decay_final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is a fraction, from 0 to 1")
+        if self.muon_coefficients not in ("classic", "polar_express"):
+            raise ConfigError(f"muon_coefficients is {self.muon_coefficients!r}; choose classic or polar_express")
+
+
+STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {
+    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), lambda shape: shape),
+    "row_square": lambda shape: torch.Size((*shape[:-1], 1)),
+    "step": lambda _: torch.Size(()),
+}
+"""Shape of each tensor of a parameter's optimizer state, as a function of the shape of the parameter."""
+
+Groups = dict[str, dict[str, nn.Parameter]]
+"""Parameters by group and name."""
+
+
+def split_parameters(model: nn.Module) -> Groups:
+    """Return the trainable parameters of `model` by group and name; groups without members are left out.
+
+    Raises:
+        ConfigError: a parameter is in no group, or in one that the optimizers do not know.
+    """
+    declared = model.parameter_groups() if isinstance(model, DeclaresGroups) else _default_groups(model)
+    groups: Groups = {group: {} for group in GROUPS}
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        group = declared.get(name)
+        if group not in groups:
+            where = "none" if group is None else f"the unknown group {group!r}"
+            raise ConfigError(
+                f"parameter {name!r} of shape {tuple(p.shape)} must be in exactly one optimizer group "
+                f"({', '.join(GROUPS)}), but is in {where}; declare its group where the module is defined, or freeze it"
+            )
+        groups[group][name] = p
+    return {group: members for group, members in groups.items() if members}
+
+
+def _default_groups(model: nn.Module) -> dict[str, str]:
+    """Return groups for a model that declares none: embeddings, other matrices, and everything else."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+
+    def group(p: nn.Parameter) -> str:
+        if id(p) in embeddings:
+            return "embedding"
+        return "matrices" if p.ndim == 2 else "scalars"
+
+    return {name: group(p) for name, p in model.named_parameters()}
+
+
+class Optimizers:
+    """Muon for the matrices and AdamW for all else, with one schedule for both.
+
+    Attributes:
+        groups: the parameters by group and name.
+        rates: learning rate of each group before the schedule.
+        decays: weight decay of each group before the schedule.
+        parameters: all parameters, in a fixed order.
+        banks: that hold the matrices.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: OptimizerSettings,
+        *,
+        newton_schulz_dtype: torch.dtype,
+        world: World,
+    ) -> None:
+        self.world = world
+        self.groups = split_parameters(model)
+        embed_lr = settings.embed_lr if "head" in self.groups else settings.tied_embed_lr
+        rates = {
+            "matrices": settings.matrix_lr,
+            "embedding": embed_lr,
+            "head": settings.head_lr,
+            "scalars": settings.scalar_lr,
+        }
+        decay, embed_decay = settings.adam_weight_decay, settings.embed_weight_decay
+        decays = {
+            "matrices": settings.muon_weight_decay,
+            "embedding": decay if embed_decay is None else embed_decay,
+            "head": decay,
+            "scalars": decay,
+        }
+        self.rates = {group: rates[group] for group in self.groups}
+        self.decays = {group: decays[group] for group in self.groups}
+        self.parameters = [p for members in self.groups.values() for p in members.values()]
+        self.banks = make_banks(self.groups.get("matrices", {}))
+        self._limit = settings.grad_clip_norm
+        self._muon: ParallelMuon | None = None
+        if self.banks:
+            self._muon = ParallelMuon(
+                self.banks,
+                settings.matrix_lr,
+                world=world,
+                nesterov=settings.muon_nesterov,
+                steps=settings.muon_backend_steps,
+                dtype=newton_schulz_dtype,
+                coefficients=settings.muon_coefficients,
+                row_normalize=settings.muon_row_normalize,
+                beta2=settings.muon_beta2,
+            )
+        adam_groups = {group: members for group, members in self.groups.items() if group != "matrices"}
+        self._adam_parameters = {name: p for members in adam_groups.values() for name, p in members.items()}
+        self._adam: torch.optim.AdamW | None = None
+        if adam_groups:
+            self._adam = torch.optim.AdamW(
+                [
+                    {"params": list(members.values()), "lr": self.rates[group], "name": group}
+                    for group, members in adam_groups.items()
+                ],
+                betas=(settings.beta1, settings.beta2),
+                eps=settings.adam_eps,
+                weight_decay=0.0,
+                fused=True,
+            )
+
+    def step(
+        self,
+        loss: Tensor,
+        lr_multiplier: float,
+        momentum: float,
+        *,
+        decay_multiplier: float = 1.0,
+        check: Callable[[float, float], None] = lambda _loss, _norm: None,
+    ) -> tuple[float, float]:
+        """Update every parameter once, from the gradient that is the sum of the ranks' gradients.
+
+        Clipping comes after the reduction, so that it does not depend on the number of ranks. It needs the complete
+        gradient before the first momentum update, which gives up some overlap of communication and computation.
+
+        Args:
+            loss: this rank's share of the loss, 0-d.
+            lr_multiplier: factor on all learning rates.
+            momentum: of Muon.
+            decay_multiplier: factor on all weight decays.
+            check: called with (loss, gradient norm) before any weight changes; may raise.
+
+        Returns:
+            The loss, and the norm of the gradient of all parameters before clipping.
+        """
+        self._schedule(lr_multiplier, momentum, decay_multiplier)
+        totals: list[tuple[float, float]] = []
+        reduction = Reduction(self._muon, self._adam_parameters.values(), loss, self.world)
+
+        def read_and_check() -> None:
+            totals.append(reduction.read(self._limit))
+            check(*totals[0])
+
+        def update_others() -> None:
+            if not totals:
+                read_and_check()
+            if self._adam is not None:
+                with nvtx_range("optimizer/adam"):
+                    self._adam.step()
+
+        if self._limit:  # the clipping factor is needed before Muon begins
+            read_and_check()
+        if self._muon is None:
+            update_others()
+        else:
+            self._muon.finish(meanwhile=update_others)
+        return totals[0]
+
+    def _schedule(self, lr_multiplier: float, momentum: float, decay_multiplier: float) -> None:
+        """Set learning rates, momentum and weight decays of the next step."""
+        adam = [] if self._adam is None else self._adam.param_groups
+        muon = [] if self._muon is None else [self._muon.settings]
+        for name, group in [*((group["name"], group) for group in adam), *(("matrices", group) for group in muon)]:
+            group["lr"] = self.rates[name] * lr_multiplier
+            group["weight_decay"] = self.decays[name] * decay_multiplier
+        for group in muon:
+            group["momentum"] = momentum
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for bank in self.banks:
+            bank.zero_grad()
+        for p in self._adam_parameters.values():
+            p.grad = None
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Return copies of all state by "parameter/tensor", Muon's gathered from all ranks. Every rank must call it."""
+        state = self._adam_state()
+        if self._muon is not None:
+            for name, key, value in self._muon.full_state():
+                state[f"{name}/{key}"] = value.detach().clone()
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Replace all state by `state`, which `full_state` returned on any number of ranks.
+
+        Raises:
+            WeightsError: a tensor belongs to no parameter of this model, or has another shape.
+        """
+        parameters = {name: p for members in self.groups.values() for name, p in members.items()}
+        for key, value in state.items():
+            name, _, entry = key.rpartition("/")
+            p = parameters.get(name)
+            if p is None:
+                raise WeightsError(
+                    f"optimizer tensor {key!r} belongs to no parameter of this model; resume with the model that was "
+                    "saved"
+                )
+            expected = STATE_SHAPES[entry](p.shape) if entry in STATE_SHAPES else value.shape
+            if value.shape != expected:
+                raise WeightsError(
+                    f"optimizer tensor {key!r} has shape {tuple(value.shape)}, but a parameter of shape "
+                    f"{tuple(p.shape)} needs {tuple(expected)}; resume with the model that was saved"
+                )
+        if self._muon is not None:
+            self._muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
+        if self._adam is not None:
+            self._adam.state.clear()
+            for key, value in state.items():
+                name, _, entry = key.rpartition("/")
+                if name in self._adam_parameters:
+                    p = self._adam_parameters[name]
+                    self._adam.state[p][entry] = value.to(p.device).clone()
+
+    def _adam_state(self) -> dict[str, Tensor]:
+        if self._adam is None:
+            return {}
+        return {
+            f"{name}/{key}": value.detach().clone()
+            for name, p in self._adam_parameters.items()
+            for key, value in self._adam.state.get(p, {}).items()
+        }

@@ -1,0 +1,40 @@
+"""The fastest installed kernel is chosen; a broken package counts as missing."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from birdie.model import attention_kernels
+from tests.model.varlen_reference import older_torch_varlen, segments_one_by_one
+
+CPU = torch.device("cpu")
+
+
+def test_the_kernel_depends_on_device_dtype_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, half = torch.device("cuda"), torch.bfloat16
+    assert attention_kernels.best_kernels(CPU, half).name == "SDPA"
+    assert attention_kernels.best_kernels(cuda, torch.float32).name == "SDPA"
+    packages = {"flash_attn_interface": SimpleNamespace(flash_attn_func=None, flash_attn_varlen_func=None)}
+    packages["torch.nn.attention.varlen"] = SimpleNamespace(varlen_attn=older_torch_varlen)
+    monkeypatch.setattr(attention_kernels, "_module", packages.get)
+    for capability, name in (((9, 0), "FlashAttention-3"), ((8, 0), "torch varlen"), ((7, 5), "SDPA")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, result=capability: result)
+        assert attention_kernels.best_kernels(cuda, half).name == name
+    packages.clear()
+    assert attention_kernels.best_kernels(cuda, half).name == "SDPA"
+
+
+def test_a_package_that_cannot_be_loaded_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flash_attn_interface.py").write_text("raise OSError('libcudart.so.12: cannot open shared object')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert attention_kernels._module("flash_attn_interface") is None
+
+
+def test_the_stand_in_kernel_equals_sdpa() -> None:
+    q, k, v = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
+    y = segments_one_by_one(*(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 9]), 9, 0)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(y.transpose(0, 1)[None], expected)
