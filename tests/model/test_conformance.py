@@ -21,8 +21,18 @@ from birdie.runtime.distributed import World
 from birdie.train.checkpoint import Checkpoint
 from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import split_parameters
-from tests.model.reference_gpt import reference_logits
-from tests.model.technique_table import ALL, BOS, COMBINATIONS, SMALL, TECHNIQUES, V, randomized, tokens, with_settings
+from tests.model.technique_table import (
+    ALL,
+    BOS,
+    COMBINATIONS,
+    SMALL,
+    TECHNIQUES,
+    V,
+    randomized,
+    reference_logits,
+    tokens,
+    with_settings,
+)
 from tests.ranks import run_in_process_group
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_settings
 

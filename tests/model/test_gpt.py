@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.model.gpt import GPT, GPTConfig
-from tests.model.reference_gpt import reference_logits
-from tests.model.technique_table import randomized
+from tests.model.technique_table import randomized, reference_logits
 
 SMALL = GPTConfig(vocab_size=50, num_layers=5, model_dim=32, num_heads=4, num_kv_heads=2)
 RECORD_1855: dict[str, Any] = {
