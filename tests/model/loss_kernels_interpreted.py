@@ -1,6 +1,6 @@
 """Errors of the loss kernel under Triton's interpreter, relative to eager float64: prints one JSON object.
 
-TRITON_INTERPRET=1 python tests/model/loss_kernels_interpreted.py     # as test_fused_loss does
+TRITON_INTERPRET=1 python tests/model/loss_kernels_interpreted.py     # as test_loss_kernels does
 """
 
 import json

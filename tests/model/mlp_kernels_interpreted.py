@@ -2,7 +2,7 @@
 
 In float32 only: the interpreter multiplies bfloat16 numbers as if they were integers.
 
-TRITON_INTERPRET=1 python tests/model/mlp_kernels_interpreted.py     # as test_fused_loss does
+TRITON_INTERPRET=1 python tests/model/mlp_kernels_interpreted.py     # as test_mlp_kernels does
 """
 
 import json

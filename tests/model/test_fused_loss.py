@@ -1,11 +1,5 @@
-"""The fused loss equals the eager one: chunks bit for bit, the Triton kernel to float32 rounding."""
+"""The fused loss by chunks of rows equals the eager one bit for bit, and is used only where it can be."""
 
-import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +15,6 @@ from birdie.run.recipe import load_recipe
 from birdie.train.loop import fit
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 
 
@@ -140,75 +133,6 @@ def test_the_variable_of_the_challenge_turns_it_off(monkeypatch: pytest.MonkeyPa
     assert load_recipe().train.fused
     monkeypatch.setenv("FUSED_CE_ENABLED", "0")
     assert not load_recipe().train.fused
-
-
-def run_interpreted(script: str) -> dict[str, dict[str, Any]]:
-    """Run kernels in another process, because the interpreter must be chosen before Triton is imported."""
-    if find_spec("triton") is None:
-        pytest.skip("triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tests" / "model" / script)]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
-    results: dict[str, dict[str, Any]] = json.loads(process.stdout)
-    return results
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, Any]]:
-    """Return the results of the loss kernel."""
-    return run_interpreted("loss_kernels_interpreted.py")
-
-
-@pytest.fixture(scope="module")
-def interpreted_mlp() -> dict[str, dict[str, Any]]:
-    """Return the results of the MLP kernel."""
-    return run_interpreted("mlp_kernels_interpreted.py")
-
-
-@pytest.mark.parametrize("case", ["one tile", "several tiles"])
-def test_the_fused_mlp_is_as_accurate_as_eager_float32(case: str, interpreted_mlp: dict[str, dict[str, Any]]) -> None:
-    errors = interpreted_mlp[case]
-    assert errors["kernel"] <= 2 * errors["eager"] + 1e-7
-
-
-def test_a_model_with_fused_mlps_equals_the_eager_one_and_compiles_to_one_graph(
-    interpreted_mlp: dict[str, dict[str, Any]],
-) -> None:
-    errors = interpreted_mlp["model"]
-    assert errors["calls"] == 2
-    assert max(errors["value"], errors["compiled value"]) < 2e-6
-    assert max(errors["gradient"], errors["compiled gradient"]) < 1e-5
-    assert set(interpreted_mlp["registered"].values()) == {"SUCCESS"}
-
-
-def test_a_run_without_fused_mlps_reports_why_and_trains() -> None:
-    lines: list[str] = []
-    settings = tiny_settings(iterations=2, fused_mlp=True)
-    requested = [step.loss for step in fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, notify=lines.append)]
-    plain = [step.loss for step in fit(tiny_model(), TinyBatches(), tiny_settings(iterations=2), OPTIMIZERS)]
-    assert requested == plain
-    assert any("fused MLPs need CUDA" in line for line in lines)
-
-
-@pytest.mark.parametrize("case", ["one block", "several blocks", "beyond a float's exponential", "bfloat16"])
-def test_the_kernel_is_as_accurate_as_eager_float32(case: str, interpreted: dict[str, dict[str, Any]]) -> None:
-    errors = interpreted[case]
-    assert errors["dtype"] == "torch.float32"
-    assert errors["value"] <= 4 * errors["eager value"] + 1e-6
-    assert errors["gradient"] <= (2**-7 if case == "bfloat16" else 2 * errors["eager gradient"] + 1e-6)
-
-
-def test_a_model_with_the_kernel_equals_the_eager_one_and_compiles(interpreted: dict[str, dict[str, Any]]) -> None:
-    errors = interpreted["model"]
-    assert errors["value"] < 2e-6
-    assert errors["gradient"] < 1e-5
-    assert errors["compiled value"] < 1e-6
-    assert errors["compiled gradient"] < 1e-5
-
-
-def test_the_operation_passes_torchs_checks(interpreted: dict[str, dict[str, Any]]) -> None:
-    assert set(interpreted["registered"].values()) == {"SUCCESS"}
 
 
 def test_a_gradient_of_the_gradient_is_refused() -> None:
