@@ -28,9 +28,9 @@ from birdie.data.corpus import stdlib_corpus
 from birdie.data.dataset import Dataset, open_dataset
 from birdie.data.prepare import prepare
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.train.optimizers import OptimizerSettings
-from birdie.train.loop import fit
 from birdie.train.fp8 import Fp8
+from birdie.train.loop import fit
+from birdie.train.optimizers import OptimizerSettings
 from birdie.train.settings import TrainSettings
 
 SMALL = GPTConfig(vocab_size=260, num_layers=4, model_dim=96, num_heads=4, num_kv_heads=2)

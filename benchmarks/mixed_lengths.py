@@ -28,9 +28,8 @@ from benchmarks.loaders import RepeatedTokens
 from benchmarks.train import CONFIG, OPTIMIZERS
 from birdie.model.gpt import GPT
 from birdie.runtime.distributed import World
-from birdie.train.loop import Fit, fit
+from birdie.train.loop import Fit, Step, fit
 from birdie.train.settings import TrainSettings
-from birdie.train.loop import Step
 
 CHUNKS = 4  # of gradient accumulation
 MIN_TURNS = 3

@@ -25,8 +25,8 @@ from benchmarks.command import command_parser, report
 from benchmarks.timing import duration, take_turns
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.device import DtypeName, choose_device, choose_dtype, dtype_name
-from birdie.train.optimizers import OptimizerSettings
 from birdie.train.loop import Fit, fit
+from birdie.train.optimizers import OptimizerSettings
 from birdie.train.settings import TrainSettings
 
 CONFIG = GPTConfig(vocab_size=1024, num_layers=4, model_dim=256, num_heads=4, num_kv_heads=2)

@@ -136,7 +136,7 @@ def test_nothing_crosses_a_document_in_a_packed_row() -> None:
 
 
 def test_the_compiler_traces_packed_attention_as_one_graph() -> None:
-    model = attentive_model(isolate_documents=True, attn_window=8)
+    model = attentive_model(num_layers=2, isolate_documents=True, attn_window=8, attn_window_layers=(1,))
     compiled = torch.compile(model.loss, backend="eager", fullgraph=True, dynamic=False)
     find = finder()
     for seed in range(3):
