@@ -128,7 +128,7 @@ def test_the_audit_sees_a_base_that_tells_where_a_document_ends(data: Path, monk
 
     def verdicts() -> set[str]:
         found = check_adaptation(model_of(recipe), recipe, text, "a model")
-        return {each.verdict for each in found if each.rule == rules.CAUSAL}
+        return {each.result for each in found if each.rule == rules.CAUSAL}
 
     assert verdicts() == {"pass"}
     monkeypatch.setattr(Rotary, "windows_of", lambda *_: nullcontext())

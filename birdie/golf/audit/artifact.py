@@ -8,8 +8,8 @@ The probed scorer predicts token by token what `birdie evaluate` scores in batch
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,11 @@ from birdie.model.gpt import GPT
 from birdie.run.evaluation import check_same_tokenizer, evaluate, load_gpt
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
-from birdie.score.scorer import Scorer
 
+OF_ARTIFACTS = rules.RULES[:8]
+"""Rules that an artifact's model and text are evidence for."""
 COMPARED = 32
 """Targets whose losses are computed both ways, token by token and batched."""
-PREDICTIONS = 2.5
-"""Predictions per token that the probes ask for, about: three runs, one of them not to the end."""
 BEYOND = 256
 """Most tokens after the first window that probes run over: an error at a border shows right behind it."""
 TIMED = 65_536
@@ -53,16 +52,7 @@ _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=_|\.)")  # in names of shards
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """The options of an audit.
-
-    Attributes:
-        data: validation shards: a folder, a file or a glob; None: those the artifact names.
-        tokenizer: a .model file or "bytes"; None: the one the artifact names.
-        train: training shards to compare with; none: those of the recipe, or beside the validation shards.
-        tokens: validation tokens that probes run over.
-        run: whether foreign code is run, and time is measured.
-        progress: reports the work of the current part.
-    """
+    """The options of an audit, as `birdie.golf.audit.audit.audit` documents them."""
 
     data: str | None = None
     tokenizer: str | None = None
@@ -178,38 +168,13 @@ def _random_tokens(model: GPT) -> Tokens:
     return np.random.default_rng(0).integers(0, model.config.vocab_size, 257).astype(np.uint16)
 
 
-class _Reporting:
-    """A scorer that reports each prediction."""
-
-    def __init__(self, scorer: Scorer, report: Callable[[], None]) -> None:
-        self._scorer, self._report = scorer, report
-        self.reveal = scorer.reveal
-
-    def predict(self) -> Tensor:
-        self._report()
-        return self._scorer.predict()
-
-
-def _reporting(new_scorer: Callable[[], Scorer], progress: Progress, total: int) -> Callable[[], Scorer]:
-    """Return `new_scorer` with progress over all of its scorers together."""
-    done = 0
-
-    def report() -> None:
-        nonlocal done
-        done += 1
-        progress(min(done, total), total)
-
-    return lambda: _Reporting(new_scorer(), report)
-
-
 def _check_scoring(model: GPT, recipe: Recipe, tokens: Tokens, shown: str, progress: Progress) -> Iterator[Finding]:
     """Probe the scorer, compare it with the batched evaluation, and run the adaptation."""
     length = window_length(recipe)
     tokens = tokens[: length + min(2 * (recipe.evaluation.stride or length), BEYOND) + 1]
     new_scorer, weights = scorer_of(model, recipe), _checksums(model)
-    probed = _reporting(new_scorer, progress, int(PREDICTIONS * len(tokens)))
     with _one_thread():
-        findings = probe(probed, model.config.vocab_size, tokens)
+        findings = probe(new_scorer, model.config.vocab_size, tokens, progress=progress)
     yield from (replace(finding, path=shown) for finding in findings)
     mode, tally = batched_losses(model, recipe, tokens, progress)
     targets = np.flatnonzero(tally.ledger.seen)
@@ -256,10 +221,8 @@ def _check_text(text: _Text, recipe: Recipe, options: AuditOptions) -> Iterator[
         problem = Finding(rules.BYTES, "fail", str(error), "data", name)
     yield from check_bytes(tokenizer, text.tokens, counts, path=name, progress=options.progress)
     yield from [] if problem is None else [problem]
-    try:
+    with suppress(DataError):  # a vocabulary without a lone space has no table; check_bytes reports it
         yield from check_table(tokenizer.byte_table(), tokenizer)
-    except DataError:  # a vocabulary without a lone space has no table; check_bytes reports it
-        pass
     targets = len(text.tokens) - 1
     split = complete_split(targets)
     evidence = f"{targets:,} targets are the challenge's whole split of vocabulary {split.vocabulary if split else ''}"

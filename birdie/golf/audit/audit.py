@@ -9,13 +9,15 @@ A folder or a script gets 30 seconds. Parts that this does not suffice for are r
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from birdie.artifact.container import MAGIC
 from birdie.errors import ConfigError, DataError
-from birdie.golf.audit import claims, foreign, log_checks, logs, rules, shipped
-from birdie.golf.audit.artifact import AuditOptions, audit_artifact
+from birdie.golf.audit import claims, foreign, logs, rules, shipped
+from birdie.golf.audit.artifact import OF_ARTIFACTS, AuditOptions, audit_artifact
 from birdie.golf.audit.deadline import FOLDER_SECONDS, Deadline, OutOfTimeError
+from birdie.golf.audit.log_checks import check_log
 from birdie.golf.audit.logs import TrainingLog
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Report, Rule
 from birdie.golf.audit.scan import SCANNED, scan
@@ -28,6 +30,8 @@ MAX_LOGS = 200
 MAX_LOG_WEIGHT = 4 * logs.MAX_WEIGHT
 """Weight of all logs of a folder together."""
 
+OF_LOGS = (rules.SEEDS, rules.TRAIN_TIME, rules.EVAL_TIME, rules.SIZE, rules.COVERAGE, rules.BYTES)
+"""Rules that logs are evidence for."""
 _LOG_SUFFIXES = (".log", ".txt")
 _LOG_FOLDERS = ("logs", "log")
 
@@ -69,22 +73,22 @@ def audit(
     if not path.exists():
         raise ConfigError(f"there is nothing at {path}; give a .birdie file, a submission folder or a script")
     named = [_named_log(Path(name), str(name)) for name in log_files]
-    artifact = not path.is_dir() and path.suffix != ".py" and _is_artifact(path)
-    deadline = Deadline(FOLDER_SECONDS if seconds is None and not artifact else seconds)
-    options = AuditOptions(data, tokenizer, tuple(train), tokens, run, deadline.watch(progress))
-    audit = _Audit(deadline, options)
-    if path.is_dir():
-        audit.folder(path, named)
-        return Report(str(path), "folder", tuple(audit.findings))
-    unlimited = claims.is_unlimited(None, path)
-    if path.suffix == ".py":
-        audit.script(shipped.shipped_script(path), named, unlimited)
-    elif artifact:
-        audit.add(rules.RULES[:9], lambda: audit_artifact(path, str(path), options))
-    else:
+    kind = "folder" if path.is_dir() else "script" if path.suffix == ".py" else "artifact"
+    if kind == "artifact" and not _is_artifact(path):
         raise ConfigError(f"{path} is no .birdie file, no Python script and no folder; give one of these")
-    audit.check_logs(named, unlimited and not artifact)
-    return Report(str(path), "artifact" if artifact else "script", tuple(audit.findings))
+    deadline = Deadline(FOLDER_SECONDS if seconds is None and kind != "artifact" else seconds)
+    work = _Audit(deadline, AuditOptions(data, tokenizer, tuple(train), tokens, run, deadline.watch(progress)))
+    if kind == "folder":
+        work.folder(path, named)
+    elif kind == "script":
+        unlimited = claims.is_unlimited(None, path)
+        work.script(shipped.shipped_script(path), named, unlimited)
+        work.logs(named, unlimited)
+        work.run(path)
+    else:
+        work.artifact(path)
+        work.logs(named, unlimited=False)
+    return Report(str(path), kind, tuple(work.findings))
 
 
 def _is_artifact(path: Path) -> bool:
@@ -123,41 +127,44 @@ class _Audit:
         """Audit a submission folder, or a run folder: what is quick to read comes first."""
         ships = shipped.shipped_folder(folder)
         claim, problems = _claim(folder / shipped.CLAIM)
-        found = [*self._logs_in(folder), *named]
-        if not (ships.script or ships.model or claim or problems or found):
+        texts = [*self._logs_in(folder), *named]
+        if not (ships.script or ships.model or claim or problems or texts):
             raise ConfigError(f"{folder} has no script, artifact, log or {shipped.CLAIM}: there is nothing to audit")
         unlimited = claims.is_unlimited(claim, folder)
         readme, unread = _readme(folder / README)
         self.findings += [*problems, *unread, *_check_history(folder)]
-        self.check_logs(found, unlimited)
-        self.add([rules.SEEDS, rules.SIZE], lambda: claims.check_claims(claim, readme, found, unlimited=unlimited))
+        self.logs(texts, unlimited)
+        self.add((rules.SEEDS, rules.SIZE), partial(claims.check_claims, claim, readme, texts, unlimited=unlimited))
         if ships.script is not None:
-            source, name = ships.sources[ships.script], str(ships.script)
-            self.script(ships, found, unlimited)
-            self.add(
-                [rules.SEEDS], lambda: claims.check_script_of_logs(source, name, found, claim, deadline=self.deadline)
-            )
-        model = ships.model
-        if model is not None and _is_artifact(model):
-            self.add(rules.RULES[:9], lambda: audit_artifact(model, str(model), self.options))
+            self.script(ships, texts, unlimited)
+            source, name = ships.sources[ships.script], ships.script.name
+            self.add((rules.SEEDS,), partial(claims.check_script_of_logs, source, name, texts, claim, self.deadline))
+        if ships.model is not None and _is_artifact(ships.model):
+            self.artifact(ships.model)
+        self.run(ships.script)
 
-    def script(self, ships: shipped.Shipped, found: Sequence[TrainingLog], unlimited: bool) -> None:
-        """Check what code shows without running and, if that was asked for, in a sandbox."""
-        script = ships.script
-        assert script is not None
-        self.add([rules.SIZE], lambda: shipped.check_size(ships, found, str(script)))
+    def artifact(self, path: Path) -> None:
+        """Rebuild and probe a .birdie file."""
+        self.add(OF_ARTIFACTS, partial(audit_artifact, path, str(path), self.options))
+
+    def script(self, ships: shipped.Shipped, training_logs: Sequence[TrainingLog], unlimited: bool) -> None:
+        """Check what code shows without running: its size, and lines to read."""
+        self.add((rules.SIZE,), partial(shipped.check_size, ships, training_logs, str(ships.script)))
         for path, source in sorted(ships.sources.items()):
-            self.add(SCANNED, lambda: scan(source, str(path), unlimited=unlimited, deadline=self.deadline))
-        if self.options.run:
+            self.add(SCANNED, partial(scan, source, str(path), unlimited=unlimited, deadline=self.deadline))
+
+    def run(self, script: Path | None) -> None:
+        """Run a script in the sandbox, if that was asked for; last, as it has a time limit of its own."""
+        if script is not None and self.options.run:
             self.findings += foreign.run_script(script)
-        else:
+        elif script is not None:
             evidence = "the script was not run (--run runs it, without network and with limits)"
             self.findings.append(Finding(rules.RUNS, "unknown", evidence, "sandbox", str(script)))
 
-    def check_logs(self, found: Sequence[TrainingLog], unlimited: bool) -> None:
+    def logs(self, training_logs: Sequence[TrainingLog], unlimited: bool) -> None:
         """Check each log by itself."""
-        for log in found:
-            self.findings += log_checks.check_log(log, unlimited=unlimited)
+        for log in training_logs:
+            self.findings += check_log(log, unlimited=unlimited)
 
     def _logs_in(self, folder: Path) -> list[TrainingLog]:
         """Return the training logs of a folder and of its folders of logs; other text is skipped.
@@ -165,19 +172,18 @@ class _Audit:
         A log that is too large to be read, or one too many, is returned empty: its seed does not count as missing.
         """
         folders = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
-        paths = sorted(path for each in folders for path in each.iterdir() if path.suffix in _LOG_SUFFIXES)
-        found, left = [], MAX_LOG_WEIGHT
+        paths = sorted(path for part in folders for path in part.iterdir() if path.suffix in _LOG_SUFFIXES)
+        training_logs, left = [], MAX_LOG_WEIGHT
         for number, path in enumerate(path for path in paths if path.is_file()):
             weight = logs.weight(path)
             log: TrainingLog | None = TrainingLog(str(path))
             if number < MAX_LOGS and weight <= min(left, logs.MAX_WEIGHT) and not self.deadline.passed:
                 left -= weight
                 log = logs.read_log(path)
-            found += [log] if log is not None else []
+            training_logs += [log] if log is not None else []
         if self.deadline.passed:
-            concerned = (rules.SEEDS, rules.TRAIN_TIME, rules.EVAL_TIME, rules.SIZE)
-            self.add(concerned, tuple)
-        return found
+            self.add(OF_LOGS, tuple)
+        return training_logs
 
 
 def _claim(path: Path) -> tuple[claims.Claim | None, list[Finding]]:

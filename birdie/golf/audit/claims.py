@@ -54,29 +54,20 @@ class SeedClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A submission.json; None and empty for what it does not state.
+    """A submission.json; None and empty for what it does not state."""
 
-    Attributes:
-        path: the file, as the user would name it.
-        bpb: bits per byte.
-        total, code, model: bytes.
-        seeds: the claim about each seed.
-        track: name of the track.
-        seed: a single seed that is named; whether it is the only one is not stated.
-    """
-
-    path: str
-    bpb: float | None = None
-    total: int | None = None
+    path: str  # as the user would name it
+    bpb: float | None = None  # bits per byte
+    total: int | None = None  # bytes of code and model
     code: int | None = None
     model: int | None = None
     seeds: Mapping[int, SeedClaim] = field(default_factory=dict)
     track: str = ""
-    seed: int | None = None
+    seed: int | None = None  # a single one that is named; whether it is the only one is not stated
 
 
 def is_unlimited(claim: Claim | None, path: Path) -> bool:
-    """Return whether the track has no time cap and asks for no significance: by the claim, else by `track_…` in the path."""
+    """Return whether the track has no time cap and asks for no significance: by the claim, else by the path."""
     folders = [part for part in path.resolve().parts if part.lower().startswith("track_")]
     for track in (claim.track if claim is not None else "", *folders[-1:]):
         name = re.sub(r"[-\s]", "_", track.lower())
@@ -317,14 +308,10 @@ def check_script_of_logs(
     claim: Claim | None = None,
     deadline: Deadline | None = None,
 ) -> Iterator[Finding]:
-    """Yield a finding for each log of another script: by the copy that the log begins with, else by the bytes it counts.
+    """Yield a finding for each log of another script than `source`, which ships and is called `shown`.
 
-    Args:
-        source: the script that ships.
-        shown: its path in findings.
-        logs: of the folder; ablations among them have scripts of their own.
-        claim: names the seeds it rests on.
-        deadline: the time limit.
+    A log is compared by the copy of the script that it begins with, else by the bytes of code it counts. Ablations
+    among the logs have scripts of their own, unless the claim names their seed.
 
     Raises:
         OutOfTimeError: the deadline has passed.

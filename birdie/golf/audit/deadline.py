@@ -22,7 +22,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether no time is left."""
+        """True when no time is left."""
         return self._end is not None and time.monotonic() > self._end
 
     def check(self) -> None:

@@ -44,94 +44,63 @@ class Figure(NamedTuple):
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreLine:
-    """A line with a score.
+class ScoreLine(NamedTuple):
+    """A line with a score."""
 
-    Attributes:
-        name: the model or mode: "final_int8_zlib_roundtrip_exact", "diagnostic quantized", ….
-        bpb: bits per byte.
-        loss: nats per token; None if the line has none.
-        digits: decimals of the bits per byte.
-        ms: time of the evaluation; None if the line has none.
-        line: from 1.
-    """
-
-    name: str
-    bpb: float
-    loss: float | None
-    digits: int
-    ms: float | None
-    line: int
+    name: str  # of the model or mode: "final_int8_zlib_roundtrip_exact", "diagnostic quantized", …
+    bpb: float  # bits per byte
+    loss: float | None  # nats per token
+    digits: int  # decimals of the bits per byte
+    ms: float | None  # time of the evaluation
+    line: int  # from 1
 
     @property
     def base(self) -> str:
-        """The name in lower case, the same with and without _exact."""
+        """The name in lower case, without _exact."""
         return self.name.lower().replace("_exact", "")
 
     @property
     def of_float_model(self) -> bool:
-        """Whether the score is of weights before quantization."""
+        """True for weights before quantization."""
         return any(word in self.base for word in _FLOAT_MODEL)
 
     @property
     def diagnostic(self) -> bool:
-        """Whether the score is of a model that does not ship, or declared no result."""
+        """True for a model that does not ship, or a score that is declared no result."""
         return self.of_float_model or "diagnostic" in self.base
 
     @property
     def adapted(self) -> bool:
-        """Whether the model learned during its evaluation."""
+        """True if the model learned during its evaluation."""
         return any(word in self.base for word in ("ttt", "adapt", "slot", "ngram", "n-gram", "cache"))
 
 
 @dataclass(slots=True)
 class TrainingLog:
-    """The figures of one log; None and empty if the log does not have them.
+    """The figures of one log; None and empty if the log does not have them."""
 
-    Attributes:
-        path: the file, as the user would name it.
-        source: the script that the log begins with.
-        seed, train_shards, val_tokens: as logged; `val_tokens` counts targets.
-        vocabulary: "1024", "8192", … as paths of tokenizer and data spell it; "8192 caseops" where they do.
-        cap_s: the wall-clock cap that was set.
-        stop_step: the step that was set to end at, whatever the clock.
-        train_ms: the longest training time logged.
-        mean_step_ms: the mean step at the end.
-        last_step_ms: the mean step between the last two timed lines: late steps may be slower than the mean.
-        capped: whether the clock ended the training.
-        calibration_s: time spent on Hessians after the clock stopped.
-        compile_s: time of compiling for evaluation, where it is logged apart.
-        eval_s: time of the whole evaluation.
-        code_bytes, model_bytes, total_bytes: by the name in their line, "" for none.
-        validations: scores of the float model in training, in order.
-        scores: all other scores, in order.
-        averaged: whether weights were averaged after the last validation.
-        prequant_ttt: the line of learning from validation tokens before export.
-    """
-
-    path: str
-    source: str | None = None
+    path: str  # as the user would name it
+    source: str | None = None  # the script that the log begins with
     seed: Figure | None = None
     train_shards: Figure | None = None
-    val_tokens: Figure | None = None
-    vocabulary: str = ""
-    cap_s: Figure | None = None
-    stop_step: Figure | None = None
-    train_ms: Figure | None = None
-    mean_step_ms: float | None = None
-    last_step_ms: float | None = None
-    capped: bool = False
-    calibration_s: Figure | None = None
-    compile_s: Figure | None = None
-    eval_s: Figure | None = None
-    code_bytes: dict[str, Figure] = field(default_factory=dict)
+    val_tokens: Figure | None = None  # targets that are scored
+    vocabulary: str = ""  # "1024", … as paths of tokenizer and data spell it; "8192 caseops" where they do
+    cap_s: Figure | None = None  # the wall-clock cap that was set
+    stop_step: Figure | None = None  # the step that was set to end at, whatever the clock
+    train_ms: Figure | None = None  # the longest training time logged
+    mean_step_ms: float | None = None  # at the end
+    last_step_ms: float | None = None  # between the last two timed lines: late steps may be slower than the mean
+    capped: bool = False  # whether the clock ended the training
+    calibration_s: Figure | None = None  # spent on Hessians after the clock stopped
+    compile_s: Figure | None = None  # for evaluation, where it is logged apart
+    eval_s: Figure | None = None  # of the whole evaluation
+    code_bytes: dict[str, Figure] = field(default_factory=dict)  # by the name in their line, "" for none
     model_bytes: dict[str, Figure] = field(default_factory=dict)
     total_bytes: dict[str, Figure] = field(default_factory=dict)
-    validations: list[ScoreLine] = field(default_factory=list)
-    scores: list[ScoreLine] = field(default_factory=list)
-    averaged: bool = False
-    prequant_ttt: Figure | None = None
+    validations: list[ScoreLine] = field(default_factory=list)  # of the float model in training, in order
+    scores: list[ScoreLine] = field(default_factory=list)  # all others, in order
+    averaged: bool = False  # whether weights were averaged after the last validation
+    prequant_ttt: Figure | None = None  # the line of learning from validation tokens before export
     _last_timed: tuple[float, float] | None = None  # step, ms
 
     @property
@@ -153,7 +122,7 @@ class TrainingLog:
 
     @property
     def empty(self) -> bool:
-        """Whether no line is one of a training run."""
+        """True if no line is one of a training run."""
         return not (self.scores or self.validations or self.train_ms or self.total_bytes)
 
 

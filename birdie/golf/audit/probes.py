@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.golf.audit.rules import CAUSAL, NORMALIZED, ONE_PASS, RUNS, Finding
+from birdie.runtime.callbacks import Progress, no_progress
 from birdie.score.scorer import TOLERANCE, Scorer
 
 Losses = Callable[[NDArray[np.int64]], NDArray[np.float64]]
@@ -35,6 +36,7 @@ def probe(
     *,
     positions: int = 16,
     seed: int = 0,
+    progress: Progress = no_progress,
 ) -> tuple[Finding, ...]:
     """Probe scorers over `tokens` (N + 1,) of a `vocabulary`.
 
@@ -48,12 +50,13 @@ def probe(
         tokens: a stream.
         positions: targets at which whole distributions are compared.
         seed: of the replacement tokens.
+        progress: reports predictions.
     """
     stream = np.asarray(tokens, dtype=np.int64)
     targets = _positions(len(stream) - 1, positions, seed)
     rng = np.random.default_rng(seed)
     try:
-        first = _predictions(new_scorer, stream, targets)
+        first = _predictions(new_scorer, stream, targets, progress)
         if (problem := _invalid(first, vocabulary)) is not None:
             return (Finding(NORMALIZED, "fail", problem, "probe"),)
         error = max(abs(_logsumexp(prediction)) for prediction in first.values())
@@ -62,12 +65,12 @@ def probe(
         middle = targets[len(targets) // 2]
         changed = stream.copy()
         changed[middle + 1 :] = _other_tokens(changed[middle + 1 :], vocabulary, rng)
-        second = _predictions(new_scorer, changed, [target for target in targets if target <= middle])
+        second = _predictions(new_scorer, changed, [target for target in targets if target <= middle], progress)
         difference = _difference(first, second)
         evidence = f"{len(second)} distributions before a change of all tokens from {middle + 1:,} on differ by "
         evidence += f"{difference:.1e} nats"
         findings.append(Finding(CAUSAL, "pass" if difference <= CLOSE else "fail", evidence, "probe"))
-        findings.append(_repeats(_difference(first, _predictions(new_scorer, stream, targets)), len(targets)))
+        findings.append(_repeats(_difference(first, _predictions(new_scorer, stream, targets, progress)), len(targets)))
     except Exception as error:  # of foreign code
         return (Finding(RUNS, "fail", f"the scorer stopped with {_described(error)}", "probe"),)
     return tuple(findings)
@@ -86,51 +89,46 @@ def probe_losses(
         seed: of the choice of positions and of the replacement tokens.
     """
     stream = np.asarray(tokens, dtype=np.int64)
+
+    def losses(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        return _array(score(tokens.copy())).ravel()
+
     try:
-        first = _losses(score, stream)
+        first = losses(stream)
         count = _count(first, len(stream) - 1)
         if count.result == "fail":
             return (count,)
         targets = _positions(len(stream) - 1, positions, seed)
-        repeated = float(np.abs(_losses(score, stream) - first).max())
-        perturbed = _perturb(score, stream, first, targets, vocabulary, seed)
-        swapped = _swap_targets(score, stream, targets, vocabulary, seed)
-        return count, _repeats(repeated, len(first)), perturbed, swapped
+        repeated = _repeats(float(np.abs(losses(stream) - first).max()), len(first))
+        perturbed = _perturb(losses, stream, targets, vocabulary, np.random.default_rng(seed))
+        swapped = _swap_targets(losses, stream, targets, vocabulary, np.random.default_rng(seed))
+        return count, repeated, perturbed, swapped
     except Exception as error:  # of foreign code
         return (Finding(RUNS, "fail", f"scoring stopped with {_described(error)}", "probe"),)
 
 
 def _perturb(
-    score: Losses,
-    stream: NDArray[np.int64],
-    first: NDArray[np.float64],
-    targets: Sequence[int],
-    vocabulary: int,
-    seed: int,
+    losses: Losses, stream: NDArray[np.int64], targets: Sequence[int], vocabulary: int, rng: np.random.Generator
 ) -> Finding:
     """Change all tokens after a target: its loss and those before it must stay."""
-    rng = np.random.default_rng(seed)
-    largest, position = 0.0, targets[0]
+    first, largest, position = losses(stream), 0.0, targets[0]
     for target in targets:
         changed = stream.copy()
         changed[target + 2 :] = _other_tokens(changed[target + 2 :], vocabulary, rng)
-        difference = float(np.abs(_losses(score, changed)[: target + 1] - first[: target + 1]).max())
+        difference = float(np.abs(losses(changed)[: target + 1] - first[: target + 1]).max())
         if difference > largest:
             largest, position = difference, target
     if largest > CLOSE:
         evidence = f"losses up to target {position:,} change by up to {largest:.3g} nats when only later tokens change"
         return Finding(CAUSAL, "fail", evidence, "probe")
-    evidence = (
-        f"all tokens after a target changed, at {len(targets)} targets, borders of chunks among them: losses up to"
-    )
-    return Finding(CAUSAL, "pass", f"{evidence} it differ by {largest:.1e} nats at most", "probe")
+    evidence = f"all tokens after a target changed, at {len(targets)} targets, borders of chunks among them: losses up "
+    return Finding(CAUSAL, "pass", f"{evidence}to it differ by {largest:.1e} nats at most", "probe")
 
 
 def _swap_targets(
-    score: Losses, stream: NDArray[np.int64], targets: Sequence[int], vocabulary: int, seed: int
+    losses: Losses, stream: NDArray[np.int64], targets: Sequence[int], vocabulary: int, rng: np.random.Generator
 ) -> Finding:
     """Try each token of the vocabulary as a target: the probabilities must sum to 1."""
-    rng = np.random.default_rng(seed)
     exact = vocabulary <= EXACT
     if vocabulary > 64:  # a call per token: few targets where the vocabulary is large
         targets = targets[:: max(1, len(targets) // max(2, 1024 // vocabulary))]
@@ -139,18 +137,14 @@ def _swap_targets(
         tokens = np.arange(vocabulary)
         if not exact:
             tokens = np.unique(np.append(rng.choice(vocabulary, SAMPLED, replace=False), stream[target + 1]))
-        # without the tokens that follow: a loss that depends on them breaks another rule
-        prefix = stream[: target + 1]
-        sums[target] = sum(math.exp(-float(_losses(score, np.append(prefix, token))[target])) for token in tokens)
+        prefix = stream[: target + 1]  # a loss that depends on later tokens breaks another rule
+        sums[target] = sum(math.exp(-float(losses(np.append(prefix, token))[target])) for token in tokens)
     name = f"all {vocabulary}" if exact else f"{SAMPLED} of {vocabulary}"
     most, least = max(sums, key=sums.__getitem__), min(sums, key=sums.__getitem__)
-    for target, wrong, word in (
-        (most, sums[most] > 1 + TOLERANCE, "more"),
-        (least, sums[least] < 1 - TOLERANCE, "less"),
-    ):
-        if wrong and (exact or target == most):
-            evidence = f"with {name} tokens as target {target:,} in turn, their probabilities sum to {sums[target]:.4g}"
-            return Finding(NORMALIZED, "fail", f"{evidence}, {word} than 1", "probe")
+    wrong = [most] * (sums[most] > 1 + TOLERANCE) + [least] * (exact and sums[least] < 1 - TOLERANCE)
+    if wrong:
+        evidence = f"with {name} tokens as target {wrong[0]:,} in turn, their probabilities sum to {sums[wrong[0]]:.4g}"
+        return Finding(NORMALIZED, "fail", f"{evidence}, not to 1", "probe")
     evidence = f"with {name} tokens in turn as each of {len(sums)} targets, probabilities sum to {sums[least]:.4f} to "
     return Finding(NORMALIZED, "pass" if exact else "unknown", f"{evidence}{sums[most]:.4f}", "probe")
 
@@ -179,7 +173,7 @@ def _repeats(difference: float, targets: int) -> Finding:
 
 
 def _positions(targets: int, count: int, seed: int) -> list[int]:
-    """Return about `count` targets to try: the first, the last, some around borders of chunks, some others; ascending."""
+    """Return about `count` targets, ascending: the first, the last, some around borders of chunks, some others."""
     borders = sorted({at for length in BORDERS for at in (length - 2, length - 1, length) if 0 <= at < targets})
     rng = np.random.default_rng(seed)
     near = [borders[i] for i in rng.permutation(len(borders))[: count // 2]]
@@ -193,7 +187,7 @@ def _other_tokens(tokens: NDArray[np.int64], vocabulary: int, rng: np.random.Gen
 
 
 def _predictions(
-    new_scorer: Callable[[], Scorer], stream: NDArray[np.int64], targets: Sequence[int]
+    new_scorer: Callable[[], Scorer], stream: NDArray[np.int64], targets: Sequence[int], progress: Progress
 ) -> dict[int, NDArray[np.float64]]:
     """Return a new scorer's predictions of `targets`, ascending; each is asked for twice."""
     scorer = new_scorer()
@@ -206,6 +200,7 @@ def _predictions(
             if not np.array_equal(predictions[position], _array(scorer.predict()), equal_nan=True):
                 raise ValueError(f"predict() changes when it is asked again, at target {position:,}")
         scorer.reveal(int(stream[position + 1]))
+        progress(position + 1, targets[-1] + 1)
     return predictions
 
 
@@ -234,10 +229,6 @@ def _logsumexp(logs: NDArray[np.float64]) -> float:
         return math.nan
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).sum())) if math.isfinite(top) else top
-
-
-def _losses(score: Losses, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    return _array(score(tokens.copy())).ravel()
 
 
 def _described(error: Exception) -> str:

@@ -50,23 +50,14 @@ CAP_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of one rule.
-
-    Attributes:
-        rule: the rule.
-        result: "warning" and "unknown" decide nothing.
-        evidence: a sentence with figures.
-        check: the check: "scan", "probe", "log", ….
-        path: the file, as the user would name it; None if there is none.
-        line: in the file, from 1; 0 for the file as a whole.
-    """
+    """The result of one check of one rule; "warning" and "unknown" decide nothing."""
 
     rule: Rule
     result: Result
-    evidence: str
-    check: str
-    path: str | None = None
-    line: int = 0
+    evidence: str  # a sentence with figures
+    check: str  # "scan", "probe", "log", …
+    path: str | None = None  # of the file, as the user would name it
+    line: int = 0  # from 1; 0 for the file as a whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class OvertimeError(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What the interpreter's audit hook reported.
+    """The report of the interpreter's audit hook.
 
     Attributes:
         opened: files opened for reading, but for the interpreter's, and their bytes.
@@ -156,7 +156,7 @@ class Sandbox:
 
     @property
     def expired(self) -> bool:
-        """Whether the time is over."""
+        """True when the time is over."""
         return time.monotonic() >= self._end
 
     def ask(self, operation: str, *args: Any) -> Any:

@@ -35,7 +35,20 @@ SCANNED = (SCORE_FIRST, ONE_PASS, NORMALIZED, VALIDATION, BYTES, TRAIN_TIME, SEL
 _COUNTS = (SCORE_FIRST, "enters validation tokens in a table: is the loss of each final before?")
 _LEAST = (ONE_PASS, "takes the smaller of several losses of validation tokens")
 _CHOICE = (VALIDATION, "chooses by the loss of validation tokens")
+_LEARNS = (SCORE_FIRST, "learns from validation tokens: is the loss of each final before?")
+_LEARNS_ALONE = (VALIDATION, "learns from validation tokens and returns no score: before export, or to warm up?")
+_CALIBRATION = (VALIDATION, "gives validation tokens to a function that calibrates")
+_DROPPED = (VALIDATION, "runs a model on validation tokens and drops the result: to calibrate, or to warm up?")
+_BEST = (VALIDATION, "keeps the best of several results of validation tokens")
+_HESSIAN = (VALIDATION, "sums products of activations (a Hessian) of validation tokens")
+_EQUAL = (NORMALIZED, "compares with a validation token: is a probability raised where they are equal?")
+_HASH = (NORMALIZED, "hashes validation tokens: is the target in the key, and is there a sum over the vocabulary?")
 _MIXTURE = (NORMALIZED, "mixes two probabilities: both over the same, whole vocabulary?")
+_TRAINING_DATA = (SELF_CONTAINED, "training data are read where validation is scored")
+_BYTE_TOKENS = (BYTES, "byte tokens <0xNN> are not told apart: each is one byte")
+_LONG_BYTE = (BYTES, "a byte token <0xNN> is counted with another length than 1")
+_SPACE_MARKER = (BYTES, "the marker ▁ of a leading space is counted as three bytes")
+_SPACE_TWICE = (BYTES, "the leading space is in this length, and may be added once more")
 _CALLS_WITH_TOKENS = {
     **dict.fromkeys(("scatter_add", "scatter_add_", "index_add", "index_add_", "index_put_", "one_hot"), _COUNTS),
     "logaddexp": _MIXTURE,
@@ -107,11 +120,8 @@ class _Scan:
     def __init__(self, tree: ast.Module, deadline: Deadline) -> None:
         self.script, self.deadline = Script(tree, deadline), deadline
         self.holds, self.called = self.script.holds, self.script.called
-        self.learners = {
-            scope
-            for scope, calls in self.script.calls.items()
-            if any(self.called(call) == "backward" for call in calls)
-        }
+        calls = [(scope, call) for scope, calls in self.script.calls.items() for call in calls]
+        self.learners = {scope for scope, call in calls if self.called(call) == "backward"}
         self.scopes = [tree, *(node for node in self.script.nodes if isinstance(node, FUNCTIONS))]
 
     def pointers(self) -> Iterator[Pointer]:
@@ -140,13 +150,10 @@ class _Scan:
         losses = [value for value in (*values, *owner) if self._is_loss(value)]
         if name in ("backward", "partial_fit") or full.endswith("autograd.grad"):
             if held or any(value in self.holds for value in owner):
-                yield SCORE_FIRST, "learns from validation tokens: is the loss of each final before?"
+                yield _LEARNS
                 returns = (part for part in ast.walk(self.script.scope[call]) if isinstance(part, ast.Return))
                 if not any(part.value for part in returns):
-                    yield (
-                        VALIDATION,
-                        "learns from validation tokens and returns no score: before export, or to warm up?",
-                    )
+                    yield _LEARNS_ALONE
         elif held and (full.endswith("add.at") or (name in ("append", "add") and any(map(self._is_row, owner)))):
             yield _COUNTS
         elif held and name in _CALLS_WITH_TOKENS:
@@ -159,9 +166,9 @@ class _Scan:
             if self._is_loss(values[0].left) and self._is_loss(values[0].comparators[0]):
                 yield _LEAST
         elif held and any(map(self._calibrates, self.script.callees(call))):
-            yield VALIDATION, "gives validation tokens to a function that calibrates"
+            yield _CALIBRATION
         elif held and isinstance(self.script.parent[call], ast.Expr) and self._is_variable(function):
-            yield VALIDATION, "runs a model on validation tokens and drops the result: to calibrate, or to warm up?"
+            yield _DROPPED
 
     def _network(self, call: ast.Call) -> Iterator[str]:
         full = self.script.full_name(call.func)
@@ -174,26 +181,22 @@ class _Scan:
     def _syntax(self, node: ast.AST) -> Iterator[tuple[Rule, str]]:
         if isinstance(node, ast.Compare):
             if isinstance(node.ops[0], ast.Eq) and {node.left, node.comparators[0]} <= self.holds:
-                yield NORMALIZED, "compares with a validation token: is a probability raised where they are equal?"
+                yield _EQUAL
         elif isinstance(node, ast.If):
             if self._keeps_best(node):
-                yield VALIDATION, "keeps the best of several results of validation tokens"
-        elif isinstance(node, ast.AugAssign | ast.Assign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            entered = [part for part in targets if isinstance(part, ast.Subscript) and part.slice in self.holds]
-            adds = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
-            if any(
-                adds or (isinstance(node, ast.Assign) and isinstance(part.value, ast.Attribute)) for part in entered
-            ):
+                yield _BEST
+        elif isinstance(node, ast.AugAssign):
+            if isinstance(node.op, ast.Add) and self._is_row(node.target):
+                yield _COUNTS
+        elif isinstance(node, ast.Assign):
+            tables = [part for part in node.targets if isinstance(part, ast.Subscript) and self._is_row(part)]
+            if any(isinstance(table.value, ast.Attribute) for table in tables):
                 yield _COUNTS
         elif isinstance(node, ast.BinOp) and node in self.holds:
             if isinstance(node.op, ast.Mod | ast.BitAnd) and _mixes_bits(node.left) and not self._is_in_model(node):
-                yield (
-                    NORMALIZED,
-                    "hashes validation tokens: is the target in the key, and who sums over the vocabulary?",
-                )
+                yield _HASH
             elif _is_product_with_itself(node):
-                yield VALIDATION, "sums products of activations (a Hessian) of validation tokens"
+                yield _HESSIAN
             elif _is_mixture(node):
                 yield _MIXTURE
 
@@ -268,15 +271,12 @@ class _Scan:
     def _training_data(self) -> Iterator[Pointer]:
         """Yield names of training files in functions that an evaluation calls."""
         files = [part for part in self.script.nodes if names_file(getattr(part, "value", None), TRAINING_FILE)]
-        scores = [
-            scope for scope in self.scopes if any((scope, name) in self.script.names for name in parameters(scope))
-        ]
-        for scope in scores if files else ():
-            reached = self.script.reached(scope)
+        for scope in self.scopes if files else ():
+            scores = any((scope, name) in self.script.names for name in parameters(scope))
+            reached = self.script.reached(scope) if scores else set()
             for node in files if not reached & self.learners else ():
                 if self.script.scope[node] in reached:
-                    reason = "training data are read where validation is scored"
-                    yield Pointer(getattr(node, "lineno", 0), SELF_CONTAINED, reason)
+                    yield Pointer(getattr(node, "lineno", 0), *_TRAINING_DATA)
 
     def _setting(self, node: ast.AST) -> Iterator[Pointer]:
         """Yield defaults that lift the cap on training time: of environment variables, and constants with a name."""
@@ -288,21 +288,20 @@ class _Scan:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             pairs = [(getattr(part, "id", getattr(part, "attr", "")), node.value.value) for part in targets]
         for name, value in pairs:
-            cap = CAP_SECONDS * (1000 if name.lower().endswith("ms") else 1)
+            cap, line = CAP_SECONDS * (1000 if name.lower().endswith("ms") else 1), getattr(node, "lineno", 0)
             if _FORCED_STOP.search(name):
-                yield Pointer(node.lineno, TRAIN_TIME, f"{name} ends training at a step: does the clock end it too?")  # type: ignore[attr-defined]
+                yield Pointer(line, TRAIN_TIME, f"{name} ends training at a step: does the clock end it too?")
             elif _CAP.search(name) and not _OTHER_CAP.search(name) and _number(value) > cap:
-                yield Pointer(node.lineno, TRAIN_TIME, f"training may take {value}; the cap is {cap}")  # type: ignore[attr-defined]
+                yield Pointer(line, TRAIN_TIME, f"training may take {value}; the cap is {cap}")
 
     def _byte_counts(self) -> Iterator[Pointer]:
         """Yield lengths of vocabulary pieces that miss one of three cases: byte tokens, the marker ▁, its one space."""
         nodes = [node for node in self.script.nodes if not isinstance(self.script.parent.get(node), ast.Expr)]
-        words = " ".join(
-            str(getattr(node, part)) for node in nodes for part in ("id", "attr", "value") if hasattr(node, part)
-        )
-        if not _PIECES.search(words):
+        words = [getattr(node, part) for node in nodes for part in ("id", "attr", "value") if hasattr(node, part)]
+        text = " ".join(map(str, words))
+        if not _PIECES.search(text):
             return
-        has_bytes, adds_flags = bool(_BYTE_TOKEN.search(words)), any(map(_adds_flags, nodes))
+        has_bytes, adds_flags = bool(_BYTE_TOKEN.search(text)), any(map(_adds_flags, nodes))
         for scope in self.scopes:
             inner = [node for node in ast.walk(scope) if self.script.scope.get(node) is scope]
             calls = [node for node in inner if isinstance(node, ast.Call)]
@@ -310,26 +309,19 @@ class _Scan:
             spaced = any(getattr(node.args[-1], "value", "") == " " for node in strips)
             cuts = any(isinstance(node, ast.Slice) and isinstance(node.lower, ast.Constant) for node in inner)
             for call in calls:
-                if self.called(call) != "len" or not any(
-                    getattr(part, "attr", "") == "encode" for part in ast.walk(call)
-                ):
-                    continue
-                if not has_bytes:
-                    yield Pointer(call.lineno, BYTES, "byte tokens <0xNN> are not told apart: each is one byte")
-                elif not strips and not cuts:
-                    yield Pointer(call.lineno, BYTES, "the marker ▁ of a leading space is counted as three bytes")
-                elif spaced and not cuts and adds_flags:
-                    yield Pointer(call.lineno, BYTES, "the leading space is in this length, and may be added once more")
+                names = {getattr(part, "attr", "") for part in ast.walk(call)} if self.called(call) == "len" else ()
+                if "encode" in names and not has_bytes:
+                    yield Pointer(call.lineno, *_BYTE_TOKENS)
+                elif "encode" in names and not strips and not cuts:
+                    yield Pointer(call.lineno, *_SPACE_MARKER)
+                elif "encode" in names and spaced and not cuts and adds_flags:
+                    yield Pointer(call.lineno, *_SPACE_TWICE)
             for node in inner:
                 if isinstance(node, ast.If | ast.IfExp) and isinstance(node.test, ast.Call | ast.Compare):
-                    body = (
-                        [node.body] if isinstance(node, ast.IfExp) else [getattr(p, "value", None) for p in node.body]
-                    )
-                    for value in body if _BYTE_TOKEN.search(ast.unparse(node.test)) else ():
-                        if _is_not_one(value):
-                            yield Pointer(
-                                node.lineno, BYTES, "a byte token <0xNN> is counted with another length than 1"
-                            )
+                    body = node.body if isinstance(node, ast.If) else [node]
+                    values = [getattr(part, "body" if part is node else "value", None) for part in body]
+                    if _BYTE_TOKEN.search(ast.unparse(node.test)) and any(map(_is_not_one, values)):
+                        yield Pointer(node.lineno, *_LONG_BYTE)
 
 
 def _number(value: object) -> float:

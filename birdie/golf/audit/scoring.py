@@ -90,10 +90,7 @@ def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
     """
     settings, length = recipe.evaluation, window_length(recipe)
     isolated = settings.documents or (settings.exact and recipe.model.isolate_documents)
-    shared: dict[str, Any] = {
-        "bos_id": recipe.model.bos_id if isolated else None,
-        "temperature": settings.temperature,
-    }
+    shared: dict[str, Any] = {"bos_id": recipe.model.bos_id if isolated else None, "temperature": settings.temperature}
 
     def new_scorer() -> Scorer:
         if settings.stream and not settings.exact:
@@ -190,7 +187,7 @@ def _with_other_end(tokens: Tokens, first: int, recipe: Recipe) -> Tokens:
 def _adapted_losses(
     model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress
 ) -> tuple[NDArray[np.float64], Adapted]:
-    """Return the nats (N,) of the targets, with the recipe's adaptation in small chunks; the model gets its weights back.
+    """Return the nats (N,) of the targets, with adaptation in small chunks; the model gets its weights back.
 
     Raises:
         RuleError: a target was scored twice or never, or learned from before it was scored.
@@ -204,9 +201,7 @@ def _adapted_losses(
         evaluation=settings,
         sgd=replace(recipe.sgd, chunk_tokens=min(recipe.sgd.chunk_tokens, length)),
         lora=replace(
-            recipe.lora,
-            chunk=min(recipe.lora.chunk, max(1, length // 2)),
-            context=min(recipe.lora.context, length),
+            recipe.lora, chunk=min(recipe.lora.chunk, max(1, length // 2)), context=min(recipe.lora.context, length)
         ),
         phased=replace(recipe.phased, prefix_docs=min(recipe.phased.prefix_docs, prefix)),
     )

@@ -224,8 +224,8 @@ class Script:
                 queue += self.values[key]
             elif isinstance(node, ast.Call):
                 # of a function that is given streams, these; a model that is called is none
-                given = [value for parameter, value in self.passed(node) if parameter in streams]
-                queue += given or [*node.args, *node.keywords]
+                cut = [value for parameter, value in self.passed(node) if parameter in streams]
+                queue += cut or [*node.args, *node.keywords]
                 queue += [node.func.value] if isinstance(node.func, ast.Attribute) else []
                 bodies = (part for callee in self.callees(node) for part in ast.walk(callee))
                 queue += [part.value for part in bodies if isinstance(part, ast.Return) and part.value]

@@ -1,4 +1,4 @@
-"""Texts of training logs as the challenge's scripts write them, in the baseline's style and in that of later records."""
+"""Training logs as the challenge's scripts write them: in the baseline's style, and in that of later records."""
 
 BASELINE = """\
 logs/run.txt

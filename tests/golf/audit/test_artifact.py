@@ -23,7 +23,7 @@ def test_an_artifact_of_birdie_passes(run_folder: Path) -> None:
 
 
 def test_time_is_measured_on_request(run_folder: Path) -> None:
-    findings = [finding for finding in audit(run_folder / "model.birdie", run=True, tokens=8).findings]
+    findings = audit(run_folder / "model.birdie", run=True, tokens=8).findings
     assert [finding.rule.name for finding in findings if finding.check == "clock"] == ["eval-time"]
 
 

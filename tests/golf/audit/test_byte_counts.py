@@ -119,11 +119,8 @@ def test_each_mistake_is_named(kind: str) -> None:
     names = [mistake.name for mistake in table_mistakes(table, tokenizer)]
     assert len(names) == 1, names
     assert MISTAKES[kind] in names[0]
-    tokens = stream(tokenizer, words(5, 1))
-    for finding in check_table(table, tokenizer, tokens=tokens, path="train_gpt.py"):
+    for finding in check_table(table, tokenizer, path="train_gpt.py"):
         assert (finding.result, finding.path) == ("fail", "train_gpt.py")
-        count = int(table.count_document(tokens, tokenizer.bos_id).sum())
-        assert f"counts {count:,} bytes" in finding.evidence
 
 
 @pytest.mark.parametrize("kind", sorted(set(MISTAKES) - {"boundaries"}))

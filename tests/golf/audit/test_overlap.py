@@ -28,11 +28,7 @@ def shards(folder: Path, name: str, documents: list[list[int]], size: int) -> li
 @settings(deadline=None, max_examples=25)
 @given(DOCUMENTS, DOCUMENTS, st.sets(st.integers(0, 11)), st.integers(5, 90))
 def test_copies_are_found_wherever_shards_are_cut(
-    tmp_path_factory: pytest.TempPathFactory,
-    val: list[list[int]],
-    train: list[list[int]],
-    copied: set[int],
-    size: int,
+    tmp_path_factory: pytest.TempPathFactory, val: list[list[int]], train: list[list[int]], copied: set[int], size: int
 ) -> None:
     folder = tmp_path_factory.mktemp("overlap")
     train = [*train, *(val[i] for i in copied if i < len(val))]

@@ -194,7 +194,10 @@ def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:
 
 
 def test_exceptions_come_back_with_their_kind(tmp_path: Path) -> None:
-    with Sandbox(script(tmp_path, "raise KeyError('spoon')")) as box, pytest.raises(SandboxError, match="spoon") as info:
+    with (
+        Sandbox(script(tmp_path, "raise KeyError('spoon')")) as box,
+        pytest.raises(SandboxError, match="spoon") as info,
+    ):
         box.ask("load")
     assert info.value.kind == "KeyError"
 

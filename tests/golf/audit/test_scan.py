@@ -1,4 +1,4 @@
-"""The scan points at every illegal script of the corpus, by line, whatever its variables are called; it fails nobody."""
+"""The scan points at illegal scripts by line, whatever their variables are called, and fails nobody."""
 
 import ast
 import base64
