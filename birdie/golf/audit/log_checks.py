@@ -196,7 +196,7 @@ def _shards(log: TrainingLog) -> Iterator[_Check]:
         evidence += f"other 40,000 are trained on (parameter-golf#2127; published data have {TRAIN_SHARDS})"
         yield rules.OVERLAP, "fail", evidence, shards
     elif shards is not None and shards.value > TRAIN_SHARDS and splits_of(log.vocabulary):
-        evidence = f"{shards.value:,.0f} training shards; the published data have {TRAIN_SHARDS}, so these were prepared otherwise"
+        evidence = f"{shards.value:,.0f} training shards; the published data have {TRAIN_SHARDS}: another preparation"
         yield rules.OVERLAP, "unknown", evidence, shards
     if log.prequant_ttt is not None:
         evidence = "the model learned from validation tokens before it was quantized (pre-quantization TTT)"
