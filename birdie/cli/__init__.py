@@ -22,7 +22,7 @@ COMMANDS = {
     "decompress": "Turn a .birdie file back into .safetensors or .pt.",
     "inspect": "Show what is in a .birdie file and who paid which bytes.",
     "evaluate": "Score a .birdie file in bits per byte.",
-    "audit": "Look for what the challenge's rules forbid in an artifact, a submission folder or a script.",
+    "audit": "Check an artifact, a submission folder or a script against the challenge's rules.",
     "sample": "Let the model in a .birdie file write.",
     "decoder": "Write the decoder as one small Python file that needs no birdie.",
 }

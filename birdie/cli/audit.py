@@ -1,4 +1,4 @@
-"""`birdie audit`: whether a score was come by legally, rule by rule, with evidence."""
+"""`birdie audit`: check a score against the challenge's rules, one result per rule, with evidence."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,17 +9,16 @@ from rich.text import Text
 
 from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, say, show
 from birdie.golf.audit.audit import audit as audit_path
-from birdie.golf.audit.rules import RULES, Finding, Report, Rule, Verdict
+from birdie.golf.audit.rules import RULES, Finding, Report, Result, Rule
 
-_MARKS: dict[Verdict, tuple[str, str]] = {
-    "pass": ("✓ pass", "green"),
+_MARKS: dict[Result, tuple[str, str]] = {
     "fail": ("✗ fail", "bold red"),
-    "unknown": ("? could not tell", "yellow"),
+    "pass": ("✓ pass", "green"),
+    "warning": ("! read", "magenta"),
+    "unknown": ("? unknown", "yellow"),
 }
-_MOST: dict[Verdict, int] = {"fail": 8, "pass": 2, "unknown": 3}
-"""Findings of a rule that the table shows, what decides first; JSON has all."""
-
-_NOTHING = "nothing that was looked at speaks of it"
+_SHOWN: dict[Result, int] = {"fail": 8, "pass": 2, "warning": 4, "unknown": 2}
+"""Findings of a rule that the table shows, in this order; JSON has all."""
 
 
 @compiling_told()
@@ -31,19 +30,23 @@ def audit(
         bool, Parameter(negative=(), help="Run foreign code, in a sandbox without network; time an artifact.")
     ] = False,
     data: Annotated[
-        str | None, Parameter(help="Validation shards of an artifact; default: those of its recipe.")
+        str | None, Parameter(help="Validation shards for an artifact; default: those of its recipe.")
     ] = None,
     tokenizer: Annotated[
         str | None, Parameter(help="A .model file or `bytes`; default: the one of its training.")
     ] = None,
     train: Annotated[
-        tuple[str, ...], Parameter(help="Training shards to look for validation documents in; files or globs.")
+        tuple[str, ...], Parameter(help="Training shards to search for validation documents; files or globs.")
     ] = (),
     log: Annotated[tuple[str, ...], Parameter(help="Training logs beside those in the folder.")] = (),
-    tokens: Annotated[int, Parameter(help="Tokens of validation text that the probes run over.")] = 4096,
+    tokens: Annotated[int, Parameter(help="Validation tokens that the probes run over.")] = 4096,
+    seconds: Annotated[
+        float | None,
+        Parameter(help="Time limit; parts not reached are unknown. Default: 30 for a folder or script, else none."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Look for what the challenge's rules forbid: a verdict a rule, pass, fail or could not tell, with evidence.
+    """Check a score against the challenge's rules: pass, fail or unknown for each, with evidence and lines to read.
 
     Exit code 1 when a rule is broken. Foreign code is read and never run unless --run asks for it.
     """
@@ -54,34 +57,35 @@ def audit(
             data=data,
             tokenizer=tokenizer,
             train=train,
-            logs=log,
+            log_files=log,
             tokens=tokens,
-            progress=lambda _, done, total: update(done, total),
+            seconds=seconds,
+            progress=update,
         )
     if json:
         emit(report_json(report))
     else:
         show(_table(report))
-        say(_told(report))
+        say(_summary(report))
     raise SystemExit(1 if report.failed else 0)
 
 
 def report_json(report: Report) -> dict[str, object]:
-    """The pinned keys of `birdie audit --json`."""
+    """Return the object of `birdie audit --json`, whose keys are pinned."""
     return {
         "path": report.path,
         "kind": report.kind,
-        "verdicts": {rule.name: report.verdict(rule) for rule in RULES},
+        "verdicts": {rule.name: report.result(rule) for rule in RULES},
         "findings": [
             {
-                "rule": each.rule.name,
-                "verdict": each.verdict,
-                "evidence": each.evidence,
-                "by": each.by,
-                "path": each.path,
-                "line": each.line,
+                "rule": finding.rule.name,
+                "verdict": finding.result,
+                "evidence": finding.evidence,
+                "by": finding.check,
+                "path": finding.path,
+                "line": finding.line,
             }
-            for each in report.findings
+            for finding in report.findings
         ],
     }
 
@@ -89,50 +93,41 @@ def report_json(report: Report) -> dict[str, object]:
 def _table(report: Report) -> Table:
     table = Table(title=plain(f"{report.path}: {report.kind}"), show_lines=True)
     table.add_column("rule", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("evidence", overflow="fold")
+    table.add_column("result", no_wrap=True)
+    table.add_column("evidence, and lines to read (!)", overflow="fold")
     for rule in RULES:
-        mark, style = _MARKS[report.verdict(rule)]
+        mark, style = _MARKS[report.result(rule)]
         table.add_row(rule.name, Text(mark, style=style), _evidence(report, rule))
     return table
 
 
 def _evidence(report: Report, rule: Rule) -> Text:
-    """What was found, each thing once."""
-    found = list(dict.fromkeys(report.of(rule)))
-    if not found:
-        return Text(_NOTHING, style="dim")
+    findings = list(dict.fromkeys(report.of(rule)))
     lines: list[Text] = []
-    for verdict, most in _MOST.items():
-        same = [each for each in found if each.verdict == verdict]
-        lines += [_line(each, report.path) for each in same[:most]]
-        if len(same) > most:
-            mark, style = _MARKS[verdict]
-            lines.append(Text.assemble((mark[:2], style), (f"and {len(same) - most} more of these", "dim")))
-    return Text("\n").join(lines)
+    for result, limit in _SHOWN.items():
+        mark, style = _MARKS[result]
+        same = [finding for finding in findings if finding.result == result]
+        for finding in same[:limit]:
+            location = str(plain(_location(finding, report.path)))
+            lines.append(Text.assemble((mark[:2], style), (location, "cyan"), plain(finding.evidence)))
+        if len(same) > limit:
+            lines.append(Text.assemble((mark[:2], style), (f"and {len(same) - limit} more of these", "dim")))
+    return Text("\n").join(lines) if lines else Text("no evidence", style="dim")
 
 
-def _line(finding: Finding, audited: str) -> Text:
-    mark, style = _MARKS[finding.verdict]
-    where = _where(finding, audited)
-    return Text.assemble((mark[:2], style), (str(plain(where)), "cyan"), plain(finding.evidence))
-
-
-def _where(finding: Finding, audited: str) -> str:
-    """File and line, the file by its name within what was audited; nothing where it is that itself, as a whole."""
+def _location(finding: Finding, audited: str) -> str:
+    """Return file and line, the file by its name within the audited folder; "" for the audited file as a whole."""
     if finding.path is None or (finding.path == audited and not finding.line):
         return ""
-    name = finding.path
-    if Path(name).is_relative_to(audited):
-        name = str(Path(name).relative_to(audited))
+    inside = Path(finding.path).is_relative_to(audited)
+    name = str(Path(finding.path).relative_to(audited)) if inside else finding.path
     name = Path(audited).name if name == "." else name
     return f"{name}:{finding.line}: " if finding.line else f"{name}: "
 
 
-def _told(report: Report) -> str:
-    verdicts = [report.verdict(rule) for rule in RULES]
+def _summary(report: Report) -> str:
+    results = [report.result(rule) for rule in RULES]
+    lines = sum(finding.result == "warning" for finding in report.findings)
+    counts = ", ".join(f"{results.count(result)} {result}" for result in ("pass", "fail", "unknown"))
     broken = ", ".join(rule.name for rule in report.failed)
-    counted = (
-        f"{verdicts.count('pass')} pass, {verdicts.count('fail')} fail, {verdicts.count('unknown')} could not tell"
-    )
-    return f"{counted}{f'; broken: {broken}' if broken else ''}"
+    return f"{counts}; {lines} warning{'s' * (lines != 1)}{f'; broken: {broken}' if broken else ''}"

@@ -17,8 +17,7 @@ from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
 from birdie.golf.audit import rules
-from birdie.golf.audit.learning import check_learning
-from birdie.golf.audit.ways import batched, scorer_of
+from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.rotary import Rotary
 from birdie.run.evaluation import changed, evaluate
@@ -110,13 +109,13 @@ def test_the_audit_looks_at_what_is_scored(data: Path, way: str) -> None:
     text[[0, 20]] = BOS
     recipe = dataclasses.replace(recipe_of(data), evaluation=EvaluationSettings(**WAYS[way]))
     model = model_of(recipe)
-    found = batched(model, recipe, text)[1].nats
+    found = batched_losses(model, recipe, text)[1].nats
     assert found is not None
     np.testing.assert_allclose(found, referee(scorer_of(model, recipe)(), text), atol=3e-5)
     if "stream" in way:
         few = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, kv_bits=2, seq_len=96))
         all_ = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, seq_len=96))
-        coarse, fine = (batched(model, each, text)[1].nats for each in (few, all_))
+        coarse, fine = (batched_losses(model, each, text)[1].nats for each in (few, all_))
         assert coarse is not None
         assert fine is not None
         assert np.abs(coarse - fine)[88:].max() > 1e-3
@@ -128,8 +127,8 @@ def test_the_audit_sees_a_base_that_tells_where_a_document_ends(data: Path, monk
     text = np.random.default_rng(0).integers(2, 250, 97).astype(np.uint16)
 
     def verdicts() -> set[str]:
-        found = check_learning(model_of(recipe), recipe, text, "a model")
-        return {each.verdict for each in found if each.rule == rules.CAUSAL}
+        found = check_adaptation(model_of(recipe), recipe, text, "a model")
+        return {each.result for each in found if each.rule == rules.CAUSAL}
 
     assert verdicts() == {"pass"}
     monkeypatch.setattr(Rotary, "base_for_length", lambda *_: nullcontext())

@@ -260,7 +260,7 @@ def test_our_own_audit_passes_it_and_catches_who_learns_first(
 ) -> None:
     monkeypatch.setattr(probes, "BORDERS", ())
     found = probes.probe_losses(score, VOCABULARY, text(25), positions=2)
-    verdicts = {(each.rule, each.verdict) for each in found}
+    verdicts = {(each.rule, each.result) for each in found}
     assert ({verdict for _, verdict in verdicts} == {"pass"}) == legal, found
     assert ((CAUSAL, "fail") in verdicts) != legal
 

@@ -214,7 +214,7 @@ def test_our_own_audit_passes_documents_and_tells_what_phases_do(
     ledger, but no pass from left to right."""
     monkeypatch.setattr(probes, "BORDERS", ())
     tokens = np.array([BOS, 3, 5, 2, 7, BOS, *range(2, 12), *range(2, 8)])
-    found = {each.rule: each.verdict for each in probes.probe_losses(losses(kind, phased), 12, tokens, positions=3)}
+    found = {each.rule: each.result for each in probes.probe_losses(losses(kind, phased), 12, tokens, positions=3)}
     assert found.pop(CAUSAL) == verdict
     assert verdict == "fail" or set(found.values()) == {"pass"}
 

@@ -1,1 +1,1 @@
-"""Audit: whether a score was come by legally, judged from outside, rule by rule, with evidence."""
+"""The challenge's rules, checked from outside: probes, byte counts, logs, claims, shipped bytes, and lines to read."""

@@ -1,33 +1,38 @@
-"""One audit of whatever somebody calls a result: a .birdie file, a submission folder, or a script.
+"""One audit of a result of any kind: a .birdie file, a submission folder, or a script.
 
-PATH ─┬─ .birdie ─► own: model, probes, text
-      ├─ folder ──► script, logs, claims, shipped bytes, and the artifact if there is one
-      └─ .py ─────► scan, bytes of code; run, if asked, in a sandbox
-                                                      └──► Report: pass, fail or could not tell, rule by rule
+    PATH ─┬─ .birdie ─► artifact: model, probes, text
+          ├─ folder ──► script, logs, claims, shipped bytes, and the artifact if there is one
+          └─ .py ─────► scan, bytes of code; with `run`, execution in a sandbox
+                                                      └──► Report: pass, fail or unknown, rule by rule
+
+A folder or a script gets 30 seconds. Parts that this does not suffice for are reported as "unknown: out of time".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from birdie.artifact.container import MAGIC
 from birdie.errors import ConfigError, DataError
-from birdie.golf.audit import claims, foreign, logged, rules, shipped
-from birdie.golf.audit.claims import Claim, read_claim
-from birdie.golf.audit.logged import against_cap_bytes
-from birdie.golf.audit.logs import MAX_WEIGHT, TrainingLog, read_log, weight
-from birdie.golf.audit.own import Given, Told, audit_artifact
-from birdie.golf.audit.rules import Finding, Report, Verdict
-from birdie.golf.audit.scan import scan
-from birdie.golf.audit.shipped import CLAIM, Shipped
+from birdie.golf.audit import claims, foreign, logs, rules, shipped
+from birdie.golf.audit.artifact import OF_ARTIFACTS, AuditOptions, audit_artifact
+from birdie.golf.audit.deadline import FOLDER_SECONDS, Deadline, OutOfTimeError
+from birdie.golf.audit.log_checks import check_log
+from birdie.golf.audit.logs import TrainingLog
+from birdie.golf.audit.rules import CAP_SECONDS, Finding, Report, Rule
+from birdie.golf.audit.scan import SCANNED, scan
 from birdie.run import history
+from birdie.runtime.callbacks import Progress, no_progress
 
 README = "README.md"
 MAX_LOGS = 200
 """Files of a folder that are read as logs."""
-MAX_TOGETHER = 4 * MAX_WEIGHT
-"""What they may weigh together."""
+MAX_LOG_WEIGHT = 4 * logs.MAX_WEIGHT
+"""Weight of all logs of a folder together."""
 
-_LOGS = (".log", ".txt")
+OF_LOGS = (rules.SEEDS, rules.TRAIN_TIME, rules.EVAL_TIME, rules.SIZE, rules.COVERAGE, rules.BYTES)
+"""Rules that logs are evidence for."""
+_LOG_SUFFIXES = (".log", ".txt")
 _LOG_FOLDERS = ("logs", "log")
 
 
@@ -38,53 +43,63 @@ def audit(
     data: str | None = None,
     tokenizer: str | None = None,
     train: Sequence[str] = (),
-    logs: Sequence[str | Path] = (),
+    log_files: Sequence[str | Path] = (),
     tokens: int = 4096,
-    progress: Told | None = None,
+    seconds: float | None = None,
+    progress: Progress = no_progress,
 ) -> Report:
-    """Judge `path` by every rule that it gives evidence for.
+    """Check `path` against every rule that it has evidence for.
 
     Args:
         path: a .birdie file, a submission folder, or a script.
-        run: run foreign code, in a sandbox, and measure the time that an artifact of ours takes.
+        run: run foreign code, in a sandbox of its own time limit, and measure the time an artifact's evaluation takes.
         data: validation shards (a folder, a file or a glob) for an artifact; None: those its recipe names.
         tokenizer: a .model file or "bytes"; None: the one its recipe names.
-        train: training shards in which validation documents are looked for.
-        logs: training logs beside those in the folder.
-        tokens: of the validation text that the probes run over.
-        progress: called with (part, done, total) as work goes on.
+        train: training shards in which validation documents are searched.
+        log_files: training logs beside those in the folder.
+        tokens: validation tokens that the probes run over.
+        seconds: the time limit; None: 30 for a folder or a script, none for an artifact.
+        progress: reports the work of the current part.
 
     Raises:
         ConfigError: there is nothing to audit at `path`, or a number is out of range.
-        DataError: data, a tokenizer or a log that was asked for by name cannot be read.
+        DataError: data, a tokenizer or a log that was named cannot be read.
     """
     path = Path(path)
     if tokens < 2:
         raise ConfigError(f"tokens is {tokens}; probes need at least 2")
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"seconds is {seconds:g}; give a limit above 0")
     if not path.exists():
         raise ConfigError(f"there is nothing at {path}; give a .birdie file, a submission folder or a script")
-    given = Given(data, tokenizer, tuple(train), tokens, run, progress)
-    more = [_log(Path(each), str(each)) for each in logs]
-    if path.is_dir():
-        return Report(str(path), "folder", _folder(path, more, given))
-    if path.suffix == ".py":
-        unlimited = claims.has_no_cap(None, path)
-        found = _script(shipped.of_script(path), given, unlimited)
-        return Report(str(path), "script", (*found, *_of_logs(more, unlimited=unlimited)))
-    if _is_artifact(path):
-        return Report(str(path), "artifact", (*audit_artifact(path, str(path), given), *_of_logs(more)))
-    raise ConfigError(f"{path} is no .birdie file, no Python script and no folder; give one of these")
+    named = [_named_log(Path(name), str(name)) for name in log_files]
+    kind = "folder" if path.is_dir() else "script" if path.suffix == ".py" else "artifact"
+    if kind == "artifact" and not _is_artifact(path):
+        raise ConfigError(f"{path} is no .birdie file, no Python script and no folder; give one of these")
+    deadline = Deadline(FOLDER_SECONDS if seconds is None and kind != "artifact" else seconds)
+    work = _Audit(deadline, AuditOptions(data, tokenizer, tuple(train), tokens, run, deadline.watch(progress)))
+    if kind == "folder":
+        work.folder(path, named)
+    elif kind == "script":
+        unlimited = claims.is_unlimited(None, path)
+        work.script(shipped.shipped_script(path), named, unlimited)
+        work.logs(named, unlimited)
+        work.run(path)
+    else:
+        work.artifact(path)
+        work.logs(named, unlimited=False)
+    return Report(str(path), kind, tuple(work.findings))
 
 
 def _is_artifact(path: Path) -> bool:
-    """By its name or its first bytes; a damaged one is one, too."""
+    """Return whether a file is an artifact, damaged or not: by its name or its first bytes."""
     with path.open("rb") as file:
         return path.suffix == ".birdie" or file.read(len(MAGIC)) == MAGIC
 
 
-def _log(path: Path, shown: str) -> TrainingLog:
+def _named_log(path: Path, shown: str) -> TrainingLog:
     try:
-        log = read_log(path, shown)
+        log = logs.read_log(path, shown)
     except OSError as error:
         raise DataError(f"cannot read log {path}: {(error.strerror or str(error)).lower()}") from error
     if log is None:
@@ -92,109 +107,121 @@ def _log(path: Path, shown: str) -> TrainingLog:
     return log
 
 
-def _of_logs(found: Sequence[TrainingLog], *, unlimited: bool = False) -> list[Finding]:
-    return [finding for log in found for finding in logged.findings(log, unlimited=unlimited)]
+class _Audit:
+    """The findings of one audit, part by part, until time is up."""
+
+    def __init__(self, deadline: Deadline, options: AuditOptions) -> None:
+        self.deadline, self.options = deadline, options
+        self.findings: list[Finding] = []
+
+    def add(self, concerned: Sequence[Rule], part: Callable[[], Iterable[Finding]]) -> None:
+        """Add the findings of a part, which concerns some rules; those found before time is up are kept."""
+        try:
+            self.deadline.check()
+            for finding in part():
+                self.findings.append(finding)
+        except OutOfTimeError as error:
+            self.findings += [Finding(rule, "unknown", str(error), "time limit") for rule in concerned]
+
+    def folder(self, folder: Path, named: Sequence[TrainingLog]) -> None:
+        """Audit a submission folder, or a run folder: what is quick to read comes first."""
+        ships = shipped.shipped_folder(folder)
+        claim, problems = _claim(folder / shipped.CLAIM)
+        texts = [*self._logs_in(folder), *named]
+        if not (ships.script or ships.model or claim or problems or texts):
+            raise ConfigError(f"{folder} has no script, artifact, log or {shipped.CLAIM}: there is nothing to audit")
+        unlimited = claims.is_unlimited(claim, folder)
+        readme, unread = _readme(folder / README)
+        self.findings += [*problems, *unread, *_check_history(folder)]
+        self.logs(texts, unlimited)
+        self.add((rules.SEEDS, rules.SIZE), partial(claims.check_claims, claim, readme, texts, unlimited=unlimited))
+        if ships.script is not None:
+            self.script(ships, texts, unlimited)
+            source, name = ships.sources[ships.script], ships.script.name
+            self.add((rules.SEEDS,), partial(claims.check_script_of_logs, source, name, texts, claim, self.deadline))
+        if ships.model is not None and _is_artifact(ships.model):
+            self.artifact(ships.model)
+        self.run(ships.script)
+
+    def artifact(self, path: Path) -> None:
+        """Rebuild and probe a .birdie file."""
+        self.add(OF_ARTIFACTS, partial(audit_artifact, path, str(path), self.options))
+
+    def script(self, ships: shipped.Shipped, training_logs: Sequence[TrainingLog], unlimited: bool) -> None:
+        """Check what code shows without running: its size, and lines to read."""
+        self.add((rules.SIZE,), partial(shipped.check_size, ships, training_logs, str(ships.script)))
+        for path, source in sorted(ships.sources.items()):
+            self.add(SCANNED, partial(scan, source, str(path), unlimited=unlimited, deadline=self.deadline))
+
+    def run(self, script: Path | None) -> None:
+        """Run a script in the sandbox, if that was asked for; last, as it has a time limit of its own."""
+        if script is not None and self.options.run:
+            self.findings += foreign.run_script(script)
+        elif script is not None:
+            evidence = "the script was not run (--run runs it, without network and with limits)"
+            self.findings.append(Finding(rules.RUNS, "unknown", evidence, "sandbox", str(script)))
+
+    def logs(self, training_logs: Sequence[TrainingLog], unlimited: bool) -> None:
+        """Check each log by itself."""
+        for log in training_logs:
+            self.findings += check_log(log, unlimited=unlimited)
+
+    def _logs_in(self, folder: Path) -> list[TrainingLog]:
+        """Return the training logs of a folder and of its folders of logs; other text is skipped.
+
+        A log that is too large to be read, or one too many, is returned empty: its seed does not count as missing.
+        """
+        folders = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
+        paths = sorted(path for part in folders for path in part.iterdir() if path.suffix in _LOG_SUFFIXES)
+        training_logs, left = [], MAX_LOG_WEIGHT
+        for number, path in enumerate(path for path in paths if path.is_file()):
+            weight = logs.weight(path)
+            log: TrainingLog | None = TrainingLog(str(path))
+            if number < MAX_LOGS and weight <= min(left, logs.MAX_WEIGHT) and not self.deadline.passed:
+                left -= weight
+                log = logs.read_log(path)
+            training_logs += [log] if log is not None else []
+        if self.deadline.passed:
+            self.add(OF_LOGS, tuple)
+        return training_logs
 
 
-def _folder(folder: Path, more: Sequence[TrainingLog], given: Given) -> tuple[Finding, ...]:
-    ships = shipped.look(folder)
-    claim, broken = _claim(folder / CLAIM)
-    found_logs = [*_logs_in(folder), *more]
-    if not (ships.script or ships.model or claim or broken or found_logs):
-        raise ConfigError(f"{folder} holds no script, artifact, log or {CLAIM}: there is nothing to audit")
-    unlimited = claims.has_no_cap(claim, folder)
-    readme, unread = _readme(folder / README)
-    findings = [
-        *broken,
-        *unread,
-        *_script(ships, given, unlimited),
-        *shipped.findings(ships, found_logs, str(ships.script or folder)),
-        *_of_logs(found_logs, unlimited=unlimited),
-        *claims.findings(claim, readme, found_logs, unlimited=unlimited),
-    ]
-    if ships.script is not None:
-        findings += claims.belongs(ships.script, str(ships.script), found_logs, claim, ships.sources[ships.script])
-    findings += _history(folder)
-    if ships.model is not None and _is_artifact(ships.model):
-        findings += audit_artifact(ships.model, str(ships.model), given)
-    return tuple(findings)
-
-
-def _claim(path: Path) -> tuple[Claim | None, list[Finding]]:
-    """The claim in a submission.json, if there is one; what is wrong with it otherwise."""
+def _claim(path: Path) -> tuple[claims.Claim | None, list[Finding]]:
+    """Return the claim in a submission.json if there is one, else what is wrong with it."""
     if not path.is_file():
         return None, []
     try:
-        return read_claim(path, str(path)), []
+        return claims.read_claim(path, str(path)), []
     except DataError as error:
-        verdict: Verdict = "fail" if path.stat().st_size <= claims.MAX_BYTES else "unknown"
-        return None, [Finding(rules.SEEDS, verdict, str(error), "claim", str(path))]
+        too_large = path.stat().st_size > claims.MAX_BYTES
+        return None, [Finding(rules.SEEDS, "unknown" if too_large else "fail", str(error), "claim", str(path))]
 
 
 def _readme(path: Path) -> tuple[tuple[str, str] | None, list[Finding]]:
-    """The name and text of a README, if there is one that is read."""
+    """Return the path and text of a README, if it is not too large."""
     if not path.is_file():
         return None, []
     size = path.stat().st_size
     if size > claims.MAX_BYTES:
-        said = f"the README has {size:,} bytes and was not read"
-        return None, [Finding(rules.SEEDS, "unknown", said, "README", str(path))]
+        evidence = f"the README has {size:,} bytes and was not read"
+        return None, [Finding(rules.SEEDS, "unknown", evidence, "README", str(path))]
     return (str(path), path.read_text(encoding="utf-8", errors="replace")), []
 
 
-def _history(folder: Path) -> list[Finding]:
-    """The training time of a run folder of ours, which keeps it beside the model."""
-    path = str(folder / history.NAME)
+def _check_history(folder: Path) -> list[Finding]:
+    """Return the training time of a run folder of birdie, which keeps it beside the model."""
+    path = folder / history.NAME
     try:
-        if (folder / history.NAME).is_file() and (folder / history.NAME).stat().st_size > claims.MAX_BYTES:
-            raise DataError("it is too large for one")
+        if path.is_file() and path.stat().st_size > claims.MAX_BYTES:
+            raise DataError(f"{path} is too large")
         entries = history.read(folder)
     except (DataError, RecursionError):
-        said = f"{history.NAME} is no history of a run"
-        return [Finding(rules.TRAIN_TIME, "unknown", said, "history", path)]
+        evidence = f"{history.NAME} is no history of a run"
+        return [Finding(rules.TRAIN_TIME, "unknown", evidence, "history", str(path))]
     if not entries:
         return []
-    took = entries[-1].train_ms
-    if took <= logged.CAP_MS:
-        said = f"training took {took:,.0f} ms of {logged.CAP_MS:,}"
-        return [Finding(rules.TRAIN_TIME, "pass", said, "history", path)]
-    said = f"training took {took:,.0f} ms, on whatever it ran; the cap of {logged.CAP_MS:,} is for eight H100"
-    return [Finding(rules.TRAIN_TIME, "unknown", said, "history", path)]
-
-
-def _logs_in(folder: Path) -> list[TrainingLog]:
-    """The training logs of a folder and of its folders of logs; other text is passed over.
-
-    What is too large, or too much, to be read is a log that says nothing: so its seed is not taken for missing.
-    """
-    places = [folder, *(folder / name for name in _LOG_FOLDERS if (folder / name).is_dir())]
-    paths = sorted(path for place in places for path in place.iterdir() if path.suffix in _LOGS and path.is_file())
-    logs, left = [], MAX_TOGETHER
-    for number, path in enumerate(paths):
-        weighs = weight(path)
-        if number >= MAX_LOGS or weighs > min(left, MAX_WEIGHT):
-            logs.append(TrainingLog(str(path)))
-            continue
-        left -= weighs
-        log = read_log(path)
-        if log is not None:
-            logs.append(log)
-    return logs
-
-
-def _script(ships: Shipped, given: Given, unlimited: bool) -> list[Finding]:
-    """What the code shows without running and, if that is asked, in a sandbox."""
-    if ships.script is None:
-        return []
-    found: list[Finding] = []
-    for path, source in sorted(ships.sources.items()):
-        found += scan(source, str(path), unlimited=unlimited)
-    if given.run:
-        found += foreign.run_script(ships.script)
-    else:
-        said = "the script was not run (--run runs it, without network and with limits)"
-        found.append(Finding(rules.RUNS, "unknown", said, "sandbox", str(ships.script)))
-    if ships.alone:
-        verdict, said = against_cap_bytes(ships.code_bytes, "the code alone, without a model")
-        found.append(Finding(rules.SIZE, "fail" if verdict == "fail" else "unknown", said, "files", str(ships.script)))
-    return found
+    seconds = entries[-1].train_ms / 1e3
+    evidence = f"training took {seconds:,.1f} s of {CAP_SECONDS:g}"
+    if seconds > CAP_SECONDS:
+        evidence = f"training took {seconds:,.1f} s on this hardware; the cap of {CAP_SECONDS:g} is for eight H100"
+    return [Finding(rules.TRAIN_TIME, "unknown" if seconds > CAP_SECONDS else "pass", evidence, "history", str(path))]

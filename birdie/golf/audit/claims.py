@@ -1,9 +1,9 @@
-"""What a submission folder claims, and whether its pieces bear it out: submission.json, README.md, logs.
+"""The claims of a submission folder (submission.json, README.md) against its own logs and script.
 
-No schema is enforced on submission.json; the names that records use are all looked for. A claim is the mean over seeds.
-A contradiction fails the rule that the contradicted figure is evidence for, scores "seeds" and bytes "size", if nothing
-but a mistake or worse explains it. Folders hold ablations, reruns and code that was packed after the runs, too: where
-one of these may be the reason, nobody could tell.
+No schema is enforced on submission.json; all names that records use are read. A claim is the mean over seeds. A
+contradiction fails the rule of the figure, scores "seeds" and bytes "size", if nothing but a mistake or worse explains
+it. Folders also hold ablations, reruns and code that was packed after the runs: what one of these may explain is a
+warning.
 """
 
 import json
@@ -12,46 +12,41 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from birdie.errors import DataError
 from birdie.golf.audit import rules
-from birdie.golf.audit.logged import against_cap_bytes
+from birdie.golf.audit.deadline import Deadline
 from birdie.golf.audit.logs import TrainingLog
-from birdie.golf.audit.rules import Finding, Verdict
-from birdie.golf.audit.source import Source, read_source, source_of
-from birdie.golf.audit.unpack import unpacked
+from birdie.golf.audit.rules import Finding, Result, size_result
+from birdie.golf.audit.source import Source, parse_source
 
 USUAL_SEEDS = 3
 MAX_BYTES = 1_000_000
 """Largest submission.json and README.md that are read."""
 
-_LARGE = 1e15  # no figure of a claim is
+_MAX_FIGURE = 1e15
 
+_WARNING: Result = "warning"
 _T = TypeVar("_T")
 
 _BPB = ("val_bpb", "mean_val_bpb", "val_bpb_mean", "bpb", "mean_bpb")
 _TOTAL = (
-    "bytes_total",
-    "total_bytes",
-    "artifact_bytes",
-    "max_artifact_bytes",
-    "artifact_bytes_max",
+    *("bytes_total", "total_bytes", "artifact_bytes", "max_artifact_bytes", "artifact_bytes_max"),
     "total_size_bytes",
 )
 _CODE = ("bytes_code", "code_bytes", "code_size_bytes")
 _MODEL = ("bytes_model", "model_bytes", "model_size_bytes")
 _SEEDS = ("seed_results", "seeds", "per_seed", "per_seed_results", "results_by_seed")
-_OTHERS = re.compile(r"pre_?fix|baseline|previous|prior|ablation|sota|reference|comparison", re.IGNORECASE)
-_IN_NAME = re.compile(r"(?<![a-z])seeds?[_\-]?(\d{1,9})(?!\d)", re.IGNORECASE)
-_CAPPED = re.compile(r"\d+_?min|record")
+_OTHER_RESULTS = re.compile(r"pre_?fix|baseline|previous|prior|ablation|sota|reference|comparison", re.IGNORECASE)
+_SEED_IN_NAME = re.compile(r"(?<![a-z])seeds?[_\-]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_CAPPED_TRACK = re.compile(r"\d+_?min|record")
 _README_BPB = re.compile(r"(?<![\d.])([0-4]\.\d{3,8})(?!\d)")
-_CHOSEN = re.compile(r"\bbest\s+(?:of\s+)?\d+\s+(?:of|out of|from)\s+\d+\b|\bbest\s+of\s+\d+\b", re.IGNORECASE)
+_BEST_OF = re.compile(r"\bbest\s+(?:of\s+)?\d+\s+(?:of|out of|from)\s+\d+\b|\bbest\s+of\s+\d+\b", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class SeedClaim:
-    """What is claimed of one seed; None: nothing."""
+class SeedClaim(NamedTuple):
+    """The claim about one seed; None for what it does not state."""
 
     bpb: float | None = None
     bytes: int | None = None
@@ -59,342 +54,298 @@ class SeedClaim:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What submission.json says; None and empty: nothing.
+    """A submission.json; None and empty for what it does not state."""
 
-    Attributes:
-        path: of the file, as the user would find it.
-        bpb: bits per byte.
-        total, code, model: bytes.
-        seeds: what is claimed of each seed.
-        track: its name.
-        seed: the one that is named by itself; whether it is the only one is not said.
-    """
-
-    path: str
-    bpb: float | None = None
-    total: int | None = None
+    path: str  # as the user would name it
+    bpb: float | None = None  # bits per byte
+    total: int | None = None  # bytes of code and model
     code: int | None = None
     model: int | None = None
     seeds: Mapping[int, SeedClaim] = field(default_factory=dict)
     track: str = ""
-    seed: int | None = None
+    seed: int | None = None  # a single one that is named; whether it is the only one is not stated
 
 
-def has_no_cap(claim: Claim | None, path: Path) -> bool:
-    """Whether the track has no time cap and asks for no significance: by the claim, else by the folder `track_…`.
-
-    What else is in a path, such as the name of a submission, says nothing.
-    """
+def is_unlimited(claim: Claim | None, path: Path) -> bool:
+    """Return whether the track has no time cap and asks for no significance: by the claim, else by the path."""
     folders = [part for part in path.resolve().parts if part.lower().startswith("track_")]
     for track in (claim.track if claim is not None else "", *folders[-1:]):
         name = re.sub(r"[-\s]", "_", track.lower())
         if "non_record" in name or "nonrecord" in name or "unlimited" in name:
             return True
-        if _CAPPED.search(name):
+        if _CAPPED_TRACK.search(name):
             return False
     return False
 
 
 def read_claim(path: Path, shown: str) -> Claim:
-    """The claim in a submission.json.
+    """Read the claim in a submission.json.
 
     Raises:
-        DataError: it is not a JSON object, or more than MAX_BYTES.
-        OSError: it cannot be read.
+        DataError: the file is no JSON object, or larger than MAX_BYTES.
+        OSError: the file cannot be read.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise DataError(f"{path} has {path.stat().st_size:,} bytes, more than a claim needs; it is not read")
+        raise DataError(f"{path} has {path.stat().st_size:,} bytes, the limit is {MAX_BYTES:,}; it was not read")
     try:
-        said = json.loads(path.read_bytes())
-        if not isinstance(said, dict):
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
             raise ValueError("not an object")
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON object ({error}); mend it") from error
-    levels = list(_levels(said))
+        raise DataError(f"{path} is no JSON object ({error}); correct it") from error
+    # not those of single seeds, and not somebody else's result
+    levels = [content]
+    for name, value in content.items():
+        if isinstance(value, dict) and not (name in _SEEDS or name.isdigit() or _OTHER_RESULTS.search(name)):
+            levels.append(value)
+    by_codec = next((_integer(value) for name, value in content.items() if name.startswith("bytes_model")), None)
     return Claim(
         shown,
         _first(levels, _BPB, _real),
-        _first(levels, _TOTAL, _whole),
-        _first(levels, _CODE, _whole),
-        _first(levels, _MODEL, _whole) or _model_by_codec(said),
-        _seeds(levels),
-        str(said.get("track", "")),
-        seed if isinstance(seed := said.get("seed"), int) and not isinstance(seed, bool) else None,
+        _first(levels, _TOTAL, _integer),
+        _first(levels, _CODE, _integer),
+        _first(levels, _MODEL, _integer) or by_codec,  # bytes_model_int6_zstd and the like
+        next((seeds for level in levels for name in _SEEDS if (seeds := _seed_claims(level.get(name)))), {}),
+        str(content.get("track", "")),
+        seed if isinstance(seed := content.get("seed"), int) and not isinstance(seed, bool) else None,
     )
 
 
-def _levels(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The object, then those in it by name, but not the ones of single seeds or of somebody else's result."""
-    yield said
-    for name, value in said.items():
-        if isinstance(value, dict) and name not in _SEEDS and not name.isdigit() and not _OTHERS.search(name):
-            yield value
-
-
 def _first(levels: Sequence[Mapping[str, Any]], names: Sequence[str], read: Callable[[Any], _T | None]) -> _T | None:
-    for level in levels:
-        for name in names:
-            if (value := read(level.get(name))) is not None:
-                return value
-    return None
+    values = (read(level.get(name)) for level in levels for name in names)
+    return next((value for value in values if value is not None), None)
 
 
 def _real(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGE:  # as NaN is not
-        return None
-    return float(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and abs(value) < _MAX_FIGURE else None  # false for NaN
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     real = _real(value)
     return int(real) if real is not None and real == int(real) else None
 
 
-def _model_by_codec(said: Mapping[str, Any]) -> int | None:
-    """`bytes_model_int6_zstd` and the like."""
-    return next((_whole(value) for name, value in said.items() if name.startswith("bytes_model")), None)
-
-
-def _seeds(levels: Sequence[Mapping[str, Any]]) -> dict[int, SeedClaim]:
-    for level in levels:
-        for name in _SEEDS:
-            if found := _seeds_in(level.get(name)):
-                return found
-    return {}
-
-
-def _seeds_in(value: Any) -> dict[int, SeedClaim]:
+def _seed_claims(value: Any) -> dict[int, SeedClaim]:
     if isinstance(value, dict):
-        named = {re.sub(r"^seed[_ ]?", "", str(name)): each for name, each in value.items()}
-        return {int(name): _seed(each) for name, each in named.items() if name.isdecimal() and len(name) < 20}
-    if isinstance(value, list):
-        plain = {each: SeedClaim() for each in value if isinstance(each, int) and not isinstance(each, bool)}
-        objects = {
-            int(each["seed"]): _seed(each)
-            for each in value
-            if isinstance(each, dict) and _whole(each.get("seed")) is not None
-        }
-        return plain | objects
-    return {}
+        named = {re.sub(r"^seed[_ ]?", "", str(name)): item for name, item in value.items()}
+        return {int(name): _seed_claim(item) for name, item in named.items() if name.isdecimal() and len(name) < 20}
+    items = value if isinstance(value, list) else []
+    plain = {item: SeedClaim() for item in items if isinstance(item, int) and not isinstance(item, bool)}
+    objects = [item for item in items if isinstance(item, dict) and _integer(item.get("seed")) is not None]
+    return plain | {int(item["seed"]): _seed_claim(item) for item in objects}
 
 
-def _seed(said: Any) -> SeedClaim:
-    if not isinstance(said, dict):
-        return SeedClaim(_real(said))
-    return SeedClaim(_first([said], _BPB, _real), _first([said], _TOTAL, _whole))
+def _seed_claim(value: Any) -> SeedClaim:
+    if not isinstance(value, dict):
+        return SeedClaim(_real(value))
+    return SeedClaim(_first([value], _BPB, _real), _first([value], _TOTAL, _integer))
 
 
-def findings(
+def check_claims(
     claim: Claim | None, readme: tuple[str, str] | None, logs: Sequence[TrainingLog], *, unlimited: bool = False
 ) -> tuple[Finding, ...]:
-    """Whether claim, README (its path and text) and logs say the same, and how many seeds stand behind it."""
-    found = [*_seed_findings(claim, logs, unlimited)]
+    """Return whether claim, README (path and text) and logs agree, and how many seeds the claim rests on."""
+    findings = [*_check_seeds(claim, logs, unlimited)]
     if claim is not None:
-        found += [*_score_findings(claim, logs), *_byte_findings(claim, logs)]
+        findings += [*_check_scores(claim, logs), *_check_bytes(claim, logs)]
     if readme is not None:
-        found += _readme_findings(claim, *readme)
-    return tuple(found)
+        findings += _check_readme(claim, *readme)
+    return tuple(findings)
 
 
 def _seed_of(log: TrainingLog) -> int | None:
-    """The seed a log says, else that in its name: train_seed42.log."""
+    """Return the seed of a log, else that in its name: train_seed42.log."""
     if log.seed is not None:
         return round(log.seed.value)
-    named = _IN_NAME.search(Path(log.path).name)
-    return int(named[1]) if named else None
+    match = _SEED_IN_NAME.search(Path(log.path).name)
+    return int(match[1]) if match else None
 
 
 def _by_seed(logs: Sequence[TrainingLog]) -> dict[int, list[TrainingLog]]:
-    """The logs with a score, by seed."""
-    found: dict[int, list[TrainingLog]] = {}
+    """Return the logs with a final score, by seed."""
+    groups: dict[int, list[TrainingLog]] = {}
     for log in logs:
         seed = _seed_of(log)
-        if seed is not None and log.claimed is not None:
-            found.setdefault(seed, []).append(log)
-    return found
+        if seed is not None and log.final is not None:
+            groups.setdefault(seed, []).append(log)
+    return groups
 
 
 def _series(log: TrainingLog) -> tuple[str, ...]:
-    """What logs of one series share: the name but for its numbers, and the bytes of code. Ablations have others."""
+    """Return what logs of one series share, and ablations do not: the name but for numbers, and the bytes of code."""
     sizes = sorted(f"{figure.value:.0f}" for figure in log.code_bytes.values())
     return (re.sub(r"\d+", "#", Path(log.path).name), *sizes)
 
 
-def _seed_findings(claim: Claim | None, logs: Sequence[TrainingLog], unlimited: bool) -> Iterator[Finding]:
+def _check_seeds(claim: Claim | None, logs: Sequence[TrainingLog], unlimited: bool) -> Iterator[Finding]:
     logged, claimed = _by_seed(logs), claim.seeds if claim is not None else {}
-    where = claim.path if claim is not None else None
+    path = claim.path if claim is not None else None
     nameless = sum(_seed_of(log) is None for log in logs)
-    scoreless = {_seed_of(log) for log in logs if log.claimed is None}
+    scoreless = {_seed_of(log) for log in logs if log.final is None}
     missing = sorted(set(claimed) - set(logged))
     for seed in missing:
-        said, certain = f"seed {seed} is claimed, and no log is of it", bool(logs)
+        reason = "there is no log of it"
         if seed in scoreless:
-            said, certain = f"seed {seed} is claimed, and no score was read in its log", False
+            reason = "no score was read in its log"
         elif nameless:
-            said, certain = f"seed {seed} is claimed, and {nameless} of the logs do not say their seed", False
-        yield Finding(rules.SEEDS, "fail" if certain else "unknown", said, "claim", where)
-    counted = {_series(log) for seed in claimed for log in logged.get(seed, ())}
+            reason = f"{nameless} of the logs do not state their seed"
+        certain = bool(logs) and seed not in scoreless and not nameless
+        yield Finding(rules.SEEDS, "fail" if certain else "unknown", f"seed {seed} is claimed; {reason}", "claim", path)
+    series = {_series(log) for seed in claimed for log in logged.get(seed, ())}
     for seed in sorted(set(logged) - set(claimed)) if claimed else ():
         log = logged[seed][0]
-        said = f"seed {seed} was run and scored {_scored(log):.8g}, and the claim leaves it out"
-        alike = _series(log) in counted
-        said += "" if alike else "; by its name or its code it is of another series"
-        yield Finding(rules.SEEDS, "fail" if alike else "unknown", said, "claim", log.path)
+        evidence = f"seed {seed} was run and scored {_bpb(log):.8g}, and the claim leaves it out"
+        certain = _series(log) in series
+        evidence += "" if certain else "; by its name or its code it is of another series"
+        yield Finding(rules.SEEDS, "fail" if certain else "warning", evidence, "claim", log.path)
     named = [claim.seed] if claim is not None and claim.seed is not None else []
     seeds = sorted(claimed or logged or named)
     if not seeds and logs:
-        yield Finding(rules.SEEDS, "unknown", f"{len(logs)} logs, none of which says its seed", "claim", logs[0].path)
+        yield Finding(rules.SEEDS, "unknown", f"{len(logs)} logs; none states its seed", "claim", logs[0].path)
     if not seeds:
         return
-    listed = ", ".join(map(str, seeds))
+    evidence, certain = f"{len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))})", len(seeds) == 1
     if unlimited:
-        yield Finding(rules.SEEDS, "unknown", f"seeds {listed}; the track asks for no significance", "claim", where)
-    elif len(seeds) == 1:
-        said = f"one seed stands behind {'the claim' if claim else 'it'} ({listed}); {USUAL_SEEDS} are usual"
-        certain = bool(claimed or (claim and logged and not nameless))
-        yield Finding(rules.SEEDS, "fail" if certain else "unknown", said, "claim", where)
+        yield Finding(rules.SEEDS, "unknown", f"{evidence}; the track asks for no significance", "claim", path)
     elif len(seeds) < USUAL_SEEDS:
-        said = f"{len(seeds)} seeds stand behind the claim ({listed}); {USUAL_SEEDS} are usual"
-        yield Finding(rules.SEEDS, "unknown", said, "claim", where)
+        certain &= bool(claimed or (claim and logged and not nameless))
+        evidence += f"; {USUAL_SEEDS} are usual"
+        yield Finding(rules.SEEDS, "fail" if certain else "unknown", evidence, "claim", path)
     elif logs and not missing:
-        yield Finding(rules.SEEDS, "pass", f"{len(seeds)} seeds stand behind the claim: {listed}", "claim", where)
+        yield Finding(rules.SEEDS, "pass", evidence, "claim", path)
 
 
-def _scored(log: TrainingLog) -> float:
-    return log.claimed.bpb if log.claimed is not None else float("nan")
+def _bpb(log: TrainingLog) -> float:
+    return log.final.bpb if log.final is not None else float("nan")
 
 
-def _score_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
+def _check_scores(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
     logged = _by_seed(logs)
-    for seed, said in sorted(claim.seeds.items()):
-        scores = [each.bpb for log in logged.get(seed, ()) for each in log.scores]
-        if scores and said.bpb is not None and not _same(said.bpb, scores):
-            ends = ", ".join(f"{_scored(log):.8g}" for log in logged[seed])
-            evidence = f"seed {seed}: {said.bpb:.8g} bits per byte is claimed, its log ends at {ends}"
-            better = said.bpb < min(scores)  # a worse one gains nobody anything
-            yield Finding(rules.SEEDS, "fail" if better else "unknown", evidence, "claim", claim.path)
-    counted, certain = _counted(claim, logs)
-    ends_ = [_scored(log) for log in counted]
-    if claim.bpb is None or not ends_:
+    for seed, single in sorted(claim.seeds.items()):
+        scores = [score.bpb for log in logged.get(seed, ()) for score in log.scores]
+        if scores and single.bpb is not None and not _rounds_to_one(single.bpb, scores):
+            ends = ", ".join(f"{_bpb(log):.8g}" for log in logged[seed])
+            evidence = f"seed {seed}: {single.bpb:.8g} bits per byte is claimed, its log ends at {ends}"
+            better = single.bpb < min(scores)  # nobody gains by a claim that is too high
+            yield Finding(rules.SEEDS, "fail" if better else "warning", evidence, "claim", claim.path)
+    runs, certain = _runs_of(claim, logs)
+    finals = [_bpb(log) for log in runs]
+    if claim.bpb is None or not finals:
         return
-    mean, every = statistics.fmean(ends_), [each.bpb for log in logs for each in log.scores]
-    verdict: Verdict = "unknown"
-    if _same(claim.bpb, [mean]):
-        said_ = f"{claim.bpb:.8g} bits per byte is the mean of {len(ends_)} log{'s' if len(ends_) > 1 else ''}"
-        verdict = "pass" if len(ends_) > 1 else "unknown"
-    elif len(ends_) > 1 and _same(claim.bpb, [min(ends_)]):
-        said_ = f"{claim.bpb:.8g} bits per byte is the best seed's; the mean of {len(ends_)} logs is {mean:.8g}"
-        verdict = "fail" if certain else "unknown"
-    elif not _same(claim.bpb, every):
-        said_ = (
-            f"{claim.bpb:.8g} bits per byte is claimed; the logs end at {', '.join(f'{each:.8g}' for each in ends_)}"
-        )
-        verdict = "fail" if claim.bpb < min(every) and set(claim.seeds) <= set(logged) else "unknown"
+    mean, scores = statistics.fmean(finals), [score.bpb for log in logs for score in log.scores]
+    evidence, result = f"{claim.bpb:.8g} bits per byte is ", _WARNING
+    if _rounds_to_one(claim.bpb, [mean]):
+        evidence += f"the mean of {len(finals)} log{'s' * (len(finals) > 1)}"
+        result = "pass" if len(finals) > 1 else "unknown"
+    elif len(finals) > 1 and _rounds_to_one(claim.bpb, [min(finals)]):
+        evidence += f"the best seed's; the mean of {len(finals)} logs is {mean:.8g}"
+        result = "fail" if certain else _WARNING
+    elif _rounds_to_one(claim.bpb, scores):
+        evidence += f"one score of the logs; the mean of their final scores is {mean:.8g}"
     else:
-        said_ = f"{claim.bpb:.8g} bits per byte is one score of the logs, whose mean at the end is {mean:.8g}"
-    yield Finding(rules.SEEDS, verdict, said_, "claim", claim.path)
+        evidence += f"claimed; the logs end at {', '.join(f'{value:.8g}' for value in finals)}"
+        result = "fail" if claim.bpb < min(scores) and set(claim.seeds) <= set(logged) else "warning"
+    yield Finding(rules.SEEDS, result, evidence, "claim", claim.path)
 
 
-def _counted(claim: Claim, logs: Sequence[TrainingLog]) -> tuple[list[TrainingLog], bool]:
-    """The logs whose mean the claim should be, and whether these are they for certain."""
+def _runs_of(claim: Claim, logs: Sequence[TrainingLog]) -> tuple[list[TrainingLog], bool]:
+    """Return the logs whose mean the claim should be, and whether that is certain."""
     logged = _by_seed(logs)
     if claim.seeds:
         runs = [logged[seed] for seed in claim.seeds if seed in logged]
-        return [each[-1] for each in runs], all(len(each) == 1 for each in runs)
-    scored = [log for log in logs if log.claimed is not None]
+        return [run[-1] for run in runs], all(len(run) == 1 for run in runs)
+    scored = [log for log in logs if log.final is not None]
     seeds = {_seed_of(log) for log in scored}
-    alike = len({_series(log) for log in scored}) == 1
-    return scored, alike and None not in seeds and len(seeds) == len(scored) and claim.seed is None
+    one_series = len({_series(log) for log in scored}) == 1
+    return scored, one_series and None not in seeds and len(seeds) == len(scored) and claim.seed is None
 
 
-def _same(said: float, among: Sequence[float]) -> bool:
-    """Whether `said` is one of the numbers, rounded as it is."""
-    digits = len(f"{said:.10g}".partition(".")[2])
-    return any(abs(said - each) <= 1.01 * 10.0 ** -max(2, min(digits, 8)) for each in among)
+def _rounds_to_one(claimed: float, values: Sequence[float]) -> bool:
+    """Return whether one of `values` is `claimed` at its number of decimals."""
+    digits = len(f"{claimed:.10g}".partition(".")[2])
+    return any(abs(claimed - value) <= 1.01 * 10.0 ** -max(2, min(digits, 8)) for value in values)
 
 
-def _byte_findings(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
-    totals = {log.path: round(log.total.value) for log in logs if log.total is not None}
-    largest = max([claim.total or 0, *(each.bytes or 0 for each in claim.seeds.values())])
+def _check_bytes(claim: Claim, logs: Sequence[TrainingLog]) -> Iterator[Finding]:
+    totals = [round(log.total.value) for log in logs if log.total is not None]
+    largest = max([claim.total or 0, *(seed.bytes or 0 for seed in claim.seeds.values())])
     if largest:
-        verdict, said = against_cap_bytes(largest, "code and model by submission.json")
-        yield Finding(rules.SIZE, verdict, said, "claim", claim.path)
-    if claim.total is not None and totals and claim.total not in totals.values():
-        known = ", ".join(f"{size:,}" for size in totals.values())
-        said = f"{claim.total:,} bytes are claimed; the logs say {known}"  # packed anew since, or their mean
-        yield Finding(rules.SIZE, "unknown", said, "claim", claim.path)
-    parts = (claim.code, claim.model, claim.total)
-    if all(parts) and (claim.code or 0) + (claim.model or 0) != claim.total:
-        said = (
-            f"submission.json's {claim.code:,} bytes of code and {claim.model:,} of model are not its {claim.total:,}"
-        )
-        yield Finding(rules.SIZE, "unknown", said, "claim", claim.path)
+        result, evidence = size_result(largest, "code and model by submission.json")
+        yield Finding(rules.SIZE, result, evidence, "claim", claim.path)
+    if claim.total is not None and totals and claim.total not in totals:  # packed again since, or their mean
+        evidence = f"{claim.total:,} bytes are claimed; the logs have {', '.join(f'{total:,}' for total in totals)}"
+        yield Finding(rules.SIZE, "warning", evidence, "claim", claim.path)
+    if claim.code and claim.model and claim.total and claim.code + claim.model != claim.total:
+        evidence = f"{claim.code:,} bytes of code and {claim.model:,} of the model do not add up to {claim.total:,}"
+        yield Finding(rules.SIZE, "warning", evidence, "claim", claim.path)
 
 
-def _readme_findings(claim: Claim | None, path: str, text: str) -> Iterator[Finding]:
+def _check_readme(claim: Claim | None, path: str, text: str) -> Iterator[Finding]:
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
-        if match := _CHOSEN.search(line):
-            said = f"the README speaks of {match[0]!r}: seeds may have been chosen by their scores"
-            yield Finding(rules.SEEDS, "unknown", said, "README", path, number)
+        if match := _BEST_OF.search(line):
+            evidence = f"the README has {match[0]!r}: were seeds chosen by their scores?"
+            yield Finding(rules.SEEDS, "warning", evidence, "README", path, number)
     if claim is None or claim.bpb is None:
         return
-    told = [value for line in lines if "bpb" in line.lower() or "|" in line for value in _README_BPB.findall(line)]
-    if told and not any(_rounds_to(claim.bpb, value) for value in told):
-        said = f"submission.json claims {claim.bpb:.8g} bits per byte, and the README has {', '.join(told[:5])}"
-        yield Finding(rules.SEEDS, "unknown", said, "README", path)
+    values = [value for line in lines if "bpb" in line.lower() or "|" in line for value in _README_BPB.findall(line)]
+    if values and not any(_agrees(claim.bpb, value) for value in values):
+        evidence = f"submission.json claims {claim.bpb:.8g} bits per byte; the README has {', '.join(values[:5])}"
+        yield Finding(rules.SEEDS, "warning", evidence, "README", path)
 
 
-def _rounds_to(value: float, told: str) -> bool:
-    """Whether `told` is `value` at the digits either has."""
-    digits = min(len(told.partition(".")[2]), len(f"{value:.10g}".partition(".")[2]))
-    return abs(round(value, digits) - round(float(told), digits)) <= 1.01 * 10.0**-digits
+def _agrees(value: float, text: str) -> bool:
+    """Return whether a number in a text is `value`, at the fewer decimals of the two."""
+    digits = min(len(text.partition(".")[2]), len(f"{value:.10g}".partition(".")[2]))
+    return abs(round(value, digits) - round(float(text), digits)) <= 1.01 * 10.0**-digits
 
 
-def belongs(
-    script: Path,
+def check_script_of_logs(
+    source: Source,
     shown: str,
     logs: Sequence[TrainingLog],
     claim: Claim | None = None,
-    source: Source | None = None,
+    deadline: Deadline | None = None,
 ) -> Iterator[Finding]:
-    """Whether the logs are of the script that ships: by the copy they begin with, else by the bytes they count.
+    """Yield a finding for each log of another script than `source`, which ships and is called `shown`.
 
-    Args:
-        script: that ships.
-        shown: names it.
-        logs: of the folder; ablations among them have scripts of their own.
-        claim: names the seeds it rests on; None: there is none.
-        source: of the script, if it was read already.
+    A log is compared by the copy of the script that it begins with, else by the bytes of code it counts. Ablations
+    among the logs have scripts of their own, unless the claim names their seed.
+
+    Raises:
+        OutOfTimeError: the deadline has passed.
     """
-    source = source or read_source(script)
-    inner = unpacked(source.tree) if source.tree is not None else None
-    texts = [text for text in (source.data, inner) if text]
-    same = {copy: _same_script(texts, copy) for copy in {log.source for log in logs if log.source is not None}}
-    nobody = not any(same.values())
-    wrapped = source.tree is None or inner is not None
+    texts = [text for text in (source.data, source.unpacked) if text]
+    same: dict[str, bool] = {}
     for log in logs:
-        counted = [round(figure.value) for figure in log.code_bytes.values()]
+        if deadline is not None:
+            deadline.check()
+        if log.source is not None and log.source not in same:
+            same[log.source] = _is_copy(log.source, texts)
+    packed = source.tree is None or source.unpacked is not None
+    for log in logs:
+        sizes = [round(figure.value) for figure in log.code_bytes.values()]
         if log.source is not None and not same[log.source]:
-            said = f"the log begins with another script than {shown}, which ships"
             claimed = claim is not None and _seed_of(log) in claim.seeds
-            certain = not wrapped and (nobody or claimed)
-            said += "" if certain else "; it may have been packed since" if wrapped else "; other logs begin with that"
-            yield Finding(rules.SEEDS, "fail" if certain else "unknown", said, "log", log.path, 1)
-        elif log.source is None and counted and source.size not in counted:
-            said = f"the log counts {' or '.join(f'{each:,}' for each in counted)} bytes of code; {shown} has "
-            said += f"{source.size:,}"
-            yield Finding(rules.SEEDS, "unknown", said, "log", log.path, next(iter(log.code_bytes.values())).line)
+            certain = not packed and (claimed or not any(same.values()))
+            reason = "" if certain else "; it may have been packed since" if packed else "; other logs begin with it"
+            evidence = f"the log begins with another script than {shown}, which ships{reason}"
+            yield Finding(rules.SEEDS, "fail" if certain else "warning", evidence, "log", log.path, 1)
+        elif log.source is None and sizes and source.size not in sizes:
+            evidence = f"the log counts {' or '.join(f'{size:,}' for size in sizes)} bytes of code; {shown} has "
+            line = next(iter(log.code_bytes.values())).line
+            yield Finding(rules.SEEDS, "warning", f"{evidence}{source.size:,}", "log", log.path, line)
 
 
-def _same_script(texts: Sequence[bytes], copy: str) -> bool:
-    """Whether a log's copy of the script is one of the texts, but for comments and layout."""
-    squeezed = _squeezed(copy)
-    if any(_squeezed(text.decode("utf-8", "replace")) in squeezed for text in texts):
+def _is_copy(copy: str, texts: Sequence[bytes]) -> bool:
+    """Return whether a log's copy of the script is one of the texts, but for comments and layout."""
+    stripped = _stripped(copy)
+    if any(_stripped(text.decode("utf-8", "replace")) in stripped for text in texts):
         return True
-    program = source_of(copy.encode("utf-8", "replace")).program
-    return program is not None and program in [source_of(text).program for text in texts]
+    program = parse_source(copy.encode("utf-8", "replace")).program
+    return program is not None and program in [parse_source(text).program for text in texts]
 
 
-def _squeezed(text: str) -> str:
+def _stripped(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())

@@ -1,175 +1,142 @@
-"""What a training log says: times, bytes, seeds, shards and scores, with the line that says each.
+"""Training logs: times, bytes, seeds, shards and scores, each with its line.
 
-    logs/RUN_ID.txt, train_seed42.log, … ──read_log──► TrainingLog ──logged.findings──► Finding, …
-
-The challenge's own lines are known, those of its later records ("val_loss: 2.35" beside "val_loss:2.35", "train_time:
-1.6m", `legal_ttt_exact`, `quantized_ttt_phased`, `Total submission size quantized+brotli`) and ours. A log may begin
-with a copy of the script; what stands in it is no line of the run.
+The challenge's own lines are read, those of its later records ("val_loss: 2.35" beside "val_loss:2.35", "train_time:
+1.6m", `legal_ttt_exact`, `quantized_ttt_phased`, `Total submission size quantized+brotli`) and birdie's. A log may
+begin with a copy of the script, whose lines are no lines of the run.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from birdie.errors import DataError
 
 MAX_WEIGHT = 16_000_000
-"""Most that a log may weigh to be read; one of a record has 100 kB."""
+"""Largest log that is read, as `weight` counts; one of a record has 100 kB."""
 LINE_WEIGHT = 64
-"""Bytes that a line takes as long as, however short it is."""
+"""Bytes that reading a line costs, however short it is."""
 MAX_LINE = 4096
-"""Characters of one line that are read; in foreign text a pattern may take the square of it."""
+"""Characters of one line that are read: on foreign text a pattern may take the square of its length."""
 
 _PAIR = re.compile(
     r"(?<![\w.])([A-Za-z_][\w.]*)\s*[:=]\s*([-+]?\d[\d,_]{0,30}(?:\.\d{1,30})?(?:e[-+]?\d{1,2})?)\s*(ms|s|m)?(?!\w|\.\d)"
 )
-_VALIDATION = re.compile(r"^(?:step\s*(?:[:=]\s*)?)?(\d+)/\d+\b")
-_SIZES = ("Total submission size", "Serialized model", "Code size")
+_STEP = re.compile(r"^(?:step\s*(?:[:=]\s*)?)?(\d+)/\d+\b")
+_SIZE_LABELS = ("Total submission size", "Serialized model", "Code size")
 _BYTES = re.compile(r":\s*(\d[\d,_]{0,30})\s*(?:bytes|B)\b")
 _IN_SECONDS = re.compile(r"\bin\s+(\d{1,9}(?:\.\d{1,9})?)\s*s\b")
 _COMPILED = re.compile(r"\bcompile warm-?up (?:done|took)\D{0,80}?(\d{1,9}(?:\.\d{1,9})?)\s*s\b", re.IGNORECASE)
-_TUNED = re.compile(r"^\s*pre_?quant_?ttt\s*:\s*epoch\b", re.IGNORECASE)
+_PREQUANT_TTT = re.compile(r"^\s*pre_?quant_?ttt\s*:\s*epoch\b", re.IGNORECASE)
+_AVERAGED = re.compile(r"^\s*(?:ema|swa|lawa)\s*:\s*(?:applying|loaded)|applying EMA", re.IGNORECASE)
+_OF_DATA = re.compile(r"^(?:val_bpb:enabled|tokenizer_path|train_loader:|val_loader:|datasets_dir|vocab_size)")
 _VOCABULARY = re.compile(r"(?:(?<![a-z])sp|fineweb_)(\d{3,5})(?=_|\b)")
-_UNITS = {"ms": 1.0, "s": 1e3, "m": 6e4}
-_BEGUN = re.compile(r"^Running Python \d")
-_RULE = re.compile(r"^={20,}\s*$")
+_MILLISECONDS = {"ms": 1.0, "s": 1e3, "m": 6e4}
+_RUN_BEGINS = re.compile(r"^Running Python \d")
+_RULER = re.compile(r"^={20,}\s*$")
+_FLOAT_MODEL = ("pre-quant", "prequant", "pre_quant", "post_ema")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number of a log.
-
-    Attributes:
-        value: it.
-        line: where it stands, from 1.
-    """
+class Figure(NamedTuple):
+    """A number of a log and its line, from 1."""
 
     value: float
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A line with a score.
+class ScoreLine(NamedTuple):
+    """A line with a score."""
 
-    Attributes:
-        name: what was scored: "final_int8_zlib_roundtrip_exact", "diagnostic quantized", ….
-        bpb: bits per byte.
-        loss: nats per token; None: not said.
-        digits: decimals of the bits per byte.
-        ms: time it took; None: not said.
-        line: where it stands, from 1.
-    """
-
-    name: str
-    bpb: float
-    loss: float | None
-    digits: int
-    ms: float | None
-    line: int
+    name: str  # of the model or mode: "final_int8_zlib_roundtrip_exact", "diagnostic quantized", …
+    bpb: float  # bits per byte
+    loss: float | None  # nats per token
+    digits: int  # decimals of the bits per byte
+    ms: float | None  # time of the evaluation
+    line: int  # from 1
 
     @property
     def base(self) -> str:
-        """Its name in small letters, the same with and without _exact."""
+        """The name in lower case, without _exact."""
         return self.name.lower().replace("_exact", "")
 
     @property
+    def of_float_model(self) -> bool:
+        """True for weights before quantization."""
+        return any(word in self.base for word in _FLOAT_MODEL)
+
+    @property
     def diagnostic(self) -> bool:
-        """Whether it is of a model that does not ship, or said to be no result."""
-        return any(word in self.base for word in ("diagnostic", "pre-quant", "prequant", "pre_quant", "post_ema"))
+        """True for a model that does not ship, or a score that is declared no result."""
+        return self.of_float_model or "diagnostic" in self.base
 
     @property
     def adapted(self) -> bool:
-        """Whether the model learned while it was scored."""
+        """True if the model learned during its evaluation."""
         return any(word in self.base for word in ("ttt", "adapt", "slot", "ngram", "n-gram", "cache"))
 
 
 @dataclass(slots=True)
 class TrainingLog:
-    """What one log says; None and empty: nothing.
+    """The figures of one log; None and empty if the log does not have them."""
 
-    Attributes:
-        path: of the file, as the user would find it.
-        source: the script it begins with.
-        seed, train_shards, val_tokens: as named; `val_tokens` counts targets.
-        vocabulary: "1024", "8192", … as paths of tokenizer and data spell it; "caseops" after it where they do.
-        cap_s: the wall-clock cap that was set.
-        forced: the step that was set to end at, whatever the clock said.
-        train_ms: the longest training time it tells of.
-        step_ms: the mean step at the end.
-        last_ms: the mean step of the last stretch that was timed: late steps may be slower than the mean.
-        timed: the last step whose time is said, and that, in ms.
-        capped: whether the clock ended the training.
-        calibration_s: seconds spent on Hessians after the clock stopped.
-        compile_s: seconds of compiling for evaluation, said apart.
-        eval_s: what the whole evaluation took, by its own words.
-        code_bytes, model_bytes, total_bytes: by what the line calls them; "" for no name.
-        validations: bits per byte of the float model in training, in order.
-        scores: all other scores, in order.
-        averaged: whether weights were averaged after the last validation.
-        tuned: a line that tells of learning from validation tokens before export.
-    """
-
-    path: str
-    source: str | None = None
+    path: str  # as the user would name it
+    source: str | None = None  # the script that the log begins with
     seed: Figure | None = None
     train_shards: Figure | None = None
-    val_tokens: Figure | None = None
-    vocabulary: str = ""
-    cap_s: Figure | None = None
-    forced: Figure | None = None
-    train_ms: Figure | None = None
-    step_ms: float | None = None
-    last_ms: float | None = None
-    capped: bool = False
-    calibration_s: Figure | None = None
-    compile_s: Figure | None = None
-    eval_s: Figure | None = None
-    code_bytes: dict[str, Figure] = field(default_factory=dict)
+    val_tokens: Figure | None = None  # targets that are scored
+    vocabulary: str = ""  # "1024", … as paths of tokenizer and data spell it; "8192 caseops" where they do
+    cap_s: Figure | None = None  # the wall-clock cap that was set
+    stop_step: Figure | None = None  # the step that was set to end at, whatever the clock
+    train_ms: Figure | None = None  # the longest training time logged
+    mean_step_ms: float | None = None  # at the end
+    last_step_ms: float | None = None  # between the last two timed lines: late steps may be slower than the mean
+    capped: bool = False  # whether the clock ended the training
+    calibration_s: Figure | None = None  # spent on Hessians after the clock stopped
+    compile_s: Figure | None = None  # for evaluation, where it is logged apart
+    eval_s: Figure | None = None  # of the whole evaluation
+    code_bytes: dict[str, Figure] = field(default_factory=dict)  # by the name in their line, "" for none
     model_bytes: dict[str, Figure] = field(default_factory=dict)
     total_bytes: dict[str, Figure] = field(default_factory=dict)
-    validations: list[Scored] = field(default_factory=list)
-    scores: list[Scored] = field(default_factory=list)
-    averaged: bool = False
-    tuned: Figure | None = None
-    timed: tuple[float, float] | None = None
+    validations: list[ScoreLine] = field(default_factory=list)  # of the float model in training, in order
+    scores: list[ScoreLine] = field(default_factory=list)  # all others, in order
+    averaged: bool = False  # whether weights were averaged after the last validation
+    prequant_ttt: Figure | None = None  # the line of learning from validation tokens before export
+    _last_timed: tuple[float, float] | None = None  # step, ms
 
     @property
-    def claimed(self) -> Scored | None:
-        """The score a claim rests on: the last that is of what ships, in its longest form."""
+    def final(self) -> ScoreLine | None:
+        """The last score of what ships, in its longest form: the score that a claim is made of."""
         shipped = [score for score in self.scores if not score.diagnostic]
-        if not shipped:
-            return None
-        last = shipped[-1].base
-        return max((score for score in shipped if score.base == last), key=lambda score: (score.digits, score.line))
+        last = [score for score in shipped if score.base == shipped[-1].base]
+        return max(last, key=lambda score: (score.digits, score.line), default=None)
 
     @property
     def total(self) -> Figure | None:
-        """Bytes of code and model as submitted: the last total that has a name, as that of the raw model has none."""
-        return _named(self.total_bytes)
+        """Bytes of code and model as submitted."""
+        return _submitted(self.total_bytes)
 
     @property
     def model(self) -> Figure | None:
         """Bytes of the model as submitted."""
-        return _named(self.model_bytes)
+        return _submitted(self.model_bytes)
 
     @property
     def empty(self) -> bool:
-        """Whether this is no training log at all."""
+        """True if no line is one of a training run."""
         return not (self.scores or self.validations or self.train_ms or self.total_bytes)
 
 
-def _named(sizes: dict[str, Figure]) -> Figure | None:
+def _submitted(sizes: dict[str, Figure]) -> Figure | None:
+    """Return the last size that has a name, as that of the raw model has none."""
     named = {name: figure for name, figure in sizes.items() if name}
     return list((named or sizes).values())[-1] if sizes else None
 
 
 def weight(path: Path) -> int:
-    """What reading the log in `path` takes, in bytes of long lines.
+    """Return what reading a log costs, in bytes of long lines.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     size = path.stat().st_size
     if size > MAX_WEIGHT:
@@ -179,171 +146,145 @@ def weight(path: Path) -> int:
 
 
 def read_log(path: Path, shown: str | None = None) -> TrainingLog | None:
-    """The log in `path`; None if no line of it is one of a training run.
+    """Read the log in `path`; None if no line of it is one of a training run.
 
     Raises:
-        DataError: it weighs more than MAX_WEIGHT.
-        OSError: it cannot be read.
+        DataError: the log weighs more than MAX_WEIGHT.
+        OSError: the file cannot be read.
     """
     if weight(path) > MAX_WEIGHT:
-        raise DataError(
-            f"{path} has {path.stat().st_size:,} bytes in too many lines for a log of a training run; "
-            "take it out of the folder"
-        )
+        raise DataError(f"{path}: {path.stat().st_size:,} bytes in too many lines for a training log; move it away")
     log = parse_log(path.read_text(encoding="utf-8", errors="replace"), shown or str(path))
     return None if log.empty else log
 
 
 def parse_log(text: str, shown: str) -> TrainingLog:
-    """What `text` says; `shown` names it in findings."""
-    lines = text.split("\n")  # and at no other of the characters that can end a line
+    """Read the log in `text`; `shown` is its path in findings."""
+    lines = text.split("\n")  # str.splitlines would cut at other characters as well
     log = TrainingLog(shown)
-    begins = _run_begins(lines)
-    if begins:
-        log.source = _source(lines[:begins])
-    for number, line in enumerate(lines[begins:], begins + 1):
-        _read_line(log, line, number)
+    begin = next((number for number, line in enumerate(lines) if _RUN_BEGINS.match(line)), 0)
+    if begin:
+        log.source = _script(lines[:begin])
+    for number, line in enumerate(lines[begin:], begin + 1):
+        _read_line(log, line[:MAX_LINE], number)
     return log
 
 
-def _run_begins(lines: list[str]) -> int:
-    """Lines of the copy of the script before the run's own."""
-    return next((number for number, line in enumerate(lines) if _BEGUN.match(line)), 0)
-
-
-def _source(lines: list[str]) -> str | None:
-    """The script a log begins with, without the rule that ends it and the log's own name before it."""
+def _script(lines: list[str]) -> str | None:
+    """Return the script that a log begins with, without the log's own name before it and the ruler after it."""
     end = len(lines)
-    while end and (not lines[end - 1].strip() or _RULE.match(lines[end - 1][:MAX_LINE])):
+    while end and (not lines[end - 1].strip() or _RULER.match(lines[end - 1][:MAX_LINE])):
         end -= 1
     named = end and re.fullmatch(r"\S+\.(?:txt|log)", lines[0][:MAX_LINE])
     text = "\n".join(lines[1 if named else 0 : end])
     return text if "import " in text else None
 
 
-def _read_line(log: TrainingLog, line: str, number: int) -> None:
-    line = line[:MAX_LINE]
-    for begins, sizes in zip(_SIZES, (log.total_bytes, log.model_bytes, log.code_bytes), strict=True):
-        if (said := _size(line.strip(), begins)) is not None:
-            sizes.pop(said[0], None)  # the last counts, and its place is the last
-            sizes[said[0]] = Figure(said[1], number)
-            return
-    pairs = dict(_pairs(line))
-    _read_score(log, line, number, pairs)
-    _read_times(log, line, number, pairs)
-    _read_setting(log, line, number, pairs)
-    if _TUNED.match(line) and log.tuned is None:
-        log.tuned = Figure(0, number)
-    if re.match(r"\s*(?:ema|swa|lawa)\s*:\s*(?:applying|loaded)", line, re.IGNORECASE) or "applying EMA" in line:
-        log.averaged = True
+class _Pair(NamedTuple):
+    """The value of `name:1.5ms`."""
 
+    text: str
+    unit: str
 
-def _size(line: str, begins: str) -> tuple[str, float] | None:
-    """(name, bytes) of "Total submission size int8+zlib: 15,863,489 bytes" and the like; None: it is no such line."""
-    if not line.startswith(begins) or (match := _BYTES.search(line, len(begins))) is None:
-        return None
-    name = line[len(begins) : match.start()].strip()
-    if name.startswith("(") and name.endswith(")"):
-        name = name[1:-1].strip()
-    return name, _number(match[1])
+    @property
+    def number(self) -> float:
+        return _number(self.text)
 
-
-def _pairs(line: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """(name, (number, unit)) of every `name:number` and `name: number`."""
-    for match in _PAIR.finditer(line):
-        yield match[1], (match[2], match[3] or "")
+    def ms(self, default: str) -> float:
+        return self.number * _MILLISECONDS[self.unit or default]
 
 
 def _number(text: str) -> float:
     return float(text.replace(",", "").replace("_", ""))
 
 
-def _ms(pair: tuple[str, str], otherwise: str) -> float:
-    return _number(pair[0]) * _UNITS[pair[1] or otherwise]
+def _read_line(log: TrainingLog, line: str, number: int) -> None:
+    text = line.strip()
+    for label, sizes in zip(_SIZE_LABELS, (log.total_bytes, log.model_bytes, log.code_bytes), strict=True):
+        if text.startswith(label) and (match := _BYTES.search(text, len(label))) is not None:
+            name = text[len(label) : match.start()].strip()
+            name = name[1:-1].strip() if name.startswith("(") and name.endswith(")") else name
+            sizes.pop(name, None)  # the last one counts, and goes to the end of the dict
+            sizes[name] = Figure(_number(match[1]), number)
+            return
+    pairs = {match[1]: _Pair(match[2], match[3] or "") for match in _PAIR.finditer(line)}
+    step = _STEP.match(text)
+    if "val_bpb" in pairs:
+        score = _score(line, number, pairs)
+        (log.validations if step else log.scores).append(score)
+    if "train_time" in pairs and pairs["train_time"].unit != "m":  # "9.9m" is no evidence against 600.0 s
+        _read_train_time(log, number, pairs, float(step[1]) if step else None)
+    _read_times(log, text, number, pairs)
+    _read_settings(log, text, number, pairs)
+    if _PREQUANT_TTT.match(line) and log.prequant_ttt is None:
+        log.prequant_ttt = Figure(0, number)
+    if _AVERAGED.search(line):
+        log.averaged = True
 
 
-def _read_score(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple[str, str]]) -> None:
-    if "val_bpb" not in pairs:
-        return
-    bpb = pairs["val_bpb"][0]
-    loss = _number(pairs["val_loss"][0]) if "val_loss" in pairs else None
-    took = _ms(pairs["eval_time"], "ms") if "eval_time" in pairs else None
-    name = re.split(r"\bval_(?:loss|bpb)\b", line, maxsplit=1)[0].strip().rstrip(":")
-    scored = Scored(_words(name), _number(bpb), loss, len(bpb.partition(".")[2]), took, number)
-    (log.validations if _VALIDATION.match(line.strip()) else log.scores).append(scored)
+def _score(line: str, number: int, pairs: dict[str, _Pair]) -> ScoreLine:
+    bpb = pairs["val_bpb"]
+    loss = pairs["val_loss"].number if "val_loss" in pairs else None
+    ms = pairs["eval_time"].ms("ms") if "eval_time" in pairs else None
+    label = re.split(r"\bval_(?:loss|bpb)\b", line, maxsplit=1)[0].strip().rstrip(":")
+    # "final_sliding_window_eval stride:64" is named final_sliding_window_eval
+    name = " ".join(word for word in label.split() if not _PAIR.fullmatch(word)) or label
+    return ScoreLine(name, bpb.number, loss, len(bpb.text.partition(".")[2]), ms, number)
 
 
-def _words(name: str) -> str:
-    """A name without the settings in it: "final_sliding_window_eval stride:64" is "final_sliding_window_eval"."""
-    kept = " ".join(word for word in name.split() if not _PAIR.fullmatch(word))
-    return kept or name
-
-
-def _read_times(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple[str, str]]) -> None:
-    if "train_time" in pairs:
-        ms = _ms(pairs["train_time"], "ms")
-        rounded = pairs["train_time"][1] == "m"  # "9.9m" is no evidence against 600.0 s
-        if not rounded and (log.train_ms is None or ms > log.train_ms.value):
-            log.train_ms = Figure(ms, number)
-        if not rounded:
-            _read_pace(log, line, ms, pairs)
-    if "step_avg" in pairs:
-        log.step_ms = _ms(pairs["step_avg"], "ms")
-    stripped = line.strip()
-    if stripped.startswith("stopping_early") and "wallclock" in stripped:
-        log.capped = True
-        step = pairs.get("step")
-        if step is not None and log.train_ms is not None and _number(step[0]):
-            log.step_ms = log.train_ms.value / _number(step[0])
-    if log.capped and (seconds := _hessians(line)) is not None:
-        log.calibration_s = Figure(seconds, number)
-    if match := _COMPILED.search(line):
-        log.compile_s = Figure(float(match[1]), number)
-    if stripped.startswith("birdie:evaluation:") and "score" in pairs:  # our clock around all of it
-        parts = [pairs[name] for name in ("import", "decode", "compile", "score", "adapt") if name in pairs]
-        log.eval_s = Figure(sum(_ms(part, "s") for part in parts) / 1e3, number)
-    if "total_eval_time" in pairs:
-        log.eval_s = Figure(_ms(pairs["total_eval_time"], "s") / 1e3, number)
-
-
-def _read_pace(log: TrainingLog, line: str, ms: float, pairs: dict[str, tuple[str, str]]) -> None:
-    counted = _VALIDATION.match(line.strip())
-    step = float(counted[1]) if counted else _number(pairs["step"][0]) if "step" in pairs else None
+def _read_train_time(log: TrainingLog, number: int, pairs: dict[str, _Pair], step: float | None) -> None:
+    ms = pairs["train_time"].ms("ms")
+    if log.train_ms is None or ms > log.train_ms.value:
+        log.train_ms = Figure(ms, number)
     if step is None:
-        return
-    if log.timed is not None and step > log.timed[0] and ms > log.timed[1]:
-        log.last_ms = (ms - log.timed[1]) / (step - log.timed[0])
-    if log.timed is None or step > log.timed[0]:
-        log.timed = step, ms
+        step = pairs["step"].number if "step" in pairs else None
+    if step is not None:
+        last_step, last_ms = log._last_timed or (step, ms)
+        if step > last_step and ms > last_ms:
+            log.last_step_ms = (ms - last_ms) / (step - last_step)
+        if log._last_timed is None or step > last_step:
+            log._last_timed = step, ms
 
 
-def _hessians(line: str) -> float | None:
-    """Seconds of "GPTQ:collected 67 Hessians in 3.6s"; None: it is no such line."""
-    low = line.lower()
-    collected = low.find("collected")
-    at = low.find("hessian", collected)
-    match = _IN_SECONDS.search(low, at) if 0 <= collected < at else None
+def _read_times(log: TrainingLog, text: str, number: int, pairs: dict[str, _Pair]) -> None:
+    if "step_avg" in pairs:
+        log.mean_step_ms = pairs["step_avg"].ms("ms")
+    if text.startswith("stopping_early") and "wallclock" in text:
+        log.capped = True
+        if "step" in pairs and log.train_ms is not None and pairs["step"].number:
+            log.mean_step_ms = log.train_ms.value / pairs["step"].number
+    if log.capped and (seconds := _hessian_seconds(text)) is not None:
+        log.calibration_s = Figure(seconds, number)
+    if match := _COMPILED.search(text):
+        log.compile_s = Figure(float(match[1]), number)
+    if text.startswith("birdie:evaluation:") and "score" in pairs:  # birdie's clock, around all of it
+        parts = ("import", "decode", "compile", "score", "adapt")
+        log.eval_s = Figure(sum(pairs[name].ms("s") for name in parts if name in pairs) / 1e3, number)
+    if "total_eval_time" in pairs:
+        log.eval_s = Figure(pairs["total_eval_time"].ms("s") / 1e3, number)
+
+
+def _hessian_seconds(text: str) -> float | None:
+    """Return the seconds of "GPTQ:collected 67 Hessians in 3.6s"; None for another line."""
+    lower = text.lower()
+    collected = lower.find("collected")  # two searches: one pattern for both would take the square of the line
+    at = lower.find("hessian", collected)
+    match = _IN_SECONDS.search(lower, at) if 0 <= collected < at else None
     return float(match[1]) if match else None
 
 
-def _read_setting(log: TrainingLog, line: str, number: int, pairs: dict[str, tuple[str, str]]) -> None:
-    stripped = line.strip()
-    for name in ("seed", "train_shards"):
-        if name in pairs and (name != "seed" or stripped.startswith("seed")):
-            setattr(log, name, Figure(_number(pairs[name][0]), number))
-    for name in ("target_tokens", "val_tokens"):
-        if name in pairs:
-            log.val_tokens = Figure(_number(pairs[name][0]), number)
-            break
-    if stripped.startswith("val_loader:") and "tokens" in pairs:
-        log.val_tokens = Figure(_number(pairs["tokens"][0]), number)
-    if "max_wallclock_seconds" in pairs:
-        log.cap_s = Figure(_number(pairs["max_wallclock_seconds"][0]), number)
-    for name in ("force_stop_step", "FORCE_STOP_STEP"):
-        if name in pairs and _number(pairs[name][0]) > 0:
-            log.forced = Figure(_number(pairs[name][0]), number)
-    if re.match(r"(?:val_bpb:enabled|tokenizer_path|train_loader:|val_loader:|datasets_dir|vocab_size)", stripped):
-        found = _VOCABULARY.findall(line) or ([pairs["vocab_size"][0]] if "vocab_size" in pairs else [])
-        if found:
-            caseops = "caseops" in line.lower() or log.vocabulary.endswith("caseops")
-            log.vocabulary = f"{found[-1]} caseops" if caseops else found[-1]
+def _read_settings(log: TrainingLog, text: str, number: int, pairs: dict[str, _Pair]) -> None:
+    figures = {name: Figure(pair.number, number) for name, pair in pairs.items()}
+    if text.startswith("seed"):
+        log.seed = figures.get("seed", log.seed)
+    log.train_shards = figures.get("train_shards", log.train_shards)
+    targets = figures.get("target_tokens") or figures.get("val_tokens")
+    targets = figures.get("tokens", targets) if text.startswith("val_loader:") else targets
+    log.val_tokens = targets or log.val_tokens
+    log.cap_s = figures.get("max_wallclock_seconds", log.cap_s)
+    stop = figures.get("force_stop_step") or figures.get("FORCE_STOP_STEP")
+    log.stop_step = stop if stop and stop.value > 0 else log.stop_step
+    if _OF_DATA.match(text):
+        names = _VOCABULARY.findall(text) or ([pairs["vocab_size"].text] if "vocab_size" in pairs else [])
+        caseops = "caseops" in text.lower() or log.vocabulary.endswith("caseops")
+        log.vocabulary = f"{names[-1]}{' caseops' * caseops}" if names else log.vocabulary

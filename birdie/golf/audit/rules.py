@@ -1,37 +1,33 @@
-"""The rules a score must keep, and what an audit finds about each: pass, fail or could not tell, with evidence.
+"""The challenge's rules, and what an audit finds about each: one result per rule, with its evidence.
 
-    scan, probes, logs, bytes, … ──► Finding, Finding, … ──► Report: one verdict a rule, the worst of its findings
+    probes, byte counts, logs, claims, scan, … ──► Finding, Finding, … ──► Report: fail > pass > unknown, per rule
 
-The first four are the conditions of openai/parameter-golf #1017 (C1 to C4), the others what its records were withdrawn
-or questioned for.
+The first four are the conditions C1 to C4 of parameter-golf#1017 (github.com/openai/parameter-golf/issues/1017), the
+others are what records were withdrawn or questioned for. A warning is a line to read or a doubtful figure; it decides
+nothing.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["pass", "fail", "unknown"]
+Result = Literal["pass", "fail", "warning", "unknown"]
 
-_WORST: tuple[Verdict, ...] = ("fail", "pass", "unknown")  # one failure outweighs all; one proof outweighs a doubt
+_ORDER: tuple[Result, ...] = ("fail", "pass")  # a failure outweighs everything, a pass what is not known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Rule:
-    """One thing that must hold.
-
-    Attributes:
-        name: a word, for machines.
-        says: what must hold, in a sentence.
-    """
+    """A rule of the challenge: its name, which is a JSON key, and what must hold."""
 
     name: str
-    says: str
+    statement: str
 
 
 CAUSAL = Rule("causal", "the distribution of a token depends on the artifact and on earlier tokens alone (C1)")
-NORMALISED = Rule("normalised", "every distribution is over the whole vocabulary, sums to 1, blind to its token (C2)")
+NORMALIZED = Rule("normalised", "every distribution covers the whole vocabulary, sums to 1, ignores its target (C2)")
 SCORE_FIRST = Rule("score-first", "a token is learned from only after its loss is final (C3)")
-ONE_PASS = Rule("one-pass", "every target is scored exactly once, in one pass, and none is scored anew (C4)")
+ONE_PASS = Rule("one-pass", "every target is scored exactly once, in one pass, and none is scored again (C4)")
 VALIDATION = Rule("validation-unseen", "no validation token reaches training, calibration, tuning or warm-up")
 OVERLAP = Rule("no-overlap", "no validation document is among the training documents")
 BYTES = Rule("byte-count", "the bytes that bits are divided by are those of the decoded text")
@@ -39,66 +35,62 @@ COVERAGE = Rule("whole-split", "the whole validation split is scored, and it is 
 SIZE = Rule("size", "code and model, all that evaluation reads, take no more than 16,000,000 bytes")
 TRAIN_TIME = Rule("train-time", "training takes no more than 600 s, calibration included")
 EVAL_TIME = Rule("eval-time", "evaluation takes no more than 600 s: import, decoding, compiling, scoring, adapting")
-SEEDS = Rule("seeds", "the claim rests on several seeds, none of them left out")
+SEEDS = Rule("seeds", "the claim is the mean over several seeds, none of them left out")
 SELF_CONTAINED = Rule("self-contained", "evaluation needs no network and no training data")
 RUNS = Rule("runs", "the script imports, builds its model and predicts on a CPU")
 
 RULES = (
-    *(CAUSAL, NORMALISED, SCORE_FIRST, ONE_PASS, VALIDATION, OVERLAP, BYTES, COVERAGE),
+    *(CAUSAL, NORMALIZED, SCORE_FIRST, ONE_PASS, VALIDATION, OVERLAP, BYTES, COVERAGE),
     *(SIZE, TRAIN_TIME, EVAL_TIME, SEEDS, SELF_CONTAINED, RUNS),
 )
+
+CAP_BYTES = 16_000_000
+CAP_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one look at one rule found.
-
-    Attributes:
-        rule: in question.
-        verdict: "unknown" is could not tell.
-        evidence: a sentence with figures.
-        by: what looked: "scan", "perturbation", "log", ….
-        path: file in question, as the user would find it; None: none.
-        line: in it, from 1; 0: the file as a whole.
-    """
+    """The result of one check of one rule; "warning" and "unknown" decide nothing."""
 
     rule: Rule
-    verdict: Verdict
-    evidence: str
-    by: str
-    path: str | None = None
-    line: int = 0
+    result: Result
+    evidence: str  # a sentence with figures
+    check: str  # "scan", "probe", "log", …
+    path: str | None = None  # of the file, as the user would name it
+    line: int = 0  # from 1; 0 for the file as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An audit.
-
-    Attributes:
-        path: what was audited.
-        kind: "artifact", "folder" or "script".
-        findings: all there are; a rule nobody looked at has none.
-    """
+    """All findings of an audit of `path`, which is an "artifact", a "folder" or a "script"."""
 
     path: str
     kind: str
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
 
     def of(self, rule: Rule) -> tuple[Finding, ...]:
-        """The findings about one rule."""
-        return tuple(each for each in self.findings if each.rule == rule)
+        """Return the findings about one rule."""
+        return tuple(finding for finding in self.findings if finding.rule == rule)
 
-    def verdict(self, rule: Rule) -> Verdict:
-        """The worst of its findings; without any, unknown."""
-        return worst(each.verdict for each in self.of(rule))
+    def result(self, rule: Rule) -> Result:
+        """Return the result of a rule: "pass", "fail" or, without evidence, "unknown"."""
+        return combined(finding.result for finding in self.of(rule))
 
     @property
     def failed(self) -> tuple[Rule, ...]:
         """Rules that are broken."""
-        return tuple(rule for rule in RULES if self.verdict(rule) == "fail")
+        return tuple(rule for rule in RULES if self.result(rule) == "fail")
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """What several verdicts on one rule come to: a failure if there is one, else a pass if there is one."""
-    found = set(verdicts)
-    return next((each for each in _WORST if each in found), "unknown")
+def combined(results: Iterable[Result]) -> Result:
+    """Return the result of several checks of one rule: fail if one failed, else pass if one passed, else unknown."""
+    results = set(results)
+    return next((result for result in _ORDER if result in results), "unknown")
+
+
+def size_result(size: int, name: str) -> tuple[Result, str]:
+    """Return whether `size` bytes of what `name` says keep the cap, and the sentence for it."""
+    if size <= CAP_BYTES:
+        return "pass", f"{name}: {size:,} of {CAP_BYTES:,} bytes"
+    hint = " (the cap is decimal: 16 MB, not 16 MiB)" if size <= 16 * 2**20 else ""
+    return "fail", f"{name}: {size:,} bytes, {size - CAP_BYTES:,} more than the {CAP_BYTES:,} allowed{hint}"

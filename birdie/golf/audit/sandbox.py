@@ -1,15 +1,15 @@
-"""Python in a sandbox: no network, a read-only file system, little memory and time, and a log of what is opened.
+"""Python in a sandbox: no network, a read-only file system, little memory and time, and a log of opened files.
 
     with Sandbox(script, seconds=120) as box:
         box.ask("load")                    JSON in, JSON out; never pickle
         box.ask("score", [1, 2, 3])
 
-The process fences itself in before it looks at the script (`inside`): Linux namespaces for users, network,
-mounts and processes, resource limits, an empty environment, a scratch folder as its only place to write. Where that
-is not possible nothing is run and `available` says why. When the time is over its whole namespace is killed.
+The process isolates itself before it reads the script (`sandbox_child`): Linux namespaces for users, network, mounts
+and processes, resource limits, an empty environment, a scratch folder as the only one it can write to. Where that is
+not possible nothing is run, and `unavailable` says why. When the time is over its whole namespace is killed.
 
-What a sandbox cannot do: hide files from being read. The log of opened files is what the interpreter's audit hook
-tells: code that opens files past Python, in C, is not in it.
+A sandbox cannot keep files from being read. The log of opened files comes from the interpreter's audit hook, which
+does not see code that opens files past Python, in C.
 """
 
 import contextlib
@@ -32,22 +32,23 @@ from birdie.errors import BirdieError
 
 GIB = 2**30
 ANSWER_BYTES = 64 * 2**20
-"""Most that one answer may be."""
+"""Limit of one answer."""
 FILE_BYTES = 64 * 2**20
-"""Largest file that may be written to the scratch folder."""
+"""Limit of one file in the scratch folder."""
 SCRATCH_BYTES = 256 * 2**20
-"""Most that all files there may have together; they are in memory."""
+"""Limit of all files there together; they are in memory."""
 PROCESSES = 512
-"""Most processes and threads; root's are not counted by Linux."""
+"""Limit of processes and threads; Linux does not count root's."""
+CHILD = Path(__file__).with_name("sandbox_child.py")
 
-INSIDE = Path(__file__).with_name("inside.py")
+_FORGED = "the script interfered: its answer has the wrong form"
 
 
 class SandboxError(BirdieError):
-    """The script in the sandbox failed, or what it sent back is not an answer.
+    """The script in the sandbox failed, or its answer has the wrong form.
 
     Attributes:
-        kind: the name of the script's own exception; "" if it was none.
+        kind: the name of the script's exception; "" if there was none.
     """
 
     def __init__(self, message: str, kind: str = "") -> None:
@@ -56,29 +57,29 @@ class SandboxError(BirdieError):
 
 
 class RefusedError(SandboxError):
-    """There is no sandbox here."""
+    """This machine has no sandbox."""
 
 
 class OvertimeError(SandboxError):
-    """The time is over."""
+    """The script's time is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What the interpreter saw.
+    """The report of the interpreter's audit hook.
 
     Attributes:
-        opened: files that were opened for reading, the interpreter's own apart, and their bytes.
-        tried: attempts at the network.
+        opened: files opened for reading, but for the interpreter's, and their bytes.
+        network: attempts to use the network.
     """
 
     opened: dict[Path, int]
-    tried: tuple[str, ...]
+    network: tuple[str, ...]
 
 
 @functools.cache
-def available() -> str | None:
-    """Why there is no sandbox here; None: there is."""
+def unavailable() -> str | None:
+    """Return why this machine has no sandbox; None if it has."""
     if not sys.platform.startswith("linux"):
         return f"sandboxes need Linux's namespaces, and this is {sys.platform}"
     try:
@@ -89,10 +90,10 @@ def available() -> str | None:
 
 
 class Sandbox:
-    """A process that is shut in.
+    """An isolated process that runs a script.
 
     Raises:
-        RefusedError: on entering, where it cannot be shut in.
+        RefusedError: on entering, if the process cannot be isolated.
     """
 
     def __init__(self, script: Path | None, *, seconds: float = 120, memory: int = 4 * GIB) -> None:
@@ -100,9 +101,9 @@ class Sandbox:
         self.seconds, self.memory = seconds, memory
         self._scratch = ""
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = self._answers = -1
+        self._requests = self._answers = -1
         self._rest = b""
-        self._until = 0.0
+        self._end = 0.0
 
     def __enter__(self) -> Self:
         self._scratch = tempfile.mkdtemp(prefix="birdie-sandbox-")
@@ -113,12 +114,12 @@ class Sandbox:
             "scratch": SCRATCH_BYTES,
             "processes": PROCESSES,
         }
-        source, self._asked = os.pipe()
+        source, self._requests = os.pipe()
         self._answers, sink = os.pipe()
-        said = [str(source), str(sink), self._scratch, json.dumps(limits), str(self.script or "")]
+        arguments = [str(source), str(sink), self._scratch, json.dumps(limits), str(self.script or "")]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(INSIDE), *said],
+                [sys.executable, "-I", "-B", str(CHILD), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -130,7 +131,7 @@ class Sandbox:
         finally:
             os.close(source)
             os.close(sink)
-        self._until = time.monotonic() + self.seconds
+        self._end = time.monotonic() + self.seconds
         try:
             refused = self._answer().get("refused")
             if refused:
@@ -147,26 +148,26 @@ class Sandbox:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        for pipe in (self._asked, self._answers):
+        for pipe in (self._requests, self._answers):
             if pipe >= 0:
                 os.close(pipe)
-        self._asked = self._answers = -1
+        self._requests = self._answers = -1
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
-    def over(self) -> bool:
-        """Whether the time is."""
-        return time.monotonic() >= self._until
+    def expired(self) -> bool:
+        """True when the time is over."""
+        return time.monotonic() >= self._end
 
-    def ask(self, what: str, *args: Any) -> Any:
-        """Have the inside do one of the things it can.
+    def ask(self, operation: str, *args: Any) -> Any:
+        """Call a method of `sandbox_child.Host` in the sandbox.
 
         Raises:
-            SandboxError: it failed there, died, or sent what is no answer.
+            SandboxError: it failed, the process died, or the answer has the wrong form.
             OvertimeError: the time is over.
         """
         try:
-            self._write(json.dumps({"op": what, "args": args}).encode() + b"\n")
+            self._write(json.dumps({"op": operation, "args": args}).encode() + b"\n")
         except BrokenPipeError as error:
             raise SandboxError(self._died()) from error
         answer = self._answer()
@@ -175,16 +176,16 @@ class Sandbox:
         return answer.get("value")
 
     def log(self) -> Log:
-        """What was opened and tried so far.
+        """Return what was opened so far.
 
         Raises:
             SandboxError: as for `ask`.
         """
-        told = self.ask("log")
+        log = self.ask("log")
         try:
-            return Log({Path(path): int(size) for path, size in told["opened"]}, tuple(str(t) for t in told["tried"]))
+            return Log({Path(path): int(size) for path, size in log["opened"]}, tuple(map(str, log["network"])))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise SandboxError("the script spoke out of turn: its log is none") from error
+            raise SandboxError(_FORGED) from error
 
     def _environment(self) -> dict[str, str]:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -199,14 +200,14 @@ class Sandbox:
 
     def _write(self, data: bytes) -> None:
         while data:
-            if not select.select([], [self._asked], [], max(0.0, self._until - time.monotonic()))[1]:
+            if not select.select([], [self._requests], [], max(0.0, self._end - time.monotonic()))[1]:
                 raise OvertimeError(f"the {self.seconds:g} s it may take are over")
-            data = data[os.write(self._asked, data[:4096]) :]
+            data = data[os.write(self._requests, data[:4096]) :]
 
     def _answer(self) -> dict[str, Any]:
         parts, size = [self._rest], len(self._rest)
         while b"\n" not in parts[-1]:
-            left = self._until - time.monotonic()
+            left = self._end - time.monotonic()
             if left <= 0 or not select.select([self._answers], [], [], left)[0]:
                 raise OvertimeError(f"the {self.seconds:g} s it may take are over")
             part = os.read(self._answers, 1 << 16)
@@ -220,9 +221,9 @@ class Sandbox:
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SandboxError("the script spoke out of turn: what it sent is no answer") from error
+            raise SandboxError(_FORGED) from error
         if not isinstance(answer, dict):
-            raise SandboxError("the script spoke out of turn: what it sent is no answer")
+            raise SandboxError(_FORGED)
         return answer
 
     def _died(self) -> str:

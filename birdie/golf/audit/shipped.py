@@ -1,10 +1,10 @@
-"""What a submission really ships, code and model; what minifying would save stands apart, as it does not count.
+"""Bytes that a submission ships: the script, the helper files it reads, and the model, against 16,000,000.
 
     train_gpt.py ──imports, file names in strings──► helper files of the folder ─┐
-    model.birdie, final_model.int8.ptz, … or what the log weighs ────────────────┴──► bytes, held against 16,000,000
+    model.birdie, final_model.int8.ptz, … or the size in the logs ───────────────┴──► bytes
 
-The challenge counts bytes of code and of the compressed model as they lie in the folder. Tokenizers, logs and data
-preparation were never counted.
+The challenge counts code and compressed model as they lie in the folder. Tokenizers, logs and data preparation were
+never counted; what minifying would save does not count either, and is reported apart.
 """
 
 import ast
@@ -14,143 +14,105 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from birdie.golf.audit.logged import against_cap_bytes
 from birdie.golf.audit.logs import TrainingLog
-from birdie.golf.audit.rules import SIZE, Finding
-from birdie.golf.audit.source import MOST, Source, read_source
+from birdie.golf.audit.rules import SIZE, Finding, size_result
+from birdie.golf.audit.source import MAX_BYTES, Source, read_source
 from birdie.golf.code_size import PACKAGE, code_bytes
 
 SCRIPT, CLAIM = "train_gpt.py", "submission.json"
 MODELS = (".birdie", ".ptz", ".pt", ".pth", ".safetensors", ".xz", ".lzma", ".br", ".zst", ".bz2", ".npz", ".pkl")
-"""Ends of files that may be the model."""
-
+"""Suffixes of files that may be the model."""
 CODE = (".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".ptx", ".sh", ".js", ".rs")
-"""Ends of files that count as code where evaluation reads them."""
-
-MOST_TOGETHER = 4 * MOST
+"""Suffixes of files that count as code where evaluation reads them."""
+MAX_PARSED = 4 * MAX_BYTES
 """Bytes of a script and its helper files that are parsed; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What is in the folder.
+    """The code and the model of a submission.
 
     Attributes:
-        script: the entry point.
-        code: it and the helper files it reads, sorted.
-        ours: bytes of birdie's own sources that it loads besides; 0: it does not.
-        model: the model's file; None: there is none.
-        models: all files that may be one.
-        sources: of the code that is Python.
-        alone: whether a script was given, not its folder: no model is looked for.
+        script: the entry point; None if there is none.
+        sources: the Python files among the code.
+        code: the script and the helper files it reads, sorted.
+        package_bytes: bytes of birdie's own sources that the script loads.
+        model: the model's file; None if there is none.
     """
 
     script: Path | None
-    code: tuple[Path, ...]
-    ours: int
-    model: Path | None
-    models: tuple[Path, ...]
     sources: Mapping[Path, Source]
-    alone: bool = False
+    code: tuple[Path, ...] = ()
+    package_bytes: int = 0
+    model: Path | None = None
 
     @property
     def code_bytes(self) -> int:
-        """Of all code."""
-        return self.ours + sum(path.stat().st_size for path in self.code)
+        """Bytes of all code."""
+        return self.package_bytes + sum(path.stat().st_size for path in self.code)
 
 
-def look(folder: Path) -> Shipped:
-    """What `folder` ships."""
+def shipped_folder(folder: Path) -> Shipped:
+    """Return the code and the model that `folder` ships."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    script = _script(files)
-    models = tuple(path for path in files if path.suffix in MODELS)
-    if script is None:
-        return Shipped(None, (), 0, _model(models), models, {})
-    code, sources = _reached(script, files)
-    return Shipped(script, code, _ours(script, sources[script]), _model(models), models, sources)
-
-
-def of_script(script: Path) -> Shipped:
-    """What `script` is by itself: it and the helper files beside it that it reads."""
-    files = sorted(path for path in script.parent.iterdir() if path.is_file())
-    code, sources = _reached(script, files)
-    return Shipped(script, code, _ours(script, sources[script]), None, (), sources, alone=True)
-
-
-def _script(files: Sequence[Path]) -> Path | None:
+    models = [path for path in files if path.suffix in MODELS]
+    artifacts = [path for path in models if path.suffix == ".birdie"]
+    # the smallest: beside an export may be the float model it was made of
+    model = min(artifacts or models, key=lambda path: path.stat().st_size, default=None)
     scripts = [path for path in files if path.suffix == ".py"]
-    named = [path for path in scripts if path.name == SCRIPT]
-    trains = [path for path in scripts if "train" in path.name]
-    claimed = any(path.name == CLAIM for path in files)
-    return next(iter(named or trains or (scripts if len(scripts) == 1 and claimed else [])), None)
+    named = [path for path in scripts if path.name == SCRIPT] or [path for path in scripts if "train" in path.name]
+    only = scripts if len(scripts) == 1 and any(path.name == CLAIM for path in files) else []
+    script = next(iter(named or only), None)
+    return Shipped(None, {}, model=model) if script is None else _shipped(script, files, model)
 
 
-def _model(models: Sequence[Path]) -> Path | None:
-    """The .birdie file, else the smallest: beside an export may lie the float model it was made of."""
-    ours = [path for path in models if path.suffix == ".birdie"]
-    return min(ours or models, key=lambda path: path.stat().st_size, default=None)
+def shipped_script(script: Path) -> Shipped:
+    """Return the code of a script by itself: it and the helper files beside it that it reads."""
+    return _shipped(script, sorted(path for path in script.parent.iterdir() if path.is_file()), None)
 
 
-def _reached(script: Path, files: Sequence[Path]) -> tuple[tuple[Path, ...], dict[Path, Source]]:
-    """The script and the files of its folder that it imports or names, and those that they do; those in Python read."""
+def _shipped(script: Path, files: Sequence[Path], model: Path | None) -> Shipped:
     by_name = {path.name: path for path in files if path.suffix in CODE}
-    found, queue, left = {script}, [script], MOST_TOGETHER
+    code, queue, left = {script}, [script], MAX_PARSED
     sources: dict[Path, Source] = {}
     while queue:
         path = queue.pop()
-        if path.suffix != ".py":
-            continue
-        source = sources[path] = read_source(path, min(MOST, left))
-        left -= len(source.data)
-        for name in _mentioned(source):
-            named = by_name.get(name)
-            if named is not None and named not in found:
-                found.add(named)
-                queue.append(named)
-    return tuple(sorted(found)), sources
+        if path.suffix == ".py":
+            source = sources[path] = read_source(path, min(MAX_BYTES, left))
+            left -= len(source.data)
+            new = {by_name[name] for name in _mentioned(source) if name in by_name} - code
+            code |= new
+            queue += new
+    package = PACKAGE.name in {name.split(".")[0] for name in _imported(sources[script])}
+    package_bytes = code_bytes(script) - script.stat().st_size if package else 0
+    return Shipped(script, sources, tuple(sorted(code)), package_bytes, model)
+
+
+def _imported(source: Source) -> Iterator[str]:
+    """Yield the modules that a source imports; of `from . import name`, the name."""
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from [node.module] if node.module else [alias.name for alias in node.names]
 
 
 def _mentioned(source: Source) -> Iterator[str]:
-    """File names that a source imports or has in a string."""
-    if source.tree is None:
-        return
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import):
-            yield from (f"{alias.name.split('.')[0]}.py" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield f"{(node.module or '').split('.')[0]}.py"
-            yield from (f"{alias.name}.py" for alias in node.names if node.level and not node.module)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 4096:
+    """Yield file names that a source imports or has in a string."""
+    yield from (f"{name.split('.')[0]}.py" for name in _imported(source))
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 4096:
             yield Path(node.value).name if "\0" not in node.value else ""
 
 
-def _ours(script: Path, source: Source) -> int:
-    """Bytes of birdie's own sources that a script imports."""
-    named = [
-        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
-        for node in ast.walk(source.tree or ast.Module([], []))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    ]
-    if not any(name.split(".")[0] == PACKAGE.name for name in named):
-        return 0
-    return code_bytes(script) - script.stat().st_size
-
-
-def minified(source: Source) -> int | None:
-    """Bytes of `source` without comments, docstrings and blank lines; None: it is not Python."""
-    program = source.program
-    return None if program is None else len(program.encode("utf-8", "replace"))
-
-
-def packed(source: Source) -> int:
-    """Bytes of `source` by LZMA, as one-file submissions carry it."""
-    enough = {"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": max(4096, len(source.data))}  # 64 MiB unless said
-    return len(lzma.compress(source.data, format=lzma.FORMAT_ALONE, filters=[enough]))
+def packed_bytes(source: Source) -> int:
+    """Return the bytes of `source` under LZMA, as one-file submissions carry it."""
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9, "dict_size": max(4096, len(source.data))}]  # 64 MiB otherwise
+    return len(lzma.compress(source.data, format=lzma.FORMAT_ALONE, filters=filters))
 
 
 def is_packed(source: Source) -> bool:
-    """Whether a script is a wrapper around compressed code: nearly all of it is one string or one run of bytes."""
+    """Return whether a script is a wrapper around compressed code: one constant is more than half of it."""
     if source.tree is None:
         return False
     begins = [0, *itertools.accumulate(map(len, source.data.splitlines(keepends=True)))]
@@ -162,31 +124,24 @@ def is_packed(source: Source) -> bool:
     return max(lengths, default=0) > source.size // 2
 
 
-def findings(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tuple[Finding, ...]:
-    """SIZE of what lies in the folder; the model's bytes are the logs' where its file is not there."""
+def check_size(shipped: Shipped, logs: Sequence[TrainingLog], shown: str) -> tuple[Finding, ...]:
+    """Return the size of what lies in the folder; the model's bytes are the logs' where its file is missing."""
     if shipped.script is None:
         return ()
-    source = shipped.sources[shipped.script]
-    code = shipped.code_bytes
-    helpers = len(shipped.code) - 1
+    helpers, code = len(shipped.code) - 1, shipped.code_bytes
     files = f"{shipped.script.name}{f' and {helpers} helper file' + 's' * (helpers > 1) if helpers else ''}"
-    files += f", {shipped.ours:,} of birdie's sources with it" if shipped.ours else ""
-    without = minified(source)
-    apart = ""
-    if without is not None and not is_packed(source):
-        apart = f"; without comments the script has {without:,} and packed {packed(source):,}, which counts for nothing"
-    model, of_model = _model_bytes(shipped, logs)
-    if model is None:
-        verdict, said = against_cap_bytes(code, f"code as shipped ({files})")
-        said = f"{said}{apart}; how large the model is cannot be told"
-        return (Finding(SIZE, "fail" if verdict == "fail" else "unknown", said, "files", shown),)
-    what = f"code as shipped ({files}) {code:,} and {of_model} {model:,}"
-    verdict, said = against_cap_bytes(code + model, what)
-    return (Finding(SIZE, verdict, said + apart, "files", shown),)
-
-
-def _model_bytes(shipped: Shipped, logs: Sequence[TrainingLog]) -> tuple[int | None, str]:
+    files += f", with {shipped.package_bytes:,} of birdie's sources" if shipped.package_bytes else ""
+    logged = [round(log.model.value) for log in logs if log.model is not None]
+    model, name = max(logged, default=None), "the largest model logged"
     if shipped.model is not None:
-        return shipped.model.stat().st_size, f"model ({shipped.model.name})"
-    weighed = [round(log.model.value) for log in logs if log.model is not None]
-    return (max(weighed), "the largest model logged") if weighed else (None, "")
+        model, name = shipped.model.stat().st_size, f"model ({shipped.model.name})"
+    if model is None:
+        result, evidence = size_result(code, f"code as shipped ({files}), without the model, whose size is not known")
+        result = "unknown" if result == "pass" else result
+    else:
+        result, evidence = size_result(code + model, f"code as shipped ({files}) {code:,} and {name} {model:,}")
+    source = shipped.sources[shipped.script]
+    if source.program is not None and not is_packed(source):
+        minified = len(source.program.encode("utf-8", "replace"))
+        evidence += f"; without comments the script would have {minified:,} and packed {packed_bytes(source):,}"
+    return (Finding(SIZE, result, evidence, "files", shown),)

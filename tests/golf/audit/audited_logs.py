@@ -1,4 +1,4 @@
-"""Training logs as the challenge's scripts write them, in the baseline's style and in that of later records."""
+"""Training logs as the challenge's scripts write them: in the baseline's style, and in that of later records."""
 
 BASELINE = """\
 logs/run.txt
@@ -68,8 +68,8 @@ LN2 = 0.6931471805599453
 
 
 def baseline(**changes: object) -> str:
-    """The baseline's log; bits per byte follow from the loss unless they are given."""
-    said: dict[str, object] = {
+    """Return the baseline's log; bits per byte follow from the loss unless `changes` has them."""
+    values: dict[str, object] = {
         "seed": 1337,
         "train_ms": 600038,
         "code": 47642,
@@ -77,14 +77,14 @@ def baseline(**changes: object) -> str:
         "loss": 2.07269931,
         **changes,
     }
-    said.setdefault("total", int(str(said["code"])) + int(str(said["model"])))
-    said.setdefault("bpb", float(str(said["loss"])) / LN2 / BYTES_PER_TOKEN)
-    return BASELINE.format(**said)
+    values.setdefault("total", int(str(values["code"])) + int(str(values["model"])))
+    values.setdefault("bpb", float(str(values["loss"])) / LN2 / BYTES_PER_TOKEN)
+    return BASELINE.format(**values)
 
 
 def later(**changes: object) -> str:
-    """A later record's log."""
-    said = {
+    """Return a later record's log."""
+    values = {
         "seed": 0, "shards": 80, "train_ms": 595637, "hessians": 3.6, "compile_s": 24.7, "eval_s": 519.7, **changes,
     }  # fmt: skip
-    return LATER.format(**said)
+    return LATER.format(**values)

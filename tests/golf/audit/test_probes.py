@@ -11,24 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.golf.audit.probes import Losses, probe, probe_losses
-from birdie.golf.audit.rules import CAUSAL, NORMALISED, ONE_PASS, RUNS, Finding, worst
+from birdie.golf.audit.rules import CAUSAL, NORMALIZED, ONE_PASS, RUNS, Finding, Rule
 from tests.golf.audit.scripts import ILLEGAL, LEGAL, Script
 
 VOCABULARY = 6
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 70)
 
 
-def verdicts(findings: tuple[Finding, ...]) -> dict[str, str]:
-    names = {each.rule.name for each in findings}
-    return {name: worst(each.verdict for each in findings if each.rule.name == name) for name in names}
+def failed(findings: tuple[Finding, ...]) -> set[Rule]:
+    return {finding.rule for finding in findings if finding.result == "fail"}
 
 
-def failed(findings: tuple[Finding, ...]) -> set[str]:
-    return {each.rule.name for each in findings if each.verdict == "fail"}
-
-
-def loaded(script: Script) -> ModuleType:
-    """One of our own scripts, imported."""
+def module_of(script: Script) -> ModuleType:
+    """Import one of the corpus' scripts."""
     spec = importlib.util.spec_from_file_location(script.path.stem, script.path)
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
@@ -36,25 +31,26 @@ def loaded(script: Script) -> ModuleType:
     return module
 
 
-def findings(script: Script) -> tuple[Finding, ...]:
-    module = loaded(script)
+def probed(script: Script) -> tuple[Finding, ...]:
+    module = module_of(script)
     tokens = np.random.default_rng(1).integers(0, module.VOCABULARY, 67)
     if hasattr(module, "score"):
         return probe_losses(module.score, module.VOCABULARY, tokens, positions=10)
     return probe(module.scorer, module.VOCABULARY, tokens, positions=10)
 
 
-PROBED = [each for each in ILLEGAL if set(each.probed) & {"causal", "normalised"}]
-
-
-@pytest.mark.parametrize("script", PROBED, ids=lambda each: each.path.stem)
+@pytest.mark.parametrize(
+    "script", [script for script in ILLEGAL if set(script.probed) & {"causal", "normalised"}], ids=str
+)
 def test_illegal_scorers_are_caught(script: Script) -> None:
-    assert failed(findings(script)) >= set(script.probed)
+    assert {rule.name for rule in failed(probed(script))} >= set(script.probed)
 
 
-@pytest.mark.parametrize("script", [each for each in LEGAL if each.callable], ids=lambda each: each.path.stem)
+@pytest.mark.parametrize("script", [script for script in LEGAL if script.callable], ids=str)
 def test_legal_scorers_pass(script: Script) -> None:
-    assert verdicts(findings(script)) == {"causal": "pass", "normalised": "pass", "one-pass": "pass"}
+    findings = probed(script)
+    assert {finding.rule for finding in findings} == {CAUSAL, NORMALIZED, ONE_PASS}
+    assert {finding.result for finding in findings} == {"pass"}
 
 
 def counting(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -66,22 +62,22 @@ def counting(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def leaking(tokens: NDArray[np.int64], after: int) -> NDArray[np.float64]:
-    """Sees, from each multiple of 16 on, one token of the chunk after it."""
+    """Return losses that depend, at each multiple of 16, on one token of the next chunk."""
     nats = counting(tokens)
-    for at in range(15, len(nats) - after, 16):
-        nats[at] += 0.01 * tokens[at + 1 + after]
+    for position in range(15, len(nats) - after, 16):
+        nats[position] += 0.01 * tokens[position + 1 + after]
     return nats
 
 
-class Kept:
-    """Remembers what it scored the last time."""
+class Remembering:
+    """Scores better what it scored in the last call."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, int] = {}
+        self.last: dict[int, int] = {}
 
     def __call__(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        p = np.array([0.5 if self.seen.get(i) == t else 0.1 for i, t in enumerate(tokens)])
-        self.seen = dict(enumerate(tokens.tolist()))
+        p = np.array([0.5 if self.last.get(i) == token else 0.1 for i, token in enumerate(tokens)])
+        self.last = dict(enumerate(tokens.tolist()))
         return -np.log(p[1:])
 
 
@@ -90,28 +86,27 @@ class Kept:
     [
         (lambda tokens: leaking(tokens, 1), CAUSAL),
         (lambda tokens: leaking(tokens, 5), CAUSAL),
-        (lambda tokens: counting(tokens) - 0.01, NORMALISED),
-        (lambda tokens: counting(tokens) + 0.01, NORMALISED),
+        (lambda tokens: counting(tokens) - 0.01, NORMALIZED),
+        (lambda tokens: counting(tokens) + 0.01, NORMALIZED),
         (lambda tokens: counting(tokens)[:-1], ONE_PASS),
         (lambda tokens: counting(tokens) * np.nan, ONE_PASS),
-        (lambda tokens: counting(tokens) - 9, NORMALISED),
+        (lambda tokens: counting(tokens) - 9, NORMALIZED),
         (lambda tokens: counting(tokens) + np.random.random(), ONE_PASS),
-        (Kept(), ONE_PASS),
+        (Remembering(), ONE_PASS),
         (lambda tokens: tokens[len(tokens)], RUNS),
     ],
 )
-def test_each_cheat_breaks_its_rule(score: Losses, rule: object) -> None:
-    assert rule in {each.rule for each in probe_losses(score, VOCABULARY, TOKENS) if each.verdict == "fail"}
+def test_each_cheat_breaks_its_rule(score: Losses, rule: Rule) -> None:
+    assert rule in failed(probe_losses(score, VOCABULARY, TOKENS))
 
 
 def test_large_vocabularies_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("birdie.golf.audit.probes.EXACT", 4)
     monkeypatch.setattr("birdie.golf.audit.probes.SAMPLED", 4)
-    of = {each.rule: each for each in probe_losses(counting, VOCABULARY, TOKENS)}
-    assert of[NORMALISED].verdict == "unknown"
-    assert "4 of 6" in of[NORMALISED].evidence
-    greedy = probe_losses(lambda tokens: counting(tokens) * 0.3, VOCABULARY, TOKENS)
-    assert NORMALISED in {each.rule for each in greedy if each.verdict == "fail"}
+    sums = {finding.rule: finding for finding in probe_losses(counting, VOCABULARY, TOKENS)}[NORMALIZED]
+    assert sums.result == "unknown"
+    assert "4 of 6" in sums.evidence
+    assert NORMALIZED in failed(probe_losses(lambda tokens: counting(tokens) * 0.3, VOCABULARY, TOKENS))
 
 
 class Counting:
@@ -128,37 +123,37 @@ class Counting:
 
 
 class Shared(Counting):
-    """What one was shown, the next one knows."""
+    """Knows the tokens that other scorers were shown."""
 
     def __init__(self) -> None:
         self.counts = self.shared
 
 
-class Moody(Counting):
+class Changing(Counting):
     def predict(self) -> Tensor:
         self.counts[0] += 1
         return super().predict()
 
 
-class Wide(Counting):
+class WrongShape(Counting):
     def predict(self) -> Tensor:
         return torch.zeros(1)
 
 
-class Loud(Counting):
+class Unnormalized(Counting):
     def predict(self) -> Tensor:
         return super().predict() + 0.1
 
 
 @pytest.mark.parametrize(
-    ("make", "rules"),
+    ("scorer", "rules"),
     [
         (Counting, set()),
-        (Shared, {"causal", "one-pass"}),
-        (Moody, {"runs"}),
-        (Wide, {"normalised"}),
-        (Loud, {"normalised"}),
+        (Shared, {CAUSAL, ONE_PASS}),
+        (Changing, {RUNS}),
+        (WrongShape, {NORMALIZED}),
+        (Unnormalized, {NORMALIZED}),
     ],
 )
-def test_scorers_under_the_contract(make: type[Counting], rules: set[str]) -> None:
-    assert failed(probe(make, VOCABULARY, TOKENS)) == rules
+def test_scorers_under_the_contract(scorer: type[Counting], rules: set[Rule]) -> None:
+    assert failed(probe(scorer, VOCABULARY, TOKENS)) == rules

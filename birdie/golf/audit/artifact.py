@@ -1,0 +1,276 @@
+"""The audit of a .birdie file: its model is rebuilt from its bytes, and its evaluation is probed.
+
+    model.birdie ── load_gpt ──► GPT ──► a scorer that predicts token by token ──► probes
+                        └──► recipe ──► shards and tokenizer ──► bytes, whole split, copied documents
+
+The probed scorer predicts token by token what `birdie evaluate` scores in batches; that the two agree is checked too.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from birdie.artifact.load import inspect, load
+from birdie.data.byte_accounting import Tokens
+from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
+from birdie.data.byte_sidecar import byte_counts
+from birdie.data.tokenizer import Tokenizer, load_tokenizer
+from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
+from birdie.golf.audit import rules
+from birdie.golf.audit.byte_counts import check_bytes, check_table
+from birdie.golf.audit.overlap import check_overlap
+from birdie.golf.audit.probes import probe
+from birdie.golf.audit.rules import CAP_SECONDS, Finding, Result, size_result
+from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of, token_losses, window_length
+from birdie.golf.audit.splits import SPLITS, complete_split
+from birdie.model.gpt import GPT
+from birdie.run.evaluation import check_same_tokenizer, evaluate, load_gpt
+from birdie.run.recipe import Recipe
+from birdie.runtime.callbacks import Progress, no_progress
+
+OF_ARTIFACTS = rules.RULES[:8]
+"""Rules that an artifact's model and text are evidence for."""
+COMPARED = 32
+"""Targets whose losses are computed both ways, token by token and batched."""
+BEYOND = 256
+"""Most tokens after the first window that probes run over: an error at a border shows right behind it."""
+TIMED = 65_536
+"""Targets that are scored against the clock."""
+AGREE = 1e-3
+"""Nats by which the two ways may differ: kernels sum in another order for other shapes."""
+
+_VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=_|\.)")  # in names of shards
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """The options of an audit, as `birdie.golf.audit.audit.audit` documents them."""
+
+    data: str | None = None
+    tokenizer: str | None = None
+    train: tuple[str, ...] = ()
+    tokens: int = 4096
+    run: bool = False
+    progress: Progress = no_progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Validation text: shards, their tokenizer, their tokens (N,)."""
+
+    dataset: Dataset
+    tokenizer: Tokenizer
+    tokens: Tokens
+
+
+def audit_artifact(path: Path, shown: str, options: AuditOptions) -> Iterator[Finding]:
+    """Yield all findings about the .birdie file at `path`; `shown` is its path in findings.
+
+    Raises:
+        DataError: data or a tokenizer that was named does not exist.
+    """
+    result, evidence = size_result(path.stat().st_size, "the artifact alone, without the code that reads it")
+    yield Finding(rules.SIZE, result, evidence, "file", shown)
+    started = time.perf_counter()
+    try:
+        inspect(path)
+        model, recipe, metadata = load_gpt(path, torch.device("cpu"))
+    except (ArtifactError, WeightsError) as error:
+        yield Finding(rules.RUNS, _unusable(path), f"its model cannot be rebuilt: {error}", "file", shown)
+        return
+    model.compute_dtype = torch.float32
+    seconds = time.perf_counter() - started
+    yield Finding(rules.SELF_CONTAINED, "pass", "the model is rebuilt from the file's bytes alone", "file", shown)
+    evidence = f"decoded in {seconds:.1f} s on a CPU; {model.config.vocab_size:,} log-probabilities for each token"
+    yield Finding(rules.RUNS, "pass", evidence, "file", shown)
+    yield _check_recipe(recipe, metadata, shown)
+    text, problems = _validation_text(recipe, metadata, options, shown)
+    yield from problems
+    tokens = _random_tokens(model) if text is None else np.asarray(text.tokens[: options.tokens + 1])
+    yield from _check_scoring(model, recipe, tokens, shown, options.progress)
+    if text is not None:
+        yield from _check_text(text, recipe, options)
+    if options.run:
+        yield _check_time(path, shown, options)
+
+
+def _unusable(path: Path) -> Result:
+    """Return "fail" for a damaged file; one that holds something else than a GPT is outside this audit."""
+    try:
+        inspect(path)
+        load(path)
+    except BirdieError:
+        return "fail"
+    return "unknown"
+
+
+def _check_recipe(recipe: Recipe, metadata: Mapping[str, Any], shown: str) -> Finding:
+    """Return what the file states about its training; that is its author's word."""
+    shared = set(recipe.data.train) & set(recipe.data.val)
+    if metadata.get("model") != "gpt":
+        evidence = "the file does not state what it was trained on"
+    elif shared:
+        evidence = f"its recipe trains on what it validates on: {', '.join(sorted(shared))}"
+        return Finding(rules.VALIDATION, "fail", evidence, "recipe", shown)
+    else:
+        source = {"none": "nothing", "train": "its training text", "own": "text of its own"}[recipe.calibration.data]
+        train = ", ".join(recipe.data.train) or recipe.data.path
+        evidence = f"its recipe trains on {train} and calibrates on {source}; the file cannot prove it"
+    return Finding(rules.VALIDATION, "unknown", evidence, "recipe", shown)
+
+
+def _validation_text(
+    recipe: Recipe, metadata: Mapping[str, Any], options: AuditOptions, shown: str
+) -> tuple[_Text | None, list[Finding]]:
+    """Return the validation text if it exists, else findings on what is missing or wrong.
+
+    Raises:
+        DataError: data or a tokenizer that was named does not exist.
+    """
+    name = options.tokenizer or recipe.data.tokenizer
+    try:
+        path = options.data
+        if path is None and recipe.data.val:
+            dataset = open_dataset(val=recipe.data.val)
+        else:
+            path = path or recipe.data.path
+            dataset = open_dataset(path, splits=["val"]) if Path(path).is_dir() else open_dataset(val=path)
+        tokenizer = load_tokenizer(name)
+    except (DataError, ConfigError) as error:
+        if options.data is not None or options.tokenizer is not None:
+            raise
+        evidence = f"there is no text to compare with: {error} (--data, --tokenizer)"
+        return None, [Finding(rule, "unknown", evidence, "data", shown) for rule in (rules.BYTES, rules.COVERAGE)]
+    try:
+        check_same_tokenizer(tokenizer, metadata.get("tokenizer"), name)
+        check_tokenizer(dataset, tokenizer)
+        tokens = dataset.validation_tokens()
+        if (largest := int(tokens.max())) >= recipe.model.vocab_size:
+            raise DataError(
+                f"the validation text has token {largest}, the model a vocabulary of {recipe.model.vocab_size:,}: "
+                "they do not belong together"
+            )
+    except DataError as error:
+        return None, [Finding(rules.BYTES, "fail", str(error), "data", shown)]
+    return _Text(dataset, tokenizer, tokens), []
+
+
+def _random_tokens(model: GPT) -> Tokens:
+    """Return random tokens, for want of a text: the rules hold for them too."""
+    return np.random.default_rng(0).integers(0, model.config.vocab_size, 257).astype(np.uint16)
+
+
+def _check_scoring(model: GPT, recipe: Recipe, tokens: Tokens, shown: str, progress: Progress) -> Iterator[Finding]:
+    """Probe the scorer, compare it with the batched evaluation, and run the adaptation."""
+    length = window_length(recipe)
+    tokens = tokens[: length + min(2 * (recipe.evaluation.stride or length), BEYOND) + 1]
+    new_scorer, weights = scorer_of(model, recipe), _checksums(model)
+    with _one_thread():
+        findings = probe(new_scorer, model.config.vocab_size, tokens, progress=progress)
+    yield from (replace(finding, path=shown) for finding in findings)
+    mode, tally = batched_losses(model, recipe, tokens, progress)
+    targets = np.flatnonzero(tally.ledger.seen)
+    evidence = f"{len(targets):,} targets were entered in the ledger, each once ({mode})"
+    yield Finding(rules.ONE_PASS, "pass", evidence, "ledger", shown)
+    chosen = np.unique(np.linspace(0, len(targets) - 1, COMPARED).astype(int))
+    assert tally.nats is not None  # the tally keeps losses
+    with _one_thread():
+        losses = token_losses(new_scorer(), tokens, targets[chosen])
+        difference = max(abs(nats - float(tally.nats[target])) for target, nats in losses)
+    evidence = f"{len(chosen)} losses, batched and token by token, differ by {difference:.1e} nats at most ({mode})"
+    yield Finding(rules.CAUSAL, "pass" if difference <= AGREE else "fail", evidence, "batch", shown)
+    if recipe.evaluation.adapt != "none":
+        yield from check_adaptation(model, recipe, tokens, shown, progress)
+    if not torch.equal(weights, _checksums(model)):
+        yield Finding(rules.SCORE_FIRST, "fail", "scoring changed the weights", "ledger", shown)
+    elif recipe.evaluation.adapt == "none":
+        yield Finding(rules.SCORE_FIRST, "pass", "scoring does not change the weights", "ledger", shown)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch on one thread: for single tokens, threads that wait for each other take ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _checksums(model: GPT) -> Tensor:
+    """Return a number for every tensor that changes when the tensor does."""
+    return torch.stack([tensor.detach().double().flatten().sum() for tensor in model.state_dict().values()])
+
+
+def _check_text(text: _Text, recipe: Recipe, options: AuditOptions) -> Iterator[Finding]:
+    """Compare counted bytes with the decoded text, targets with the whole split, and documents with training."""
+    name, tokenizer = str(text.dataset.val[0]), text.tokenizer
+    counts, problem = None, None
+    try:
+        counts = byte_counts(text.dataset.val, tokenizer, text.tokens, recipe.model.vocab_size)
+    except DataError as error:
+        problem = Finding(rules.BYTES, "fail", str(error), "data", name)
+    yield from check_bytes(tokenizer, text.tokens, counts, path=name, progress=options.progress)
+    yield from [] if problem is None else [problem]
+    with suppress(DataError):  # a vocabulary without a lone space has no table; check_bytes reports it
+        yield from check_table(tokenizer.byte_table(), tokenizer)
+    targets = len(text.tokens) - 1
+    split = complete_split(targets)
+    evidence = f"{targets:,} targets are the challenge's whole split of vocabulary {split.vocabulary if split else ''}"
+    if split is None:
+        evidence = f"{targets:,} targets are not the challenge's whole split; a score on them compares with none there"
+    yield Finding(rules.COVERAGE, "unknown" if split is None else "pass", evidence, "data", name)
+    train, certain = _training_shards(text.dataset, recipe, options)
+    if not train:
+        evidence = "there are no training shards beside the validation shards to compare with (--train)"
+        yield Finding(rules.OVERLAP, "unknown", evidence, "documents")
+        return
+    overlap = check_overlap(train, text.tokens, tokenizer.bos_id, progress=options.progress)
+    if overlap.result == "pass" and not certain:
+        evidence = f"{overlap.evidence}; whether the model was trained on these is not known"
+        overlap = replace(overlap, result="unknown", evidence=evidence)
+    yield overlap
+
+
+def _training_shards(dataset: Dataset, recipe: Recipe, options: AuditOptions) -> tuple[tuple[Path, ...], bool]:
+    """Return the training shards of the options, of the recipe, or beside the validation shards.
+
+    And whether the model was trained on them, by somebody's word.
+    """
+    if options.train:
+        return tuple(open_dataset(train=options.train).train), True
+    if recipe.data.train and options.data is None:
+        try:
+            return tuple(open_dataset(train=recipe.data.train).train), True
+        except DataError:  # they are not on this machine
+            return (), False
+    val = dataset.val[0]
+    vocabulary = _VOCABULARY.findall(val.name)
+    shards = sorted(path for path in val.parent.glob("*_train_*.bin") if _VOCABULARY.findall(path.name) == vocabulary)
+    return tuple(shards), val.parent.resolve() == Path(recipe.data.path).resolve()
+
+
+def _check_time(path: Path, shown: str, options: AuditOptions) -> Finding:
+    """Time an evaluation on this machine: more than the cap proves nothing on slower hardware than eight H100."""
+    started = time.perf_counter()
+    try:
+        evaluation = evaluate(
+            path, data=options.data, tokenizer=options.tokenizer, max_tokens=TIMED, progress=options.progress
+        )
+    except (DataError, ConfigError) as error:
+        return Finding(rules.EVAL_TIME, "unknown", f"nothing was scored: {error}", "clock", shown)
+    seconds, targets = time.perf_counter() - started, evaluation.score.tokens
+    longest = max(split.targets for split in SPLITS)
+    total = seconds + evaluation.score.seconds * max(0, longest - targets) / targets
+    evidence = f"decoding and scoring {targets:,} targets took {seconds:.1f} s on this machine, which makes about "
+    evidence += f"{total:,.0f} s for {longest:,}, the most a split has; the cap is {CAP_SECONDS:g}"
+    return Finding(rules.EVAL_TIME, "pass" if total <= CAP_SECONDS else "unknown", evidence, "clock", shown)

@@ -1,0 +1,212 @@
+"""A recipe's evaluation as probes need it: token by token, batched, and with the end of the text replaced.
+
+    recipe ─┬─ scorer_of ─────────► Scorer: predict(), reveal(token), …     for probes
+            ├─ batched_losses ────► nats of every target, as `birdie evaluate` scores
+            └─ check_adaptation ──► test-time training, run on two texts that end differently
+
+That the first two agree is a finding; the scorer keeps keys and values, so that probes do not take hours.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.data.byte_accounting import Tokens
+from birdie.errors import BirdieError, RuleError
+from birdie.golf.audit import rules
+from birdie.golf.audit.rules import Finding
+from birdie.model.cache import Cache
+from birdie.model.gpt import GPT
+from birdie.run.recipe import Recipe
+from birdie.runtime.callbacks import Progress, no_progress
+from birdie.score.chunks import Adapted
+from birdie.score.plan import Plan, plan
+from birdie.score.scorer import Scorer
+from birdie.score.scorers import StreamScorer, WindowScorer
+from birdie.score.scoring import enter
+from birdie.score.tally import Tally
+from birdie.score.tilt import Tilted
+
+CLOSE = 1e-4
+"""Nats by which losses may differ that no learning should have changed."""
+
+_CPU = torch.device("cpu")
+_CHUNKS = 4  # that SGD learns from, over the text: enough for learning to come before scoring
+_CHANGES = (0.3, 0.6, 0.9)  # parts of the text after which it is replaced
+
+
+class CachedWindows:
+    """The predictions of `WindowScorer`, with the keys and values of the current window kept between tokens.
+
+    Args:
+        model: in evaluation mode, of softmax attention.
+        length, stride: of windows, as in `birdie.score.windows.sliding`.
+        bos_id: the token that begins windows anew; None: no token does.
+        temperature: divides the logits.
+    """
+
+    def __init__(self, model: GPT, length: int, stride: int, *, bos_id: int | None, temperature: float) -> None:
+        self._model, self._length, self._stride = model, length, stride
+        self._bos_id, self._temperature = bos_id, temperature
+        self._tokens: list[int] = []
+        self._window: tuple[int, Cache] | None = None  # its first token, and its keys and values so far
+        self._prediction: Tensor | None = None
+
+    def predict(self) -> Tensor:
+        """Return the log-probabilities of the next token, (V,) float32."""
+        if self._prediction is None:
+            excess = len(self._tokens) - self._length
+            begin = max(0, -(-excess // self._stride)) * self._stride
+            if self._window is None or self._window[0] != begin:
+                self._window = begin, Cache(self._model, 1, self._length, chunk=self._length)
+            cache = self._window[1]
+            inputs = torch.tensor([self._tokens[begin + cache.position :]], device=self._model.tok_emb.weight.device)
+            self._prediction = (cache(inputs)[0, -1] / self._temperature).log_softmax(0).cpu()
+        return self._prediction
+
+    def reveal(self, token: int) -> None:
+        """Append the next token."""
+        if token == self._bos_id:
+            self._tokens.clear()
+            self._window = None
+        self._tokens.append(token)
+        self._prediction = None
+
+
+def window_length(recipe: Recipe) -> int:
+    """Return the inputs of a window, or the context of a stream."""
+    return recipe.evaluation.seq_len or recipe.train.train_seq_len
+
+
+def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
+    """Return a function that returns new scorers, which predict token by token as the recipe's evaluation does.
+
+    A stream in several segments is scored as one.
+    """
+    settings, length = recipe.evaluation, window_length(recipe)
+    isolated = settings.documents or (settings.exact and recipe.model.isolate_documents)
+    shared: dict[str, Any] = {"bos_id": recipe.model.bos_id if isolated else None, "temperature": settings.temperature}
+
+    def new_scorer() -> Scorer:
+        if settings.stream and not settings.exact:
+            memory: dict[str, Any] = {"sinks": settings.sinks, "kv_bits": settings.kv_bits}
+            scorer: Scorer = StreamScorer(model, length, min(settings.chunk, length), **memory, **shared)
+        else:
+            windows = CachedWindows if model.config.attention == "softmax" else WindowScorer
+            scorer = windows(model, length, settings.stride or length, **shared)
+        return Tilted(scorer, recipe.tilt) if recipe.tilt.enabled else scorer
+
+    return new_scorer
+
+
+def token_losses(scorer: Scorer, tokens: Tokens, targets: NDArray[np.integer[Any]]) -> Iterator[tuple[int, float]]:
+    """Yield (target, nats) of `targets`, ascending, by predictions made before each token is revealed."""
+    wanted = set(targets.tolist())
+    for position, token in enumerate(tokens[: int(targets[-1]) + 1].tolist()):
+        scorer.reveal(token)
+        prediction = scorer.predict()  # for every target: a scorer may learn from what it predicted
+        if position in wanted:
+            yield position, -float(prediction[int(tokens[position + 1])])
+
+
+def batched_losses(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress = no_progress) -> tuple[str, Tally]:
+    """Return the evaluation mode in words, and the losses of `tokens` (N + 1,) by it, on the CPU, without adaptation.
+
+    Raises:
+        RuleError: a target was scored twice, or never.
+    """
+    settings, length = recipe.evaluation, recipe.train.train_seq_len
+    if not (settings.stride or settings.stream or settings.documents):  # non-overlapping windows need room for one
+        settings = replace(settings, seq_len=min(window_length(recipe), len(tokens) - 1))
+    settings = replace(settings, segments=1, adapt="none")
+    layout = plan(settings, tokens, length, recipe.model.bos_id, recipe.model.isolate_documents)
+    tally, _ = _scored(layout, replace(recipe, evaluation=settings), model, progress)
+    return layout.says, tally
+
+
+def _scored(layout: Plan, recipe: Recipe, model: GPT, progress: Progress) -> tuple[Tally, Adapted | None]:
+    bos_id = recipe.model.bos_id
+    counts = np.ones(len(layout.tokens), np.uint16)  # bytes do not matter for losses
+    tally = Tally(layout.tokens, counts, bos_id, keep=True)
+    batch_tokens = recipe.validation.batch_tokens
+    _, adapted = enter(
+        layout, recipe, model, tally, batch_tokens=batch_tokens, bos_id=bos_id, device=_CPU, progress=progress
+    )
+    tally.ledger.close()
+    return tally, adapted
+
+
+def check_adaptation(
+    model: GPT, recipe: Recipe, tokens: Tokens, shown: str, progress: Progress = no_progress
+) -> list[Finding]:
+    """Check the recipe's test-time training on the CPU, over `tokens` (N + 1,), in chunks that are small enough."""
+    mode = recipe.evaluation.adapt
+    try:
+        nats, adapted = _adapted_losses(model, recipe, tokens, progress)
+    except RuleError as error:
+        return [Finding(rules.SCORE_FIRST, "fail", f"{mode}: {error}", "ledger", shown)]
+    except BirdieError as error:
+        evidence = f"{mode} could not be tried on {len(tokens) - 1:,} targets: {error}"
+        return [Finding(rules.SCORE_FIRST, "unknown", evidence, "ledger", shown)]
+    evidence = f"{mode}: {len(nats):,} targets were scored once, and {adapted.steps:,} steps learned from "
+    evidence += f"{adapted.tokens:,} positions, each after it was scored"
+    findings = [Finding(rules.SCORE_FIRST, "pass" if adapted.steps else "unknown", evidence, "ledger", shown)]
+    if mode == "phased" or (mode == "lora" and recipe.lora.warm_a):
+        evidence = f"{mode}: documents are scored by length, so one may learn from later text (never ruled upon)"
+        return [*findings, Finding(rules.CAUSAL, "unknown", evidence, "perturbation", shown)]
+    largest, position = 0.0, 0
+    for part in _CHANGES:
+        last = int(part * len(nats))
+        changed = _with_other_end(tokens, last + 2, recipe)
+        difference = np.abs(_adapted_losses(model, recipe, changed, progress)[0][: last + 1] - nats[: last + 1])
+        if difference.max() > largest:
+            largest, position = float(difference.max()), int(difference.argmax())
+    evidence = f"{mode}: replacing all tokens after {len(_CHANGES)} positions changes no loss before by more than "
+    evidence += f"{largest:.1e} nats"
+    if largest > CLOSE:
+        evidence = (
+            f"{mode}: the loss of target {position:,} changes by {largest:.3g} nats with tokens that come after it"
+        )
+    return [*findings, Finding(rules.CAUSAL, "fail" if largest > CLOSE else "pass", evidence, "perturbation", shown)]
+
+
+def _with_other_end(tokens: Tokens, first: int, recipe: Recipe) -> Tokens:
+    """Return `tokens` with other tokens from `first` on, where a document begins after a few of them."""
+    changed = np.array(tokens)
+    rest = len(changed) - first
+    changed[first:] = np.random.default_rng(first).integers(0, recipe.model.vocab_size, rest)
+    changed[first + min(3, rest - 1)] = recipe.model.bos_id
+    return changed
+
+
+def _adapted_losses(
+    model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress
+) -> tuple[NDArray[np.float64], Adapted]:
+    """Return the nats (N,) of the targets, with adaptation in small chunks; the model gets its weights back.
+
+    Raises:
+        RuleError: a target was scored twice or never, or learned from before it was scored.
+    """
+    bos_id = recipe.model.bos_id
+    length = min(window_length(recipe), max(1, (len(tokens) - 1) // _CHUNKS))
+    settings = replace(recipe.evaluation, seq_len=length, stride=min(recipe.evaluation.stride, length))
+    prefix = max(1, int((np.asarray(tokens) == bos_id).sum()) // 2)
+    small = replace(
+        recipe,
+        evaluation=settings,
+        sgd=replace(recipe.sgd, chunk_tokens=min(recipe.sgd.chunk_tokens, length)),
+        lora=replace(
+            recipe.lora, chunk=min(recipe.lora.chunk, max(1, length // 2)), context=min(recipe.lora.context, length)
+        ),
+        phased=replace(recipe.phased, prefix_docs=min(recipe.phased.prefix_docs, prefix)),
+    )
+    layout = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
+    tally, adapted = _scored(layout, small, model, progress)
+    assert adapted is not None  # the recipe adapts,
+    assert tally.nats is not None  # and the tally keeps losses
+    return tally.nats, adapted

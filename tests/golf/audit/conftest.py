@@ -1,0 +1,34 @@
+"""An artifact of an untrained model, with shards of its own: shared by all modules of a worker."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from birdie.data.shards import ShardWriter
+from birdie.data.tokenizer import ByteTokenizer
+from birdie.run.history import Entry, record
+from birdie.run.recipe import DataSettings
+from tests.golf.audit.submissions import ROOT, save_artifact
+
+
+@pytest.fixture(scope="package")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of this project's words, by bytes: 40 documents to train on, 4 to validate on."""
+    folder = tmp_path_factory.mktemp("shards")
+    texts = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[:44]
+    tokenizer = ByteTokenizer()
+    for split, part in (("train", texts[:40]), ("val", texts[40:])):
+        with ShardWriter(folder, split) as shards:
+            for text in part:
+                shards.write(np.insert(tokenizer.encode(text), 0, tokenizer.bos_id))
+    return folder
+
+
+@pytest.fixture(scope="package")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """A run folder with an artifact and a history."""
+    folder = tmp_path_factory.mktemp("run")
+    save_artifact(folder / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"))
+    record(folder, Entry(10, 1234.5, 3.0))
+    return folder

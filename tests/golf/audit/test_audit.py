@@ -1,0 +1,178 @@
+"""The audit of folders and scripts, as a user meets it: results, JSON, table, exit codes, time limit."""
+
+import ast
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.errors import ConfigError, DataError
+from birdie.golf.audit import audit as module
+from birdie.golf.audit.audit import audit
+from birdie.golf.audit.deadline import FOLDER_SECONDS
+from birdie.golf.audit.rules import CAUSAL, RULES, RUNS, SEEDS, SIZE, TRAIN_TIME
+from tests.golf.audit.audited_logs import baseline, later
+from tests.golf.audit.submissions import ROOT, write_submission
+
+Ask = Callable[..., tuple[int, dict, str]]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run `birdie audit PATH … --json`; returns exit code, the JSON object, stderr."""
+
+    def call(*arguments: object) -> tuple[int, dict, str]:
+        code = run(build_app, ["audit", *map(str, arguments), "--json"])
+        out, err = capsys.readouterr()
+        (line,) = out.splitlines()
+        return code, json.loads(line), err
+
+    return call
+
+
+def test_the_json_of_an_artifact(ask: Ask, run_folder: Path) -> None:
+    code, answer, _ = ask(run_folder / "model.birdie", "--tokens", 30)
+    assert (code, answer["kind"]) == (0, "artifact")
+    assert answer.keys() == {"path", "kind", "verdicts", "findings"}
+    assert list(answer["verdicts"]) == [rule.name for rule in RULES]
+    assert set(answer["verdicts"].values()) <= {"pass", "unknown"}
+    for finding in answer["findings"]:
+        assert finding.keys() == {"rule", "verdict", "evidence", "by", "path", "line"}
+        assert finding["verdict"] in ("pass", "fail", "warning", "unknown")
+
+
+def test_a_run_folder_is_audited_with_its_artifact(run_folder: Path) -> None:
+    report = audit(run_folder, tokens=8)
+    assert (report.kind, report.result(TRAIN_TIME), report.result(CAUSAL)) == ("folder", "pass", "pass")
+    assert not report.failed
+
+
+def test_a_folder_without_fault_breaks_nothing(ask: Ask, tmp_path: Path) -> None:
+    code, answer, _ = ask(write_submission(tmp_path / "record"))
+    broken = [finding for finding in answer["findings"] if finding["verdict"] == "fail"]
+    assert (code, broken) == (0, [])
+    for name in ("seeds", "size", "train-time", "eval-time", "whole-split", "byte-count"):
+        assert answer["verdicts"][name] == "pass", name
+    assert answer["verdicts"]["causal"] == "unknown"
+
+
+def test_each_fault_of_a_folder_fails_its_rule(ask: Ask, tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "record", bytes_total=16_500_000, seeds=[1337, 42])
+    (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=700_000, code=137))
+    (folder / "logs").mkdir()
+    (folder / "logs" / "more.txt").write_text(later(shards=1499, seed=8))
+    code, answer, err = ask(folder)
+    assert (code, err) == (1, "")
+    failed = {name for name, verdict in answer["verdicts"].items() if verdict == "fail"}
+    assert failed >= {"seeds", "size", "train-time", "no-overlap"}
+    lines = {
+        (finding["rule"], Path(finding["path"]).name, finding["line"])
+        for finding in answer["findings"]
+        if finding["path"]
+    }
+    assert {("train-time", "train_seed7.log", 19), ("no-overlap", "more.txt", 8)} <= lines
+
+
+def test_the_table_shows_results_and_lines_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_submission(tmp_path / "record")
+    (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=700_000, code=137))
+    with (folder / "train_gpt.py").open("a") as file:
+        file.write("MAX_WALLCLOCK_SECONDS = 700\n")
+    assert run(build_app, ["audit", str(folder)]) == 1
+    out = capsys.readouterr().out
+    for text in ("✗ fail", "? unknown", "train_seed7.log:19", "! train_gpt.py:4", "broken: train-time", "warning"):
+        assert text in out, text
+    assert all(rule.name in out for rule in RULES)
+
+
+def test_logs_may_be_elsewhere(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "record")
+    shutil.move(folder / "train_seed7.log", tmp_path / "seed7.log")
+    assert audit(folder).result(SEEDS) == "fail"
+    assert audit(folder, log_files=[tmp_path / "seed7.log"]).result(SEEDS) == "pass"
+    for name in ("README.md", "none.log"):
+        with pytest.raises(DataError, match=name):
+            audit(folder, log_files=[folder / name])
+
+
+def test_a_track_without_a_cap(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "track_non_record_16mb")
+    (folder / "train_seed7.log").write_text(baseline(seed=7, loss=2.0725, train_ms=7_000_000, code=137))
+    with (folder / "train_gpt.py").open("a") as file:
+        file.write("MAX_WALLCLOCK_SECONDS = 14400\n")
+    assert audit(folder).result(TRAIN_TIME) == "unknown"
+    assert audit(folder / "train_gpt.py").of(TRAIN_TIME) == ()
+    capped = shutil.copytree(folder, tmp_path / "track_10min_16mb" / "2026_UnlimitedContext")
+    results = {(finding.check, finding.result) for finding in audit(capped).of(TRAIN_TIME)}
+    assert results >= {("log", "fail"), ("scan", "warning")}
+    assert audit(capped / "train_gpt.py").result(TRAIN_TIME) == "unknown"  # a scan fails no rule
+
+
+def test_files_of_the_wrong_form_do_not_end_an_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_submission(tmp_path / "record")
+    for broken in ("{", "[" * 10_000, '{"step": 1}', "\ud800"):
+        (folder / "history.jsonl").write_bytes(broken.encode("utf-8", "surrogatepass"))
+        assert any(finding.check == "history" for finding in audit(folder).of(TRAIN_TIME))
+    (folder / "README.md").write_text("val_bpb 1.0123\n" * 100_000)
+    assert any("1,500,000 bytes" in finding.evidence for finding in audit(folder).of(SEEDS))
+    monkeypatch.setattr("birdie.golf.audit.logs.MAX_WEIGHT", 100)  # no log is read
+    assert audit(folder).result(SEEDS) == "unknown"
+    (folder / "submission.json").write_text("[" * 1_000_001)
+    assert audit(folder).result(SEEDS) == "unknown"
+    (folder / "submission.json").write_text("{")
+    assert audit(folder).result(SEEDS) == "fail"
+
+
+def test_the_time_limit_is_kept_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_submission(tmp_path / "record")
+    assert FOLDER_SECONDS == 30
+    report = audit(folder, seconds=1e-9)
+    late = {finding.rule for finding in report.findings if "out of time" in finding.evidence}
+    assert {SEEDS, SIZE, TRAIN_TIME} <= late
+    assert not report.failed
+    check = module.check_log
+    monkeypatch.setattr(module, "check_log", lambda log, **options: time.sleep(0.2) or check(log, **options))
+    report = audit(folder, seconds=0.5)
+    assert report.result(TRAIN_TIME) == "pass"  # what was read before counts
+    assert any("out of time" in finding.evidence for finding in report.of(SEEDS))
+    with pytest.raises(ConfigError, match="-1"):
+        audit(folder, seconds=-1)
+
+
+def test_a_script_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, parsed, parse = write_submission(tmp_path / "record"), [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda source, *args, **kw: parsed.append(source) or parse(source, *args, **kw))
+    audit(folder)
+    assert parsed.count((folder / "train_gpt.py").read_bytes()) == 1
+
+
+def test_a_script_is_read_and_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "train_gpt.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    report = audit(script)
+    assert report.kind == "script"
+    assert not (tmp_path / "ran").exists()
+    assert (report.result(RUNS), report.result(SIZE)) == ("unknown", "unknown")
+
+
+def test_birdies_own_script_breaks_nothing() -> None:
+    assert not audit(ROOT / "train_gpt.py").failed
+
+
+@pytest.mark.parametrize("name", ["none", "empty", "README.md"])
+def test_what_cannot_be_audited_is_an_error(ask: Ask, tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "README.md").write_text("# nothing\n")
+    code, answer, _ = ask(tmp_path / name)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert str(tmp_path / name) in answer["error"]["message"]
+
+
+def test_too_few_tokens_are_an_error(run_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 2"):
+        audit(run_folder / "model.birdie", tokens=1)

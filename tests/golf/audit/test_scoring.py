@@ -1,0 +1,115 @@
+"""The recipe's evaluation under probes: every mode equals its scorer, and adaptation that cheats is caught."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from birdie.golf.audit import scoring as audited
+from birdie.golf.audit.audit import audit
+from birdie.golf.audit.rules import CAUSAL, SCORE_FIRST
+from birdie.golf.audit.scoring import CachedWindows
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.run.recipe import DataSettings
+from birdie.score import scoring
+from birdie.score.adapt import Learner
+from birdie.score.chunks import Adapted
+from birdie.score.forward import score_windows
+from birdie.score.ledger import Ledger
+from birdie.score.scorers import WindowScorer
+from tests.golf.audit.submissions import save_artifact
+
+
+@pytest.fixture
+def text(data: Path) -> DataSettings:
+    return DataSettings(path=str(data), tokenizer="bytes")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "window"),
+    [
+        ({"stride": 8}, "24"),
+        ({"documents": True, "stride": 5}, "24"),
+        ({"stream": True, "chunk": 7, "sinks": 2, "segments": 3}, "context 24 and 2 sinks"),
+        ({"stream": True, "exact": True}, "context 24"),
+        ({"seq_len": 4096}, "windows of 60"),
+        ({"stride": 11, "tilted": True}, "24"),
+    ],
+)
+def test_every_mode_is_compared_with_its_scorer(
+    text: DataSettings, tmp_path: Path, evaluation: dict[str, int | bool], window: str
+) -> None:
+    report = audit(save_artifact(tmp_path / "model.birdie", text, **evaluation), tokens=60)
+    assert not report.failed
+    (finding,) = [finding for finding in report.of(CAUSAL) if finding.check == "batch"]
+    assert window in finding.evidence
+
+
+def test_a_batched_score_that_is_not_the_scorers_fails(
+    text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if `birdie evaluate` read other tokens than the scorer was shown."""
+
+    class Shifted(CachedWindows):
+        def reveal(self, token: int) -> None:
+            super().reveal((token + 1) % 260)
+
+    monkeypatch.setattr(audited, "CachedWindows", Shifted)
+    report = audit(save_artifact(tmp_path / "model.birdie", text), tokens=8)
+    assert "fail" in {finding.result for finding in report.of(CAUSAL) if finding.check == "batch"}
+
+
+@pytest.mark.parametrize(("stride", "bos_id"), [(12, None), (5, None), (3, 1)])
+def test_cached_windows_predict_what_windows_predict(stride: int, bos_id: int | None) -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=30, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1)).eval()
+    cached = CachedWindows(model, 12, stride, bos_id=bos_id, temperature=1.5)
+    plain = WindowScorer(model, 12, stride, bos_id=bos_id, temperature=1.5)
+    draw = np.random.default_rng(stride)
+    for token in draw.integers(0, 30, 50).tolist():
+        for scorer in (cached, plain):
+            scorer.reveal(token)
+        if draw.random() < 0.7:  # not every prediction is asked for
+            assert torch.allclose(cached.predict(), plain.predict(), atol=2e-5)
+            assert torch.equal(cached.predict(), cached.predict())
+
+
+@pytest.mark.parametrize("adapt", ["sgd", "lora", "phased"])
+def test_learning_after_scoring_passes(text: DataSettings, tmp_path: Path, adapt: str) -> None:
+    report = audit(save_artifact(tmp_path / "model.birdie", text, adapt=adapt), tokens=120)
+    assert not report.failed, report.findings
+    (ledger,) = [finding for finding in report.of(SCORE_FIRST) if finding.check == "ledger"]
+    assert (ledger.result, f"{adapt}: 72 targets" in ledger.evidence) == ("pass", True)
+    (causal,) = [finding for finding in report.of(CAUSAL) if finding.check == "perturbation"]
+    assert causal.result == ("unknown" if adapt == "phased" else "pass")
+
+
+def test_learning_before_scoring_fails(text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scorer that learns from each chunk before it scores it, and hides that from the ledger."""
+
+    def cheat(model, tokens, windows, sink, settings, *, length, batch_tokens, device, temperature, **_):
+        learner = Learner(model, settings)
+        hidden = Ledger(len(tokens) - 1)
+        hidden.score(0, len(tokens) - 1)
+        learner.learn(tokens, [(0, len(tokens) - 1)], hidden, length=length, factor=50.0)
+        score_windows(model, tokens, windows, sink, batch_tokens=batch_tokens, device=device, temperature=temperature)
+        steps, learned = learner.steps, learner.tokens
+        learner.restore()
+        return Adapted(0.0, 0.0, 1, steps, learned, "")
+
+    monkeypatch.setattr(scoring, "score_adapting", cheat)
+    report = audit(save_artifact(tmp_path / "model.birdie", text, adapt="sgd"), tokens=120)
+    assert [finding.check for finding in report.of(CAUSAL) if finding.result == "fail"] == ["perturbation"]
+
+
+def test_learning_that_the_ledger_refuses_fails(
+    text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def early(*args, **_):
+        sink, tokens = args[3], args[1]
+        sink.ledger.learn((0, len(tokens) - 1))
+
+    monkeypatch.setattr(scoring, "score_adapting", early)
+    report = audit(save_artifact(tmp_path / "model.birdie", text, adapt="sgd"), tokens=60)
+    assert report.result(SCORE_FIRST) == "fail"

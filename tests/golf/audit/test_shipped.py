@@ -1,0 +1,80 @@
+"""Bytes that ship: what lies in the folder and is read, nothing else."""
+
+import lzma
+from pathlib import Path
+
+import pytest
+
+from birdie.golf.audit import shipped
+from birdie.golf.audit.logs import parse_log
+from birdie.golf.audit.shipped import Shipped, check_size, is_packed, packed_bytes, shipped_folder
+from birdie.golf.audit.source import parse_source
+from tests.golf.audit.audited_logs import baseline
+
+
+def ships(root: Path, **files: str | bytes) -> Shipped:
+    """Write files, with __ for the dot in their names, and return what the folder ships."""
+    for name, content in files.items():
+        data = content if isinstance(content, bytes) else content.encode()
+        (root / name.replace("__", ".")).write_bytes(data)
+    return shipped_folder(root)
+
+
+def test_what_the_script_reads_ships(tmp_path: Path) -> None:
+    folder = ships(
+        tmp_path,
+        train_gpt__py='import caps\nfrom tilt import hint\nsource = open("kernel.cpp").read()\n',
+        caps__py="import deeper\n",
+        deeper__py="x = 1\n",
+        tilt__py="def hint(): ...\n",
+        kernel__cpp="int main() {}\n",
+        prepare_data__py="y" * 1000,
+        tokenizer__model="z" * 1000,
+        **{"final_model.int8.ptz": b"w" * 500},
+    )
+    assert [path.name for path in folder.code] == ["caps.py", "deeper.py", "kernel.cpp", "tilt.py", "train_gpt.py"]
+    assert folder.code_bytes == sum(len(path.read_bytes()) for path in folder.code)
+    (finding,) = check_size(folder, [], "train_gpt.py")
+    assert finding.result == "pass"
+    assert f"{folder.code_bytes + 500:,} of 16,000,000 bytes" in finding.evidence
+    assert "4 helper files" in finding.evidence
+
+
+def test_the_size_is_that_of_the_files(tmp_path: Path) -> None:
+    folder = ships(tmp_path, train_gpt__py="# a comment\nx = 1\n", model__birdie=b"m" * 16_000_000)
+    logs = [parse_log(baseline(), "train.log")]
+    (finding,) = check_size(folder, logs, "train_gpt.py")
+    assert (finding.result, "18 more than" in finding.evidence) == ("fail", True)
+    assert "without comments the script would have 5 and packed" in finding.evidence
+    (tmp_path / "model.birdie").unlink()
+    (finding,) = check_size(shipped_folder(tmp_path), logs, "train_gpt.py")
+    assert "15,815,847" in finding.evidence
+    (finding,) = check_size(shipped_folder(tmp_path), [], "train_gpt.py")
+    assert finding.result == "unknown"
+
+
+def test_large_files_are_counted_and_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = b"import one, two\n" + b"a\n" * 250_000
+    folder = ships(tmp_path, train_gpt__py=large, one__py="x = 1\n", two__py="x = 2\n")
+    assert folder.script is not None
+    assert folder.code == (folder.script,)
+    (finding,) = check_size(folder, [], "train_gpt.py")
+    assert "500,016 of 16,000,000" in finding.evidence
+    assert "the limit is 500,000" in folder.sources[folder.script].problem
+    monkeypatch.setattr(shipped, "MAX_PARSED", 24)
+    folder = ships(tmp_path, train_gpt__py=b"import one, two\n")
+    assert sorted(source.tree is None for source in folder.sources.values()) == [False, False, True]
+    assert folder.code_bytes == 16 + 6 + 6
+
+
+def test_birdies_sources_count_where_the_script_loads_them(tmp_path: Path) -> None:
+    folder = ships(tmp_path, train_gpt__py="from birdie.cli.challenge import main\n\nmain()\n")
+    assert folder.package_bytes > 500_000
+    assert folder.code_bytes == folder.package_bytes + (tmp_path / "train_gpt.py").stat().st_size
+
+
+def test_packed_sizes() -> None:
+    assert not is_packed(parse_source(b'"""A docstring."""\nx = 1\ny = 2\nz = 3\nprint(x + y + z)\n'))
+    assert is_packed(parse_source(b"import lzma;exec(lzma.decompress(b'" + b"\\x00" * 300 + b"'))"))
+    text = (Path(__file__).parent / "audited_logs.py").read_bytes()
+    assert packed_bytes(parse_source(text)) == len(lzma.compress(text, format=lzma.FORMAT_ALONE, preset=9))
