@@ -19,16 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.overrides import parse_overrides
 from benchmarks.report import report
 from benchmarks.tilt import exported, stream
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.adapt import SGDSettings
-from birdie.score.chunks import score_adapting
-from birdie.score.forward import score_windows
-from birdie.score.settings import parse_changes
-from birdie.score.tally import Tally
-from birdie.score.windows import blocks, sliding
+from birdie.score.accumulator import Accumulator
+from birdie.score.mode import Scoring
+from birdie.score.ttt.sgd import SGDSettings, score_chunks
+from birdie.score.windows import non_overlapping, score_windows, sliding
 
 CHOOSING = {
     "train": "text/fineweb/fineweb_train_000000_smoke_sp1024.bin",
@@ -81,11 +80,11 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """A row for the model alone, and one for each way to adapt."""
     targets = len(tokens) - 1
-    windows = sliding(targets, context, stride) if stride else blocks(targets, context)
+    windows = sliding(targets, context, stride) if stride else non_overlapping(targets, context)
     table, cpu = tokenizer.byte_table(model.config.vocab_size), torch.device("cpu")
 
-    def row(way: str, tally: Tally, score_s: float, adapt_s: float) -> dict[str, Any]:
-        score = tally.score(windows.scored, score_s + adapt_s)
+    def row(way: str, accumulator: Accumulator, score_s: float, adapt_s: float) -> dict[str, Any]:
+        score = accumulator.score(windows.scored, score_s + adapt_s)
         return {
             "text": text,
             "stride": stride or context,
@@ -98,23 +97,15 @@ def rows_of(
             "cost": score.seconds / score_s,
         }
 
-    tally = Tally(tokens, table, tokenizer.bos_id)
-    plain_s = score_windows(model, tokens, windows, tally, batch_tokens=_AT_ONCE, device=cpu)
-    plain_bpb = tally.score(windows.scored, plain_s).bpb
-    yield row("", tally, plain_s, 0.0)
+    plain = Accumulator(tokens, table, tokenizer.bos_id)
+    plain_s = score_windows(model, tokens, windows, plain, batch_tokens=_AT_ONCE, device=cpu)
+    plain_bpb = plain.score(windows.scored, plain_s).bpb
+    yield row("", plain, plain_s, 0.0)
     for way in ways:
-        tally = Tally(tokens, table, tokenizer.bos_id)
-        found = score_adapting(
-            model,
-            tokens,
-            windows,
-            tally,
-            parse_changes(way, SGDSettings(), "sgd"),
-            length=context,
-            batch_tokens=_AT_ONCE,
-            device=cpu,
-        )
-        yield row(way, tally, found.score_seconds, found.adapt_seconds)
+        accumulator = Accumulator(tokens, table, tokenizer.bos_id)
+        scoring = Scoring(model, tokens, accumulator, context, tokenizer.bos_id, cpu, batch_tokens=_AT_ONCE)
+        report = score_chunks(scoring, windows, parse_overrides(way, SGDSettings()))
+        yield row(way, accumulator, report.score_seconds, report.train_seconds)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from benchmarks.tilt import TEXTS, exported, stream
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from birdie.score.stream import score_stream, segments
-from birdie.score.tally import LN2, Tally
+from birdie.score.accumulator import LN2, Accumulator
+from birdie.score.streaming import score_stream, segments
 
 _BLOCK = 512
 CPU = torch.device("cpu")
@@ -61,12 +61,12 @@ def measure(
     targets, rows = len(tokens) - 1, list[dict[str, Any]]()
     first: NDArray[np.float64] | None = None
     for each in bits:
-        tally = Tally(tokens, table, tokenizer.bos_id, keep=True)
+        accumulator = Accumulator(tokens, table, tokenizer.bos_id, keep_losses=True)
         cover = segments(targets, parts, context)
         began = time.perf_counter()
-        score_stream(model, tokens, cover, tally, context=context, chunk=chunk, kv_bits=each, device=CPU)
+        score_stream(model, tokens, cover, accumulator, context=context, chunk=chunk, kv_bits=each, device=CPU)
         seconds = time.perf_counter() - began
-        nats = tally.nats
+        nats = accumulator.losses
         assert nats is not None
         first = nats if first is None else first
         apart = (nats - first) / LN2

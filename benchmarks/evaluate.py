@@ -30,10 +30,9 @@ from birdie.data.tokenizer import load_tokenizer
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import load_gpt
 from birdie.runtime.device import dtype_name
-from birdie.score.forward import score_windows
-from birdie.score.stream import score_stream, segments
-from birdie.score.tally import Tally
-from birdie.score.windows import sliding
+from birdie.score.accumulator import Accumulator
+from birdie.score.streaming import score_stream, segments
+from birdie.score.windows import score_windows, sliding
 
 CPU = torch.device("cpu")
 Tokens = NDArray[np.uint16]
@@ -92,28 +91,28 @@ def measure(
     """Rows of all ways."""
     cover = sliding(len(tokens) - 1, length, stride)
 
-    def tally() -> Tally:
-        return Tally(tokens, table, bos_id, keep=True)
+    def tally() -> Accumulator:
+        return Accumulator(tokens, table, bos_id, keep_losses=True)
 
-    def naive(found: Tally) -> None:
+    def naive(found: Accumulator) -> None:
         with torch.inference_mode():
             for begin, first, stop in zip(cover.begins, cover.firsts, cover.stops, strict=True):
                 ids = torch.from_numpy(tokens[begin : stop + 1].astype(np.int64))[None]
                 nats = model.loss(ids[:, :-1], ids[:, 1:], reduction="none")
                 found.add(np.array([first]), nats[:, first - begin :].float().numpy())
 
-    def windows(found: Tally) -> None:
+    def windows(found: Accumulator) -> None:
         score_windows(model, tokens, cover, found, batch_tokens=len(tokens), device=CPU)
 
-    def stream(chunk: int) -> Callable[[Tally], None]:
-        def way(found: Tally) -> None:
+    def stream(chunk: int) -> Callable[[Accumulator], None]:
+        def way(found: Accumulator) -> None:
             parts = segments(len(tokens) - 1, 1, length)
             score_stream(model, tokens, parts, found, context=length, chunk=chunk, device=CPU)
 
         return way
 
     float32, bfloat16 = torch.float32, torch.bfloat16
-    ways: dict[str, tuple[torch.dtype, Callable[[Tally], None]]] = {
+    ways: dict[str, tuple[torch.dtype, Callable[[Accumulator], None]]] = {
         f"plain loop, stride {stride}": (float32, naive),
         "windows": (float32, windows),
         "windows, bfloat16": (bfloat16, windows),
@@ -121,7 +120,7 @@ def measure(
         **{f"stream, chunks of {chunk}, bfloat16": (bfloat16, stream(chunk)) for chunk in chunks},
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    kept: dict[str, Tally] = {}
+    kept: dict[str, Accumulator] = {}
     for _ in range(turns):
         for name, (dtype, way) in ways.items():
             model.compute_dtype = dtype
@@ -130,10 +129,10 @@ def measure(
             way(kept[name])
             seconds[name].append(time.perf_counter() - began)
     plain = next(iter(ways))
-    reference = kept[plain].nats
+    reference = kept[plain].losses
     rows = []
     for name, (dtype, _) in ways.items():
-        nats, score = kept[name].nats, kept[name].score(len(tokens) - 1, 0.0)
+        nats, score = kept[name].losses, kept[name].score(len(tokens) - 1, 0.0)
         assert nats is not None
         assert reference is not None
         median = statistics.median(seconds[name])

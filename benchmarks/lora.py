@@ -22,17 +22,16 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.adapt import REPORTED
+from benchmarks.overrides import parse_overrides
 from benchmarks.report import report
 from benchmarks.tilt import exported, stream
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.forward import score_windows
-from birdie.score.lora import LoraSettings
-from birdie.score.phased import PhasedSettings, score_documents
-from birdie.score.queue import Queue, queue
-from birdie.score.settings import parse_changes
-from birdie.score.tally import Tally
-from birdie.score.windows import Windows
+from birdie.score.accumulator import Accumulator
+from birdie.score.mode import Scoring
+from birdie.score.ttt.lora import DocumentQueue, LoRAMode, document_queue, score_documents
+from birdie.score.ttt.multi_phase import MultiPhaseMode, SGDPhases
+from birdie.score.windows import Windows, score_windows
 
 CHOSEN = ("rank=96,lr=0.001,chunk=64,batch_docs=8", "rank=8,lr=0.003,chunk=128,batch_docs=8")
 _AT_ONCE = 4096  # tokens
@@ -57,17 +56,17 @@ def main() -> None:
     tokenizer = load_tokenizer(data / "tokenizers" / "fineweb_1024_bpe.model")
     model = exported(export)
     rows: list[dict[str, Any]] = []
-    phased = parse_changes(options.phased, PhasedSettings(), "phased") if options.phased else None
+    phased = parse_overrides(options.phased, MultiPhaseMode()) if options.phased else None
     for text in options.texts.split(","):
         tokens = stream(data / REPORTED[text], tokenizer, options.skip + options.tokens)[options.skip :]
         rows.extend(rows_of(text, model, tokens, tokenizer, options.context, options.lora or CHOSEN, phased))
     report(rows, as_json=options.json)
 
 
-def chunk_windows(found: Queue, chunk: int, context: int) -> Windows:
+def chunk_windows(queue: DocumentQueue, chunk: int, context: int) -> Windows:
     """The windows in which documents are scored chunk by chunk."""
     parts = []
-    for begin, stop in zip(found.begins, found.stops, strict=True):
+    for begin, stop in zip(queue.begins, queue.stops, strict=True):
         firsts = np.arange(begin, stop, chunk)
         parts.append((np.maximum(begin, firsts + chunk - context), firsts, np.minimum(firsts + chunk, stop)))
     begins, firsts, stops = (np.concatenate(places) for places in zip(*parts, strict=True))
@@ -81,28 +80,33 @@ def rows_of(
     tokenizer: Tokenizer,
     context: int,
     ways: Sequence[str],
-    phased: PhasedSettings | None = None,
+    phased: MultiPhaseMode | None = None,
 ) -> Iterator[dict[str, Any]]:
     """For each way the plain model in the same windows, the adapters, and the adapters in phases."""
     table, targets = tokenizer.byte_table(model.config.vocab_size), len(tokens) - 1
+    bos_id = tokenizer.bos_id
+
+    def adapted(accumulator: Accumulator, settings: LoRAMode, phases: SGDPhases | None = None) -> None:
+        scoring = Scoring(model, tokens, accumulator, context, bos_id, _CPU)
+        score_documents(scoring, settings, context=context, phases=phases)
+
     plainly = partial(score_windows, model, tokens, batch_tokens=_AT_ONCE, device=_CPU)
-    adapted = partial(score_documents, model, tokens, context=context, bos_id=tokenizer.bos_id, device=_CPU)
     for way in ways:
-        settings = parse_changes(way, LoraSettings(), "lora")
-        windows = chunk_windows(queue(tokens, tokenizer.bos_id, 1), settings.chunk, context)
-        runs: dict[str, Callable[[Tally], object]] = {
+        settings = parse_overrides(way, LoRAMode())
+        windows = chunk_windows(document_queue(tokens, bos_id, 1), settings.chunk, context)
+        runs: dict[str, Callable[[Accumulator], object]] = {
             "": partial(plainly, windows),
             "lora": partial(adapted, settings=settings),
         }
         if phased is not None:
-            runs["phased"] = partial(adapted, settings=settings, phased=phased)
+            runs["phased"] = partial(adapted, settings=settings, phases=SGDPhases(phased))
         plain: tuple[float, float] | None = None
         for adapt, run in runs.items():
-            tally = Tally(tokens, table, tokenizer.bos_id)
+            accumulator = Accumulator(tokens, table, bos_id)
             began = time.process_time()
-            run(tally)
+            run(accumulator)
             seconds = time.process_time() - began
-            score = tally.score(targets, seconds)
+            score = accumulator.score(targets, seconds)
             plain = plain or (score.bpb, seconds)
             yield {
                 "text": text,

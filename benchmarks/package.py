@@ -31,10 +31,9 @@ from benchmarks.report import report
 from benchmarks.train import CONFIG
 from birdie.model.gpt import GPT
 from birdie.runtime.device import choose_device, choose_dtype
-from birdie.score.forward import LanguageModel, at_once, score_windows
-from birdie.score.package import Shape, packaged
-from birdie.score.tally import Tally
-from birdie.score.windows import blocks
+from birdie.score.accumulator import Accumulator
+from birdie.score.package import Shape, load_or_compile
+from birdie.score.windows import LanguageModel, max_inputs, non_overlapping, score_windows
 
 WAYS = ("eager", "torch.compile", "package")
 LEAST = 3  # turns
@@ -67,22 +66,22 @@ def model_of(options: argparse.Namespace, device: torch.device) -> GPT:
 def scoring_by(way: str, model: GPT, shape: Shape, folder: Path) -> LanguageModel:
     """What `way` scores with; a package is made if it is not there."""
     if way == "package":
-        return packaged(model, folder / "scoring.pt2", shape)
+        return load_or_compile(model, folder / "scoring.pt2", shape)
     return Compiled(model) if way == "torch.compile" else model
 
 
 def shape_of(length: int, device: torch.device) -> Shape:
     """Of what passes together."""
-    return Shape(max(1, at_once(device) // length), length, length)
+    return Shape(max(1, max_inputs(device) // length), length, length)
 
 
 def nats_of(model: LanguageModel, tokens: NDArray[np.uint16], length: int, device: torch.device) -> NDArray[np.float64]:
     """Of all whole windows end to end."""
-    windows = blocks(len(tokens) - 1, length)
-    tally = Tally(tokens, np.ones(len(tokens), np.uint16), 0, keep=True)
-    score_windows(model, tokens, windows, tally, batch_tokens=len(tokens), device=device)
-    assert tally.nats is not None
-    return tally.nats[: windows.scored]
+    windows = non_overlapping(len(tokens) - 1, length)
+    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 0, keep_losses=True)
+    score_windows(model, tokens, windows, accumulator, batch_tokens=len(tokens), device=device)
+    assert accumulator.losses is not None
+    return accumulator.losses[: windows.scored]
 
 
 def text(targets: int) -> NDArray[np.uint16]:

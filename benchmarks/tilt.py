@@ -25,19 +25,18 @@ from birdie.data.shards import read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.model.gpt import GPT
 from birdie.model.shape import config_of
-from birdie.score.ngram import Hints, TiltSettings, hints
-from birdie.score.tally import LN2
-from birdie.score.tilt import tilt
+from birdie.score.accumulator import LN2
+from birdie.score.ngram import Hints, NgramSettings, apply_bias, hints
 from birdie.score.windows import sliding
 
-WAYS: Mapping[str, TiltSettings] = {
-    "fixed 2": TiltSettings(beta=2.0),
-    "fixed 2.625, hits above 0.8 (#2018)": TiltSettings(beta=2.625, threshold=0.8),
-    "fixed 2.625, 16 tokens": TiltSettings(beta=2.625, orders=(16,)),
-    "learned": TiltSettings(),
-    "learned, 16 to 8 tokens": TiltSettings(orders=(16, 12, 8)),
-    "learned, 16 to 2 tokens": TiltSettings(orders=(16, 8, 6, 5, 4, 3, 2)),
-    "learned, 2^16 places": TiltSettings(table_bits=16),
+WAYS: Mapping[str, NgramSettings] = {
+    "fixed 2": NgramSettings(beta=2.0),
+    "fixed 2.625, hits above 0.8 (#2018)": NgramSettings(beta=2.625, threshold=0.8),
+    "fixed 2.625, 16 tokens": NgramSettings(beta=2.625, orders=(16,)),
+    "learned": NgramSettings(),
+    "learned, 16 to 8 tokens": NgramSettings(orders=(16, 12, 8)),
+    "learned, 16 to 2 tokens": NgramSettings(orders=(16, 8, 6, 5, 4, 3, 2)),
+    "learned, 2^16 places": NgramSettings(table_bits=16),
 }
 TEXTS = {
     "fineweb": "text/fineweb/fineweb_val_head_sp1024.bin",
@@ -64,7 +63,7 @@ def main() -> None:
     export = options.weights or data / "weights/parameter_golf/samtruss_7L384_valbpb1.99.int8.ptz"
     tokenizer = load_tokenizer(data / "tokenizers" / "fineweb_1024_bpe.model")
     model = exported(export)
-    hints(np.arange(100) % 3, TiltSettings(table_bits=8))  # compiled
+    hints(np.arange(100) % 3, NgramSettings(table_bits=8))  # compiled
     rows: list[dict[str, Any]] = []
     for text in options.texts.split(","):
         tokens = stream(data / TEXTS[text], tokenizer, options.tokens)
@@ -131,9 +130,9 @@ def rows_of(text: str, tokens: Stream, logp: NDArray[np.float16], tokenizer: Tok
         began = time.perf_counter()
         found = hints(inputs, settings)
         rate = len(inputs) / (time.perf_counter() - began) / 1e6
-        yield row(way, tilt(nats, logp[places, found.tokens], found, targets, settings), found.tokens, rate)
+        yield row(way, apply_bias(nats, logp[places, found.tokens], found, targets, settings), found.tokens, rate)
     own = Hints(logp.argmax(1).astype(np.int32), np.zeros(len(targets), np.int32))
-    losses = tilt(nats, logp[places, own.tokens], own, targets, TiltSettings())
+    losses = apply_bias(nats, logp[places, own.tokens], own, targets, NgramSettings())
     yield row("control: the model's own likeliest", losses, own.tokens, None)
 
 

@@ -129,6 +129,11 @@ def require_writable(folder: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def user_cache() -> Path:
+    """Return birdie's folder in the user's cache folder, which need not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "birdie"
+
+
 def read_trusted(path: Path) -> bytes:
     """The content of `path` if nobody but this user, or root, could have put it there.
 

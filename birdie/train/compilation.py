@@ -10,7 +10,6 @@ for a CPU it leaves to inductor's own folder (`TORCHINDUCTOR_CACHE_DIR`), which 
 
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ import torch
 from cyclopts import Parameter
 
 from birdie.errors import OutputError
-from birdie.runtime.files import read_trusted, write_bytes
+from birdie.runtime.files import read_trusted, user_cache, write_bytes
 from birdie.train.protocols import Trainable
 
 KEPT = 16  # files of a cache folder, the newest
@@ -197,8 +196,7 @@ def cache_folder(name: str) -> Path | None:
         return None
     if name != "auto":
         return Path(name).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "birdie" / "compiled"
+    return user_cache() / "compiled"
 
 
 def cache_of(recipe: Mapping[str, Any], rank: int, ranks: int, device: torch.device) -> CompileCache | None:

@@ -19,10 +19,8 @@ from birdie.golf.audit import rules
 from birdie.golf.audit.rules import Finding
 from birdie.model.gpt import GPT
 from birdie.run.recipe import Recipe
-from birdie.score.chunks import Adapted
-from birdie.score.plan import plan
-from birdie.score.scoring import enter
-from birdie.score.tally import Tally
+from birdie.score.evaluator import prepare, record
+from birdie.score.mode import TrainingReport
 
 CLOSE = 1e-4
 """Nats by which losses may differ that nothing learned should have changed."""
@@ -32,8 +30,9 @@ PARTS = (0.3, 0.6, 0.9)  # of the stretch, after which it is exchanged
 
 
 def check_learning(model: GPT, recipe: Recipe, tokens: Tokens, shown: str) -> list[Finding]:
-    """What is found of the recipe's `evaluation.adapt`, on the CPU, over `tokens` (N + 1,)."""
-    adapt = recipe.evaluation.adapt
+    """What is found of the recipe's test-time training, on the CPU, over `tokens` (N + 1,)."""
+    mode = recipe.evaluation.scoring_mode
+    adapt = mode.name
     try:
         nats, adapted = _losses(model, recipe, tokens)
     except RuleError as error:
@@ -46,7 +45,7 @@ def check_learning(model: GPT, recipe: Recipe, tokens: Tokens, shown: str) -> li
         f"{adapted.tokens:,} places, each after it was scored"
     )
     found = [Finding(rules.SCORE_FIRST, "pass" if adapted.steps else "unknown", said, "ledger", shown)]
-    if adapt == "phased" or (adapt == "lora" and recipe.lora.warm_a):
+    if not mode.left_to_right:
         said = f"{adapt}: documents are scored by length, so what one learned may come from later in the text"
         return [*found, Finding(rules.CAUSAL, "unknown", f"{said} (never ruled upon)", "perturbation", shown)]
     return [*found, _perturbed(model, recipe, tokens, nats, shown)]
@@ -54,7 +53,7 @@ def check_learning(model: GPT, recipe: Recipe, tokens: Tokens, shown: str) -> li
 
 def _perturbed(model: GPT, recipe: Recipe, tokens: Tokens, nats: NDArray[np.float64], shown: str) -> Finding:
     """Whether losses change with tokens that come after them."""
-    adapt, far, where = recipe.evaluation.adapt, 0.0, 0
+    adapt, far, where = recipe.evaluation.mode, 0.0, 0
     for part in PARTS:
         place = int(part * len(nats))
         apart = np.abs(
@@ -80,32 +79,39 @@ def _exchanged(tokens: Tokens, first: int, recipe: Recipe) -> Tokens:
     return changed
 
 
-def _losses(model: GPT, recipe: Recipe, tokens: Tokens) -> tuple[NDArray[np.float64], Adapted]:
+def _losses(model: GPT, recipe: Recipe, tokens: Tokens) -> tuple[NDArray[np.float64], TrainingReport]:
     """Nats (N,) of the targets, by the recipe's adaptation with small chunks; the model gets its weights back.
 
     Raises:
         RuleError: a target was scored twice or never, or learned from before it was scored.
     """
-    bos_id, cpu = recipe.model.bos_id, torch.device("cpu")
-    length = min(recipe.evaluation.seq_len or recipe.train.train_seq_len, max(1, (len(tokens) - 1) // CHUNKS))
-    settings = replace(recipe.evaluation, seq_len=length, stride=min(recipe.evaluation.stride, length))
-    made = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
-    tally = Tally(made.tokens, np.ones(len(made.tokens), np.uint16), bos_id, keep=True)
+    bos_id, settings = recipe.model.bos_id, recipe.evaluation
+    length = min(settings.seq_len or recipe.train.train_seq_len, max(1, (len(tokens) - 1) // CHUNKS))
     prefix = max(1, int((np.asarray(tokens) == bos_id).sum()) // 2)
-    asked = replace(
-        recipe,
-        evaluation=settings,
-        sgd=replace(recipe.sgd, chunk_tokens=min(recipe.sgd.chunk_tokens, length)),
-        lora=replace(
-            recipe.lora,
-            chunk=min(recipe.lora.chunk, max(1, length // 2)),
-            context=min(recipe.lora.context, length),
-        ),
-        phased=replace(recipe.phased, prefix_docs=min(recipe.phased.prefix_docs, prefix)),
+    sgd, lora, phases = settings.ttt_sgd, settings.ttt_lora, settings.ttt_multi_phase
+    settings = replace(
+        settings,
+        seq_len=length,
+        stride=min(settings.stride, length),
+        ttt_sgd=replace(sgd, chunk_tokens=min(sgd.chunk_tokens, length)),
+        ttt_lora=replace(lora, chunk=min(lora.chunk, max(1, length // 2)), context=min(lora.context, length)),
+        ttt_multi_phase=replace(phases, prefix_docs=min(phases.prefix_docs, prefix)),
     )
-    batch_tokens = recipe.validation.batch_tokens
-    _, adapted = enter(made, asked, model, tally, batch_tokens=batch_tokens, bos_id=bos_id, device=cpu)
-    tally.ledger.close()
+    mode = settings.scoring_mode
+    scoring = prepare(
+        model,
+        tokens,
+        np.ones(len(tokens), np.uint16),
+        settings,
+        mode,
+        train_seq_len=length,
+        bos_id=bos_id,
+        device=torch.device("cpu"),
+        batch_tokens=recipe.validation.batch_tokens,
+        keep_losses=True,
+    )
+    _, adapted = record(mode, scoring)
+    scoring.accumulator.ledger.close()
     assert adapted is not None  # it was asked to learn,
-    assert tally.nats is not None  # and told to keep them
-    return tally.nats, adapted
+    assert scoring.accumulator.losses is not None  # and told to keep them
+    return scoring.accumulator.losses, adapted

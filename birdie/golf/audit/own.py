@@ -37,7 +37,8 @@ from birdie.model.gpt import GPT
 from birdie.run.evaluation import check_same_tokenizer, evaluate, load_gpt
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress
-from birdie.score.scorer import Scorer
+from birdie.score.reference import Scorer
+from birdie.score.request import EvaluationRequest
 
 _VOCABULARY = re.compile(r"_((?:sp|byte)\d+)(?=[_.])")  # as names of shards may spell it
 
@@ -227,20 +228,21 @@ def _scored(model: GPT, recipe: Recipe, tokens: Tokens, seconds: float, shown: s
     with _one_thread():
         found = [replace(each, path=shown) for each in probe(counting, model.config.vocab_size, tokens)]
     way, tally = batched(model, recipe, tokens, given.part("scoring"))
-    targets = np.flatnonzero(tally.ledger.seen)
+    targets = np.flatnonzero(tally.ledger.scored_mask)
     said = f"{len(targets):,} targets entered a ledger, each once ({way})"
     found.append(Finding(rules.ONE_PASS, "pass", said, "ledger", shown))
     places = np.unique(np.linspace(0, len(targets) - 1, COMPARED).astype(int))
-    assert tally.nats is not None  # it was told to keep them
+    assert tally.losses is not None  # it was told to keep them
     with _one_thread():
-        apart = max(abs(one - float(tally.nats[place])) for place, one in one_by_one(make(), tokens, targets[places]))
+        apart = max(abs(one - float(tally.losses[place])) for place, one in one_by_one(make(), tokens, targets[places]))
     said = f"{len(places)} losses, batched and predicted a token at a time, differ by {apart:.1e} nats at most ({way})"
     found.append(Finding(rules.CAUSAL, "pass" if apart <= AGREE else "fail", said, "batch", shown))
-    if recipe.evaluation.adapt != "none":
+    trains = recipe.evaluation.scoring_mode.trains
+    if trains:
         found += check_learning(model, recipe, tokens, shown)
     same = torch.equal(before, _weights(model))
     said = "weights are the same after scoring as before" if same else "scoring changed the weights"
-    if not same or recipe.evaluation.adapt == "none":
+    if not same or not trains:
         found.append(Finding(rules.SCORE_FIRST, "pass" if same else "fail", said, "ledger", shown))
     said = f"decoded in {seconds:.1f} s on a CPU; {model.config.vocab_size:,} log-probabilities for each token"
     found.append(Finding(rules.RUNS, "pass", said, "file", shown))
@@ -334,9 +336,8 @@ def _timed(path: Path, shown: str, given: Given) -> list[Finding]:
     """Seconds that an evaluation takes here: more than the cap proves nothing on slower hardware than eight H100."""
     started = time.perf_counter()
     try:
-        done = evaluate(
-            path, data=given.data, tokenizer=given.tokenizer, max_tokens=TIMED, progress=given.part("scoring")
-        )
+        request = EvaluationRequest(data=given.data, tokenizer=given.tokenizer, max_tokens=TIMED)
+        done = evaluate(path, request, progress=given.part("scoring"))
     except (DataError, ConfigError) as error:
         return [Finding(rules.EVAL_TIME, "unknown", f"nothing was scored: {error}", "clock", shown)]
     seconds, tokens = time.perf_counter() - started, done.score.tokens

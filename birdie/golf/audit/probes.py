@@ -1,6 +1,6 @@
 """Tests of a scorer that can be called: what it says of a token must not depend on that token, nor on later ones.
 
-    probe          scorers under the contract of birdie.score.scorer: predict the distribution, then reveal the token
+    probe          scorers under the contract of birdie.score.reference: predict the distribution, then reveal the token
     probe_losses   functions: tokens (N + 1,) → nats (N,) of the targets, all at once
 
 A function that only gives the loss of the token there is can still be asked for its whole distribution: exchange the
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.golf.audit.rules import CAUSAL, NORMALISED, ONE_PASS, RUNS, Finding
-from birdie.score.scorer import TOLERANCE, Scorer
+from birdie.score.reference import TOLERANCE, Scorer
 
 Losses = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 

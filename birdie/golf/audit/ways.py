@@ -20,12 +20,12 @@ from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress
-from birdie.score.plan import plan
-from birdie.score.scorer import Scorer
-from birdie.score.scorers import StreamScorer, WindowScorer
-from birdie.score.scoring import enter
-from birdie.score.tally import Tally
-from birdie.score.tilt import Tilted
+from birdie.score.accumulator import Accumulator
+from birdie.score.evaluator import prepare, record
+from birdie.score.ngram import NgramScorer
+from birdie.score.reference import Scorer, StreamScorer, WindowScorer
+from birdie.score.streaming import StreamingMode
+from birdie.score.windows import WindowMode
 
 
 class SteppedWindows:
@@ -77,33 +77,37 @@ def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
     A stream in several segments is scored as one.
     """
     settings, length = recipe.evaluation, length_of(recipe)
-    anew = settings.documents or (settings.exact and recipe.model.isolate_documents)
+    mode = settings.scoring_mode
+    streaming = mode if isinstance(mode, StreamingMode) else None
+    anew = settings.documents or (streaming and streaming.exact and recipe.model.isolate_documents)
     bos_id = recipe.model.bos_id if anew else None
     temperature = settings.temperature
 
     def make() -> Scorer:
-        if settings.stream and not settings.exact:
-            chunk = min(settings.chunk, length)
+        if streaming and not streaming.exact:
+            chunk = min(streaming.chunk, length)
             scorer: Scorer = StreamScorer(
                 model,
                 length,
                 chunk,
-                sinks=settings.sinks,
-                kv_bits=settings.kv_bits,
+                sinks=streaming.sinks,
+                kv_bits=streaming.kv_bits,
                 bos_id=bos_id,
                 temperature=temperature,
             )
         else:
             softmax = model.config.attention == "softmax"
             windows = SteppedWindows if softmax else WindowScorer
-            scorer = windows(model, length, settings.stride or length, bos_id=bos_id, temperature=temperature)
-        return Tilted(scorer, recipe.tilt) if recipe.tilt.enabled else scorer
+            stride = length if streaming else settings.stride or length
+            scorer = windows(model, length, stride, bos_id=bos_id, temperature=temperature)
+        return NgramScorer(scorer, settings.ngram) if settings.ngram.enabled else scorer
 
     return make
 
 
-def batched(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress | None = None) -> tuple[str, Tally]:
-    """The recipe's way in words, and the losses of `tokens` (N + 1,) by it, on the CPU, in a tally that keeps them.
+def batched(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress | None = None) -> tuple[str, Accumulator]:
+    """The recipe's way in words, and the losses of `tokens` (N + 1,) by it, on the CPU, in an accumulator that keeps
+    them.
 
     Without adaptation, which `learning` looks at.
 
@@ -111,15 +115,31 @@ def batched(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress | Non
         RuleError: a target was scored twice, or never.
     """
     settings, length = recipe.evaluation, recipe.train.train_seq_len
-    if not (settings.stride or settings.stream or settings.documents):  # windows end to end must have room for one
-        settings = replace(settings, seq_len=min(length_of(recipe), len(tokens) - 1))
-    settings, bos_id, cpu = replace(settings, segments=1, adapt="none"), recipe.model.bos_id, torch.device("cpu")
-    made = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
-    tally = Tally(made.tokens, np.ones(len(made.tokens), np.uint16), bos_id, keep=True)  # bytes do not matter here
-    asked, batch_tokens = replace(recipe, evaluation=settings), recipe.validation.batch_tokens
-    enter(made, asked, model, tally, batch_tokens=batch_tokens, bos_id=bos_id, device=cpu, progress=progress)
-    tally.ledger.close()
-    return made.says, tally
+    mode = settings.scoring_mode
+    if isinstance(mode, StreamingMode):
+        settings = replace(settings, streaming=replace(mode, segments=1))
+    else:
+        settings = replace(settings, mode=WindowMode.name)
+        if not (settings.stride or settings.documents):  # non-overlapping windows must have room for one
+            settings = replace(settings, seq_len=min(length_of(recipe), len(tokens) - 1))
+    mode = settings.scoring_mode
+    counts = np.ones(len(tokens), np.uint16)  # bytes do not matter here
+    scoring = prepare(
+        model,
+        tokens,
+        counts,
+        settings,
+        mode,
+        train_seq_len=length,
+        bos_id=recipe.model.bos_id,
+        device=torch.device("cpu"),
+        batch_tokens=recipe.validation.batch_tokens,
+        keep_losses=True,
+        progress=progress,
+    )
+    record(mode, scoring)
+    scoring.accumulator.ledger.close()
+    return mode.describe(scoring), scoring.accumulator
 
 
 def one_by_one(scorer: Scorer, tokens: Tokens, places: NDArray[np.integer[Any]]) -> Iterator[tuple[int, float]]:
