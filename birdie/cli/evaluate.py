@@ -26,11 +26,12 @@ from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings
 
 
-def optional_fields(kind: type, group: Group | None = None) -> type:
+def optional_fields(kind: type) -> type:
     """Return a dataclass with the fields of `kind`, those of nested dataclasses included, all None by default.
 
     Names of environment variables are dropped: they are settings of training runs.
     """
+    group = _group(kind)
     hints = get_type_hints(kind, include_extras=True)
     tables = {each.name: hints[each.name] for each in fields(kind)}
     if kind is EvaluationSettings:
@@ -39,7 +40,7 @@ def optional_fields(kind: type, group: Group | None = None) -> type:
     for name, hint in tables.items():
         if isinstance(hint, type) and is_dataclass(hint):
             if fields(hint):
-                optional.append((name, optional_fields(hint, _group(hint)) | None, field(default=None)))
+                optional.append((name, optional_fields(hint) | None, field(default=None)))
             continue
         parameter = next(
             (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Parameter)), Parameter()
@@ -47,14 +48,17 @@ def optional_fields(kind: type, group: Group | None = None) -> type:
         plain_hint = hint.__origin__ if hasattr(hint, "__metadata__") else hint
         offered = Parameter(help=parameter.help, negative=parameter.negative, group=group)
         optional.append((name, Annotated[plain_hint | None, offered], field(default=None)))
-    return make_dataclass(f"Optional{kind.__name__}", optional, frozen=True)
+    # cyclopts takes a class of the module `types`, which is the default, for one without fields
+    return make_dataclass(f"Optional{kind.__name__}", optional, frozen=True, namespace={"__module__": __name__})
 
 
 def _group(kind: type) -> Group:
-    """Return the panel of the help that a table's flags stand in, with the summary of a mode."""
+    """Return the panel of the help that the flags of a dataclass stand in."""
     if issubclass(kind, ScoringMode):
-        return Group(f"Mode {kind.name}: {kind.summary()}")
-    return Group((kind.__doc__ or "").partition("\n")[0].rstrip("."))
+        return Group(f"Mode {kind.name}", help=f"{kind.summary()}.", sort_key=1)
+    if kind is EvaluationSettings:
+        return Group("Scoring", help=f"Modes: {', '.join(MODES)}.", sort_key=0)
+    return Group(kind.__name__.removesuffix("Settings"), help=(kind.__doc__ or "").partition("\n")[0], sort_key=2)
 
 
 def explicit(values: Any) -> dict[str, Any]:
