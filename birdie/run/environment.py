@@ -1,7 +1,8 @@
 """The records' environment variables that are more, or less, than one setting by another name.
 
 A variable that is a setting stands on its field (`env_var`). Here is the rest, and nowhere else: switches that are one
-word of a choice here, variables that only together make a setting, what is not here yet, and what needs no setting.
+word of a choice here, variables that only together make a setting, those of a dataclass that two tables have, what is
+not here yet, and what needs no setting.
 They rank with the other variables: below flags, above the recipe file. What is in none of these is not looked at, for
 environments hold everything.
 """
@@ -284,6 +285,7 @@ def _renamed(variable: str, table: str, setting: str) -> Rule:
     """Return the rule of a variable that is one setting of a mode's table."""
 
     def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
+        _number(environ, variable, 0)  # so that an error names the variable
         return {"evaluation": {table: {setting: environ[variable]}}}
 
     return Rule((variable,), (f"evaluation.{table}.{setting}",), read)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from benchmarks.adapt import CHOSEN, rows_of
+from benchmarks.overrides import parse_overrides
 from birdie.data.tokenizer import ByteTokenizer
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.adapt import SGDSettings
-from birdie.score.settings import parse_changes
+from birdie.score.ttt.sgd import SGDSettings
 
 
 def test_rows_are_of_the_model_and_of_each_way() -> None:
@@ -26,4 +26,4 @@ def test_rows_are_of_the_model_and_of_each_way() -> None:
         assert rows[1]["saved"] > 0.1
         assert rows[1]["cost"] > rows[0]["cost"] == 1
     for each in CHOSEN:
-        assert parse_changes(each, SGDSettings(), "sgd").epochs == 1
+        assert parse_overrides(each, SGDSettings()).epochs == 1

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from benchmarks.lora import CHOSEN, rows_of
+from benchmarks.overrides import parse_overrides
 from birdie.data.tokenizer import ByteTokenizer
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.lora import LoraSettings
-from birdie.score.phased import PhasedSettings
-from birdie.score.settings import parse_changes
+from birdie.score.ttt.lora import LoRAMode
+from birdie.score.ttt.multi_phase import MultiPhaseMode
 
 
 def test_rows_are_of_the_model_and_of_each_way() -> None:
@@ -20,7 +20,7 @@ def test_rows_are_of_the_model_and_of_each_way() -> None:
     text = [tokenizer.bos_id, *tokenizer.encode("to be or not to be, that is the question; ")]
     tokens = np.array(text * 6 + text[1:] * 4, np.uint16)
     way = "rank=4,lr=0.01,chunk=16,batch_docs=2"
-    phased = PhasedSettings(prefix_docs=4, phases=1, lr=0.1, chunk_tokens=64, batch_seqs=1)
+    phased = MultiPhaseMode(prefix_docs=4, phases=1, lr=0.1, chunk_tokens=64, batch_seqs=1)
     still = "rank=1,lr=0,chunk=16"
     rows = list(rows_of("hamlet", model, tokens, tokenizer, 32, [way, still], phased))
     assert [row["adapt"] for row in rows] == ["", "lora", "phased"] * 2
@@ -30,4 +30,4 @@ def test_rows_are_of_the_model_and_of_each_way() -> None:
     assert rows[4]["saved"] == pytest.approx(0, abs=1e-5)
     assert rows[1]["bpb"] + rows[1]["saved"] == pytest.approx(rows[0]["bpb"])
     for each in CHOSEN:
-        assert parse_changes(each, LoraSettings(), "lora").batch_docs == 8
+        assert parse_overrides(each, LoRAMode()).batch_docs == 8

@@ -22,6 +22,7 @@ from birdie.run.pipeline import Run, Validated
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.runtime.distributed import World
 from birdie.score.bpb import ValidationSettings
+from birdie.score.request import EvaluationRequest
 from birdie.train.average import Average, AverageSettings
 from birdie.train.checkpoint import Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, fit
@@ -358,7 +359,7 @@ def test_the_average_is_what_is_validated_exported_and_scored(recipe: Recipe, tm
     assert apart(run, decoded) < 1e-3 < 0.1 * apart(off, decoded)
     assert apart(off, load(off.export().path)) < 1e-3
     assert run.model.looping
-    score = evaluate(run.folder / "model.birdie", device="cpu").score
+    score = evaluate(run.folder / "model.birdie", EvaluationRequest(device="cpu")).score
     assert score.bpb == pytest.approx(validated[-1].score.bpb, rel=1e-3)
     assert validated[-1].score.bpb != pytest.approx(plain[-1].score.bpb, rel=1e-3)
     assert [each.weights for each in validated] == ["the last weights", *(f"EMA 0.7 of {n} steps" for n in (3, 6, 8))]

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,15 +36,16 @@ from birdie.golf.audit.ways import SteppedWindows
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.history import Entry, record
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.score import scoring
-from birdie.score.adapt import Learner
-from birdie.score.chunks import Adapted
-from birdie.score.forward import score_windows
 from birdie.score.ledger import Ledger
-from birdie.score.lora import LoraSettings
-from birdie.score.ngram import TiltSettings
-from birdie.score.scorers import WindowScorer
+from birdie.score.mode import TrainingReport
+from birdie.score.ngram import NgramSettings
+from birdie.score.reference import WindowScorer
 from birdie.score.settings import EvaluationSettings
+from birdie.score.streaming import StreamingMode
+from birdie.score.ttt import sgd
+from birdie.score.ttt.lora import LoRAMode
+from birdie.score.ttt.sgd import SGDTrainer
+from birdie.score.windows import score_windows
 from birdie.train.settings import TrainSettings
 from tests.golf.audit.audited_logs import baseline, later
 
@@ -81,8 +83,7 @@ def artifact_of(
     path: Path,
     text: DataSettings,
     made_with: Tokenizer | None = None,
-    tilted: bool = False,
-    **evaluation: int | bool | str,
+    **evaluation: Any,
 ) -> Path:
     """A .birdie file as `birdie train` leaves it, of a model that was never trained."""
     torch.manual_seed(0)
@@ -91,9 +92,7 @@ def artifact_of(
         data=text,
         model=GPTConfig(vocab_size=made_with.vocab_size, num_layers=1, model_dim=16, num_heads=1, num_kv_heads=1),
         train=TrainSettings(train_seq_len=24, train_batch_tokens=24, accumulation=1),
-        tilt=TiltSettings(enabled=tilted),
-        lora=LoraSettings(chunk=8, rank=4, lr=0.01),
-        evaluation=EvaluationSettings(**evaluation),  # type: ignore[arg-type]
+        evaluation=EvaluationSettings(**{"ttt_lora": LoRAMode(chunk=8, rank=4, lr=0.01), **evaluation}),
     )
     tokenizer = {"kind": made_with.kind, "vocab_size": made_with.vocab_size, "sha256": made_with.digest}
     about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": tokenizer, "steps": 1}
@@ -147,14 +146,14 @@ def test_an_artifact_of_ours_passes(ask: Ask, trained: Path) -> None:
     [
         ({"stride": 8}, "windows of 24, stride 8"),
         ({"documents": True, "stride": 5}, "windows of 24 in each document, stride 5"),
-        ({"stream": True, "chunk": 7, "sinks": 2, "segments": 3}, "stream, context 24 and 2 sinks"),
-        ({"stream": True, "exact": True}, "exact stream, context 24"),
-        ({"seq_len": 4096}, "windows of 60 end to end"),
-        ({"stride": 11, "tilted": True}, "windows of 24, stride 11"),
+        ({"mode": "streaming", "streaming": StreamingMode(7, 2, segments=3)}, "streaming, context 24 and 2 sinks"),
+        ({"mode": "streaming", "streaming": StreamingMode(exact=True)}, "exact streaming, context 24"),
+        ({"seq_len": 4096}, "non-overlapping windows of 60"),
+        ({"stride": 11, "ngram": NgramSettings(enabled=True)}, "windows of 24, stride 11"),
     ],
 )
 def test_every_way_of_scoring_is_held_against_its_scorer(
-    data: Path, tmp_path: Path, way: dict[str, int | bool], said: str
+    data: Path, tmp_path: Path, way: dict[str, Any], said: str
 ) -> None:
     text = DataSettings(path=str(data), tokenizer="bytes")
     report = audit(artifact_of(tmp_path / "model.birdie", text, **way), tokens=60)
@@ -407,33 +406,33 @@ def test_kept_keys_say_what_whole_windows_say(stride: int, bos_id: int | None) -
             assert torch.equal(stepped.predict(), stepped.predict())
 
 
-@pytest.mark.parametrize("adapt", ["sgd", "lora", "phased"])
+@pytest.mark.parametrize("adapt", ["ttt-sgd", "ttt-lora", "ttt-multi-phase"])
 def test_learning_what_was_scored_is_legal(data: Path, tmp_path: Path, adapt: str) -> None:
     text = DataSettings(path=str(data), tokenizer="bytes")
-    report = audit(artifact_of(tmp_path / "model.birdie", text, adapt=adapt), tokens=120)
+    report = audit(artifact_of(tmp_path / "model.birdie", text, mode=adapt), tokens=120)
     assert not report.failed, report.findings
     (learned,) = [each for each in report.of(SCORE_FIRST) if each.by == "ledger"]
     assert learned.verdict == "pass"
     assert f"{adapt}: 72 targets were scored once" in learned.evidence
     (causal,) = [each for each in report.of(CAUSAL) if each.by == "perturbation"]
-    assert causal.verdict == ("unknown" if adapt == "phased" else "pass")
+    assert causal.verdict == ("unknown" if adapt == "ttt-multi-phase" else "pass")
 
 
 def test_learning_first_is_caught(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scorer that learns from each chunk before it scores it, and tells the ledger nothing."""
 
-    def cheat(model, tokens, windows, sink, settings, *, length, batch_tokens, device, temperature, **_):
-        learner = Learner(model, settings)
+    def cheat(scoring, windows, settings):
+        model, tokens = scoring.model, scoring.tokens
+        trainer = SGDTrainer(model, settings)
         told = Ledger(len(tokens) - 1)
         told.score(0, len(tokens) - 1)  # a lie
-        learner.learn(tokens, [(0, len(tokens) - 1)], told, length=length, factor=50.0)
-        score_windows(model, tokens, windows, sink, batch_tokens=batch_tokens, device=device, temperature=temperature)
-        steps, learned = learner.steps, learner.tokens
-        learner.restore()
-        return Adapted(0.0, 0.0, 1, steps, learned, "")
+        trainer.train(tokens, [(0, len(tokens) - 1)], told, length=scoring.length, factor=50.0)
+        score_windows(model, tokens, windows, scoring.sink, batch_tokens=scoring.batch_tokens, device=scoring.device)
+        trainer.restore()
+        return TrainingReport(0.0, 0.0, 1, trainer.steps, trainer.tokens, "")
 
-    monkeypatch.setattr(scoring, "score_adapting", cheat)
-    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), adapt="sgd")
+    monkeypatch.setattr(sgd, "score_chunks", cheat)
+    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), mode="ttt-sgd")
     report = audit(path, tokens=120)
     assert report.verdict(CAUSAL) == "fail"
     (finding,) = [each for each in report.of(CAUSAL) if each.verdict == "fail"]
@@ -441,12 +440,11 @@ def test_learning_first_is_caught(data: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_learning_that_the_ledger_refuses_fails(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def early(*given, **_):
-        sink, tokens = given[3], given[1]
-        sink.ledger.learn((0, len(tokens) - 1))
+    def early(scoring, _windows, _settings):
+        scoring.sink.ledger.learn((0, len(scoring.tokens) - 1))
 
-    monkeypatch.setattr(scoring, "score_adapting", early)
-    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), adapt="sgd")
+    monkeypatch.setattr(sgd, "score_chunks", early)
+    path = artifact_of(tmp_path / "model.birdie", DataSettings(path=str(data), tokenizer="bytes"), mode="ttt-sgd")
     report = audit(path, tokens=60)
     assert report.verdict(SCORE_FIRST) == "fail"
     assert any("learn from target 0 before it is scored" in each.evidence for each in report.of(SCORE_FIRST))
