@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 from rich.table import Table
@@ -31,23 +31,20 @@ def optional_fields(kind: type) -> type:
 
     Names of environment variables are dropped: they are settings of training runs.
     """
-    group = _group(kind)
-    hints = get_type_hints(kind, include_extras=True)
-    tables = {each.name: hints[each.name] for each in fields(kind)}
-    if kind is EvaluationSettings:
-        tables |= {mode.table_name(): mode for mode in MODES.values() if mode.table_name() not in tables}
+    hints, group = get_type_hints(kind, include_extras=True), _group(kind)
+    hints = {setting.name: hints[setting.name] for setting in fields(kind)}
+    if kind is EvaluationSettings:  # registered modes have no field
+        hints |= {mode.table_name(): mode for mode in MODES.values() if mode.table_name() not in hints}
     optional: list[tuple[str, Any, Any]] = []
-    for name, hint in tables.items():
+    for name, hint in hints.items():
         if isinstance(hint, type) and is_dataclass(hint):
             if fields(hint):
                 optional.append((name, optional_fields(hint) | None, field(default=None)))
             continue
-        parameter = next(
-            (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Parameter)), Parameter()
-        )
-        plain_hint = hint.__origin__ if hasattr(hint, "__metadata__") else hint
+        bare, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        parameter = next((note for note in annotations if isinstance(note, Parameter)), Parameter())
         offered = Parameter(help=parameter.help, negative=parameter.negative, group=group)
-        optional.append((name, Annotated[plain_hint | None, offered], field(default=None)))
+        optional.append((name, Annotated[bare | None, offered], field(default=None)))
     # cyclopts takes a class of the module `types`, which is the default, for one without fields
     return make_dataclass(f"Optional{kind.__name__}", optional, frozen=True, namespace={"__module__": __name__})
 
@@ -63,7 +60,7 @@ def _group(kind: type) -> Group:
 
 def explicit(values: Any) -> dict[str, Any]:
     """Return the values of an optional dataclass that are not None, nested."""
-    pairs = ((each.name, getattr(values, each.name)) for each in fields(values))
+    pairs = ((setting.name, getattr(values, setting.name)) for setting in fields(values))
     return {name: explicit(value) if is_dataclass(value) else value for name, value in pairs if value is not None}
 
 

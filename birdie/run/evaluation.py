@@ -108,7 +108,7 @@ def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
     try:
         return Recipe.from_dict(values), ()
     except ConfigError as error:
-        known = {each.name for each in fields(Recipe)} - {"evaluation"}
+        known = {table.name for table in fields(Recipe)} - {"evaluation"}
         recipe = Recipe.from_dict({name: value for name, value in values.items() if name in known})
         return recipe, (f"the artifact's settings of evaluation are replaced by the defaults: {error}",)
 
@@ -211,7 +211,7 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Validation text.
+    """Validation text, and what counts its bytes.
 
     Attributes:
         tokens: (N + 1,).

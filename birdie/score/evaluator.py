@@ -8,19 +8,17 @@ are comparable; only windows longer than those of training leave out more. Evalu
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from birdie.model.gpt import GPT
-from birdie.runtime.callbacks import Progress, Stop, never
-from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator, BytesPerToken, Score
 from birdie.score.mode import Scoring, ScoringMode, TrainingReport
 from birdie.score.ngram import NgramBias
 from birdie.score.settings import EvaluationSettings
-from birdie.score.ttt.state import StateFile
 from birdie.score.windows import non_overlapping
 
 
@@ -34,23 +32,19 @@ def prepare(
     train_seq_len: int,
     bos_id: int,
     device: torch.device,
-    batch_tokens: int,
     keep_losses: bool = False,
-    world: World | None = None,
-    progress: Progress | None = None,
-    stop: Stop = never,
-    state: StateFile | None = None,
+    **more: Any,
 ) -> Scoring:
     """Return the scoring of the common targets of a stream.
 
     Args:
-        model: in evaluation mode.
+        model: in evaluation mode, on `device`.
         tokens: (at least 2,) of the stream.
         table: bytes per token, or the bytes of every token of the stream.
         settings: of the evaluation.
         mode: that is going to score.
         train_seq_len: sequence length of training.
-        bos_id, device, batch_tokens, world, progress, stop, state: as in `Scoring`.
+        bos_id, device, more: fields of `Scoring`.
         keep_losses: keep the loss of each target in the accumulator.
 
     Raises:
@@ -61,20 +55,7 @@ def prepare(
     tokens = common_targets(tokens, length, train_seq_len)
     counts = table[: len(tokens)] if isinstance(table, np.ndarray) else table
     accumulator = Accumulator(tokens, counts, bos_id, keep_losses=keep_losses)
-    return Scoring(
-        model,
-        tokens,
-        accumulator,
-        length,
-        bos_id,
-        device,
-        settings,
-        batch_tokens,
-        world or World(),
-        progress,
-        stop,
-        state,
-    )
+    return Scoring(model, tokens, accumulator, length, bos_id, device, settings, **more)
 
 
 def common_targets(tokens: NDArray[np.uint16], length: int, train_seq_len: int) -> NDArray[np.uint16]:

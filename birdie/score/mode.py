@@ -79,7 +79,7 @@ class ScoringSettings:
 
     def table(self, kind: type[M]) -> M:
         """Return the settings of the mode `kind`: those of its table, or the defaults."""
-        values = (getattr(self, each.name) for each in fields(self))
+        values = (getattr(self, setting.name) for setting in fields(self))
         return next((value for value in values if type(value) is kind), None) or kind()
 
 

@@ -383,7 +383,6 @@ class NgramScorer:
         self._revealed = 0
 
     def predict(self) -> Tensor:
-        """Return the biased log-probabilities of the next token, (V,) float32."""
         logp = self.scorer.predict()
         if self._hint < 0:
             return logp
@@ -394,7 +393,6 @@ class NgramScorer:
         return biased
 
     def reveal(self, token: int) -> None:
-        """Take the next token, and learn from it."""
         if self.ledger is not None and self._revealed:
             self.ledger.learn((self._revealed - 1, self._revealed))
         if self._hint >= 0 and self.settings.beta is None:

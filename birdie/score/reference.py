@@ -122,7 +122,6 @@ class WindowScorer:
         self._history: list[int] = []
 
     def predict(self) -> Tensor:
-        """Return the log-probabilities of the next token, (V,) float32."""
         beyond = len(self._history) - self._length
         window = self._history[max(0, -(-beyond // self._stride)) * self._stride :]
         ids = torch.tensor([window], device=self._model.tok_emb.weight.device)
@@ -131,7 +130,6 @@ class WindowScorer:
             return logits.log_softmax(0).cpu()
 
     def reveal(self, token: int) -> None:
-        """Take the next token."""
         if token == self._bos_id:
             self._history.clear()
         self._history.append(token)
@@ -164,12 +162,10 @@ class StreamScorer:
         self._logp: Tensor | None = None
 
     def predict(self) -> Tensor:
-        """Return the log-probabilities of the next token, (V,) float32."""
         assert self._logp is not None  # the first token of a stream is revealed, not predicted
         return self._logp
 
     def reveal(self, token: int) -> None:
-        """Take the next token."""
         if token == self._bos_id and self._cache.position:
             self._cache = self._new_cache()
         logits = self._cache(torch.tensor([[token]], device=self._device))[0, -1]

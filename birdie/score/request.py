@@ -21,7 +21,7 @@ _PYTHON_ONLY = Parameter(parse=False)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What to score, with which settings and where; None: as the recipe in the artifact has it.
+    """Evaluation request: what to score, with which settings and where; None: as the artifact's recipe has it.
 
     Attributes:
         settings: changes of the recipe's settings as a nested mapping, such as {"mode": "ttt-sgd", "ttt_sgd": {"lr":
@@ -86,21 +86,23 @@ class EvaluationRequest:
             changes = self.settings or {}
             settings, mode = _changed(recipe, changes)
         mode = self.mode or mode
-        # a value that asks for nothing, such as stride 0, may be given to any mode
-        default = EvaluationSettings()
+        default = EvaluationSettings()  # a value that asks for nothing, such as stride 0, may be given to any mode
         unread = [
             name
             for name, value in changes.items()
             if not is_read(name, mode) and value != {} and value != getattr(default, name, None)
         ]
         if unread:
+            fitting = [name for name, kind in MODES.items() if all(is_read(setting, kind) for setting in unread)]
+            remedy = f", or choose --mode {' or '.join(fitting)}" if fitting else ""
+            verb = "has" if len(unread) == 1 else "have"
             raise ConfigError(
-                f"{' and '.join(unread)} {'has' if len(unread) == 1 else 'have'} no part in scoring mode {mode.name}; "
-                f"{_remedy(unread)}"
+                f"{' and '.join(unread)} {verb} no part in scoring mode {mode.name}; leave that out{remedy}"
             )
         if self.state is not None and not mode.resumable:
+            resumable = " or ".join(name for name, kind in MODES.items() if kind.resumable)
             raise ConfigError(
-                f"scoring mode {mode.name} has no state to save; leave --state out, or choose {_resumable()}"
+                f"scoring mode {mode.name} has no state to save; leave --state out, or choose {resumable}"
             )
         return settings, mode
 
@@ -108,23 +110,11 @@ class EvaluationRequest:
 def _changed(recipe: EvaluationSettings, changes: Mapping[str, Any]) -> tuple[EvaluationSettings, ScoringMode]:
     """Return the settings of the recipe, and the mode they name, with `changes`.
 
-    A registered mode has no field of the settings, so its table is taken out before the rest is applied.
+    A registered mode has no field in the settings, so its table is taken out before the rest is applied.
     """
-    tables = {each.name for each in fields(recipe)}
-    registered = {kind.table_name(): kind for kind in MODES.values() if kind.table_name() not in tables}
-    own = {name: value for name, value in changes.items() if name in registered and value is not None}
-    settings = replaced(recipe, {name: value for name, value in changes.items() if name not in own}, "evaluation")
+    fields_of_modes = {setting.name for setting in fields(recipe)}
+    registered = {kind.table_name() for kind in MODES.values()} - fields_of_modes
+    tables = {name: value for name, value in changes.items() if name in registered}
+    settings = replaced(recipe, {name: value for name, value in changes.items() if name not in tables}, "evaluation")
     mode = settings.scoring_mode
-    return settings, replaced(mode, own.get(mode.table_name(), {}), f"evaluation.{mode.table_name()}")
-
-
-def _remedy(names: list[str]) -> str:
-    """Return what to do where settings have no part in the mode."""
-    choices = [name for name, kind in MODES.items() if all(is_read(each, kind()) for each in names)]
-    return f"leave {'it' if len(names) == 1 else 'them'} out" + (
-        f", or choose --mode {' or '.join(choices)}" if choices else ""
-    )
-
-
-def _resumable() -> str:
-    return " or ".join(name for name, kind in MODES.items() if kind.resumable)
+    return settings, replaced(mode, tables.get(mode.table_name(), {}), f"evaluation.{mode.table_name()}")

@@ -11,7 +11,7 @@ A mode that ships is one field of `EvaluationSettings`, whose type is the mode; 
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -47,9 +47,7 @@ class EvaluationSettings(ScoringSettings):
     def __post_init__(self) -> None:
         ScoringSettings.__post_init__(self)
         if self.mode not in MODES:
-            nearest = difflib.get_close_matches(self.mode, MODES, 1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(MODES)}"
-            raise ConfigError(f"there is no scoring mode {self.mode!r}; {hint}")
+            raise ConfigError(f"there is no scoring mode {self.mode!r}; {_nearest(self.mode, MODES)}")
         self._check_predictions(self.scoring_mode)
         if self.seq_len:
             self.check(self.seq_len)
@@ -81,7 +79,7 @@ class EvaluationSettings(ScoringSettings):
         mode = mode or self.scoring_mode
         shared = {name: getattr(self, name) for name in shared_names() if is_read(name, mode)}
         modes = (*(self.table(kind) for kind in mode.tables), mode)
-        tables = {each.table_name(): each.values() for each in modes if each.values()}
+        tables = {table.table_name(): table.values() for table in modes if table.values()}
         ngram = {"ngram": dataclasses.asdict(self.ngram)} if self.ngram.enabled else {}
         return {**shared, "mode": mode.name, **tables, **ngram}
 
@@ -110,10 +108,10 @@ def register(mode: type[ScoringMode]) -> type[ScoringMode]:
 
 def shared_names() -> list[str]:
     """Return the names of the settings that modes share."""
-    return [each.name for each in dataclasses.fields(ScoringSettings)]
+    return [setting.name for setting in dataclasses.fields(ScoringSettings)]
 
 
-def is_read(name: str, mode: ScoringMode) -> bool:
+def is_read(name: str, mode: ScoringMode | type[ScoringMode]) -> bool:
     """Return True if `mode` reads the setting or table `name` of an evaluation."""
     if name in shared_names():
         return name in (*ALWAYS_READ, *mode.shared)
@@ -127,13 +125,16 @@ def replaced(settings: S, changes: Mapping[str, Any], path: str) -> S:
         ConfigError: there is no such setting (with the nearest known one), or a value is out of range.
     """
     values: dict[str, Any] = {}
-    known = {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    names = [setting.name for setting in dataclasses.fields(settings)]  # type: ignore[arg-type]
     for name, value in changes.items():
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(known)}"
-            raise ConfigError(f"{path} has no setting {name!r}; {hint}")
+        if name not in names:
+            raise ConfigError(f"{path} has no setting {name!r}; {_nearest(name, names)}")
         if isinstance(value, Mapping):
-            value = replaced(known[name], value, f"{path}.{name}")
+            value = replaced(getattr(settings, name), value, f"{path}.{name}")
         values[name] = tuple(value) if isinstance(value, list) else value
     return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(names)}"

@@ -84,7 +84,6 @@ class StreamingMode(ScoringMode):
             )
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
-        """Score the stream, or its segments side by side."""
         score_stream(
             scoring.model,
             scoring.tokens,
@@ -114,7 +113,6 @@ class StreamingMode(ScoringMode):
         return segments(targets, self.segments, scoring.length)
 
     def describe(self, scoring: Scoring) -> str:
-        """Name the context, how it moves on, and what the cache keeps."""
         temperature, length = describe_temperature(scoring.settings), f"{scoring.length:,}"
         if self.exact:
             return f"exact streaming, context {length}{temperature}"
@@ -126,7 +124,6 @@ class StreamingMode(ScoringMode):
         return f"streaming{parts}, context {length}{sinks}, chunks of {chunk:,} tokens{bits}{temperature}"
 
     def check(self, settings: ScoringSettings, length: int) -> None:
-        """Raise ConfigError where the sinks leave no room for a chunk, or documents are segments already."""
         if settings.documents and self.segments > 1:
             raise ConfigError(
                 "streaming in each document has no segments; leave one of documents and streaming segments out"

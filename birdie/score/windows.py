@@ -291,21 +291,52 @@ def hints_at(hint_tokens: NDArray[np.integer] | None, firsts: Positions, count: 
     return torch.from_numpy(hint_tokens[firsts[:, None] + np.arange(count)].astype(np.int64))
 
 
+class WindowedMode(ScoringMode):
+    """Base of modes that score the windows which the shared settings ask for."""
+
+    __slots__ = ()
+
+    shared: ClassVar[tuple[str, ...]] = ("stride", "documents", "batch_seqs", "temperature")
+    ngram_bias: ClassVar[bool] = True
+
+    def windows(self, scoring: Scoring) -> Windows:
+        """Return the windows; they score every target of the stream once."""
+        settings, targets = scoring.settings, len(scoring.tokens) - 1
+        stride = settings.stride or scoring.length
+        if settings.documents:
+            begins = document_begins(scoring.tokens, scoring.bos_id)
+            return per_document(begins, targets, scoring.length, stride)
+        if not settings.stride:  # as in the challenge, there must be one window
+            check_text_length(len(scoring.tokens), scoring.length)
+        return sliding(targets, scoring.length, stride)
+
+    def describe(self, scoring: Scoring) -> str:
+        settings, length = scoring.settings, f"{scoring.length:,}"
+        if settings.documents:
+            words = f"windows of {length} in each document, stride {settings.stride or scoring.length:,}"
+        elif settings.stride:
+            words = f"sliding windows of {length}, stride {settings.stride:,}"
+        else:
+            words = f"non-overlapping windows of {length}"
+        return words + describe_temperature(settings)
+
+    def check(self, settings: ScoringSettings, length: int) -> None:
+        if settings.stride > length:
+            raise ConfigError(f"stride {settings.stride} is longer than windows of {length}; give 1 to {length}")
+
+
 @dataclass(frozen=True, slots=True)
-class WindowMode(ScoringMode):
+class WindowMode(WindowedMode):
     """Score non-overlapping windows, or sliding windows with --stride, in each document with --documents."""
 
     name: ClassVar[str] = "windows"
-    shared: ClassVar[tuple[str, ...]] = ("stride", "documents", "batch_seqs", "temperature")
-    ngram_bias: ClassVar[bool] = True
     packaged: ClassVar[bool] = True
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
-        """Score the windows in batches, by the ahead-of-time package if there is one."""
         score_windows(
             scoring.model if scoring.forward is None else scoring.forward,
             scoring.tokens,
-            cover(scoring),
+            self.windows(scoring),
             scoring.sink,
             batch_tokens=scoring.window_batch_tokens,
             device=scoring.device,
@@ -315,45 +346,7 @@ class WindowMode(ScoringMode):
         )
         return None
 
-    def describe(self, scoring: Scoring) -> str:
-        """Name the kind of windows, their length and stride."""
-        return describe_windows(scoring)
-
-    def check(self, settings: ScoringSettings, length: int) -> None:
-        """Raise ConfigError where the stride is longer than the windows."""
-        check_window_stride(settings, length)
-
-
-def cover(scoring: Scoring) -> Windows:
-    """Return the windows that the shared settings ask for; they score every target of the stream once."""
-    settings, targets = scoring.settings, len(scoring.tokens) - 1
-    stride = settings.stride or scoring.length
-    if settings.documents:
-        begins = document_begins(scoring.tokens, scoring.bos_id)
-        return per_document(begins, targets, scoring.length, stride)
-    if not settings.stride:  # as in the challenge, there must be one window
-        check_text_length(len(scoring.tokens), scoring.length)
-    return sliding(targets, scoring.length, stride)
-
-
-def describe_windows(scoring: Scoring) -> str:
-    """Return the kind of windows, their length, their stride and the temperature in words."""
-    settings, length = scoring.settings, f"{scoring.length:,}"
-    if settings.documents:
-        words = f"windows of {length} in each document, stride {settings.stride or scoring.length:,}"
-    elif settings.stride:
-        words = f"sliding windows of {length}, stride {settings.stride:,}"
-    else:
-        words = f"non-overlapping windows of {length}"
-    return words + describe_temperature(settings)
-
 
 def describe_temperature(settings: ScoringSettings) -> str:
     """Return the temperature in words; empty at 1."""
     return f", temperature {settings.temperature:g}" if settings.temperature != 1.0 else ""
-
-
-def check_window_stride(settings: ScoringSettings, length: int) -> None:
-    """Raise ConfigError where the stride is longer than windows of `length`."""
-    if settings.stride > length:
-        raise ConfigError(f"stride {settings.stride} is longer than windows of {length}; give 1 to {length}")

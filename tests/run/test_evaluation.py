@@ -215,7 +215,7 @@ def test_text_outside_the_vocabulary_is_refused(data: Path, tmp_path: Path) -> N
 def test_an_artifact_with_unknown_settings_of_evaluation_is_scored_by_the_defaults(
     file: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Those of another version, or of a mode that is not registered."""
+    """Settings of another version, or of a mode that is not registered."""
     for changes, name in (({"evaluation": {"mode": "mine"}}, "mine"), ({"sgd": {"lr": 0.1}}, "sgd")):
         result = scored(save(recipe_of(data), tmp_path / "model.birdie", **changes))
         assert result.score.bpb == scored(file).score.bpb

@@ -16,7 +16,6 @@ from birdie.score.settings import EvaluationSettings
 from birdie.score.streaming import StreamingMode
 from birdie.score.ttt.lora import LoRAMode, document_queue
 from birdie.score.ttt.multi_phase import MultiPhaseMode
-from birdie.score.windows import cover
 
 BOS, LENGTH = 1, 32
 MODEL = GPT(GPTConfig(vocab_size=4, num_layers=1, model_dim=4, num_heads=1, num_kv_heads=1))
@@ -67,7 +66,7 @@ def test_all_modes_score_the_same_targets(tokens: int, bos: list[int], changes: 
         queue = document_queue(scoring.tokens, BOS, 2)
         ranges = zip(queue.begins, queue.stops, strict=True)
     else:
-        windows = mode.segments_of(scoring) if isinstance(mode, StreamingMode) else cover(scoring)
+        windows = mode.segments_of(scoring) if isinstance(mode, StreamingMode) else mode.windows(scoring)
         ranges = zip(windows.firsts, windows.stops, strict=True)
     times = np.zeros(targets, int)
     for first, stop in ranges:

@@ -60,7 +60,7 @@ def test_settings_that_do_not_fit_are_refused(change: dict[str, Any], reason: st
 
 
 def test_a_recipe_may_hold_settings_of_several_modes() -> None:
-    """Those of the others are ignored, so that a flag can switch the mode."""
+    """Settings of the other modes are ignored, so that a flag can switch the mode."""
     recipe = EvaluationSettings(stride=8, streaming=StreamingMode(sinks=4), ttt_lora=LoRAMode(rank=8))
     for mode in MODES:
         settings, _ = EvaluationRequest(settings={"mode": mode}).resolve(recipe)
@@ -193,7 +193,7 @@ def test_a_registered_mode_has_a_name_a_table_and_flags(flattened: type[Flattene
     with pytest.raises(ConfigError, match="'flattened'"):
         register(dataclasses.make_dataclass("Other", [], bases=(FlattenedMode,), frozen=True))
     flags = command.optional_fields(EvaluationSettings)
-    table = next(each for each in dataclasses.fields(flags) if each.name == "flattened").type
-    assert [each.name for each in dataclasses.fields(table.__args__[0])] == ["share"]
+    table = next(flag for flag in dataclasses.fields(flags) if flag.name == "flattened").type
+    assert [flag.name for flag in dataclasses.fields(table.__args__[0])] == ["share"]
     parsed = flags(mode="flattened", flattened=table.__args__[0](share=0.5))
     assert command.explicit(parsed) == changes

@@ -26,9 +26,8 @@ warm A).
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -45,6 +44,9 @@ from birdie.score.accumulator import Sink
 from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
 from birdie.score.ttt.state import identity, loaded_state, save_state
 from birdie.score.windows import Positions, Windows, document_begins
+
+if TYPE_CHECKING:
+    from birdie.score.ttt.multi_phase import SGDPhases
 
 Order = Literal["fixed", "claimed"]
 _MAX_INPUTS = {"cpu": 8192}  # of a pass with gradients: beyond, a CPU gains nothing and needs memory
@@ -122,16 +124,13 @@ class LoRAMode(ScoringMode):
             raise ConfigError(f"LoRA seed is {self.seed}; it must be from 0 to {2**63 - 1}")
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
-        """Score the documents, longest first, each with adapters of its own."""
         return score_documents(scoring, self, context=self.context_of(scoring.length))
 
     def describe(self, scoring: Scoring) -> str:
-        """Name the chunks, the windows and the rank."""
         windows = f"windows of {self.context_of(scoring.length):,}"
         return f"documents in chunks of {self.chunk}, {windows}, LoRA of rank {self.rank} per document"
 
     def check(self, settings: ScoringSettings, length: int) -> None:
-        """Raise ConfigError where chunks are longer than windows."""
         del settings
         self.check_chunk(self.context_of(length))
 
@@ -375,42 +374,8 @@ def _array(nats: Tensor) -> NDArray[np.float64]:
     return nats.detach().float().cpu().numpy().astype(np.float64)
 
 
-class Phases(Protocol):
-    """Training of the model itself between batches of documents, when all ranks meet (`multi_phase`).
-
-    Attributes:
-        completed: phases so far.
-        steps, tokens, seconds: of all phases.
-    """
-
-    completed: int
-    steps: int
-    tokens: int
-    seconds: float
-
-    def ends(self, documents: int) -> list[int]:
-        """Return after how many documents of the queue each phase takes place."""
-        ...
-
-    def run(self, documents: int, queue: DocumentQueue, trainer: DocumentTrainer, world: World) -> None:
-        """Train the model on the first `documents` of the queue, all of them scored."""
-        ...
-
-    def diagnostics(self) -> str:
-        """Return the rest of the line for the log."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return the progress in plain values."""
-        ...
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
-        ...
-
-
 def score_documents(
-    scoring: Scoring, settings: LoRAMode, *, context: int, phases: Phases | None = None, restore: bool = True
+    scoring: Scoring, settings: LoRAMode, *, context: int, phases: "SGDPhases | None" = None, restore: bool = True
 ) -> TrainingReport:
     """Record the losses of all targets, training adapters on each document, and the model in phases if there are any.
 
@@ -529,7 +494,9 @@ def _sum_over_ranks(counts: Tensor, world: World, device: torch.device) -> Tenso
     return counts.clone() if world.size == 1 else world.sum_(counts.to(device, copy=True)).cpu()
 
 
-def _save(scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, phases: Phases | None, batch: int) -> None:
+def _save(
+    scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None", batch: int
+) -> None:
     """Save counts, and what no longer is as at the start: the weights after a phase, and warm A. On every rank."""
     tensors = {"counts": _sum_over_ranks(trainer.counts, scoring.world, trainer.device)}
     if phases and phases.completed:
@@ -541,7 +508,7 @@ def _save(scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, pha
     save_state(scoring, known, tensors, progress)
 
 
-def _load(scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, phases: Phases | None) -> int:
+def _load(scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None") -> int:
     """Restore what `_save` saved; return the number of batches that are done. On every rank."""
     with loaded_state(scoring, known) as (tensors, progress):
         if scoring.world.is_main:
@@ -557,58 +524,3 @@ def _load(scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, pha
                 if trainer.settings.warm_a:
                     a.copy_(tensors[f"a/{part}/{index}"])
         return int(progress["batch"])
-
-
-class LoRAScorer:
-    """Reference under the contract of `reference.Scorer`: one document after the other, one token at a time.
-
-    Args:
-        model: in evaluation mode.
-        settings: of adapters and steps.
-        context: most inputs of a window.
-        bos_id: token that begins a document.
-    """
-
-    def __init__(self, model: GPT, settings: LoRAMode, context: int, bos_id: int) -> None:
-        self._model, self._settings, self._context, self._bos_id = model, settings, context, bos_id
-        self._adapters = settings.new_adapters(model, 1)
-        self._optimizer = RowAdamW(self._adapters.tensors(), settings)
-        self._document: list[int] = []  # its tokens so far
-
-    def predict(self) -> Tensor:
-        """Return the log-probabilities of the next token, (V,) float32."""
-        position = len(self._document) - 1
-        first = position // self._settings.chunk * self._settings.chunk
-        with self._attached(), torch.no_grad():
-            ids = self._window(first)
-            logits: Tensor = self._model(ids, tail=self._settings.chunk)[0, position - first]
-        return logits.log_softmax(0).cpu()
-
-    def reveal(self, token: int) -> None:
-        """Take the next token; train on a complete chunk once its document continues."""
-        chunk = self._settings.chunk
-        if token == self._bos_id:
-            self._adapters.reset(warm=self._settings.warm_a)
-            self._optimizer.reset()
-            self._document.clear()
-        elif self._document and len(self._document) % chunk == 0:
-            leaves = self._adapters.take(0, 1)
-            targets = torch.tensor([[*self._document[1 - chunk :], token]] if chunk > 1 else [[token]])
-            with self._attached(), torch.inference_mode(False), torch.enable_grad():
-                ids = self._window(len(self._document) - chunk)
-                loss = self._model.loss(ids, targets.to(ids.device))
-                gradients = torch.autograd.grad(loss, leaves)
-                self._optimizer.step(len(self._document) // chunk, slice(0, 1), leaves, gradients)
-        self._document.append(token)
-
-    @contextmanager
-    def _attached(self) -> Iterator[None]:
-        with self._adapters.attached(self._model), self._model.rotary.windows_of(self._context):
-            yield
-
-    def _window(self, first: int) -> Tensor:
-        """Return the window of the chunk that begins at `first`, as long as that of a full chunk: (1, length)."""
-        begin, stop = max(0, first + self._settings.chunk - self._context), first + self._settings.chunk
-        window = self._document[begin:stop]
-        window += window[-1:] * (stop - begin - len(window))
-        return torch.tensor([window], device=self._model.tok_emb.weight.device)

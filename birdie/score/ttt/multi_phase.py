@@ -62,16 +62,13 @@ class MultiPhaseMode(SGDSettings, ScoringMode):
                 raise ConfigError(f"multi-phase {name} is {getattr(self, name)}; it must be at least 1")
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
-        """Score the documents, longest first, and train the model in phases; it gets its weights back."""
         lora = scoring.settings.table(LoRAMode)
         return score_documents(scoring, lora, context=lora.context_of(scoring.length), phases=SGDPhases(self))
 
     def describe(self, scoring: Scoring) -> str:
-        """Name what ttt-lora does, and the number of phases."""
         return f"{scoring.settings.table(LoRAMode).describe(scoring)}, SGD on the model in up to {self.phases} phases"
 
     def check(self, settings: ScoringSettings, length: int) -> None:
-        """Raise ConfigError where the chunks of ttt-lora are longer than windows."""
         settings.table(LoRAMode).check(settings, length)
 
     @property
@@ -86,7 +83,7 @@ class MultiPhaseMode(SGDSettings, ScoringMode):
 
 
 class SGDPhases:
-    """Phases of SGD over all documents scored so far; a `lora.Phases`.
+    """Phases of SGD over all documents scored so far, between batches of documents, when all ranks meet.
 
     Attributes:
         completed: phases so far.

@@ -41,9 +41,9 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
 from birdie.score.ledger import Ledger, Range
-from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
+from birdie.score.mode import Scoring, TrainingReport
 from birdie.score.ttt.state import identity, loaded_state, save_state
-from birdie.score.windows import Windows, check_window_stride, cover, describe_windows, score_windows
+from birdie.score.windows import WindowedMode, Windows, score_windows
 
 _MAX_TOKENS = {"cpu": 4096}  # of a forward and backward pass: beyond, a CPU gains nothing and needs memory
 _MAX_TOKENS_GPU = 32_768
@@ -82,27 +82,19 @@ class SGDSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SGDMode(SGDSettings, ScoringMode):
+class SGDMode(SGDSettings, WindowedMode):
     """Score windows chunk by chunk, and train the model by SGD on each chunk after it was scored."""
 
     name: ClassVar[str] = "ttt-sgd"
-    shared: ClassVar[tuple[str, ...]] = ("stride", "documents", "batch_seqs", "temperature")
-    ngram_bias: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
     log_name: ClassVar[str] = "legal_ttt"
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
-        """Score and train in turns; the model gets its weights back."""
-        return score_chunks(scoring, cover(scoring), self)
+        return score_chunks(scoring, self.windows(scoring), self)
 
     def describe(self, scoring: Scoring) -> str:
-        """Name the windows and the size of a chunk."""
-        return f"{describe_windows(scoring)}, SGD on chunks of {self.chunk_tokens:,} tokens"
-
-    def check(self, settings: ScoringSettings, length: int) -> None:
-        """Raise ConfigError where the stride is longer than the windows."""
-        check_window_stride(settings, length)
+        return f"{WindowedMode.describe(self, scoring)}, SGD on chunks of {self.chunk_tokens:,} tokens"
 
 
 def score_chunks(scoring: Scoring, windows: Windows, settings: SGDSettings, *, restore: bool = True) -> TrainingReport:

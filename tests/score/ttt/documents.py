@@ -1,5 +1,5 @@
-"""A stream of short documents, settings to match, and cheating variants of the trainer, for the tests of LoRA and of
-multi-phase TTT."""
+"""A stream of short documents, settings to match, the reference scorer, and cheating variants of the trainer, for the
+tests of LoRA and of multi-phase TTT."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import Accumulator
-from birdie.score.ttt.lora import DocumentTrainer, LoRAMode, document_queue
+from birdie.score.ttt.lora import DocumentTrainer, LoRAMode, RowAdamW, document_queue
 from tests.model.test_techniques import SMALL
 
 BOS, CHUNK, CONTEXT = 1, 4, 10
@@ -86,3 +87,58 @@ class TrainFirstUndeclared(TrainFirst):
     """Does so without declaring its steps to the ledger."""
 
     declares = False
+
+
+class LoRAScorer:
+    """Reference under the contract of `reference.Scorer`: one document after the other, one token at a time.
+
+    Args:
+        model: in evaluation mode.
+        settings: of adapters and steps.
+        context: most inputs of a window.
+        bos_id: token that begins a document.
+    """
+
+    def __init__(self, model: GPT, settings: LoRAMode, context: int, bos_id: int) -> None:
+        self._model, self._settings, self._context, self._bos_id = model, settings, context, bos_id
+        self._adapters = settings.new_adapters(model, 1)
+        self._optimizer = RowAdamW(self._adapters.tensors(), settings)
+        self._document: list[int] = []  # its tokens so far
+
+    def predict(self) -> Tensor:
+        """Return the log-probabilities of the next token, (V,) float32."""
+        position = len(self._document) - 1
+        first = position // self._settings.chunk * self._settings.chunk
+        with self._attached(), torch.no_grad():
+            ids = self._window(first)
+            logits: Tensor = self._model(ids, tail=self._settings.chunk)[0, position - first]
+        return logits.log_softmax(0).cpu()
+
+    def reveal(self, token: int) -> None:
+        """Take the next token; train on a complete chunk once its document continues."""
+        chunk = self._settings.chunk
+        if token == self._bos_id:
+            self._adapters.reset(warm=self._settings.warm_a)
+            self._optimizer.reset()
+            self._document.clear()
+        elif self._document and len(self._document) % chunk == 0:
+            leaves = self._adapters.take(0, 1)
+            targets = torch.tensor([[*self._document[1 - chunk :], token]] if chunk > 1 else [[token]])
+            with self._attached(), torch.inference_mode(False), torch.enable_grad():
+                ids = self._window(len(self._document) - chunk)
+                loss = self._model.loss(ids, targets.to(ids.device))
+                gradients = torch.autograd.grad(loss, leaves)
+                self._optimizer.step(len(self._document) // chunk, slice(0, 1), leaves, gradients)
+        self._document.append(token)
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        with self._adapters.attached(self._model), self._model.rotary.windows_of(self._context):
+            yield
+
+    def _window(self, first: int) -> Tensor:
+        """Return the window of the chunk that begins at `first`, as long as that of a full chunk: (1, length)."""
+        begin, stop = max(0, first + self._settings.chunk - self._context), first + self._settings.chunk
+        window = self._document[begin:stop]
+        window += window[-1:] * (stop - begin - len(window))
+        return torch.tensor([window], device=self._model.tok_emb.weight.device)

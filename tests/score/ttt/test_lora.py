@@ -19,7 +19,6 @@ from birdie.score.reference import reference_losses
 from birdie.score.ttt.lora import (
     DocumentTrainer,
     LoRAMode,
-    LoRAScorer,
     RowAdamW,
     balanced_batches,
     document_queue,
@@ -31,6 +30,7 @@ from tests.score.ttt.documents import (
     CONTEXT,
     SETTINGS,
     TINY,
+    LoRAScorer,
     TrainFirst,
     TrainFirstUndeclared,
     new_accumulator,
