@@ -76,7 +76,6 @@ def record(mode: ScoringMode, scoring: Scoring) -> tuple[float, TrainingReport |
         OutputError: the state cannot be written.
         WeightsError: there is no state to resume from, or it is of another evaluation.
     """
-    assert isinstance(scoring.settings, EvaluationSettings)
     ngram = scoring.settings.ngram
     bias = NgramBias(scoring.tokens, ngram) if ngram.enabled else None
     scoring.sink = bias or scoring.accumulator

@@ -24,6 +24,7 @@ from birdie.model.gpt import GPT
 from birdie.runtime.callbacks import Progress, Stop, never
 from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator, Sink
+from birdie.score.ngram import NgramSettings
 
 if TYPE_CHECKING:
     from birdie.score.ttt.state import StateFile
@@ -70,6 +71,7 @@ class ScoringSettings:
     budget_seconds: Annotated[
         float, Parameter(help="Time for the whole evaluation, import and decoding included; 0: unlimited.")
     ] = 600.0
+    ngram: NgramSettings = field(default_factory=NgramSettings)
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "stride", "batch_seqs", "budget_seconds"):

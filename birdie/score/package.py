@@ -40,7 +40,6 @@ from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.device import dtype_name
 from birdie.runtime.files import read_trusted, require_file, require_writable, user_cache, write_bytes
 from birdie.score.mode import Scoring, ScoringMode
-from birdie.score.settings import EvaluationSettings
 from birdie.score.windows import max_inputs
 
 _MAGIC = b"birdie scoring package 1\n"
@@ -120,11 +119,10 @@ def for_scoring(scoring: Scoring, mode: ScoringMode, path: Path, notify: Notify 
             ranks would compile it.
     """
     settings, world = scoring.settings, scoring.world
-    ngram = isinstance(settings, EvaluationSettings) and settings.ngram.enabled
     needs = {
         f"scoring mode {mode.name}": not mode.packaged,
         f"temperature {settings.temperature:g}": settings.temperature != 1.0,
-        "the n-gram bias": ngram,
+        "the n-gram bias": settings.ngram.enabled,
     }
     for name, needed in needs.items():
         if needed:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from birdie.errors import ConfigError
 from birdie.score.mode import ScoringMode, ScoringSettings
-from birdie.score.ngram import NgramSettings
 from birdie.score.streaming import StreamingMode
 from birdie.score.ttt.lora import LoRAMode
 from birdie.score.ttt.multi_phase import MultiPhaseMode
@@ -32,13 +31,12 @@ ALWAYS_READ = ("mode", "seq_len", "budget_seconds")
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings(ScoringSettings):
-    """Settings of an evaluation: those the modes share, of the n-gram bias, and of each mode.
+    """Settings of an evaluation: those the modes share, and those of each mode.
 
     Raises:
         ConfigError: a value is out of range, or does not fit the mode.
     """
 
-    ngram: NgramSettings = field(default_factory=NgramSettings)
     streaming: StreamingMode = field(default_factory=StreamingMode)
     ttt_sgd: SGDMode = field(default_factory=SGDMode)
     ttt_lora: LoRAMode = field(default_factory=LoRAMode)
@@ -107,8 +105,8 @@ def register(mode: type[ScoringMode]) -> type[ScoringMode]:
 
 
 def shared_names() -> list[str]:
-    """Return the names of the settings that modes share."""
-    return [setting.name for setting in dataclasses.fields(ScoringSettings)]
+    """Return the names of the settings that modes share, without the table of the n-gram bias."""
+    return [setting.name for setting in dataclasses.fields(ScoringSettings) if setting.name != "ngram"]
 
 
 def is_read(name: str, mode: ScoringMode | type[ScoringMode]) -> bool:
