@@ -98,7 +98,8 @@ def rows_of(
         }
 
     plain = Accumulator(tokens, table, tokenizer.bos_id)
-    plain_s = score_windows(model, tokens, windows, plain, batch_tokens=_AT_ONCE, device=cpu)
+    scoring = Scoring(model, tokens, plain, context, tokenizer.bos_id, cpu, batch_tokens=_AT_ONCE)
+    plain_s = score_windows(scoring, windows)
     plain_bpb = plain.score(windows.scored, plain_s).bpb
     yield row("", plain, plain_s, 0.0)
     for way in ways:

@@ -24,7 +24,8 @@ from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import LN2, Accumulator
-from birdie.score.streaming import score_stream, segments
+from birdie.score.mode import Scoring
+from birdie.score.streaming import StreamingMode
 
 _BLOCK = 512
 CPU = torch.device("cpu")
@@ -62,9 +63,10 @@ def measure(
     first: NDArray[np.float64] | None = None
     for each in bits:
         accumulator = Accumulator(tokens, table, tokenizer.bos_id, keep_losses=True)
-        cover = segments(targets, parts, context)
+        mode = StreamingMode(chunk=chunk, segments=parts, kv_bits=each)
+        scoring = Scoring(model, tokens, accumulator, context, tokenizer.bos_id, CPU)
         began = time.perf_counter()
-        score_stream(model, tokens, cover, accumulator, context=context, chunk=chunk, kv_bits=each, device=CPU)
+        mode.score(scoring)
         seconds = time.perf_counter() - began
         nats = accumulator.losses
         assert nats is not None
@@ -80,7 +82,7 @@ def measure(
                 "bpb": float(nats.sum() / LN2 / bytes_),
                 "milli-bpb lost": 1000 * float(apart.sum()) / bytes_,
                 "±": 1000 * 1.96 * float(blocks.std()) * len(blocks) ** 0.5 / bytes_,
-                "tokens/s": cover.inputs / seconds,
+                "tokens/s": mode.segments_of(scoring).inputs / seconds,
             }
         )
     return rows

@@ -31,7 +31,8 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import load_gpt
 from birdie.runtime.device import dtype_name
 from birdie.score.accumulator import Accumulator
-from birdie.score.streaming import score_stream, segments
+from birdie.score.mode import Scoring
+from birdie.score.streaming import StreamingMode
 from birdie.score.windows import score_windows, sliding
 
 CPU = torch.device("cpu")
@@ -94,6 +95,9 @@ def measure(
     def tally() -> Accumulator:
         return Accumulator(tokens, table, bos_id, keep_losses=True)
 
+    def scoring(found: Accumulator) -> Scoring:
+        return Scoring(model, tokens, found, length, bos_id, CPU, batch_tokens=len(tokens))
+
     def naive(found: Accumulator) -> None:
         with torch.inference_mode():
             for begin, first, stop in zip(cover.begins, cover.firsts, cover.stops, strict=True):
@@ -102,12 +106,11 @@ def measure(
                 found.add(np.array([first]), nats[:, first - begin :].float().numpy())
 
     def windows(found: Accumulator) -> None:
-        score_windows(model, tokens, cover, found, batch_tokens=len(tokens), device=CPU)
+        score_windows(scoring(found), cover)
 
     def stream(chunk: int) -> Callable[[Accumulator], None]:
         def way(found: Accumulator) -> None:
-            parts = segments(len(tokens) - 1, 1, length)
-            score_stream(model, tokens, parts, found, context=length, chunk=chunk, device=CPU)
+            StreamingMode(chunk=chunk).score(scoring(found))
 
         return way
 

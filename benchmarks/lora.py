@@ -86,16 +86,20 @@ def rows_of(
     table, targets = tokenizer.byte_table(model.config.vocab_size), len(tokens) - 1
     bos_id = tokenizer.bos_id
 
-    def adapted(accumulator: Accumulator, settings: LoRAMode, phases: SGDPhases | None = None) -> None:
-        scoring = Scoring(model, tokens, accumulator, context, bos_id, _CPU)
-        score_documents(scoring, settings, context=context, phases=phases)
+    def scoring(accumulator: Accumulator) -> Scoring:
+        return Scoring(model, tokens, accumulator, context, bos_id, _CPU, batch_tokens=_AT_ONCE)
 
-    plainly = partial(score_windows, model, tokens, batch_tokens=_AT_ONCE, device=_CPU)
+    def adapted(accumulator: Accumulator, settings: LoRAMode, phases: SGDPhases | None = None) -> None:
+        score_documents(scoring(accumulator), settings, context=context, phases=phases)
+
+    def plainly(accumulator: Accumulator, windows: Windows) -> None:
+        score_windows(scoring(accumulator), windows)
+
     for way in ways:
         settings = parse_overrides(way, LoRAMode())
         windows = chunk_windows(document_queue(tokens, bos_id, 1), settings.chunk, context)
         runs: dict[str, Callable[[Accumulator], object]] = {
-            "": partial(plainly, windows),
+            "": partial(plainly, windows=windows),
             "lora": partial(adapted, settings=settings),
         }
         if phased is not None:

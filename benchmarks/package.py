@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from benchmarks.train import CONFIG
 from birdie.model.gpt import GPT
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.score.accumulator import Accumulator
+from birdie.score.mode import Scoring
 from birdie.score.package import Shape, load_or_compile
 from birdie.score.windows import LanguageModel, max_inputs, non_overlapping, score_windows
 
@@ -79,7 +80,8 @@ def nats_of(model: LanguageModel, tokens: NDArray[np.uint16], length: int, devic
     """Of all whole windows end to end."""
     windows = non_overlapping(len(tokens) - 1, length)
     accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 0, keep_losses=True)
-    score_windows(model, tokens, windows, accumulator, batch_tokens=len(tokens), device=device)
+    gpt = cast(GPT, model)  # of which windows need the losses alone
+    score_windows(Scoring(gpt, tokens, accumulator, length, 0, device, batch_tokens=len(tokens)), windows)
     assert accumulator.losses is not None
     return accumulator.losses[: windows.scored]
 

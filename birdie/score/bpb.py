@@ -6,7 +6,7 @@ w·L + 1 … (w + 1)·L from tokens w·L … (w + 1)·L − 1, and a remainder a
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import torch
@@ -14,9 +14,11 @@ from cyclopts import Parameter
 from numpy.typing import NDArray
 
 from birdie.errors import ConfigError
+from birdie.model.gpt import GPT
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator, BytesPerToken, Score
+from birdie.score.mode import Scoring
 from birdie.score.windows import LanguageModel, check_text_length, non_overlapping, score_windows
 
 __all__ = ["Score", "ValidationSettings", "bits_per_byte"]
@@ -76,8 +78,7 @@ def bits_per_byte(
     """
     check_text_length(len(tokens), seq_len)
     windows = non_overlapping(len(tokens) - 1, seq_len)
-    accumulator = Accumulator(tokens, table, bos_id)
-    seconds = score_windows(
-        model, tokens, windows, accumulator, batch_tokens=batch_tokens, device=device, world=world, progress=progress
-    )
-    return accumulator.score(windows.scored, seconds, world, device)
+    accumulator, world = Accumulator(tokens, table, bos_id), world or World()
+    gpt = cast(GPT, model)  # of which windows need the losses alone
+    scoring = Scoring(gpt, tokens, accumulator, seq_len, bos_id, device, batch_tokens=batch_tokens, world=world)
+    return accumulator.score(windows.scored, score_windows(scoring, windows, progress), world, device)

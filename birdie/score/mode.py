@@ -77,7 +77,8 @@ class ScoringSettings:
         for name in ("seq_len", "stride", "batch_seqs", "budget_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"evaluation {name} is {getattr(self, name)}; it must be at least 0")
-        check_temperature(self.temperature)
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"evaluation temperature is {self.temperature}; it must be finite and above 0")
 
     def table(self, kind: type[M]) -> M:
         """Return the settings of the mode `kind`: those of its table, or the defaults."""
@@ -207,9 +208,3 @@ class ScoringMode(ABC):
     def summary(cls) -> str:
         """Return the first line of the docstring, without its period."""
         return (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise ConfigError unless the logits can be divided by `temperature`."""
-    if not 0 < temperature < math.inf:
-        raise ConfigError(f"temperature is {temperature}; it must be finite and above 0")

@@ -14,7 +14,6 @@ own: causal, normalized, one pass. The compute per token does not grow with cont
 1,024 at stride 64. `reference.StreamScorer` is the reference.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -26,11 +25,8 @@ from numpy.typing import NDArray
 from birdie.errors import ConfigError
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
-from birdie.runtime.distributed import World
-from birdie.score.accumulator import Sink
-from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport, check_temperature
+from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
 from birdie.score.windows import (
     Windows,
     describe_temperature,
@@ -84,21 +80,34 @@ class StreamingMode(ScoringMode):
             )
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
-        score_stream(
-            scoring.model,
-            scoring.tokens,
-            self.segments_of(scoring),
-            scoring.sink,
-            context=scoring.length,
-            chunk=self.chunk,
-            sinks=self.sinks,
-            kv_bits=self.kv_bits,
-            rows=-(-scoring.settings.batch_seqs // scoring.world.size),
-            temperature=scoring.settings.temperature,
-            device=scoring.device,
-            world=scoring.world,
-            progress=scoring.progress,
-        )
+        model, device, context = scoring.model, scoring.device, scoring.length
+        share = self.segments_of(scoring).share(scoring.world.rank, scoring.world.size)
+        done, total = 0, share.inputs
+        for batch in share.by_shape().groups(self._rows(scoring, share)):
+            length = int(batch.stops[0] - batch.begins[0])
+            unscored = int(batch.firsts[0] - batch.begins[0])
+            if length > context:
+                chunk = min(self.chunk, context)
+                cache = Cache(model, len(batch), context, chunk=chunk, sinks=self.sinks, kv_bits=self.kv_bits)
+            else:  # nothing leaves the context, so there is nothing that sinks would bring back
+                cache = Cache(model, len(batch), length, chunk=min(self.chunk, length), kv_bits=self.kv_bits)
+            position = 0
+            while position < length:
+                n = min(self.chunk, cache.ahead, length - position)
+                ids, targets = ids_and_targets(scoring.tokens, batch.begins + position, n, device)
+                with torch.inference_mode(), model.rotary.windows_of(context):
+                    logits = cache(ids)
+                    if position + n > unscored:
+                        skip = max(0, unscored - position)
+                        firsts = batch.begins + position + skip
+                        hints = hints_at(scoring.sink.hint_tokens, firsts, n - skip)
+                        logits = logits[:, skip:] / scoring.settings.temperature
+                        scoring.sink.add(firsts, *losses_of_logits(logits, targets[:, skip:], hints))
+                position += n
+                done += n * len(batch)
+                if scoring.progress is not None:
+                    scoring.progress(done, total)
+        synchronize(device)
         return None
 
     def segments_of(self, scoring: Scoring) -> Windows:
@@ -111,6 +120,23 @@ class StreamingMode(ScoringMode):
             longest = max(1, targets)
             return per_document(document_begins(tokens, scoring.bos_id), targets, longest, longest)
         return segments(targets, self.segments, scoring.length)
+
+    def _rows(self, scoring: Scoring, share: Windows) -> int:
+        """Return how many segments are scored side by side: as requested, or as many as are fast; no more than fit."""
+        if not len(share):
+            return 1
+        requested = -(-scoring.settings.batch_seqs // scoring.world.size)
+        longest = int((share.stops - share.begins).max())
+        room = _CACHE_BYTES.get(scoring.device.type, _CACHE_BYTES_GPU)
+        fitting = max(1, room // self._row_bytes(scoring.model, scoring.length, longest))
+        return min(requested or max(1, max_inputs(scoring.device) // self.chunk), fitting)
+
+    def _row_bytes(self, model: GPT, context: int, length: int) -> int:
+        """Estimate the bytes of keys and values of one segment of this length; a quantized cache needs fewer."""
+        config = model.config
+        layers = sum(map(len, config.layers(model.looping)))
+        positions = min(length, context + max(self.chunk, context // 2))
+        return layers * 2 * config.num_kv_heads * config.head_dim * positions * model.compute_dtype.itemsize
 
     def describe(self, scoring: Scoring) -> str:
         temperature, length = describe_temperature(scoring.settings), f"{scoring.length:,}"
@@ -152,81 +178,3 @@ def restarts(tokens: NDArray[np.uint16], bos_id: int | None, context: int) -> Wi
     if bos_id is None:
         return sliding(targets, context, context)
     return per_document(document_begins(tokens, bos_id), targets, context, context)
-
-
-def score_stream(
-    model: GPT,
-    tokens: NDArray[np.uint16],
-    parts: Windows,
-    sink: Sink,
-    *,
-    context: int,
-    chunk: int,
-    device: torch.device,
-    sinks: int = 0,
-    kv_bits: int = 0,
-    rows: int = 0,
-    temperature: float = 1.0,
-    world: World | None = None,
-    progress: Progress | None = None,
-) -> float:
-    """Record the losses of this rank's share of `parts` in `sink`, each part with its own cache; return the seconds.
-
-    Args:
-        model: in evaluation mode.
-        tokens: (N + 1,).
-        parts: segments or restarts over its N positions; those of one shape are computed side by side.
-        sink: of the stream.
-        context, chunk, sinks, kv_bits: as `birdie.model.cache.Cache` has them.
-        device: of the model.
-        rows: most parts side by side; 0: as many as are fast and have room for keys and values.
-        temperature: divides the logits.
-        world: ranks that share the parts; the score does not depend on them.
-        progress: called with (positions done, total) of this rank.
-
-    Raises:
-        RuleError: a part scores a target that was scored before.
-        ConfigError: sizes do not fit.
-    """
-    check_temperature(temperature)
-    world = world or World()
-    started = time.perf_counter()
-    share = parts.share(world.rank, world.size)
-    done, total = 0, share.inputs
-    if not total:
-        return time.perf_counter() - started
-    longest = int((share.stops - share.begins).max())
-    room = _CACHE_BYTES.get(device.type, _CACHE_BYTES_GPU)
-    rows = min(rows or max(1, max_inputs(device) // chunk), max(1, room // _row_bytes(model, context, chunk, longest)))
-    for batch in share.by_shape().groups(rows):
-        length = int(batch.stops[0] - batch.begins[0])
-        unscored = int(batch.firsts[0] - batch.begins[0])
-        if length > context:
-            cache = Cache(model, len(batch), context, chunk=min(chunk, context), sinks=sinks, kv_bits=kv_bits)
-        else:  # nothing leaves the context, so there is nothing that sinks would bring back
-            cache = Cache(model, len(batch), length, chunk=min(chunk, length), kv_bits=kv_bits)
-        position = 0
-        while position < length:
-            n = min(chunk, cache.ahead, length - position)
-            ids, targets = ids_and_targets(tokens, batch.begins + position, n, device)
-            with torch.inference_mode(), model.rotary.windows_of(context):
-                logits = cache(ids)
-                if position + n > unscored:
-                    skip = max(0, unscored - position)
-                    firsts = batch.begins + position + skip
-                    hints = hints_at(sink.hint_tokens, firsts, n - skip)
-                    sink.add(firsts, *losses_of_logits(logits[:, skip:] / temperature, targets[:, skip:], hints))
-            position += n
-            done += n * len(batch)
-            if progress is not None:
-                progress(done, total)
-    synchronize(device)
-    return time.perf_counter() - started
-
-
-def _row_bytes(model: GPT, context: int, chunk: int, length: int) -> int:
-    """Estimate the bytes of keys and values of one part of this length; a quantized cache needs fewer."""
-    config = model.config
-    layers = sum(map(len, config.layers(model.looping)))
-    positions = min(length, context + max(chunk, context // 2))
-    return layers * 2 * config.num_kv_heads * config.head_dim * positions * model.compute_dtype.itemsize

@@ -33,9 +33,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.model.attention import Rotary
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
-from birdie.runtime.distributed import World
-from birdie.score.accumulator import Sink
-from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport, check_temperature
+from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
 
 Positions = NDArray[np.int64]
 Nats = NDArray[np.float64]
@@ -187,42 +185,23 @@ class LanguageModel(Protocol):
         ...
 
 
-def score_windows(
-    model: LanguageModel,
-    tokens: NDArray[np.uint16],
-    windows: Windows,
-    sink: Sink,
-    *,
-    batch_tokens: int,
-    device: torch.device,
-    temperature: float = 1.0,
-    world: World | None = None,
-    progress: Progress | None = None,
-) -> float:
-    """Record the losses of this rank's share of `windows` in `sink`; return the seconds it took.
+def score_windows(scoring: Scoring, windows: Windows, progress: Progress | None = None) -> float:
+    """Record the losses of this rank's share of `windows` in the sink; return the seconds it took.
 
     Args:
-        model: in evaluation mode.
-        tokens: (N + 1,) of the stream.
-        windows: over its N positions.
-        sink: of the stream.
-        batch_tokens: inputs in a batch over all ranks; a rank has at least one window in a batch.
-        device: of the model.
-        temperature: divides the logits; other than 1 needs a model whose call returns logits, as a `GPT`'s does.
-        world: ranks that share the windows.
-        progress: called with (targets done, total) of this rank after each batch.
+        scoring: a temperature other than 1 needs a model whose call returns logits, as a `GPT`'s does.
+        windows: over the positions of the stream; a rank has at least one in a batch.
+        progress: in place of that of `scoring`.
 
     Raises:
         RuleError: a window scores a target that was scored before.
-        ConfigError: the temperature is not above 0.
     """
-    check_temperature(temperature)
-    world = world or World()
+    world, device, progress = scoring.world, scoring.device, progress or scoring.progress
     started = time.perf_counter()
     share = windows.share(world.rank, world.size)
     done, total = 0, share.scored
-    for batch in share.by_shape().batches(min(batch_tokens // world.size, max_inputs(device))):
-        sink.add(batch.firsts, *window_losses(model, tokens, batch, device, temperature, sink.hint_tokens))
+    for batch in share.by_shape().batches(min(scoring.window_batch_tokens // world.size, max_inputs(device))):
+        scoring.sink.add(batch.firsts, *window_losses(scoring, batch))
         done += batch.scored
         if progress is not None:
             progress(done, total)
@@ -230,17 +209,12 @@ def score_windows(
     return time.perf_counter() - started
 
 
-def window_losses(
-    model: LanguageModel,
-    tokens: NDArray[np.uint16],
-    batch: Windows,
-    device: torch.device,
-    temperature: float = 1.0,
-    hint_tokens: NDArray[np.integer] | None = None,
-) -> tuple[Nats, Nats | None]:
+def window_losses(scoring: Scoring, batch: Windows) -> tuple[Nats, Nats | None]:
     """Return nats of the scored targets of windows of one shape, (windows, scored), and log p of their hint tokens."""
+    model: LanguageModel = scoring.model if scoring.forward is None else scoring.forward
+    temperature, hint_tokens = scoring.settings.temperature, scoring.sink.hint_tokens
     length, scored = int(batch.stops[0] - batch.begins[0]), int(batch.stops[0] - batch.firsts[0])
-    ids, targets = ids_and_targets(tokens, batch.begins, length, device)
+    ids, targets = ids_and_targets(scoring.tokens, batch.begins, length, scoring.device)
     targets = targets[:, length - scored :]
     with torch.inference_mode(), rotary_base_of(model, batch.length):
         if temperature == 1.0 and hint_tokens is None:
@@ -333,17 +307,7 @@ class WindowMode(WindowedMode):
     packaged: ClassVar[bool] = True
 
     def score(self, scoring: Scoring) -> TrainingReport | None:
-        score_windows(
-            scoring.model if scoring.forward is None else scoring.forward,
-            scoring.tokens,
-            self.windows(scoring),
-            scoring.sink,
-            batch_tokens=scoring.window_batch_tokens,
-            device=scoring.device,
-            temperature=scoring.settings.temperature,
-            world=scoring.world,
-            progress=scoring.progress,
-        )
+        score_windows(scoring, self.windows(scoring))
         return None
 
 

@@ -19,7 +19,9 @@ from birdie.run.evaluation import evaluate
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.distributed import World
 from birdie.score import package
+from birdie.score.accumulator import Accumulator
 from birdie.score.bpb import ValidationSettings
+from birdie.score.mode import Scoring
 from birdie.score.package import (
     PackagedModel,
     Shape,
@@ -236,6 +238,11 @@ class RecordingPackage:
         return self.model.loss(ids, targets, "none")
 
 
+def scoring_of(model: GPT, tokens: np.ndarray, forward: PackagedModel | None) -> Scoring:
+    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 1)
+    return Scoring(model, tokens, accumulator, 16, 1, CPU, forward=forward)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 20])
 def test_windows_of_its_shape_are_computed_by_the_package_and_others_by_the_model(rows: int) -> None:
     model = tiny()
@@ -243,7 +250,7 @@ def test_windows_of_its_shape_are_computed_by_the_package_and_others_by_the_mode
     packaged = PackagedModel(model, recorder, Shape(rows, 16, 4))
     tokens = np.random.default_rng(0).integers(0, 40, 72, dtype=np.uint16)
     for batch in sliding(71, 16, 4).by_shape().batches(10_000):
-        compiled, eager = (window_losses(module, tokens, batch, CPU)[0] for module in (packaged, model))
+        compiled, eager = (window_losses(scoring_of(model, tokens, by), batch)[0] for by in (packaged, None))
         np.testing.assert_allclose(compiled, eager, atol=1e-5)
     assert set(recorder.shapes) == {(rows, 16, rows, 4)}
     windows = len(sliding(71, 16, 4))

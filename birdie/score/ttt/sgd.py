@@ -137,17 +137,8 @@ def score_chunks(scoring: Scoring, windows: Windows, settings: SGDSettings, *, r
         earlier = score_seconds + train_seconds
         while chunk < len(chunks):
             own_range, part = chunks[chunk]
-            score_seconds += score_windows(
-                scoring.model,
-                scoring.tokens,
-                part,
-                sink,
-                batch_tokens=scoring.window_batch_tokens,
-                device=device,
-                temperature=temperature,
-                world=world,
-                progress=_shifted(scoring.progress, sum(targets[:chunk]), sum(targets)),
-            )
+            chunk_progress = _shifted(scoring.progress, sum(targets[:chunk]), sum(targets))
+            score_seconds += score_windows(scoring, part, chunk_progress)
             began = time.perf_counter()
             if len(part):  # every rank must know what the others have scored before it learns from it
                 sink.ledger.all_reduce(int(part.firsts.min()), int(part.stops.max()), world, device)

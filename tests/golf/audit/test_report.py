@@ -427,7 +427,7 @@ def test_learning_first_is_caught(data: Path, tmp_path: Path, monkeypatch: pytes
         told = Ledger(len(tokens) - 1)
         told.score(0, len(tokens) - 1)  # a lie
         trainer.train(tokens, [(0, len(tokens) - 1)], told, length=scoring.length, factor=50.0)
-        score_windows(model, tokens, windows, scoring.sink, batch_tokens=scoring.batch_tokens, device=scoring.device)
+        score_windows(scoring, windows)
         trainer.restore()
         return TrainingReport(0.0, 0.0, 1, trainer.steps, trainer.tokens, "")
 
