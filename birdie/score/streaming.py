@@ -121,23 +121,6 @@ class StreamingMode(ScoringMode):
             return per_document(document_begins(tokens, scoring.bos_id), targets, longest, longest)
         return segments(targets, self.segments, scoring.length)
 
-    def _rows(self, scoring: Scoring, share: Windows) -> int:
-        """Return how many segments are scored side by side: as requested, or as many as are fast; no more than fit."""
-        if not len(share):
-            return 1
-        requested = -(-scoring.settings.batch_seqs // scoring.world.size)
-        longest = int((share.stops - share.begins).max())
-        room = _CACHE_BYTES.get(scoring.device.type, _CACHE_BYTES_GPU)
-        fitting = max(1, room // self._row_bytes(scoring.model, scoring.length, longest))
-        return min(requested or max(1, max_inputs(scoring.device) // self.chunk), fitting)
-
-    def _row_bytes(self, model: GPT, context: int, length: int) -> int:
-        """Estimate the bytes of keys and values of one segment of this length; a quantized cache needs fewer."""
-        config = model.config
-        layers = sum(map(len, config.layers(model.looping)))
-        positions = min(length, context + max(self.chunk, context // 2))
-        return layers * 2 * config.num_kv_heads * config.head_dim * positions * model.compute_dtype.itemsize
-
     def describe(self, scoring: Scoring) -> str:
         temperature, length = describe_temperature(scoring.settings), f"{scoring.length:,}"
         if self.exact:
@@ -160,6 +143,23 @@ class StreamingMode(ScoringMode):
                 f"{self.sinks} sinks do not fit a context of {length} that moves on by {self.chunk}; "
                 f"give 0 to {room}, or smaller chunks"
             )
+
+    def _rows(self, scoring: Scoring, share: Windows) -> int:
+        """Return how many segments are scored side by side: as requested, or as many as are fast; no more than fit."""
+        if not len(share):
+            return 1
+        requested = -(-scoring.settings.batch_seqs // scoring.world.size)
+        longest = int((share.stops - share.begins).max())
+        room = _CACHE_BYTES.get(scoring.device.type, _CACHE_BYTES_GPU)
+        fitting = max(1, room // self._row_bytes(scoring.model, scoring.length, longest))
+        return min(requested or max(1, max_inputs(scoring.device) // self.chunk), fitting)
+
+    def _row_bytes(self, model: GPT, context: int, length: int) -> int:
+        """Estimate the bytes of keys and values of one segment of this length; a quantized cache needs fewer."""
+        config = model.config
+        layers = sum(map(len, config.layers(model.looping)))
+        positions = min(length, context + max(self.chunk, context // 2))
+        return layers * 2 * config.num_kv_heads * config.head_dim * positions * model.compute_dtype.itemsize
 
 
 def segments(targets: int, count: int, context: int) -> Windows:

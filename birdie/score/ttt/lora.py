@@ -405,14 +405,14 @@ def score_documents(
     trainer = DocumentTrainer(model, scoring.tokens, scoring.sink, settings, context, rows)
     ends = [] if phases is None else phases.ends(len(queue.begins))
     initial = [p.detach().clone() for p in model.parameters()] if ends else []
-    known: dict[str, str] = {}
+    identifiers: dict[str, str] = {}
     start = 0
     if state is not None:
         ranges = Windows(queue.begins, queue.begins, queue.stops, context)
-        known = identity(scoring, ranges, settings, length=context)
-        known["phases"] = "" if phases is None else str(phases)
+        identifiers = identity(scoring, ranges, settings, length=context)
+        identifiers["phases"] = "" if phases is None else str(phases)
         if state.resume:
-            start = _load(scoring, known, trainer, phases)
+            start = _load(scoring, identifiers, trainer, phases)
     earlier = trainer.score_seconds + trainer.train_seconds + (phases.seconds if phases else 0.0)
     rounds = list(_rounds(queue, ends, start, world, state is not None))
     saved, done, share = start, 0, _targets_of_rank(queue, rounds, settings, context, world)
@@ -430,7 +430,7 @@ def score_documents(
             stopping = world.any(scoring.stop(), device)
             due = state is not None and state.every and batches.stop - saved >= state.every * world.size
             if state is not None and (stopping or due):
-                _save(scoring, known, trainer, phases, batches.stop)
+                _save(scoring, identifiers, trainer, phases, batches.stop)
                 saved = batches.stop
             if stopping:
                 raise KeyboardInterrupt
@@ -495,7 +495,7 @@ def _sum_over_ranks(counts: Tensor, world: World, device: torch.device) -> Tenso
 
 
 def _save(
-    scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None", batch: int
+    scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None", batch: int
 ) -> None:
     """Save counts, and what no longer is as at the start: the weights after a phase, and warm A. On every rank."""
     tensors = {"counts": _sum_over_ranks(trainer.counts, scoring.world, trainer.device)}
@@ -505,12 +505,12 @@ def _save(
         tensors |= {f"a/{part}/{index}": a for (part, index), a in trainer.adapters.down.items()}
     seconds = [trainer.score_seconds, trainer.train_seconds]
     progress = {"batch": batch, "seconds": seconds, "phases": phases.state() if phases else None}
-    save_state(scoring, known, tensors, progress)
+    save_state(scoring, identifiers, tensors, progress)
 
 
-def _load(scoring: Scoring, known: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None") -> int:
+def _load(scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None") -> int:
     """Restore what `_save` saved; return the number of batches that are done. On every rank."""
-    with loaded_state(scoring, known) as (tensors, progress):
+    with loaded_state(scoring, identifiers) as (tensors, progress):
         if scoring.world.is_main:
             trainer.counts.copy_(tensors["counts"])
         trainer.score_seconds, trainer.train_seconds = progress["seconds"]

@@ -119,17 +119,17 @@ def score_chunks(scoring: Scoring, windows: Windows, settings: SGDSettings, *, r
     chunks = list(split_windows(windows, settings.chunk_tokens))
     last = max((number for number, (_, part) in enumerate(chunks) if len(part)), default=0)
     temperature = scoring.settings.temperature
-    known: dict[str, str] = {}
+    identifiers: dict[str, str] = {}
     if state is not None:
         state.check()
         if sink is not scoring.accumulator:
             raise ConfigError("the state of the n-gram bias cannot be saved; leave out --state, or the bias")
-        known = identity(scoring, windows, settings, length=scoring.length, temperature=temperature)
+        identifiers = identity(scoring, windows, settings, length=scoring.length, temperature=temperature)
     targets = [part.share(world.rank, world.size).scored for _, part in chunks]
     chunk, score_seconds, train_seconds = 0, 0.0, 0.0
     try:
         if state is not None and state.resume:
-            with loaded_state(scoring, known) as (tensors, progress):
+            with loaded_state(scoring, identifiers) as (tensors, progress):
                 trainer.load_state(tensors)
                 trainer.steps, trainer.tokens = progress["steps"], progress["tokens"]
                 chunk = progress["chunk"]
@@ -154,7 +154,7 @@ def score_chunks(scoring: Scoring, windows: Windows, settings: SGDSettings, *, r
             if state is not None and (stopping or (state.every and chunk % state.every == 0)):
                 progress = {"chunk": chunk, "steps": trainer.steps, "tokens": trainer.tokens}
                 progress["seconds"] = [score_seconds, train_seconds]
-                save_state(scoring, known, trainer.state(), progress)
+                save_state(scoring, identifiers, trainer.state(), progress)
             if stopping:
                 raise KeyboardInterrupt
         diagnostics = trainer.diagnostics()
