@@ -206,7 +206,7 @@ def requirements(model: GPT, shape: Shape) -> dict[str, Any]:
     device = model.tok_emb.weight.device
     values = {
         "model": dataclasses.asdict(model.config),
-        "looping": model.looping,
+        "depth_recurrence": model.looping,
         "windows": f"of {shape.rows} × {shape.length} tokens, {shape.scored} scored",
         "dtype": dtype_name(model.compute_dtype),
         "device": device.type,

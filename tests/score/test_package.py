@@ -87,7 +87,7 @@ def test_the_compiled_code_is_loaded_and_compiled_once(tmp_path: Path, fake_comp
         (lambda m: m, None),
         (lambda _: tiny(num_layers=3), "is for another model"),
         (lambda m: setattr(m, "compute_dtype", torch.bfloat16) or m, "is for dtype float32, not bfloat16"),
-        (lambda m: setattr(m, "looping", True) or m, "is for looping False, not True"),
+        (lambda m: setattr(m, "looping", True) or m, "is for depth_recurrence False, not True"),
     ],
 )
 def test_a_package_for_another_model_is_refused(

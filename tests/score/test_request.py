@@ -1,31 +1,19 @@
-"""Requests and settings: what is given outranks the recipe, what the mode does not read is refused, modes are found by
-name, and a mode of another package needs its own file alone."""
+"""Requests and settings: a change outranks the recipe, a setting that the mode does not read is refused, and modes are
+known by name. `test_own_scoring_mode` has a mode of another package."""
 
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from cyclopts import Parameter
 
-from birdie.cli import evaluate as command
 from birdie.errors import ConfigError
-from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.accumulator import Accumulator
-from birdie.score.evaluator import score
-from birdie.score.mode import Scoring, ScoringMode, TrainingReport
 from birdie.score.ngram import NgramSettings
-from birdie.score.reference import WindowScorer, reference_losses
 from birdie.score.request import EvaluationRequest
-from birdie.score.settings import MODES, EvaluationSettings, register
+from birdie.score.settings import MODES, EvaluationSettings
 from birdie.score.streaming import StreamingMode
 from birdie.score.ttt.lora import LoRAMode
 from birdie.score.ttt.sgd import SGDMode
-from birdie.score.windows import hints_at, ids_and_targets, losses_of_logits, non_overlapping
 
 
 def test_these_modes_ship_each_with_a_summary() -> None:
@@ -134,66 +122,3 @@ def test_a_state_needs_a_mode_that_has_one() -> None:
     with pytest.raises(ConfigError, match=r"mode windows .* ttt-sgd"):
         request.resolve(EvaluationSettings())
     request.resolve(EvaluationSettings(mode="ttt-lora"))
-
-
-@dataclass(frozen=True, slots=True)
-class FlattenedMode(ScoringMode):
-    """Score windows with a share of the uniform distribution mixed in."""
-
-    name: ClassVar[str] = "flattened"
-    ngram_bias: ClassVar[bool] = True
-
-    share: Annotated[float, Parameter(help="Share of the uniform distribution.")] = 0.1
-
-    def score(self, scoring: Scoring) -> TrainingReport | None:
-        for window in non_overlapping(len(scoring.tokens) - 1, scoring.length).groups(1):
-            ids, targets = ids_and_targets(scoring.tokens, window.begins, scoring.length, scoring.device)
-            with torch.inference_mode():
-                p = scoring.model(ids).softmax(-1)
-            mixed = torch.log((1 - self.share) * p + self.share / p.shape[-1])
-            hints = hints_at(scoring.sink.hint_tokens, window.begins, scoring.length)
-            scoring.sink.add(window.firsts, *losses_of_logits(mixed, targets, hints))
-
-    def describe(self, scoring: Scoring) -> str:
-        return f"windows of {scoring.length:,}, {self.share:g} of them uniform"
-
-
-@pytest.fixture
-def flattened() -> Iterator[type[FlattenedMode]]:
-    yield register(FlattenedMode)
-    del MODES["flattened"]
-
-
-def scoring_of(tokens: np.ndarray) -> Scoring:
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=20, num_layers=1, model_dim=8, num_heads=1, num_kv_heads=1)).eval()
-    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 1, keep_losses=True)
-    return Scoring(model, tokens, accumulator, 8, 1, torch.device("cpu"), EvaluationSettings())
-
-
-def test_a_mode_of_another_package_scores_without_being_registered() -> None:
-    tokens = np.random.default_rng(0).integers(2, 20, 41).astype(np.uint16)
-    settings, mode = EvaluationRequest(mode=FlattenedMode(share=1.0)).resolve(EvaluationSettings())
-    scoring = scoring_of(tokens)
-    assert score(mode, scoring)[0].val_loss == pytest.approx(np.log(20))
-    assert settings.in_effect(mode)["flattened"] == {"share": 1.0}
-    scoring = scoring_of(tokens)
-    score(FlattenedMode(share=0.0), scoring)
-    expected = reference_losses(WindowScorer(scoring.model, 8, 8), tokens)
-    np.testing.assert_allclose(scoring.accumulator.losses, expected, atol=1e-5)
-
-
-def test_a_registered_mode_has_a_name_a_table_and_flags(flattened: type[FlattenedMode]) -> None:
-    changes = {"mode": "flattened", "flattened": {"share": 0.5}}
-    _, mode = EvaluationRequest(settings=changes).resolve(EvaluationSettings())
-    assert mode == flattened(0.5)
-    assert EvaluationSettings(mode="flattened").scoring_mode == flattened()
-    with pytest.raises(ConfigError, match=r"stride .* mode flattened"):
-        EvaluationRequest(settings=changes | {"stride": 8}).resolve(EvaluationSettings())
-    with pytest.raises(ConfigError, match="'flattened'"):
-        register(dataclasses.make_dataclass("Other", [], bases=(FlattenedMode,), frozen=True))
-    flags = command.optional_fields(EvaluationSettings)
-    table = next(flag for flag in dataclasses.fields(flags) if flag.name == "flattened").type
-    assert [flag.name for flag in dataclasses.fields(table.__args__[0])] == ["share"]
-    parsed = flags(mode="flattened", flattened=table.__args__[0](share=0.5))
-    assert command.explicit(parsed) == changes
