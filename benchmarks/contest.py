@@ -27,6 +27,7 @@ from birdie.run.events import Started, Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.run.registry import find
+from birdie.score.request import EvaluationRequest
 from birdie.train.loop import Step
 
 VALIDATION_BYTES = 400_000
@@ -66,7 +67,7 @@ class Contestant:
     def row(self, bytes_allowed: int | None) -> dict[str, Any]:
         """Export, decode, score, and return the row."""
         summary = self.run.export(budget=bytes_allowed)
-        scored = evaluate(summary.path, device="cpu", max_tokens=0)
+        scored = evaluate(summary.path, EvaluationRequest(device="cpu", max_tokens=0))
         model, train = self.run.model, self.run.recipe.train
         return {
             "recipe": self.name,

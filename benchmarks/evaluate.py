@@ -31,10 +31,10 @@ from birdie.data.tokenizer import load_tokenizer
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import load_gpt
 from birdie.runtime.device import dtype_name
-from birdie.score.forward import score_windows
-from birdie.score.stream import score_stream, segments
-from birdie.score.tally import Tally
-from birdie.score.windows import sliding
+from birdie.score.accumulator import Accumulator
+from birdie.score.mode import Scoring
+from birdie.score.streaming import StreamingMode
+from birdie.score.windows import score_windows, sliding
 
 CPU = torch.device("cpu")
 Tokens = NDArray[np.uint16]
@@ -91,41 +91,43 @@ def measure(
     """Return a row for each mode."""
     cover = sliding(len(tokens) - 1, length, stride)
 
-    def plain_loop(tally: Tally) -> None:
+    def scoring(accumulator: Accumulator) -> Scoring:
+        return Scoring(model, tokens, accumulator, length, bos_id, CPU, batch_tokens=len(tokens))
+
+    def plain_loop(accumulator: Accumulator) -> None:
         with torch.inference_mode():
             for begin, first, stop in zip(cover.begins, cover.firsts, cover.stops, strict=True):
                 ids = torch.from_numpy(tokens[begin : stop + 1].astype(np.int64))[None]
                 nats = model.loss(ids[:, :-1], ids[:, 1:], reduction="none")
-                tally.add(np.array([first]), nats[:, first - begin :].float().numpy())
+                accumulator.add(np.array([first]), nats[:, first - begin :].float().numpy())
 
-    def windows(tally: Tally) -> None:
-        score_windows(model, tokens, cover, tally, batch_tokens=len(tokens), device=CPU)
+    def windows(accumulator: Accumulator) -> None:
+        score_windows(scoring(accumulator), cover)
 
-    def stream(chunk: int, tally: Tally) -> None:
-        parts = segments(len(tokens) - 1, 1, length)
-        score_stream(model, tokens, parts, tally, context=length, chunk=chunk, device=CPU)
+    def stream(chunk: int, accumulator: Accumulator) -> None:
+        StreamingMode(chunk=chunk).score(scoring(accumulator))
 
     float32, bfloat16 = torch.float32, torch.bfloat16
-    modes: dict[str, tuple[torch.dtype, Callable[[Tally], None]]] = {
+    modes: dict[str, tuple[torch.dtype, Callable[[Accumulator], None]]] = {
         f"plain loop, stride {stride}": (float32, plain_loop),
         "windows": (float32, windows),
         "windows, bfloat16": (bfloat16, windows),
         **{f"stream, chunks of {chunk}": (float32, partial(stream, chunk)) for chunk in chunks},
         **{f"stream, chunks of {chunk}, bfloat16": (bfloat16, partial(stream, chunk)) for chunk in chunks},
     }
-    tallies: dict[str, Tally] = {}
+    accumulators: dict[str, Accumulator] = {}
 
     def score(name: str) -> None:
         model.compute_dtype, mode = modes[name]
-        tallies[name] = Tally(tokens, table, bos_id, keep=True)
-        mode(tallies[name])
+        accumulators[name] = Accumulator(tokens, table, bos_id, keep_losses=True)
+        mode(accumulators[name])
 
     seconds = take_turns({name: partial(score, name) for name in modes}, turns=turns, warm_up=False)
     plain = next(iter(modes))
-    reference = tallies[plain].nats
+    reference = accumulators[plain].losses
     rows = []
     for name, (dtype, _) in modes.items():
-        nats, total = tallies[name].nats, tallies[name].score(len(tokens) - 1, 0.0)
+        nats, total = accumulators[name].losses, accumulators[name].score(len(tokens) - 1, 0.0)
         assert nats is not None
         assert reference is not None
         median = statistics.median(seconds[name])
@@ -136,7 +138,7 @@ def measure(
                 "seconds": median,
                 "faster": statistics.median(seconds[plain]) / median,
                 "bpb": total.bpb,
-                "bpb_off": total.bpb - tallies[plain].score(len(tokens) - 1, 0.0).bpb,
+                "bpb_off": total.bpb - accumulators[plain].score(len(tokens) - 1, 0.0).bpb,
                 "nats_off": float(np.abs(nats - reference).max()),
                 "mean_nats_off": float(np.abs(nats - reference).mean()),
             }

@@ -20,8 +20,9 @@ from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_text
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
-from birdie.score.stream import score_stream, segments
-from birdie.score.tally import LN2, Tally
+from birdie.score.accumulator import LN2, Accumulator
+from birdie.score.mode import Scoring
+from birdie.score.streaming import StreamingMode
 
 _BLOCK = 512
 _CPU = torch.device("cpu")
@@ -52,12 +53,13 @@ def measure(
     targets, rows = len(tokens) - 1, list[dict[str, Any]]()
     reference: NDArray[np.float64] | None = None
     for kv_bits in bits:
-        tally = Tally(tokens, table, tokenizer.bos_id, keep=True)
-        cover = segments(targets, streams, context)
+        accumulator = Accumulator(tokens, table, tokenizer.bos_id, keep_losses=True)
+        mode = StreamingMode(chunk=chunk, segments=streams, kv_bits=kv_bits)
+        scoring = Scoring(model, tokens, accumulator, context, tokenizer.bos_id, _CPU)
         start = time.perf_counter()
-        score_stream(model, tokens, cover, tally, context=context, chunk=chunk, kv_bits=kv_bits, device=_CPU)
+        mode.score(scoring)
         seconds = time.perf_counter() - start
-        nats = tally.nats
+        nats = accumulator.losses
         assert nats is not None
         reference = nats if reference is None else reference
         difference = (nats - reference) / LN2
@@ -71,7 +73,7 @@ def measure(
                 "bpb": float(nats.sum() / LN2 / bytes_),
                 "milli-bpb lost": 1000 * float(difference.sum()) / bytes_,
                 "±": 1000 * 1.96 * float(blocks.std()) * len(blocks) ** 0.5 / bytes_,
-                "tokens/s": cover.inputs / seconds,
+                "tokens/s": mode.segments_of(scoring).inputs / seconds,
             }
         )
     return rows

@@ -22,19 +22,18 @@ from benchmarks.command import command_parser, errors_as_exit, report
 from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_texts
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.ngram import Hints, TiltSettings, hints
-from birdie.score.tally import LN2
-from birdie.score.tilt import tilt
+from birdie.score.accumulator import LN2
+from birdie.score.ngram import Hints, NgramSettings, apply_bias, hints
 from birdie.score.windows import sliding
 
-SETTINGS: Mapping[str, TiltSettings] = {
-    "fixed 2": TiltSettings(beta=2.0),
-    "fixed 2.625, hits above 0.8 (#2018)": TiltSettings(beta=2.625, threshold=0.8),
-    "fixed 2.625, 16 tokens": TiltSettings(beta=2.625, orders=(16,)),
-    "learned": TiltSettings(),
-    "learned, 16 to 8 tokens": TiltSettings(orders=(16, 12, 8)),
-    "learned, 16 to 2 tokens": TiltSettings(orders=(16, 8, 6, 5, 4, 3, 2)),
-    "learned, 2^16 buckets": TiltSettings(table_bits=16),
+SETTINGS: Mapping[str, NgramSettings] = {
+    "fixed 2": NgramSettings(beta=2.0),
+    "fixed 2.625, hits above 0.8 (#2018)": NgramSettings(beta=2.625, threshold=0.8),
+    "fixed 2.625, 16 tokens": NgramSettings(beta=2.625, orders=(16,)),
+    "learned": NgramSettings(),
+    "learned, 16 to 8 tokens": NgramSettings(orders=(16, 12, 8)),
+    "learned, 16 to 2 tokens": NgramSettings(orders=(16, 8, 6, 5, 4, 3, 2)),
+    "learned, 2^16 buckets": NgramSettings(table_bits=16),
 }
 _BATCH_TOKENS = 4096
 
@@ -47,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     with errors_as_exit():
         model, tokenizer, texts = scored_texts(options)
-        hints(np.arange(100) % 3, TiltSettings(table_bits=8))  # compiles the kernel, outside the timing
+        hints(np.arange(100) % 3, NgramSettings(table_bits=8))  # compiles the kernel, outside the timing
         rows: list[dict[str, Any]] = []
         for text, tokens in texts:
             logp = log_probabilities(model, tokens, options.context, options.stride)
@@ -99,10 +98,10 @@ def rows_of(text: str, tokens: Tokens, logp: NDArray[np.float16], tokenizer: Tok
         start = time.perf_counter()
         hinted = hints(inputs, settings)
         rate = len(inputs) / (time.perf_counter() - start) / 1e6
-        losses = tilt(nats, logp[positions, hinted.tokens], hinted, targets, settings)
+        losses = apply_bias(nats, logp[positions, hinted.tokens], hinted, targets, settings)
         yield row(name, losses, hinted.tokens, rate)
     likeliest = Hints(logp.argmax(1).astype(np.int32), np.zeros(len(targets), np.int32))
-    losses = tilt(nats, logp[positions, likeliest.tokens], likeliest, targets, TiltSettings())
+    losses = apply_bias(nats, logp[positions, likeliest.tokens], likeliest, targets, NgramSettings())
     yield row("control: the model's own likeliest", losses, likeliest.tokens, None)
 
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -35,10 +35,10 @@ from benchmarks.timing import take_turns
 from benchmarks.train import CONFIG
 from birdie.model.gpt import GPT
 from birdie.runtime.device import choose_device, choose_dtype
-from birdie.score.forward import LanguageModel, at_once, score_windows
-from birdie.score.package import Shape, packaged
-from birdie.score.tally import Tally
-from birdie.score.windows import blocks
+from birdie.score.accumulator import Accumulator
+from birdie.score.mode import Scoring
+from birdie.score.package import Shape, load_or_compile
+from birdie.score.windows import LanguageModel, max_inputs, non_overlapping, score_windows
 
 WAYS = ("eager", "torch.compile", "package")
 
@@ -70,22 +70,23 @@ def model_of(options: argparse.Namespace, device: torch.device) -> GPT:
 def scoring_by(way: str, model: GPT, shape: Shape, folder: Path) -> LanguageModel:
     """Return the language model of `way`; a package is compiled if its file does not exist."""
     if way == "package":
-        return packaged(model, folder / "scoring.pt2", shape)
+        return load_or_compile(model, folder / "scoring.pt2", shape)
     return Compiled(model) if way == "torch.compile" else model
 
 
 def shape_of(length: int, device: torch.device) -> Shape:
     """Return the shape of the windows that are scored in one forward pass."""
-    return Shape(max(1, at_once(device) // length), length, length)
+    return Shape(max(1, max_inputs(device) // length), length, length)
 
 
 def nats_of(model: LanguageModel, tokens: NDArray[np.uint16], length: int, device: torch.device) -> NDArray[np.float64]:
     """Return the nats of all complete non-overlapping windows."""
-    windows = blocks(len(tokens) - 1, length)
-    tally = Tally(tokens, np.ones(len(tokens), np.uint16), 0, keep=True)
-    score_windows(model, tokens, windows, tally, batch_tokens=len(tokens), device=device)
-    assert tally.nats is not None
-    return tally.nats[: windows.scored]
+    windows = non_overlapping(len(tokens) - 1, length)
+    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 0, keep_losses=True)
+    gpt = cast(GPT, model)  # windows need its losses alone
+    score_windows(Scoring(gpt, tokens, accumulator, length, 0, device, batch_tokens=len(tokens)), windows)
+    assert accumulator.losses is not None
+    return accumulator.losses[: windows.scored]
 
 
 def random_tokens(targets: int) -> NDArray[np.uint16]:

@@ -20,16 +20,15 @@ import numpy as np
 import torch
 
 from benchmarks.command import command_parser, errors_as_exit, report
+from benchmarks.overrides import parse_overrides
 from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_texts
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.forward import score_windows
-from birdie.score.lora import LoraSettings
-from birdie.score.phased import PhasedSettings, score_documents
-from birdie.score.queue import Queue, queue
-from birdie.score.settings import parse_changes
-from birdie.score.tally import Tally
-from birdie.score.windows import Windows
+from birdie.score.accumulator import Accumulator
+from birdie.score.mode import Scoring
+from birdie.score.ttt.lora import DocumentQueue, LoRAMode, document_queue, score_documents
+from birdie.score.ttt.multi_phase import MultiPhaseMode, SGDPhases
+from birdie.score.windows import Windows, score_windows
 
 DEFAULT_SETTINGS = ("rank=96,lr=0.001,chunk=64,batch_docs=8", "rank=8,lr=0.003,chunk=128,batch_docs=8")
 _BATCH_TOKENS = 4096
@@ -46,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     with errors_as_exit():
         model, tokenizer, texts = scored_texts(options, options.skip)
-        phased = parse_changes(options.phased, PhasedSettings(), "phased") if options.phased else None
+        phased = parse_overrides(options.phased, MultiPhaseMode()) if options.phased else None
         rows: list[dict[str, Any]] = []
         for text, tokens in texts:
             settings = options.lora or DEFAULT_SETTINGS
@@ -54,10 +53,10 @@ def main() -> None:
     report(rows, as_json=options.json)
 
 
-def chunk_windows(documents: Queue, chunk: int, context: int) -> Windows:
+def chunk_windows(queue: DocumentQueue, chunk: int, context: int) -> Windows:
     """Return the windows in which documents are scored chunk by chunk."""
     parts = []
-    for begin, stop in zip(documents.begins, documents.stops, strict=True):
+    for begin, stop in zip(queue.begins, queue.stops, strict=True):
         firsts = np.arange(begin, stop, chunk)
         parts.append((np.maximum(begin, firsts + chunk - context), firsts, np.minimum(firsts + chunk, stop)))
     begins, firsts, stops = (np.concatenate(positions) for positions in zip(*parts, strict=True))
@@ -71,28 +70,37 @@ def rows_of(
     tokenizer: Tokenizer,
     context: int,
     settings: Sequence[str],
-    phased: PhasedSettings | None = None,
+    phased: MultiPhaseMode | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield, for each of `settings`, a row of the model alone in the same windows, of adapters, and of phases."""
     table, targets = tokenizer.byte_table(model.config.vocab_size), len(tokens) - 1
-    plain = partial(score_windows, model, tokens, batch_tokens=_BATCH_TOKENS, device=_CPU)
-    adapted = partial(score_documents, model, tokens, context=context, bos_id=tokenizer.bos_id, device=_CPU)
+    bos_id = tokenizer.bos_id
+
+    def scoring(accumulator: Accumulator) -> Scoring:
+        return Scoring(model, tokens, accumulator, context, bos_id, _CPU, batch_tokens=_BATCH_TOKENS)
+
+    def adapted(accumulator: Accumulator, settings: LoRAMode, phases: SGDPhases | None = None) -> None:
+        score_documents(scoring(accumulator), settings, context=context, phases=phases)
+
+    def plain(accumulator: Accumulator, windows: Windows) -> None:
+        score_windows(scoring(accumulator), windows)
+
     for lora in settings:
-        lora_settings = parse_changes(lora, LoraSettings(), "lora")
-        windows = chunk_windows(queue(tokens, tokenizer.bos_id, 1), lora_settings.chunk, context)
-        runs: dict[str, Callable[[Tally], object]] = {
-            "": partial(plain, windows),
+        lora_settings = parse_overrides(lora, LoRAMode())
+        windows = chunk_windows(document_queue(tokens, bos_id, 1), lora_settings.chunk, context)
+        runs: dict[str, Callable[[Accumulator], object]] = {
+            "": partial(plain, windows=windows),
             "lora": partial(adapted, settings=lora_settings),
         }
         if phased is not None:
-            runs["phased"] = partial(adapted, settings=lora_settings, phased=phased)
+            runs["phased"] = partial(adapted, settings=lora_settings, phases=SGDPhases(phased))
         baseline: tuple[float, float] | None = None  # bits per byte and CPU seconds without adapters
         for adapt, run in runs.items():
-            tally = Tally(tokens, table, tokenizer.bos_id)
+            accumulator = Accumulator(tokens, table, bos_id)
             start = time.process_time()
-            run(tally)
+            run(accumulator)
             seconds = time.process_time() - start
-            score = tally.score(targets, seconds)
+            score = accumulator.score(targets, seconds)
             baseline = baseline or (score.bpb, seconds)
             yield {
                 "text": text,

@@ -15,15 +15,14 @@ from typing import Any
 import torch
 
 from benchmarks.command import command_parser, errors_as_exit, report
+from benchmarks.overrides import parse_overrides
 from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_texts
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
-from birdie.score.adapt import SGDSettings
-from birdie.score.chunks import score_adapting
-from birdie.score.forward import score_windows
-from birdie.score.settings import parse_changes
-from birdie.score.tally import Tally
-from birdie.score.windows import blocks, sliding
+from birdie.score.accumulator import Accumulator
+from birdie.score.mode import Scoring
+from birdie.score.ttt.sgd import SGDSettings, score_chunks
+from birdie.score.windows import non_overlapping, score_windows, sliding
 
 DEFAULT_SETTINGS = (
     "lr=0.003,epochs=1,chunk_tokens=2048,batch_seqs=1",  # gains on texts by many authors
@@ -59,11 +58,11 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for the model alone, and one for each of `settings`."""
     targets = len(tokens) - 1
-    windows = sliding(targets, context, stride) if stride else blocks(targets, context)
+    windows = sliding(targets, context, stride) if stride else non_overlapping(targets, context)
     table, cpu = tokenizer.byte_table(model.config.vocab_size), torch.device("cpu")
 
-    def row(sgd: str, tally: Tally, score_s: float, adapt_s: float) -> dict[str, Any]:
-        score = tally.score(windows.scored, score_s + adapt_s)
+    def row(sgd: str, accumulator: Accumulator, score_s: float, adapt_s: float) -> dict[str, Any]:
+        score = accumulator.score(windows.scored, score_s + adapt_s)
         return {
             "text": text,
             "stride": stride or context,
@@ -76,23 +75,16 @@ def rows_of(
             "cost": score.seconds / score_s,
         }
 
-    tally = Tally(tokens, table, tokenizer.bos_id)
-    plain_s = score_windows(model, tokens, windows, tally, batch_tokens=_BATCH_TOKENS, device=cpu)
-    plain_bpb = tally.score(windows.scored, plain_s).bpb
-    yield row("", tally, plain_s, 0.0)
+    plain = Accumulator(tokens, table, tokenizer.bos_id)
+    scoring = Scoring(model, tokens, plain, context, tokenizer.bos_id, cpu, batch_tokens=_BATCH_TOKENS)
+    plain_s = score_windows(scoring, windows)
+    plain_bpb = plain.score(windows.scored, plain_s).bpb
+    yield row("", plain, plain_s, 0.0)
     for sgd in settings:
-        tally = Tally(tokens, table, tokenizer.bos_id)
-        result = score_adapting(
-            model,
-            tokens,
-            windows,
-            tally,
-            parse_changes(sgd, SGDSettings(), "sgd"),
-            length=context,
-            batch_tokens=_BATCH_TOKENS,
-            device=cpu,
-        )
-        yield row(sgd, tally, result.score_seconds, result.adapt_seconds)
+        accumulator = Accumulator(tokens, table, tokenizer.bos_id)
+        scoring = Scoring(model, tokens, accumulator, context, tokenizer.bos_id, cpu, batch_tokens=_BATCH_TOKENS)
+        trained = score_chunks(scoring, windows, parse_overrides(sgd, SGDSettings()))
+        yield row(sgd, accumulator, trained.score_seconds, trained.train_seconds)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,9 @@ from birdie.run.recipe import Recipe, load_recipe
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_writable, write_bytes
+from birdie.score.accumulator import Score
+from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
-from birdie.score.tally import Score
 from birdie.train.loop import Step
 
 CAP = 16_000_000
@@ -237,15 +238,7 @@ def _finish(log: Log, run: Run, before: Score, code: int) -> None:
     old = _int8_zlib(log, run, code)
     summary = _birdie(log, run, code)
     began = time.perf_counter()
-    new = evaluate_artifact(
-        run.folder / "model.birdie",
-        device=run.recipe.device,
-        dtype=run.recipe.train.compute_dtype,
-        settings=EvaluationSettings(),
-        tilt=False,
-        world=run.world,
-        batch_tokens=run.recipe.validation.batch_tokens,
-    ).score
+    new = evaluate_artifact(run.folder / "model.birdie", _request(run, EvaluationSettings()), world=run.world).score
     log(
         f"final_birdie_roundtrip val_loss:{new.val_loss:.4f} val_bpb:{new.bpb:.4f} "
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
@@ -257,31 +250,33 @@ def _finish(log: Log, run: Run, before: Score, code: int) -> None:
     log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
     log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
     log(f"Total submission size birdie: {summary + code} bytes")
-    if run.recipe.evaluation != EvaluationSettings() or run.recipe.tilt.enabled:
+    if run.recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
         _evaluate(log, run)
+
+
+def _request(run: Run, settings: EvaluationSettings | None = None) -> EvaluationRequest:
+    """Return the request to score the run's artifact as it was trained; settings None: those of its recipe."""
+    train, batch_tokens = run.recipe.train, run.recipe.validation.batch_tokens
+    return EvaluationRequest(
+        device=run.recipe.device, dtype=train.compute_dtype, batch_tokens=batch_tokens, settings=settings
+    )
 
 
 def _evaluate(log: Log, run: Run) -> None:
     """Score the artifact as `[evaluation]` asks, by sliding windows for one: the lines users of the script know."""
     began = time.perf_counter()
-    found = evaluate_artifact(
-        run.folder / "model.birdie",
-        device=run.recipe.device,
-        dtype=run.recipe.train.compute_dtype,
-        world=run.world,
-        batch_tokens=run.recipe.validation.batch_tokens,
-        notify=lambda line: log(f"birdie:{line}"),
+    result = evaluate_artifact(
+        run.folder / "model.birdie", _request(run), world=run.world, notify=lambda line: log(f"birdie:{line}")
     )
-    score, settings = found.score, found.settings
-    for warning in found.warnings:
+    score, settings, mode = result.score, result.settings, result.mode
+    for warning in result.warnings:
         log(f"birdie:{warning}")
-    log(f"birdie:evaluation: {found.way}; " + " ".join(f"{part}:{s:.1f}s" for part, s in found.seconds.items()))
-    if found.evidence:
-        log(f"birdie:{found.evidence}")
-    sliding = settings.stride and not settings.documents
-    name, of = ("final_sliding_window_eval", f" stride:{settings.stride}") if sliding else ("final_eval", "")
-    if settings.adapt != "none":
-        name, of = {"sgd": "legal_ttt", "lora": "ttt_lora", "phased": "ttt_phased"}[settings.adapt], ""
+    log(f"birdie:evaluation: {result.method}; " + " ".join(f"{part}:{s:.1f}s" for part, s in result.seconds.items()))
+    if result.diagnostics:
+        log(f"birdie:{result.diagnostics}")
+    name, of = mode.log_name, ""
+    if mode.name == "windows" and settings.stride and not settings.documents:
+        name, of = "final_sliding_window_eval", f" stride:{settings.stride}"
     log(
         f"{name}{of} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"

@@ -21,6 +21,7 @@ from birdie.run.evaluation import evaluate as evaluate_artifact
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.run.registry import find
+from birdie.score.request import EvaluationRequest
 
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> Recipe:
@@ -66,7 +67,7 @@ def demo(
     with progress_bar("compressing", "tensors") as update:
         summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
     with progress_bar("scoring the file", "tokens") as update:
-        result = evaluate_artifact(summary.path, device=device, progress=update)
+        result = evaluate_artifact(summary.path, EvaluationRequest(device=device), progress=update)
     float_bytes, old_bytes, old_bpb = _rivals(run)
     answer: dict[str, Any] = {
         "bytes": summary.bytes,

@@ -1,22 +1,73 @@
-"""`birdie evaluate`: bits per byte of what an artifact decodes to."""
+"""`birdie evaluate`: bits per byte of the model in an artifact.
+
+Flags are the fields of `EvaluationRequest`, of `EvaluationSettings` and of each scoring mode. What is not given comes
+from the recipe in the artifact, so that the fields of settings are offered here without their defaults.
+"""
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 from math import isnan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, show, size
-from birdie.errors import ConfigError
 from birdie.run.evaluation import Evaluation
 from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.run.recipe import FLAT
+from birdie.runtime.callbacks import never, no_message
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import process_group, world_from_environment
 from birdie.runtime.startup import process_seconds
-from birdie.score.chunks import Keeping
+from birdie.score.mode import ScoringMode
+from birdie.score.request import EvaluationRequest
+from birdie.score.settings import MODES, EvaluationSettings
+
+
+def optional_fields(kind: type) -> type:
+    """Return a dataclass with the fields of `kind`, those of nested dataclasses included, all None by default.
+
+    Names of environment variables are dropped: they are settings of training runs.
+    """
+    hints, group = get_type_hints(kind, include_extras=True), _group(kind)
+    hints = {setting.name: hints[setting.name] for setting in fields(kind)}
+    if kind is EvaluationSettings:  # registered modes have no field
+        hints |= {mode.table_name(): mode for mode in MODES.values() if mode.table_name() not in hints}
+    optional: list[tuple[str, Any, Any]] = []
+    for name, hint in hints.items():
+        if isinstance(hint, type) and is_dataclass(hint):
+            if fields(hint):
+                optional.append((name, optional_fields(hint) | None, field(default=None)))
+            continue
+        bare, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        parameter = next((note for note in annotations if isinstance(note, Parameter)), Parameter())
+        offered = Parameter(help=parameter.help, negative=parameter.negative, group=group)
+        optional.append((name, Annotated[bare | None, offered], field(default=None)))
+    # cyclopts takes a class of the module `types`, which is the default, for one without fields
+    return make_dataclass(f"Optional{kind.__name__}", optional, frozen=True, namespace={"__module__": __name__})
+
+
+def _group(kind: type) -> Group:
+    """Return the panel of the help that the flags of a dataclass stand in."""
+    if issubclass(kind, ScoringMode):
+        return Group(f"Mode {kind.name}", help=f"{kind.summary()}.", sort_key=1)
+    if kind is EvaluationSettings:
+        return Group("Scoring", help=f"Modes: {', '.join(MODES)}.", sort_key=0)
+    return Group(kind.__name__.removesuffix("Settings"), help=(kind.__doc__ or "").partition("\n")[0], sort_key=2)
+
+
+def explicit(values: Any) -> dict[str, Any]:
+    """Return the values of an optional dataclass that are not None, nested."""
+    pairs = ((setting.name, getattr(values, setting.name)) for setting in fields(values))
+    return {name: explicit(value) if is_dataclass(value) else value for name, value in pairs if value is not None}
+
+
+if TYPE_CHECKING:
+    Settings = Any
+else:
+    Settings = optional_fields(EvaluationSettings)
 
 
 @compiling_told()
@@ -24,89 +75,28 @@ def evaluate(
     file: Path,
     /,
     *,
-    data: Annotated[str | None, Parameter(help="Folder of shards; default: the one it was trained on.")] = None,
-    tokenizer: Annotated[
-        str | None, Parameter(help="A .model file or `bytes`; default: the one of its training.")
-    ] = None,
-    seq_len: Annotated[
-        int | None, Parameter(help="Length of windows, or context of a stream; default: that of training.")
-    ] = None,
-    stride: Annotated[int | None, Parameter(help="Places between sliding windows; 0: end to end.")] = None,
-    documents: Annotated[bool | None, Parameter(help="Begin windows anew with each document.")] = None,
-    batch_seqs: Annotated[int | None, Parameter(help="Windows at a time, over all ranks; 0: chosen.")] = None,
-    temperature: Annotated[float | None, Parameter(help="Divides the logits.")] = None,
-    stream: Annotated[
-        bool | None, Parameter(help="Keep keys and values, so that each token passes the model once.")
-    ] = None,
-    chunk: Annotated[int | None, Parameter(help="Tokens of a stream at a time.")] = None,
-    sinks: Annotated[int | None, Parameter(help="First tokens of a stream that are always seen.")] = None,
-    kv_bits: Annotated[int | None, Parameter(help="Bits that keys and values of a stream are kept in; 0: all.")] = None,
-    segments: Annotated[int | None, Parameter(help="Parts of a stream side by side.")] = None,
-    exact: Annotated[bool | None, Parameter(help="A stream begun anew where its context is full.")] = None,
-    tilt: Annotated[bool | None, Parameter(help="Lean towards what followed the same tokens before.")] = None,
-    adapt: Annotated[str | None, Parameter(help="Learn from what is scored: sgd, lora, phased; none.")] = None,
-    sgd: Annotated[str, Parameter(help="How: NAME=VALUE,… such as lr=0.01,epochs=1; rest: as the recipe.")] = "",
-    lora: Annotated[str, Parameter(help="The same of adapters, such as rank=32,lr=0.001,parts=k+o+mlp+head.")] = "",
-    phased: Annotated[str, Parameter(help="The same of phases, such as prefix_docs=500,phases=2.")] = "",
-    state: Annotated[
-        Path | None, Parameter(help="File for the state between chunks, also when Ctrl-C stops it.")
-    ] = None,
-    resume: Annotated[bool, Parameter(help="Go on from --state.", negative=())] = False,
-    max_tokens: Annotated[int | None, Parameter(help="Score only this many tokens; 0: all.")] = None,
-    budget_seconds: Annotated[float | None, Parameter(help="Time it may take, import included; 0: any.")] = None,
-    device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
-    dtype: Annotated[str | None, Parameter(help="auto, float32 or bfloat16; default: that of training.")] = None,
-    package: Annotated[
-        Path | None,
-        Parameter(help="Score by code compiled ahead of time, in this file; made if it is missing, for this machine."),
-    ] = None,
+    settings: Annotated[Settings | None, FLAT] = None,
+    request: Annotated[EvaluationRequest | None, FLAT] = None,
     json: Json = False,
 ) -> None:
     """Score a .birdie file in bits per byte over the validation split.
 
-    What is not given is as the file's recipe has it, `[evaluation]`. Under torchrun ranks share the work.
+    What is not given is as the recipe in the file has it, `[evaluation]`. Under torchrun ranks share the work.
     """
-    asked: dict[str, Any] = {
-        "seq_len": seq_len,
-        "stride": stride,
-        "documents": documents,
-        "batch_seqs": batch_seqs,
-        "temperature": temperature,
-        "stream": stream,
-        "chunk": chunk,
-        "sinks": sinks,
-        "kv_bits": kv_bits,
-        "segments": segments,
-        "exact": exact,
-        "adapt": adapt,
-        "budget_seconds": budget_seconds,
-    }
-    if resume and state is None:
-        raise ConfigError("--resume goes on from a state; say which with --state FILE")
-    keeping = None if state is None else Keeping(state, resume=resume)
-    place = choose_device(device, world_from_environment().local_rank)
-    with process_group(place) as world:
-        asking = ctrl_c_asks(shown=world.is_main, after="what is under way") if keeping else nullcontext(_never)
+    request = replace(request or EvaluationRequest(), settings={} if settings is None else explicit(settings))
+    device = choose_device(request.device, world_from_environment().local_rank)
+    with process_group(device) as world:
+        resumable = request.state is not None
+        asking = ctrl_c_asks(shown=world.is_main, after="what is under way") if resumable else nullcontext(never)
         with progress_bar(f"scoring {file.name}", "tokens") as update, asking as stop:
             result = evaluate_artifact(
                 file,
-                data=data,
-                tokenizer=tokenizer,
-                max_tokens=max_tokens,
-                device=device,
-                dtype=dtype,
-                tilt=tilt,
-                sgd=sgd,
-                lora=lora,
-                phased=phased,
-                keeping=keeping,
-                stop=stop,
-                settings={name: value for name, value in asked.items() if value is not None},
-                package=package,
+                request,
                 world=world,
-                started=process_seconds() or 0.0,
-                notify=remark if world.is_main else _nothing,
+                stop=stop,
+                notify=remark if world.is_main else no_message,
                 progress=update if world.is_main else None,
+                import_seconds=process_seconds() or 0.0,
             )
         if not world.is_main:
             return
@@ -118,17 +108,8 @@ def evaluate(
         show(_table(file, result))
 
 
-def _never() -> bool:
-    """Whether to stop, of work that Ctrl-C stops at once."""
-    return False
-
-
-def _nothing(_: str) -> None:
-    """What other ranks say."""
-
-
 def evaluation_json(result: Evaluation) -> dict[str, object]:
-    """The pinned keys of `birdie evaluate --json`."""
+    """Return the object of `birdie evaluate --json`."""
     score = result.score
     return {
         "bpb": score.bpb,
@@ -143,12 +124,10 @@ def evaluation_json(result: Evaluation) -> dict[str, object]:
         "dtype": result.dtype,
         "seconds": result.seconds,
         "budget_seconds": result.settings.budget_seconds,
-        "way": result.way,
-        "settings": asdict(result.settings),
-        **dict.fromkeys(("sgd", "lora", "phased")),
-        **{table: asdict(settings) for table, settings in result.learned_by.items()},
-        "tilt": asdict(result.recipe.tilt) if result.recipe.tilt.enabled else None,
-        "evidence": result.evidence,
+        "mode": result.mode.name,
+        "method": result.method,
+        "settings": result.settings_in_effect,
+        "diagnostics": result.diagnostics,
         "warnings": list(result.warnings),
     }
 
@@ -158,19 +137,19 @@ def _table(file: Path, result: Evaluation) -> Table:
     table = Table(title=plain(f"{file}: {size(result.bytes)}"), show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    sure = "one document" if isnan(score.ci95) else f"± {score.ci95:.5f}, 95 % over documents"
-    table.add_row("bits per byte", f"{score.bpb:.5f} ({sure})")
+    interval = "one document" if isnan(score.ci95) else f"± {score.ci95:.5f}, 95 % over documents"
+    table.add_row("bits per byte", f"{score.bpb:.5f} ({interval})")
     table.add_row("nats per token", f"{score.val_loss:.5f} ({score.bits_per_token:.5f} bits)")
     table.add_row("tokens scored", f"{score.tokens:,}")
-    by = ", by the byte sidecar" if result.sidecar else ""
-    table.add_row("bytes of text", f"{score.bytes:,} ({score.bytes / score.tokens:.3f} per token{by})")
+    sidecar = ", by the byte sidecar" if result.sidecar else ""
+    table.add_row("bytes of text", f"{score.bytes:,} ({score.bytes / score.tokens:.3f} per token{sidecar})")
     table.add_row("documents", f"{score.documents:,}")
-    table.add_row("scored by", result.way)
-    if result.evidence:
-        table.caption = plain(result.evidence)
+    table.add_row("mode", f"{result.mode.name}: {result.method}")
+    if result.diagnostics:
+        table.caption = plain(result.diagnostics)
     for name, seconds in result.seconds.items():
         if seconds:
             table.add_row(f"time to {name}", f"{seconds:.1f} s")
     if budget := result.settings.budget_seconds:
-        table.add_row("time in all", f"{sum(result.seconds.values()):.1f} s of {budget:,.0f} s")
+        table.add_row("time in total", f"{sum(result.seconds.values()):.1f} s of {budget:,.0f} s")
     return table

@@ -27,6 +27,7 @@ from birdie.run.registry import find
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import process_group, world_from_environment
 from birdie.runtime.files import write_bytes
+from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
 from birdie.train.loop import Step
 from birdie.train.profile import Profile
@@ -47,7 +48,7 @@ def configured(recipe: str | None, scale: str | None) -> tuple[Dict, ...]:
 
 
 def _set(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
+    return {key: _set(value) if isinstance(value, dict) else value for key, value in table.items() if value is not None}
 
 
 def after_reading(read: str | None) -> Callable[..., None]:
@@ -109,13 +110,13 @@ def train(
         with progress_bar("compressing", "tensors") as update:
             summary = work.export(progress=update)
         with progress_bar("scoring the file", "tokens") as update:
-            result = evaluate_artifact(
-                summary.path, device=recipe.device, settings=EvaluationSettings(), tilt=False, progress=update
-            )
+            plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
+            result = evaluate_artifact(summary.path, plain_windows, progress=update)
         asked = None
-        if recipe.evaluation != EvaluationSettings() or recipe.tilt.enabled:
+        if recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
             with progress_bar("scoring it as [evaluation] asks", "tokens") as update:
-                asked = evaluate_artifact(summary.path, device=recipe.device, notify=remark, progress=update)
+                request = EvaluationRequest(device=recipe.device)
+                asked = evaluate_artifact(summary.path, request, notify=remark, progress=update)
     answer = run_json(work, last, summary, result, asked)
     write_bytes(folder / "summary.json", _dumps(answer))
     if json:
@@ -246,7 +247,7 @@ def run_table(
         table.add_row("float32 weights", f"{weights * 4:,}", "32.00", f"{last.score.bpb:.4f}")
     table.add_row("birdie artifact", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", f"{result.score.bpb:.4f}")
     if asked is not None:
-        table.add_row(plain(f"by {asked.way}"), "", "", f"{asked.score.bpb:.4f}")
+        table.add_row(plain(f"by {asked.method}"), "", "", f"{asked.score.bpb:.4f}")
     if summary.budget is not None:
         table.add_row("budget", f"{summary.budget:,}", "", "")
     return table

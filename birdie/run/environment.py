@@ -1,7 +1,8 @@
 """The records' environment variables that are more, or less, than one setting by another name.
 
 A variable that is a setting stands on its field (`env_var`). Here is the rest, and nowhere else: switches that are one
-word of a choice here, variables that only together make a setting, what is not here yet, and what needs no setting.
+word of a choice here, variables that only together make a setting, those of a dataclass that two tables have, what is
+not here yet, and what needs no setting.
 They rank with the other variables: below flags, above the recipe file. What is in none of these is not looked at, for
 environments hold everything.
 """
@@ -84,7 +85,10 @@ ADAPTERS = (
 """Variables of the test-time training that learns adapters: beside them TTT_ENABLED means that, and not SGD."""
 
 PARTS = {"TTT_Q_LORA": "q", "TTT_K_LORA": "k", "TTT_V_LORA": "v", "TTT_O_LORA": "o", "TTT_MLP_LORA": "mlp"}
-"""Switch → what it adapts; the head always is."""
+"""Switch → the part it adapts; the head is always adapted."""
+
+SGD = ("lr", "epochs", "chunk_tokens", "momentum", "batch_seqs", "grad_clip")
+"""Settings of SGD at test time, which two scoring modes have, so that no name of a variable can stand on the field."""
 
 LATER = (
     Later("fitting a temperature is", ("TEMP_SCALING",)),
@@ -120,9 +124,17 @@ def settings(environ: Environment, content: Mapping[str, Any]) -> Tables:
     tables = _choices(environ, content)
     for rule in RULES:
         if any(name in environ for name in rule.variables):
-            for table, values in rule.read(environ, content).items():
-                tables.setdefault(table, {}).update(values)
+            _merge(tables, rule.read(environ, content))
     return tables
+
+
+def _merge(tables: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add settings to `tables`, in place, table by table."""
+    for name, value in more.items():
+        if isinstance(value, Mapping):
+            _merge(tables.setdefault(name, {}), value)
+        else:
+            tables[name] = value
 
 
 def remarks(environ: Environment) -> Iterator[str]:
@@ -247,24 +259,36 @@ def _sliding(environ: Environment, content: Mapping[str, Any]) -> Tables:
     return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else held}}
 
 
-def _learning(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """Which way to learn: adapters (#1530) if their variables are here, else the file's, or else SGD (#549)."""
-    held = content.get("evaluation", {}).get("adapt", "none")
-    given = "TTT_ENABLED" in environ
-    if given and not _switch(environ, "TTT_ENABLED"):
-        return {"evaluation": {"adapt": "none"}}
+def _scoring_mode(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    """Test-time training: LoRA (#1530) if one of its variables is set, else the file's mode, or else SGD (#549)."""
+    in_file = content.get("evaluation", {}).get("mode", "windows")
+    trains = in_file.startswith("ttt-")
+    switched = "TTT_ENABLED" in environ
+    if switched and not _switch(environ, "TTT_ENABLED"):
+        return {"evaluation": {"mode": "windows"}} if trains else {}
     if _switch(environ, "PHASED_TTT_ENABLED"):
-        return {"evaluation": {"adapt": "phased"}}
-    way = "lora" if "PHASED_TTT_ENABLED" in environ and held == "phased" else held
-    if given and way in ("none", "sgd"):
-        way = "lora" if any(name in environ for name in (*ADAPTERS, *PARTS)) else "sgd"
-    return {"evaluation": {"adapt": way}} if way != held else {}
+        return {"evaluation": {"mode": "ttt-multi-phase"}}
+    mode = "ttt-lora" if "PHASED_TTT_ENABLED" in environ and in_file == "ttt-multi-phase" else in_file
+    if switched and (mode == "ttt-sgd" or not trains):
+        mode = "ttt-lora" if any(name in environ for name in (*ADAPTERS, *PARTS)) else "ttt-sgd"
+    return {"evaluation": {"mode": mode}} if mode != in_file else {}
 
 
-def _adapted(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    held = content.get("lora", {}).get("parts", [*PARTS.values(), "head"])
+def _adapted_parts(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    in_file = content.get("evaluation", {}).get("ttt_lora", {}).get("parts", [*PARTS.values(), "head"])
     on = {part: _switch(environ, name) for name, part in PARTS.items() if name in environ}
-    return {"lora": {"parts": [part for part in [*PARTS.values(), "head"] if on.get(part, part in held)]}}
+    parts = [part for part in [*PARTS.values(), "head"] if on.get(part, part in in_file)]
+    return {"evaluation": {"ttt_lora": {"parts": parts}}}
+
+
+def _renamed(variable: str, table: str, setting: str) -> Rule:
+    """Return the rule of a variable that is one setting of a mode's table."""
+
+    def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
+        _number(environ, variable, 0)  # so that an error names the variable
+        return {"evaluation": {table: {setting: environ[variable]}}}
+
+    return Rule((variable,), (f"evaluation.{table}.{setting}",), read)
 
 
 def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
@@ -298,7 +322,9 @@ RULES = (
         _gptq("scheme", "MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
     ),
     Rule(("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"), ("evaluation.stride",), _sliding),
-    Rule(("TTT_ENABLED", "PHASED_TTT_ENABLED"), ("evaluation.adapt",), _learning),
-    Rule(tuple(PARTS), ("lora.parts",), _adapted),
+    Rule(("TTT_ENABLED", "PHASED_TTT_ENABLED"), ("evaluation.mode",), _scoring_mode),
+    Rule(tuple(PARTS), ("evaluation.ttt_lora.parts",), _adapted_parts),
+    *(_renamed(f"TTT_{name.upper()}", "ttt_sgd", name) for name in (*SGD, "freeze_blocks")),
+    *(_renamed(f"GLOBAL_TTT_{name.upper()}", "ttt_multi_phase", name) for name in SGD),
     Rule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
 )

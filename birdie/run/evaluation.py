@@ -1,15 +1,14 @@
-"""From an artifact to a score: the model it holds, rebuilt from its bytes alone, and its bits per byte.
+"""From an artifact to a score: the model is rebuilt from the file's bytes alone and scored in bits per byte.
 
-    model.birdie ── load_gpt ──► GPT, recipe ── evaluate ──► Evaluation
+    model.birdie ── load_gpt ──► GPT, recipe ── evaluate(path, request) ──► Evaluation
 
-Only what was decoded is ever scored, and scoring opens validation shards alone. An int8 export of the challenge that
-was compressed whole (repack) is scored as well: dequantized as the challenge does it, its model's shape read off
-its tensors, the rest of its settings the challenge's defaults.
+Only what was decoded is scored, and scoring opens validation shards alone. An int8 export of the challenge that was
+compressed as a file (repack) can be scored as well: it is dequantized as the challenge does it, the model's shape is
+read off its tensors, and the other settings are the challenge's defaults.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,61 +27,55 @@ from birdie.errors import ArtifactError, ConfigError, DataError
 from birdie.model.gpt import GPT
 from birdie.model.infer_config import infer_config
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.runtime.callbacks import Progress
+from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message
 from birdie.runtime.device import choose_device, choose_dtype, dtype_name
 from birdie.runtime.distributed import World
-from birdie.score.chunks import Keeping
+from birdie.score import evaluator, package
+from birdie.score.accumulator import BytesPerToken, Score
 from birdie.score.clock import EvaluationClock
-from birdie.score.forward import at_once
-from birdie.score.package import Packaged, Shape, packaged
-from birdie.score.plan import Plan, plan
-from birdie.score.scoring import score as score_by_plan
-from birdie.score.settings import CHUNK, DOCUMENTWISE, LEARN_BY, EvaluationSettings, parse_changes
-from birdie.score.tally import BytesPerToken, Score
-
-OF_WINDOWS = ("stride", "documents", "batch_seqs")
-"""Settings that have no part in adaptation by documents."""
+from birdie.score.mode import ScoringMode
+from birdie.score.package import PackagedModel
+from birdie.score.request import EvaluationRequest
+from birdie.score.settings import EvaluationSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A decoded artifact's score and where the time went.
+    """Score of a decoded artifact, how it was computed, and where the time went.
 
     Attributes:
-        way: how, in a few words.
-        recipe: that of the artifact, with what was given in place of what it says: how, in full.
+        score: bits per byte, loss and counts.
+        mode: the scoring mode, with its settings.
+        settings: of the evaluation: those of the artifact's recipe with the changes of the request.
+        method: what the mode did, in a few words.
         dtype, device: of the arithmetic.
-        evidence: what learning did, in a line; empty without.
+        diagnostics: what test-time training did, in one line; empty without it.
         bytes: of the artifact.
-        sidecar: whether a byte sidecar counted the text, not the tokenizer's table.
-        seconds: import, decode, compile, score, adapt, other.
-        warnings: doubts about shards or tokenizer that did not stop the scoring, and a budget that did not do.
+        sidecar: True if a byte sidecar counted the bytes of text, not the tokenizer's table.
+        seconds: by part: import, decode, compile, score, adapt (test-time training), other.
+        warnings: about shards, tokenizer or recipe, and an exceeded time budget.
     """
 
     score: Score
-    way: str
-    recipe: Recipe
+    mode: ScoringMode
+    settings: EvaluationSettings
+    method: str
     dtype: str
     device: str
-    evidence: str
+    diagnostics: str
     bytes: int
     sidecar: bool
     seconds: dict[str, float]
     warnings: tuple[str, ...]
 
     @property
-    def settings(self) -> EvaluationSettings:
-        """Of windows and streams."""
-        return self.recipe.evaluation
-
-    @property
-    def learned_by(self) -> dict[str, Any]:
-        """The tables of the recipe that said how it learned, by name; empty without."""
-        return {table: getattr(self.recipe, table) for table in LEARN_BY[self.settings.adapt]}
+    def settings_in_effect(self) -> dict[str, Any]:
+        """The settings that the mode has read, in plain values."""
+        return self.settings.in_effect(self.mode)
 
 
 def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mapping[str, Any]]:
-    """Rebuild the model an artifact holds: (model in evaluation mode, the recipe it was trained by, metadata).
+    """Rebuild the model of an artifact; return it in evaluation mode, the recipe it was trained with, and the metadata.
 
     Raises:
         ArtifactError: the file is corrupt, or is not a birdie GPT.
@@ -97,7 +90,7 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
             f"{path} does not hold a birdie GPT; only artifacts of `birdie train` can be scored or sampled"
         )
     try:
-        recipe = Recipe.from_dict(metadata["recipe"])
+        recipe, _ = _recipe_of(metadata)
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path} describes its model in a way this version does not know: {error}") from error
     model = GPT(recipe.model)
@@ -105,8 +98,23 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
     return model.to(device).eval(), recipe, metadata
 
 
+def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe in an artifact's metadata, and warnings.
+
+    Settings of evaluation do not describe the model, so those of another version, or of a scoring mode that is not
+    registered, give way to the defaults.
+    """
+    values: Mapping[str, Any] = metadata["recipe"]
+    try:
+        return Recipe.from_dict(values), ()
+    except ConfigError as error:
+        known = {table.name for table in fields(Recipe)} - {"evaluation"}
+        recipe = Recipe.from_dict({name: value for name, value in values.items() if name in known})
+        return recipe, (f"the artifact's settings of evaluation are replaced by the defaults: {error}",)
+
+
 def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
-    """The GPT in a challenge's int8 export that was compressed whole, and the recipe its shape tells of."""
+    """Return the GPT in an int8 export of the challenge that was compressed as a file, and a recipe of its shape."""
     state = baseline.dequantize(load_object(path))
     recipe = Recipe(model=infer_config(state))
     model = GPT(recipe.model)
@@ -116,110 +124,84 @@ def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
 
 def evaluate(
     path: Path | str,
+    request: EvaluationRequest | None = None,
     *,
-    data: str | None = None,
-    tokenizer: str | None = None,
-    batch_tokens: int | None = None,
-    max_tokens: int | None = None,
-    device: str = "auto",
-    dtype: str | None = None,
-    settings: EvaluationSettings | Mapping[str, Any] | None = None,
-    tilt: bool | None = None,
-    package: Path | None = None,
-    sgd: str = "",
-    lora: str = "",
-    phased: str = "",
-    keeping: Keeping | None = None,
-    stop: Callable[[], bool] = lambda: False,
     world: World | None = None,
-    started: float = 0.0,
-    notify: Callable[[str], None] = lambda _: None,
+    stop: Stop = never,
+    notify: Notify = no_message,
     progress: Progress | None = None,
+    import_seconds: float = 0.0,
 ) -> Evaluation:
-    """Decode an artifact and score it; what is left out comes from the recipe in the artifact.
+    """Decode an artifact and score it; what the request leaves out comes from the recipe in the artifact.
 
     Args:
-        path: the artifact.
-        data: folder of shards, or validation shards by name or glob.
-        tokenizer: that the shards were made with.
-        batch_tokens: inputs at a time over all ranks.
-        max_tokens: how much of the split is scored; 0: all.
-        device, dtype: of the arithmetic.
-        settings: how to score; a mapping changes those of the recipe, None takes these.
-        tilt: whether predictions lean on what the text said before, as the recipe's `[tilt]` says; None: it says.
-        package: machine code that windows pass through instead, made if it is not there (`birdie.score.package`).
-        sgd, lora, phased: changes of these tables of the recipe, for the adaptation that needs them, as "lr=0.01,…".
-        keeping: a file for the state of an adaptation.
-        stop: asked between the chunks of one.
-        world: ranks that share the work; all get the answer.
-        started: seconds that importing took, for the budget.
-        notify: gets a line when the budget will not do, and what a package did.
-        progress: called with (done, in all).
+        path: of the artifact.
+        request: what to score, with which settings and where.
+        world: ranks that share the work; all return the same score.
+        stop: asked between units of work of test-time training; True saves the state, if there is a file for it.
+        notify: called with a line if the time budget will be exceeded, and about a package.
+        progress: called with (done, total).
+        import_seconds: time already spent on imports, which counts against the budget.
 
     Raises:
         ArtifactError: the file is corrupt.
         DataError: shards or tokenizer are missing, or not those the model was trained with.
-        ConfigError: a setting is out of range, or the package is not for this.
-        KeyboardInterrupt: an adaptation was stopped.
-        WeightsError: its state cannot be gone on from.
+        ConfigError: a setting is out of range or has no part in the scoring mode, or the package is for something else.
+        KeyboardInterrupt: `stop` asked for it.
+        WeightsError: the state cannot be resumed from.
     """
-    if max_tokens is not None and max_tokens < 0:
-        raise ConfigError(f"max_tokens is {max_tokens}; give a number of tokens, or 0 for all")
-    world = world or World()
-    place = choose_device(device, world.local_rank)
-    clock = EvaluationClock(0.0, notify, started)
-    if keeping is not None:
-        keeping.check()
+    request, world = request or EvaluationRequest(), world or World()
+    device = choose_device(request.device, world.local_rank)
+    clock = EvaluationClock(0.0, notify, import_seconds)
+    state = request.state_file
+    if state is not None:
+        state.check()
     with clock.part("decode"):
-        model, recipe, metadata = load_gpt(path, place)
+        model, recipe, metadata = load_gpt(path, device)
         size = Path(path).stat().st_size
-    model.compute_dtype = choose_dtype(dtype or recipe.train.compute_dtype, place)
-    recipe = _as_asked(recipe, settings, tilt, {"sgd": sgd, "lora": lora, "phased": phased}, keeping)
-    settings = recipe.evaluation
+    model.compute_dtype = choose_dtype(request.dtype or recipe.train.compute_dtype, device)
+    settings, mode = request.resolve(recipe.evaluation)
     clock.budget = settings.budget_seconds
-    text = _text(recipe, metadata, data, tokenizer, recipe.validation.max_tokens if max_tokens is None else max_tokens)
+    text = _open_text(recipe, metadata, request)
     warnings = list(text.warnings)
-    made = plan(settings, text.tokens, recipe.train.train_seq_len, text.bos_id, recipe.model.isolate_documents)
-    batch_tokens = batch_tokens or recipe.validation.batch_tokens
-    through: Packaged | None = None
-    if package is not None:
+    scoring = evaluator.prepare(
+        model,
+        text.tokens,
+        text.counts,
+        settings,
+        mode,
+        train_seq_len=recipe.train.train_seq_len,
+        bos_id=text.bos_id,
+        device=device,
+        batch_tokens=request.batch_tokens or recipe.validation.batch_tokens,
+        world=world,
+        progress=clock.watch(progress),
+        stop=stop,
+        state=state,
+    )
+    packaged: PackagedModel | None = None
+    if request.package is not None:
         with clock.part("compile"):
-            _require_plain_windows(recipe)
-            shape = _shape(made, settings, batch_tokens, world, place)
-            through = _through(model, package, shape, world, notify)
+            packaged = scoring.forward = package.for_scoring(scoring, mode, request.package, notify)
     with clock.part("score"):
-        score, adapted = score_by_plan(
-            made,
-            recipe,
-            model,
-            text.counts,
-            batch_tokens=batch_tokens,
-            bos_id=text.bos_id,
-            device=place,
-            by=through,
-            world=world,
-            progress=clock.watch(progress),
-            keeping=keeping,
-            stop=stop,
-        )
-    if adapted is not None:
-        clock.went_on("score", adapted.earlier_seconds)
-        clock.move("score", "adapt", adapted.adapt_seconds)
-        if not adapted.steps:
-            warnings.append(
-                f"adapt {settings.adapt} learned nothing: all of the text is in one chunk; make chunks smaller"
-            )
-    if through is not None:
-        notify(f"active: {through.evidence()}")
-    if not clock.within:
-        warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its {clock.budget:,.0f} s")
+        score, report = evaluator.score(mode, scoring)
+    if report is not None:
+        clock.add_earlier("score", report.earlier_seconds)
+        clock.reassign("score", "adapt", report.train_seconds)
+        if not report.steps:
+            warnings.append(f"{mode.name} trained on nothing: all of the text is in one chunk; use smaller chunks")
+    if packaged is not None:
+        notify(f"active: {packaged.diagnostics()}")
+    if not clock.within_budget:
+        warnings.append(f"the evaluation took {clock.total:,.0f} s, more than its budget of {clock.budget:,.0f} s")
     return Evaluation(
         score,
-        _way(made, recipe),
-        recipe,
+        mode,
+        settings,
+        mode.describe(scoring) + (", n-gram logit bias" if settings.ngram.enabled else ""),
         dtype_name(model.compute_dtype),
-        place.type,
-        "" if adapted is None else adapted.evidence,
+        device.type,
+        "" if report is None else report.diagnostics,
         size,
         isinstance(text.counts, np.ndarray),
         clock.seconds,
@@ -227,42 +209,15 @@ def evaluate(
     )
 
 
-def _as_asked(
-    recipe: Recipe,
-    settings: EvaluationSettings | Mapping[str, Any] | None,
-    tilt: bool | None,
-    learning: Mapping[str, str],
-    keeping: Keeping | None,
-) -> Recipe:
-    """The recipe with what was given in place of what it says; `learning`: changes of its tables.
-
-    Raises:
-        ConfigError: a value is out of range, or for an adaptation that was not asked for.
-    """
-    if not isinstance(settings, EvaluationSettings):
-        settings = changed(recipe.evaluation, settings or {})
-    given = {table: text for table, text in learning.items() if text}
-    idle = [f"settings of {table}" for table in given if table not in LEARN_BY[settings.adapt]]
-    idle += ["a state"] if keeping is not None and settings.adapt == "none" else []
-    if idle:
-        raise ConfigError(f"{' and '.join(idle)} given, but adaptation is {settings.adapt}; ask for it with --adapt")
-    tables: dict[str, Any] = {
-        table: parse_changes(text, getattr(recipe, table), table) for table, text in given.items()
-    }
-    if tilt is not None:
-        tables["tilt"] = dataclasses.replace(recipe.tilt, enabled=tilt)
-    return dataclasses.replace(recipe, evaluation=settings, **tables)
-
-
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """What is scored.
+    """Validation text, and what counts its bytes.
 
     Attributes:
         tokens: (N + 1,).
         counts: the tokenizer's byte table, or the bytes of every token (N + 1,).
-        bos_id: what documents begin with.
-        warnings: doubts that did not stop it.
+        bos_id: token that begins a document.
+        warnings: about shards and tokenizer.
     """
 
     tokens: NDArray[np.uint16]
@@ -271,110 +226,52 @@ class _Text:
     warnings: tuple[str, ...]
 
 
-def _text(
-    recipe: Recipe, metadata: Mapping[str, Any], data: str | None, tokenizer: str | None, max_tokens: int
-) -> _Text:
-    """The validation split, as given or as the recipe has it; max_tokens 0: all of it.
+def _open_text(recipe: Recipe, metadata: Mapping[str, Any], request: EvaluationRequest) -> _Text:
+    """Return the validation split of the request, or of the recipe.
 
     Raises:
         DataError: shards or tokenizer are missing, or not those the model was trained with.
     """
-    tokenizer = tokenizer or recipe.data.tokenizer
-    pieces = load_tokenizer(tokenizer)
-    check_same_tokenizer(pieces, metadata.get("tokenizer"), tokenizer)
-    dataset = _open_validation(data, recipe.data)
-    warnings = (*check_tokenizer(dataset, pieces), *_doubts(metadata))
+    name = request.tokenizer or recipe.data.tokenizer
+    tokenizer = load_tokenizer(name)
+    check_same_tokenizer(tokenizer, metadata.get("tokenizer"), name)
+    dataset = _open_validation(request.data, recipe.data)
+    warnings = (*check_tokenizer(dataset, tokenizer), *_model_warnings(metadata))
+    max_tokens = recipe.validation.max_tokens if request.max_tokens is None else request.max_tokens
     tokens = dataset.validation_tokens()
     tokens = tokens[: max_tokens + 1] if max_tokens else tokens
     largest = int(tokens.max()) if len(tokens) else 0
     if largest >= recipe.model.vocab_size:
         raise DataError(
-            f"the text has token {largest}, but the model knows only 0 to {recipe.model.vocab_size - 1}; score shards "
-            "made with its own tokenizer"
+            f"the text has token {largest}, but the model's vocabulary is 0 to {recipe.model.vocab_size - 1}; score "
+            "shards made with the model's own tokenizer"
         )
-    return _Text(tokens, byte_counts(dataset.val, pieces, tokens, recipe.model.vocab_size), pieces.bos_id, warnings)
+    counts = byte_counts(dataset.val, tokenizer, tokens, recipe.model.vocab_size)
+    return _Text(tokens, counts, tokenizer.bos_id, warnings)
 
 
-def _way(made: Plan, recipe: Recipe) -> str:
-    """How it is scored, in a few words."""
-    adapt, lora, says = recipe.evaluation.adapt, recipe.lora, made.says
-    if adapt == "sgd":
-        says += f", learning from {recipe.sgd.chunk_tokens:,} tokens at a time"
-    elif adapt != "none":
-        phases = f", the model learning in up to {recipe.phased.phases} phases" if adapt == "phased" else ""
-        context = lora.context or made.length
-        says = f"each document in chunks of {lora.chunk}, windows of {context:,}, adapters learning it{phases}"
-    return says + (", tilted by n-grams" if recipe.tilt.enabled else "")
+def _open_validation(data: str | None, recipe: DataSettings) -> Dataset:
+    """Open a folder of shards, or validation shards by name or glob; None: those of the recipe."""
+    if data is None and recipe.val:
+        return open_dataset(val=recipe.val)
+    path = recipe.path if data is None else data
+    return open_dataset(path, splits=["val"]) if data is None or Path(path).is_dir() else open_dataset(val=path)
 
 
-def _require_plain_windows(recipe: Recipe) -> None:
-    """Refuse what asks for more than the losses of windows."""
-    settings = recipe.evaluation
-    asked = {
-        "a stream": settings.stream,
-        "a temperature": settings.temperature != 1.0,
-        "a tilt": recipe.tilt.enabled,
-        "an adaptation": settings.adapt != "none",
-    }
-    for name, wanted in asked.items():
-        if wanted:
-            raise ConfigError(f"a package gives the losses of windows, and {name} needs more; leave out one of the two")
-
-
-def _shape(made: Plan, settings: EvaluationSettings, batch_tokens: int, world: World, device: torch.device) -> Shape:
-    """Of most of the plan's windows that pass together on a rank."""
-    inputs = min((settings.batch_seqs * made.length or batch_tokens) // world.size, at_once(device))
-    return Shape(max(1, inputs // made.length), made.length, settings.stride or made.length)
-
-
-def _through(model: GPT, path: Path, shape: Shape, world: World, notify: Callable[[str], None]) -> Packaged:
-    """The package for windows of a shape.
-
-    Raises:
-        ConfigError: it is for something else, or several ranks would make it.
-    """
-    if world.size > 1 and not path.exists():
-        raise ConfigError(f"there is no package {path} yet, and several ranks do not make one; make it with one first")
-    return packaged(model, path, shape, notify)
-
-
-def changed(settings: EvaluationSettings, changes: Mapping[str, Any]) -> EvaluationSettings:
-    """Settings with some of them changed; whoever asks for a stream, or for a stride, drops the recipe's other way.
-
-    Raises:
-        ConfigError: what comes out contradicts itself, or a change would have no part in it.
-    """
-    dropped: dict[str, Any] = {}
-    if changes.get("stream"):
-        dropped = {"stride": 0, "adapt": "none"}
-    elif changes.get("stride") is not None or changes.get("adapt", "none") != "none" or changes.get("stream") is False:
-        dropped = {"stream": False, "sinks": 0, "kv_bits": 0, "segments": 1, "exact": False, "chunk": CHUNK}
-    made = dataclasses.replace(settings, **(dropped | dict(changes)))
-    idle = [name for name in OF_WINDOWS if changes.get(name) and made.adapt in DOCUMENTWISE]
-    if idle:
-        raise ConfigError(
-            f"adapt {made.adapt} goes by documents and has windows of its own; leave {' and '.join(idle)} out"
-        )
-    return made
-
-
-def _open_validation(given: str | None, data: DataSettings) -> Dataset:
-    """What to score on: a folder of shards, or validation shards by name or glob; left out, that of the training."""
-    if given is None and data.val:
-        return open_dataset(val=data.val)
-    place = data.path if given is None else given
-    return open_dataset(place, splits=["val"]) if given is None or Path(place).is_dir() else open_dataset(val=place)
-
-
-def _doubts(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a score rests on that the file does not say."""
+def _model_warnings(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return warnings about assumptions that the score depends on and the file does not state."""
     if metadata.get("model") == "gpt":
-        return ()
+        return _recipe_of(metadata)[1]
     return ("the export does not say how its model computes: it is scored as the challenge's baseline GPT",)
 
 
-def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] | None, given: str) -> None:
-    """Refuse a tokenizer other than the one in the artifact's metadata: its ids would mean other text; None: unknown.
+def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] | None, name: str) -> None:
+    """Refuse a tokenizer other than the one in the artifact's metadata: its ids would mean other text.
+
+    Args:
+        tokenizer: to be used.
+        trained_with: the artifact's metadata of its tokenizer; None: unknown.
+        name: of the tokenizer, for the message.
 
     Raises:
         DataError: the two differ.
@@ -382,5 +279,5 @@ def check_same_tokenizer(tokenizer: Tokenizer, trained_with: Mapping[str, Any] |
     if trained_with is not None and tokenizer.digest != trained_with["sha256"]:
         raise DataError(
             f"the model was trained with tokenizer {trained_with['kind']} {trained_with['sha256'][:12]}, "
-            f"but {given} is {tokenizer.kind} {tokenizer.digest[:12]}; give the one it was trained with (--tokenizer)"
+            f"but {name} is {tokenizer.kind} {tokenizer.digest[:12]}; use the one it was trained with (--tokenizer)"
         )

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -28,13 +28,8 @@ from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
 from birdie.run.recipe_file import configuration, explain
-from birdie.score.adapt import SGDSettings
 from birdie.score.bpb import ValidationSettings
-from birdie.score.lora import LoraSettings
-from birdie.score.ngram import TiltSettings
-from birdie.score.phased import PhasedSettings
-from birdie.score.plan import check_lengths
-from birdie.score.settings import DOCUMENTWISE, EvaluationSettings
+from birdie.score.settings import EvaluationSettings
 from birdie.train.average import AverageSettings
 from birdie.train.bandit import BanditSettings
 from birdie.train.compilation import CompileCacheName
@@ -213,10 +208,6 @@ class Recipe:
     calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    tilt: TiltSettings = field(default_factory=TiltSettings)
-    sgd: SGDSettings = field(default_factory=SGDSettings)
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    phased: PhasedSettings = field(default_factory=PhasedSettings)
     run: RunSettings = field(default_factory=RunSettings)
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto"
 
@@ -226,12 +217,7 @@ class Recipe:
             raise ConfigError(
                 f"int4_layers names layer {unknown[0]}, but the model has layers 0 to {self.model.num_layers - 1}"
             )
-        check_lengths(self.evaluation, self.evaluation.seq_len or self.train.train_seq_len)
-        context = self.lora.context or self.evaluation.seq_len or self.train.train_seq_len
-        if self.evaluation.adapt in DOCUMENTWISE and self.lora.chunk > context:
-            raise ConfigError(
-                f"lora chunk {self.lora.chunk} does not fit windows of {context}; give a smaller one, or lora.context"
-            )
+        self.evaluation.check(self.evaluation.seq_len or self.train.train_seq_len)
         kind, floor = self.average.kind, self.train.min_lr
         if kind != "none" and self.qat.levels is not None:
             raise ConfigError(
@@ -294,13 +280,17 @@ def _build(kind: type[R], values: Mapping[str, Any]) -> R:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Plain values and tables of such, as a TOML file; what is None is left out of a table."""
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
-    for table, settings in values.items():
-        if isinstance(settings, dict):
-            lines += ["", f"[{table}]"]
-            lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
-    return "\n".join(lines).lstrip("\n") + "\n"
+    """Return plain values and tables as a TOML file; None, which TOML lacks, is left out."""
+    return "\n".join(_toml_lines(values, "")).lstrip("\n") + "\n"
+
+
+def _toml_lines(values: Mapping[str, Any], path: str) -> Iterator[str]:
+    # a table's own values come before the tables in it: after [a.b] they would be b's
+    yield from (f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict | None))
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from ("", f"[{path}{key}]")
+            yield from _toml_lines(value, f"{path}{key}.")
 
 
 def _toml(value: Any) -> str:

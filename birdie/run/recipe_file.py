@@ -15,9 +15,16 @@ from birdie.run.environment import settings
 
 TABLES = (
     *("data", "model", "train", "optimizer", "average", "bandit"),
-    *("qat", "validation", "calibration", "export", "evaluation", "tilt", "sgd", "lora", "phased", "run"),
+    *("qat", "validation", "calibration", "export", "evaluation", "run"),
 )
 SETTINGS = (*TABLES, "device")
+MOVED = {
+    "tilt": "evaluation.ngram",
+    "sgd": "evaluation.ttt_sgd",
+    "lora": "evaluation.ttt_lora",
+    "phased": "evaluation.ttt_multi_phase",
+}
+"""Tables of earlier recipes, and where their settings are now; for error messages only."""
 ABOUT = "about"  # a table that sets nothing: what a recipe is, and what is known of it
 PROGRAM = "program"  # the settings of another program than `birdie train`, which [about] then names as `runs`
 
@@ -69,7 +76,7 @@ def contents(file: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{file} is not a recipe: {error}; a recipe is a TOML file") from error
     for key, value in content.items():
         if key not in (*SETTINGS, ABOUT, PROGRAM):
-            nearest = difflib.get_close_matches(key, SETTINGS, 1)
+            nearest = [MOVED[key]] if key in MOVED else difflib.get_close_matches(key, SETTINGS, 1)
             raise ConfigError(f"{file} has no setting {key!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
         if key in (*TABLES, ABOUT, PROGRAM) and not isinstance(value, dict):
             raise ConfigError(f"{file} gives {key} a value; it is a table: write [{key}] and its settings below it")

@@ -133,6 +133,11 @@ def require_writable(folder: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def user_cache() -> Path:
+    """Return birdie's folder in the user's cache folder, which need not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "birdie"
+
+
 def read_trusted(path: Path) -> bytes:
     """Return the content of `path` if only this user or root can have written it.
 

@@ -1,34 +1,35 @@
-"""Bits per byte over a validation stream: the one metric that compares models with different tokenizers.
+"""Validation: bits per byte in non-overlapping windows, the one metric that compares models of different tokenizers.
 
-The stream is cut into non-overlapping windows of `seq_len` = L targets, as in the challenge's baseline: window w
-predicts tokens w·L+1 … (w+1)·L from tokens w·L … (w+1)·L−1, and what is left over at the end is not scored. Other
-covers are in `windows`, other ways through them in `forward` and `stream`; what losses come to is in `tally`.
+The stream is cut into windows of `seq_len` = L targets, as in the challenge's baseline: window w predicts tokens
+w·L + 1 … (w + 1)·L from tokens w·L … (w + 1)·L − 1, and a remainder at the end is not scored. The metric is defined in
+`accumulator`; other modes of scoring are listed in `settings`.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import torch
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPT
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
-from birdie.score.forward import LanguageModel, score_windows
-from birdie.score.tally import BytesPerToken, Score, Tally
-from birdie.score.windows import Windows, blocks
+from birdie.score.accumulator import Accumulator, BytesPerToken, Score
+from birdie.score.mode import Scoring
+from birdie.score.windows import LanguageModel, check_text_length, non_overlapping, score_windows
 
-__all__ = ["Score", "ValidationSettings", "bits_per_byte", "whole_windows"]
+__all__ = ["Score", "ValidationSettings", "bits_per_byte"]
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationSettings:
-    """How often and how much is validated."""
+    """Settings of validation during training: how often, and on how much text."""
 
     batch_tokens: Annotated[
-        int, Parameter(env_var=("VAL_BATCH_SIZE", "VAL_BATCH_TOKENS"), help="Tokens scored at a time, over all ranks.")
+        int, Parameter(env_var=("VAL_BATCH_SIZE", "VAL_BATCH_TOKENS"), help="Tokens in a batch, over all ranks.")
     ] = 524_288
     every: Annotated[
         int, Parameter(env_var="VAL_LOSS_EVERY", help="Steps between validations; 0 validates only at the end.")
@@ -62,37 +63,22 @@ def bits_per_byte(
 
     Args:
         model: in evaluation mode.
-        tokens: the stream.
-        table: bytes per token of the tokenizer the stream was made with, or the bytes of every token (N,).
+        tokens: of the stream.
+        table: byte table of the tokenizer the stream was made with, or the bytes of every token (N,).
         seq_len: targets in a window.
-        batch_tokens: targets scored at a time over all ranks; at least one window a rank.
-        bos_id: the id that begins a document.
+        batch_tokens: targets in a batch over all ranks; at least one window a rank.
+        bos_id: token that begins a document.
         device: of the model.
-        world: ranks that share the windows; every rank gets the same answer.
-        progress: called with (targets done, targets in all) of this rank after each batch.
+        world: ranks that share the windows; every rank returns the same score.
+        progress: called with (targets done, total) of this rank after each batch.
 
     Raises:
-        DataError: the stream is shorter than one window, bytes are given for another number of tokens, or the loss is
-            not finite.
+        DataError: the stream is shorter than one window, the byte counts are for another number of tokens, or the loss
+            is not finite.
     """
-    windows = whole_windows(len(tokens), seq_len)
-    tally = Tally(tokens, table, bos_id)
-    seconds = score_windows(
-        model, tokens, windows, tally, batch_tokens=batch_tokens, device=device, world=world, progress=progress
-    )
-    return tally.score(windows.scored, seconds, world, device)
-
-
-def whole_windows(tokens: int, seq_len: int) -> Windows:
-    """The challenge's windows over a stream of `tokens`.
-
-    Raises:
-        DataError: there is not even one.
-    """
-    windows = blocks(tokens - 1, seq_len)
-    if not len(windows):
-        raise DataError(
-            f"validation has {tokens:,} tokens, fewer than one window of {seq_len} + 1; "
-            "score more tokens, or choose a shorter window"
-        )
-    return windows
+    check_text_length(len(tokens), seq_len)
+    windows = non_overlapping(len(tokens) - 1, seq_len)
+    accumulator, world = Accumulator(tokens, table, bos_id), world or World()
+    gpt = cast(GPT, model)  # of which windows need the losses alone
+    scoring = Scoring(gpt, tokens, accumulator, seq_len, bos_id, device, batch_tokens=batch_tokens, world=world)
+    return accumulator.score(windows.scored, score_windows(scoring, windows, progress), world, device)

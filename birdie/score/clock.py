@@ -1,94 +1,94 @@
-"""One clock around a whole evaluation: import, decode, compile, score, adapt; the challenge allows 600 s in all.
+"""Clock of a whole evaluation: import, decode, compile, score and adapt; the challenge allows 600 s in total.
 
-Whether compiling and decoding count was never ruled, so all of it counts here. From the first per cent of the work on
-the rest is foretold from its pace, so that a run that will not make it is known early.
+Whether compiling and decoding count was never ruled, so everything counts. The total is predicted from the pace once
+one per cent of the work is done, so that an evaluation that will exceed its budget says so early.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from birdie.runtime.callbacks import Notify, Progress, no_message
+
 PARTS = ("import", "decode", "compile", "score", "adapt")
-SHARE = 0.01  # of the work, after which the rest is foretold
+MIN_SHARE = 0.01  # of the work, before which nothing is predicted
 
 
 class EvaluationClock:
-    """Time in all, and by part; it runs from when it is made.
+    """Elapsed time in total and by part, running since it was constructed.
 
     Args:
-        budget: seconds; 0: any.
-        notify: gets one line when the budget will not do, and none otherwise.
-        started: seconds already gone, which were import.
+        budget: seconds; 0: unlimited.
+        notify: receives one line if the prediction exceeds the budget.
+        import_seconds: time already spent on imports.
 
     Attributes:
-        earlier: seconds that an evaluation that goes on took before.
-        predicted: seconds in all, foretold; None before that can be.
+        earlier: seconds that a resumed evaluation took before this process.
+        predicted: predicted total in seconds; None until there is a prediction.
     """
 
-    def __init__(self, budget: float, notify: Callable[[str], None] = lambda _: None, started: float = 0.0) -> None:
-        self.budget, self._notify, self._told = budget, notify, False
-        self._began = time.perf_counter() - started
-        self._parts = dict.fromkeys(PARTS, 0.0) | {"import": started}
+    def __init__(self, budget: float, notify: Notify = no_message, import_seconds: float = 0.0) -> None:
+        self.budget, self._notify, self._warned = budget, notify, False
+        self._began = time.perf_counter() - import_seconds
+        self._parts = dict.fromkeys(PARTS, 0.0) | {"import": import_seconds}
         self.earlier = 0.0
         self.predicted: float | None = None
 
     @property
     def total(self) -> float:
-        """Seconds so far."""
+        """Seconds so far, those before a resume included."""
         return time.perf_counter() - self._began + self.earlier
 
     @property
-    def within(self) -> bool:
-        """Whether the budget did."""
+    def within_budget(self) -> bool:
+        """True while the total does not exceed the budget."""
         return not self.budget or self.total <= self.budget
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By part; what is in none, such as opening the data, is "other"."""
+        """Seconds by part; time in no part, such as opening the data, is "other"."""
         return self._parts | {"other": max(0.0, self.total - sum(self._parts.values()))}
 
-    def went_on(self, name: str, seconds: float) -> None:
-        """So many of part `name` were before this clock, in an evaluation that was stopped and goes on."""
+    def add_earlier(self, part: str, seconds: float) -> None:
+        """Add the time that a resumed evaluation had spent on a part before this process."""
         self.earlier += seconds
-        self._parts[name] += seconds
+        self._parts[part] += seconds
 
-    def move(self, name: str, other: str, seconds: float) -> None:
-        """So many that count as part `name` are of the `other`."""
-        self._parts[name] -= seconds
-        self._parts[other] += seconds
+    def reassign(self, source: str, destination: str, seconds: float) -> None:
+        """Count time that was measured as one part as another."""
+        self._parts[source] -= seconds
+        self._parts[destination] += seconds
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens inside counts as `name`."""
+        """Count the time inside the block as part `name`."""
         began = time.perf_counter()
         try:
             yield
         finally:
             self._parts[name] += time.perf_counter() - began
 
-    def watch(
-        self, progress: Callable[[float, float | None], None] | None = None
-    ) -> Callable[[float, float | None], None]:
-        """A `progress` to hand on, which foretells the rest from the pace since it was first called."""
-        first: tuple[float, float] | None = None
+    def watch(self, progress: Progress | None = None) -> Progress:
+        """Return a callback that passes progress on and predicts the total from the pace since its first call."""
+        start: tuple[float, float] | None = None
 
         def update(done: float, total: float | None) -> None:
-            nonlocal first
+            nonlocal start
             if progress is not None:
                 progress(done, total)
             now = time.perf_counter()
-            if first is None:
-                first = done, now
-            elif total and done - first[0] >= SHARE * total:
-                self.predicted = self.total + (now - first[1]) * (total - done) / (done - first[0])
+            if start is None:
+                start = done, now
+            elif total and done - start[0] >= MIN_SHARE * total:
+                self.predicted = self.total + (now - start[1]) * (total - done) / (done - start[0])
                 self._warn(self.predicted)
 
         return update
 
     def _warn(self, predicted: float) -> None:
-        if self.budget and predicted > self.budget and not self._told:
-            self._told = True
+        if self.budget and predicted > self.budget and not self._warned:
+            self._warned = True
             self._notify(
-                f"evaluation will take about {predicted:,.0f} s in all, more than its "
-                f"{self.budget:,.0f} s; a larger stride, a stream or larger batches take less"
+                f"evaluation will take about {predicted:,.0f} s, more than its budget of {self.budget:,.0f} s; "
+                "use a larger stride, streaming evaluation or larger batches"
             )

@@ -1,12 +1,12 @@
-"""The ledger of a scoring: every target is scored once, and learned from only afterwards.
+"""Ledger of an evaluation: every target is scored exactly once, and trained on only afterwards.
 
-    ledger.score(first, stop)     before these targets' losses count
-    ledger.learn(first, stop)     before a step that learns from these targets, or from any cache filled with them
-    ledger.agree(first, stop)     after scoring that ranks share: what one of them scored is scored for all
-    ledger.close()                at the end: nothing was left out
+    ledger.score(first, stop)        before the losses of these targets count
+    ledger.learn((first, stop), …)   before a step that learns from these targets, or from a cache filled with them
+    ledger.all_reduce(first, stop)   after ranks shared the scoring: a target scored by one rank counts for all
+    ledger.close()                   at the end: no target is missing
 
-Places are those of targets: place i is the token after input i; N + 1 tokens have places 0 … N − 1. Whoever
-breaks a rule gets a RuleError instead of a score: conditions C3 and C4 of openai/parameter-golf #1017.
+Position i of N + 1 tokens is that of target token i + 1; positions run from 0 to N − 1. A violation raises RuleError,
+so there is no score: conditions C3 and C4 of parameter-golf#1017 (github.com/openai/parameter-golf/issues/1017).
 """
 
 import numpy as np
@@ -16,112 +16,114 @@ from numpy.typing import NDArray
 from birdie.errors import RuleError
 from birdie.runtime.distributed import World
 
-Places = tuple[int, int]
-"""First place, and the one after the last."""
+Range = tuple[int, int]
+"""First position, and the one after the last."""
 
 
 class Ledger:
-    """What was scored, of `targets` targets.
+    """Record of which of `targets` targets were scored.
 
     Attributes:
-        scored: how many were scored on this rank.
-        learned: how many places steps learned from, each as often as it was.
-        steps: declarations of `learn`.
+        scored: number of targets scored on this rank.
+        learned: number of targets in all steps, counted once for each step they are in.
+        steps: number of steps declared.
     """
 
     def __init__(self, targets: int) -> None:
-        self._seen = np.zeros(targets, dtype=bool)
-        self._elsewhere = np.zeros(targets, dtype=bool)  # scored by other ranks
+        self._scored = np.zeros(targets, dtype=bool)
+        self._remote = np.zeros(targets, dtype=bool)  # scored by another rank
         self.scored = self.learned = self.steps = 0
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._scored)
 
     @property
-    def seen(self) -> NDArray[np.bool_]:
-        """Whether each place was scored, (targets,); read only."""
-        return _read_only(self._seen)
+    def scored_mask(self) -> NDArray[np.bool_]:
+        """Mask of the targets scored on any rank, (targets,), read-only."""
+        return _read_only(self._scored)
 
     @property
-    def elsewhere(self) -> NDArray[np.bool_]:
-        """Whether another rank scored it, (targets,); read only."""
-        return _read_only(self._elsewhere)
+    def local_mask(self) -> NDArray[np.bool_]:
+        """Mask of the targets scored on this rank, (targets,)."""
+        return self._scored & ~self._remote
 
     def score(self, first: int, stop: int) -> None:
-        """The losses of places first … stop − 1 are final.
+        """Mark the losses of positions first … stop − 1 as final.
 
         Raises:
             RuleError: one of them was scored before.
-            IndexError: there are no such places.
+            IndexError: a position is out of range.
         """
-        self._check(first, stop)
-        again = np.flatnonzero(self._seen[first:stop])
-        if len(again):
-            raise RuleError(f"target {first + int(again[0]):,} is scored a second time; a target is scored once (C4)")
-        self._seen[first:stop] = True
+        self._check_range(first, stop)
+        repeated = np.flatnonzero(self._scored[first:stop])
+        if len(repeated):
+            raise RuleError(
+                f"target {first + int(repeated[0]):,} is scored a second time; a target is scored once (C4)"
+            )
+        self._scored[first:stop] = True
         self.scored += stop - first
 
-    def learn(self, *ranges: Places) -> None:
-        """One step is about to learn from the targets in `ranges`.
+    def learn(self, *ranges: Range) -> None:
+        """Declare one step that is about to learn from the targets in `ranges`.
 
         Raises:
-            RuleError: one of them was not scored yet.
-            IndexError: there are no such places.
+            RuleError: one of them is not scored yet.
+            IndexError: a position is out of range.
         """
         for first, stop in ranges:
-            self._check(first, stop)
-            early = np.flatnonzero(~self._seen[first:stop])
-            if len(early):
+            self._check_range(first, stop)
+            unscored = np.flatnonzero(~self._scored[first:stop])
+            if len(unscored):
                 raise RuleError(
-                    f"a step would learn from target {first + int(early[0]):,} before it is scored; score first (C3)"
+                    f"a step would learn from target {first + int(unscored[0]):,} before it is scored; score first (C3)"
                 )
             self.learned += stop - first
         self.steps += 1
 
-    def agree(self, first: int, stop: int, world: World, device: torch.device) -> None:
-        """Of places first … stop − 1, those that any rank scored are scored for all. Every rank must call it.
+    def all_reduce(self, first: int, stop: int, world: World, device: torch.device) -> None:
+        """Mark the positions first … stop − 1 that any rank scored as scored on all. Every rank must call it.
 
-        The ranks' marks are added up, so nobody takes another's word for more than it has entered itself.
+        Each rank contributes only the marks of its own scoring, so a target with two marks was scored twice.
 
         Raises:
-            RuleError: two ranks scored the same one.
-            IndexError: there are no such places.
+            RuleError: two ranks scored the same target.
+            IndexError: a position is out of range.
         """
-        self._check(first, stop)
+        self._check_range(first, stop)
         if world.size == 1:
             return
-        own = self._seen[first:stop] & ~self._elsewhere[first:stop]
-        times = world.sum_(torch.from_numpy(own.astype(np.int32)).to(device)).cpu().numpy()
-        again = np.flatnonzero(times > 1)
-        if len(again):
-            raise RuleError(f"target {first + int(again[0]):,} is scored on two ranks; a target is scored once (C4)")
-        self._elsewhere[first:stop] |= (times > 0) & ~own
-        self._seen[first:stop] |= times > 0
+        local = self.local_mask[first:stop]
+        counts = world.sum_(torch.from_numpy(local.astype(np.int32)).to(device)).cpu().numpy()
+        repeated = np.flatnonzero(counts > 1)
+        if len(repeated):
+            raise RuleError(f"target {first + int(repeated[0]):,} is scored on two ranks; a target is scored once (C4)")
+        self._remote[first:stop] |= (counts > 0) & ~local
+        self._scored[first:stop] |= counts > 0
 
-    def load(self, seen: NDArray[np.bool_], *, elsewhere: bool) -> None:
-        """Begin with the places that an earlier part of this scoring has scored: here, or on other ranks."""
-        self._seen[:] = seen
-        self._elsewhere[:] = seen & elsewhere
-        self.scored = 0 if elsewhere else int(seen.sum())
+    def load(self, scored: NDArray[np.bool_], *, remote: bool) -> None:
+        """Start from the targets that a resumed evaluation has scored; remote: they count as another rank's."""
+        self._scored[:] = scored
+        self._remote[:] = scored & remote
+        self.scored = 0 if remote else int(scored.sum())
 
     def close(self) -> None:
-        """All targets were scored.
+        """Check that every target was scored.
 
         Raises:
             RuleError: some were not.
         """
-        missing = np.flatnonzero(~self._seen)
+        missing = np.flatnonzero(~self._scored)
         if len(missing):
             raise RuleError(
                 f"{len(missing):,} of {len(self):,} targets were never scored, the first is {int(missing[0]):,}"
             )
 
-    def _check(self, first: int, stop: int) -> None:
-        if not 0 <= first <= stop <= len(self._seen):
-            raise IndexError(f"places {first} to {stop} are not among {len(self._seen)} targets")
+    def _check_range(self, first: int, stop: int) -> None:
+        if not 0 <= first <= stop <= len(self._scored):
+            raise IndexError(f"positions {first} to {stop} are not among {len(self._scored)} targets")
 
 
-def _read_only(marks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    view = marks.view()
+def _read_only(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    view = mask.view()
     view.flags.writeable = False
     return view

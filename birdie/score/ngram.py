@@ -1,217 +1,240 @@
-"""Hints: which token comes next if the text repeats itself, from nothing but the tokens that were revealed.
+"""n-gram logit bias: predictions move toward the token that followed the same context earlier in the stream.
 
-    token i ─► each order k: what came after the last k tokens when they were last here?  ─► candidate, its record
-                    │                                                                              │
-                    └── a table of 2^bits places; tokens are compared, a collision is no match     ▼
-                                                                     hint i: the candidate of the best record
+    token i ─► each order k: what followed the last k tokens when they last occurred? ─► candidate, hit rate
+                    │                                                                        │
+                    └── a table of 2^bits slots; tokens are compared, so a collision         ▼
+                        is no match                                  hint i: the candidate of the best hit rate
 
-A place in a table remembers where its context ended last, the token that has followed it most of late, and how often
-that was so and was not. Candidates of one order and one such record (a bucket) share their record of hits over the
-whole stream, and the hint is the candidate from the bucket that was right most often: so long contexts win where they
-are worth it. Hint i is a function of tokens 0 … i: what follows is entered only after it was revealed.
+    p'(x) = p(x) · e^(β · [x = hint]) / Z        Z = 1 + p(hint) · (e^β − 1)
 
-N-gram tables that hint are those of openai/parameter-golf #1514 and its followers; choosing by what was right so far,
-in place of the longest match or a fixed threshold, is ours. Their experts for words are left out: with contexts from
-one token on they gained 0.001 bits per byte, and they are where hints came to depend on the token to be predicted.
+Hints. A slot stores where its context ended last, the token that has followed it most of late, and how often that
+token did and did not follow. Candidates of one order and one such count (a bucket) share their hits over the whole
+stream, and the hint is the candidate of the bucket with the best hit rate: long contexts win where they are worth it.
+Hint i is a function of tokens 0 … i: the token after a context is stored only after it was revealed.
+
+Strength. Every entry of p' is known before the token is: the hint comes from revealed tokens, p from the model, β from
+both. In terms of the hint alone β is added to its log-odds:
+
+    log-odds p'(hint) = log-odds p(hint) + β
+
+so the β that would have been best so far is a logistic regression of "the hint was right" on p(hint). That is what is
+learned where β is not given: β = a + b · (log-odds p(hint) + 2) / 4, with an a and a b for each bucket, moved by one
+Newton step after each token is scored. A hint that the model knows well needs no bias, and one that was seldom right
+gets none.
+
+The n-gram tables are those of parameter-golf#1514 (github.com/openai/parameter-golf/pull/1514) and its followers, a
+cache that is rule-compliant under parameter-golf#1017 (github.com/openai/parameter-golf/issues/1017). Choosing by past
+hits, instead of the longest match or a fixed threshold, is ours. Their word-level experts are left out: with contexts
+from one token on they gained 0.001 bits per byte, and they are where hints came to depend on the token to be predicted.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import torch
 from cyclopts import Parameter
 from numpy.typing import NDArray
+from torch import Tensor
 
-from birdie.errors import ConfigError, DataError
+from birdie.errors import ConfigError, DataError, RuleError
+from birdie.runtime.distributed import World
 from birdie.runtime.kernels import njit
+from birdie.score.accumulator import Accumulator, reduce_device
+from birdie.score.ledger import Ledger
+from birdie.score.reference import Scorer
 
+ORDERS = (16, 8, 6, 5, 4, 3, 2, 1)
 MAX_ORDER, MAX_ORDERS = 64, 16
-MAX_STRENGTH = 8.0
-"""Largest β either way: the odds of a hint change by no more than a factor of e^8."""
+MAX_BETA = 8.0
+"""Largest β in either direction: the odds of a hint change by at most a factor of e^8."""
 
-RECORDS = 6
-"""Buckets of an order: the candidate followed once, 2 or 3 times, more; never, or sometimes, did another."""
+COUNTS = 6
+"""Buckets of an order: the candidate followed once, 2 or 3 times, more often; another token never or sometimes did."""
 
-_EXPECTED, _PATIENCE = 0.3, 2.0  # hit rate of a bucket that was never asked, and how many hints that is worth
+_PRIOR_HIT_RATE, _PRIOR_HINTS = 0.3, 2.0  # of a bucket without any, and how many hints that is worth
+_PRIOR_A, _PRIOR_B = 0.5, 2.0  # observations that a = 0 and b = 0 are worth at the start
+_MIN_WEIGHT = 1e-3  # of an observation, so that steps stay small where the outcome is certain
+_MAX_LOGP = -1e-6  # of a hint; above it the odds lose their precision
 _EMPTY = -1
 _VOCABULARY = 1 << 16
 
+Nats = NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
-class TiltSettings:
-    """Whether and how predictions lean towards what the text said before.
+class NgramSettings:
+    """Settings of the n-gram logit bias, which modifies the predictions of a scoring mode.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
     enabled: Annotated[
-        bool, Parameter(env_var="NGRAM_TILT_ENABLED", help="Lean predictions towards what followed the same tokens.")
+        bool, Parameter(env_var="NGRAM_TILT_ENABLED", help="Move predictions toward what followed the same tokens.")
     ] = False
-    orders: Annotated[
-        tuple[int, ...], Parameter(negative=(), help="Numbers of tokens that are looked up together.")
-    ] = (16, 8, 6, 5, 4, 3, 2, 1)
+    orders: Annotated[tuple[int, ...], Parameter(negative=(), help="Context lengths in tokens.")] = ORDERS
     beta: Annotated[
         float | None,
-        Parameter(env_var="TOKEN_BOOST", help="Nats added to a hint before normalising; left out: learned on the way."),
+        Parameter(env_var="TOKEN_BOOST", help="Nats added to the hint's logit; default: learned while scoring."),
     ] = None
     threshold: Annotated[
-        float, Parameter(env_var="TOKEN_THRESHOLD", help="Least share of hits of its kind so far that makes a hint.")
+        float, Parameter(env_var="TOKEN_THRESHOLD", help="Least hit rate of a bucket whose candidates become hints.")
     ] = 0.0
     table_bits: Annotated[
-        int,
-        Parameter(help="Each order's table has 2 to this power places, of 8 bytes; 22 for a whole validation split."),
+        int, Parameter(help="Each order has 2 to this power slots of 8 bytes; use 22 for a full validation split.")
     ] = 20
 
     def __post_init__(self) -> None:
         if not 1 <= len(set(self.orders)) == len(self.orders) <= MAX_ORDERS:
-            raise ConfigError(f"orders are {self.orders}; give 1 to {MAX_ORDERS} different ones, such as 8, 4, 2")
+            raise ConfigError(f"ngram orders are {self.orders}; give 1 to {MAX_ORDERS} different ones, such as 8, 4, 2")
         if not all(1 <= order <= MAX_ORDER for order in self.orders):
-            raise ConfigError(f"orders are {self.orders}; each must be from 1 to {MAX_ORDER} tokens")
-        if self.beta is not None and not -MAX_STRENGTH <= self.beta <= MAX_STRENGTH:
-            raise ConfigError(f"beta is {self.beta}; it must be from -{MAX_STRENGTH:g} to {MAX_STRENGTH:g}, such as 2")
+            raise ConfigError(f"ngram orders are {self.orders}; each must be from 1 to {MAX_ORDER} tokens")
+        if self.beta is not None and not -MAX_BETA <= self.beta <= MAX_BETA:
+            raise ConfigError(f"ngram beta is {self.beta}; it must be from -{MAX_BETA:g} to {MAX_BETA:g}, such as 2")
         if not 0 <= self.threshold <= 1:
-            raise ConfigError(f"threshold is {self.threshold}; it is a share of hints, from 0 to 1")
+            raise ConfigError(f"ngram threshold is {self.threshold}; it is a hit rate, from 0 to 1")
         if not 4 <= self.table_bits <= 28:
-            raise ConfigError(f"table_bits is {self.table_bits}; it must be from 4 to 28")
+            raise ConfigError(f"ngram table_bits is {self.table_bits}; it must be from 4 to 28")
 
     @property
     def buckets(self) -> int:
-        """Kinds of hints whose records are kept apart."""
-        return RECORDS * len(self.orders)
+        """Number of buckets, over all orders."""
+        return COUNTS * len(self.orders)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables, whatever the length of the stream; a `Memory` also keeps 2 for each token."""
+        """Bytes of the tables, whatever the length of the stream."""
         return len(self.orders) * 8 << self.table_bits
 
 
 class Hints(NamedTuple):
-    """Of a stream of N tokens.
+    """Hints of a stream of N tokens.
 
     Attributes:
-        tokens: (N,) int32, the likeliest token after each; −1: nothing is known.
-        buckets: (N,) int32, what kind of hint it is; bucket b is from contexts of sorted(orders)[b // RECORDS] tokens.
+        tokens: (N,) int32, the likeliest token after each; −1: no hint.
+        buckets: (N,) int32, bucket of each; bucket b is of contexts of sorted(orders)[b // COUNTS] tokens.
     """
 
     tokens: NDArray[np.int32]
     buckets: NDArray[np.int32]
 
 
-def hints(tokens: NDArray[np.integer], settings: TiltSettings) -> Hints:
-    """The hints of a whole stream (N,), in one pass.
+def hints(tokens: NDArray[np.integer], settings: NgramSettings) -> Hints:
+    """Return the hints of a whole stream (N,), in one pass.
 
     Raises:
         DataError: a token is not from 0 to 65,535.
     """
     stream = _checked(tokens)
-    found = Hints(np.empty(len(stream), np.int32), np.empty(len(stream), np.int32))
-    _advance(stream, 0, *_nothing_known(settings), settings.threshold, *found)
-    return found
+    result = Hints(np.empty(len(stream), np.int32), np.empty(len(stream), np.int32))
+    _advance(stream, 0, *_empty_tables(settings), settings.threshold, *result)
+    return result
 
 
-class Memory:
-    """The same, a token at a time."""
+class HintTables:
+    """The same hints, one token at a time."""
 
-    def __init__(self, settings: TiltSettings) -> None:
-        self._known, self._threshold = _nothing_known(settings), settings.threshold
+    def __init__(self, settings: NgramSettings) -> None:
+        self._tables, self._threshold = _empty_tables(settings), settings.threshold
         self._stream, self._length = np.empty(1 << 10, np.uint16), 0
         self._hint = Hints(np.empty(1, np.int32), np.empty(1, np.int32))
 
     def reveal(self, token: int) -> tuple[int, int]:
-        """The next token is this; returns the hint for the one after it (−1: none) and its bucket.
+        """Take the next token; return the hint for the one after it (−1: none) and its bucket.
 
         Raises:
             DataError: the token is not from 0 to 65,535.
         """
-        place = self._length
-        if place == len(self._stream):
+        position = self._length
+        if position == len(self._stream):
             self._stream = np.concatenate((self._stream, np.empty_like(self._stream)))
-        self._stream[place] = _checked(np.array([token]))[0]
+        self._stream[position] = _checked(np.array([token]))[0]
         self._length += 1
-        _advance(self._stream[: self._length], place, *self._known, self._threshold, *self._hint)
+        _advance(self._stream[: self._length], position, *self._tables, self._threshold, *self._hint)
         return int(self._hint.tokens[0]), int(self._hint.buckets[0])
 
 
-class _Known(NamedTuple):
-    """What is known besides the tokens; each array is changed in place.
+class _Tables(NamedTuple):
+    """State of the hints beside the tokens; each array is changed in place.
 
     Attributes:
         orders: (K,) ascending.
-        tables: (K, 2^bits): last token of the context's last occurrence · 2^32 + candidate · 2^16 + times it followed
-            · 2^8 + times it did not; or _EMPTY.
-        slots: (K,) places of the contexts that end with the last token; −1: there are too few tokens.
-        candidates: (K,) what the tables say comes next; −1: nothing.
-        kinds: (K,) the buckets of these.
-        tallies: (buckets, 2) hits of each bucket, and hints.
+        tables: (K, 2^bits): end of the context's last occurrence · 2^32 + candidate · 2^16 + times it followed · 2^8
+            + times it did not; or _EMPTY.
+        slots: (K,) slots of the contexts that end with the last token; −1: there are too few tokens.
+        candidates: (K,) tokens the tables predict next; −1: none.
+        buckets: (K,) of these.
+        hits: (buckets, 2) hits of each bucket, and hints.
     """
 
     orders: NDArray[np.int64]
     tables: NDArray[np.int64]
     slots: NDArray[np.int64]
     candidates: NDArray[np.int64]
-    kinds: NDArray[np.int64]
-    tallies: NDArray[np.float64]
+    buckets: NDArray[np.int64]
+    hits: NDArray[np.float64]
 
 
-def _nothing_known(settings: TiltSettings) -> _Known:
+def _empty_tables(settings: NgramSettings) -> _Tables:
     orders = np.array(sorted(settings.orders), dtype=np.int64)
     tables = np.full((len(orders), 1 << settings.table_bits), _EMPTY, dtype=np.int64)
     none = np.full(len(orders), -1, dtype=np.int64)
-    tallies = np.tile(np.array([_EXPECTED * _PATIENCE, _PATIENCE]), (settings.buckets, 1))
-    return _Known(orders, tables, none.copy(), none.copy(), none.copy(), tallies)
+    hits = np.tile(np.array([_PRIOR_HIT_RATE * _PRIOR_HINTS, _PRIOR_HINTS]), (settings.buckets, 1))
+    return _Tables(orders, tables, none.copy(), none.copy(), none.copy(), hits)
 
 
 def _checked(tokens: NDArray[np.integer]) -> NDArray[np.uint16]:
-    """The tokens as the tables hold them."""
+    """Return the tokens in the dtype of the tables."""
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < _VOCABULARY:
         raise DataError(
             f"tokens run from {int(tokens.min())} to {int(tokens.max())}; n-gram tables hold ids below {_VOCABULARY:,}"
         )
-    return np.array(tokens, dtype=np.uint16)  # a copy: of one that cannot be written, kernels would be compiled anew
+    return np.array(tokens, dtype=np.uint16)  # a copy: numba would compile the kernels again for a read-only array
 
 
 @njit(nogil=True, cache=True)
 def _advance(  # type: ignore[no-untyped-def]
-    tokens, first, orders, tables, slots, candidates, kinds, tallies, threshold, hinted, buckets
+    tokens, first, orders, tables, slots, candidates, buckets, hits, threshold, hint_tokens, hint_buckets
 ):
-    # Tokens `first` and on are revealed one by one; hints go to the front of `hinted` and `buckets`.
+    # Reveal tokens `first` and on, one by one; hints go to the front of `hint_tokens` and `hint_buckets`.
     for i in range(first, tokens.size):
         token = np.int64(tokens[i])
         best, hint, bucket = -1.0, -1, 0
         for k in range(orders.size):
             if slots[k] >= 0:
-                _enter(tables[k], slots[k], candidates[k], token, i - 1)
+                _store(tables[k], slots[k], candidates[k], token, i - 1)
             if candidates[k] >= 0:
-                tallies[kinds[k], 0] += candidates[k] == token
-                tallies[kinds[k], 1] += 1
+                hits[buckets[k], 0] += candidates[k] == token
+                hits[buckets[k], 1] += 1
         hashed = np.uint64(0x9E3779B97F4A7C15)
         length = 0
         for k in range(orders.size):
             slots[k] = candidates[k] = -1
             if orders[k] > i + 1:
                 continue
-            while length < orders[k]:
+            while length < orders[k]:  # orders ascend, so each hash extends the one before
                 hashed = (hashed ^ np.uint64(tokens[i - length] + 1)) * np.uint64(0xD1342543DE82EF95)
                 hashed ^= hashed >> np.uint64(29)
                 length += 1
             slots[k] = np.int64(hashed & np.uint64(tables.shape[1] - 1))
             entry = tables[k, slots[k]]
-            if entry != _EMPTY and _same(tokens, entry >> 32, i, length):
+            if entry != _EMPTY and _same_context(tokens, entry >> 32, i, length):
                 candidates[k] = entry >> 16 & 0xFFFF
-                kinds[k] = RECORDS * k + _record(entry >> 8 & 0xFF, entry & 0xFF)
+                buckets[k] = COUNTS * k + _count_class(entry >> 8 & 0xFF, entry & 0xFF)
         for k in range(orders.size):
             if candidates[k] >= 0:
-                rate = tallies[kinds[k], 0] / tallies[kinds[k], 1]
-                if rate >= best:  # of equals, the longest context
-                    best, hint, bucket = rate, candidates[k], kinds[k]
-        hinted[i - first] = hint if best >= threshold else -1
-        buckets[i - first] = bucket
+                rate = hits[buckets[k], 0] / hits[buckets[k], 1]
+                if rate >= best:  # among equals, the longest context
+                    best, hint, bucket = rate, candidates[k], buckets[k]
+        hint_tokens[i - first] = hint if best >= threshold else -1
+        hint_buckets[i - first] = bucket
 
 
 @njit(nogil=True, cache=True)
-def _same(tokens, one, other, length):  # type: ignore[no-untyped-def]
-    # Whether the last `length` tokens up to these two places are the same
+def _same_context(tokens, one, other, length):  # type: ignore[no-untyped-def]
+    # Compare the last `length` tokens up to two positions.
     back = 0
     while back < length and tokens[one - back] == tokens[other - back]:
         back += 1
@@ -219,15 +242,15 @@ def _same(tokens, one, other, length):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _record(followed, not_followed):  # type: ignore[no-untyped-def]
+def _count_class(followed, not_followed):  # type: ignore[no-untyped-def]
     often = 0 if followed < 2 else 1 if followed < 4 else 2
     return 2 * often + (1 if not_followed > 0 else 0)
 
 
 @njit(nogil=True, cache=True)
-def _enter(table, slot, candidate, token, place):  # type: ignore[no-untyped-def]
-    # The context that ends at `place` was followed by `token`; `candidate` was what the table said, -1: of another
-    # context or nothing. What spoke against the present state of affairs is halved, so that old times are forgotten.
+def _store(table, slot, candidate, token, position):  # type: ignore[no-untyped-def]
+    # Store that `token` followed the context that ends at `position`; `candidate` was the table's prediction, -1: none,
+    # or of another context. The count that contradicts `token` is halved, so that old statistics fade.
     followed, not_followed = 1, 0
     if candidate >= 0:
         followed, not_followed = table[slot] >> 8 & 0xFF, table[slot] & 0xFF
@@ -242,4 +265,196 @@ def _enter(table, slot, candidate, token, place):  # type: ignore[no-untyped-def
                 candidate, followed = token, 1
     else:
         candidate = token
-    table[slot] = np.int64(place) << 32 | candidate << 16 | followed << 8 | not_followed
+    table[slot] = np.int64(position) << 32 | candidate << 16 | followed << 8 | not_followed
+
+
+def biased_losses(
+    nats: NDArray[np.floating],
+    hint_logp: NDArray[np.floating],
+    hint: NDArray[np.integer],
+    target: NDArray[np.integer],
+    beta: NDArray[np.floating] | float,
+) -> Nats:
+    """Return the losses of targets under p' from those under p; all (N,).
+
+    Args:
+        nats: −log p(target).
+        hint_logp: log p(hint); any value where there is no hint.
+        hint: tokens; −1: none, p' = p.
+        target: tokens.
+        beta: one for each target, or one for all.
+    """
+    strength = np.where(hint >= 0, beta, 0.0)
+    log_z = np.log1p(np.exp(np.asarray(hint_logp, np.float64)) * np.expm1(strength))
+    losses: Nats = nats + log_z - strength * (hint == target)
+    return losses
+
+
+def apply_bias(
+    nats: NDArray[np.floating],
+    hint_logp: NDArray[np.floating],
+    hints: Hints,
+    targets: NDArray[np.integer],
+    settings: NgramSettings,
+) -> Nats:
+    """Return the losses of a whole stream of N targets under p', with β fixed, or learned from target to target.
+
+    Args:
+        nats: −log p(target), (N,).
+        hint_logp: log p(hint), (N,); any value where there is no hint.
+        hints: those after the N inputs.
+        targets: the tokens after the inputs, (N,).
+        settings: those the hints were computed with.
+    """
+    if settings.beta is not None:
+        return biased_losses(nats, hint_logp, hints.tokens, targets, settings.beta)
+    beta = np.zeros(len(targets))
+    right = hints.tokens == targets
+    regressions = _new_regressions(settings)
+    _learn_stream(np.asarray(hint_logp, np.float64), hints.tokens, hints.buckets, right, *regressions, beta)
+    return biased_losses(nats, hint_logp, hints.tokens, targets, beta)
+
+
+class NgramBias:
+    """Sink that applies the bias: it keeps the losses until all are there, then biases them in one causal pass.
+
+    Hints need the tokens alone, so they are computed first. The strength is learned from target to target, so it comes
+    last, on rank 0 with the losses of all ranks. `NgramScorer` is the reference.
+
+    Args:
+        tokens: (N + 1,) of the stream.
+        settings: of hints and strength.
+
+    Attributes:
+        ledger: of the N targets.
+        hint_tokens: the hint after each input; any token where there is none.
+    """
+
+    def __init__(self, tokens: NDArray[np.uint16], settings: NgramSettings) -> None:
+        self._targets, self._settings = np.asarray(tokens[1:]).astype(np.int64), settings
+        self._hints = hints(np.asarray(tokens[:-1]), settings)
+        self.hint_tokens: NDArray[np.integer] | None = np.maximum(self._hints.tokens, 0)
+        self._losses = np.zeros((2, len(self._targets)), dtype=np.float32)  # nats, log p(hint)
+        self.ledger = Ledger(len(self._targets))
+
+    def add(
+        self, firsts: NDArray[np.integer], nats: NDArray[np.floating], hint_logp: NDArray[np.floating] | None = None
+    ) -> None:
+        """Keep the losses of positions firsts[i] …, (windows, n), and the log-probabilities of their hints."""
+        assert hint_logp is not None
+        for row, first in enumerate(firsts.tolist()):
+            stop = first + nats.shape[1]
+            self.ledger.score(first, stop)
+            self._losses[0, first:stop], self._losses[1, first:stop] = nats[row], hint_logp[row]
+
+    def close(self, accumulator: Accumulator, world: World, device: torch.device) -> None:
+        """Record the biased losses of all ranks in rank 0's accumulator.
+
+        Raises:
+            RuleError: a target was never scored, or on two ranks.
+        """
+        counts = self.ledger.local_mask.astype(np.int32)
+        if world.size > 1:
+            reduced = reduce_device(device)
+            self._losses = world.sum_(torch.from_numpy(self._losses).to(reduced)).cpu().numpy()
+            counts = world.sum_(torch.from_numpy(counts).to(reduced)).cpu().numpy()
+        wrong = np.flatnonzero(counts != 1)
+        if len(wrong):
+            raise RuleError(f"target {int(wrong[0]):,} was scored {counts[wrong[0]]} times; each is scored once (C4)")
+        if world.is_main:
+            nats, hint_logp = self._losses.astype(np.float64)
+            losses = apply_bias(nats, hint_logp, self._hints, self._targets, self._settings)
+            accumulator.add(np.array([0]), losses[None])
+
+
+class NgramScorer:
+    """Reference: the predictions of any other scorer with the bias applied, one token at a time.
+
+    Args:
+        scorer: a new one.
+        settings: of hints and strength; `enabled` is ignored.
+        ledger: each target that hints and strengths learn from is declared to it.
+    """
+
+    def __init__(self, scorer: Scorer, settings: NgramSettings, ledger: Ledger | None = None) -> None:
+        self.scorer, self.settings, self.ledger = scorer, settings, ledger
+        self._tables, self._regressions = HintTables(settings), _new_regressions(settings)
+        self._hint, self._bucket = -1, 0
+        self._revealed = 0
+
+    def predict(self) -> Tensor:
+        logp = self.scorer.predict()
+        if self._hint < 0:
+            return logp
+        hint_logp = float(logp[self._hint])
+        beta = self._beta(hint_logp)
+        biased = logp - math.log1p(math.exp(hint_logp) * math.expm1(beta))
+        biased[self._hint] += beta
+        return biased
+
+    def reveal(self, token: int) -> None:
+        if self.ledger is not None and self._revealed:
+            self.ledger.learn((self._revealed - 1, self._revealed))
+        if self._hint >= 0 and self.settings.beta is None:
+            hint_logp = float(self.scorer.predict()[self._hint])
+            _learn(*self._regressions, self._bucket, _log_odds(hint_logp), token == self._hint)
+        self.scorer.reveal(token)
+        self._hint, self._bucket = self._tables.reveal(token)
+        self._revealed += 1
+
+    def _beta(self, hint_logp: float) -> float:
+        fixed = self.settings.beta
+        return float(_beta(self._regressions.lines, self._bucket, _log_odds(hint_logp))) if fixed is None else fixed
+
+
+class _Regressions(NamedTuple):
+    """Logistic regression of each bucket; both arrays are changed in place.
+
+    Attributes:
+        lines: (buckets, 2) a and b.
+        hessians: (buckets, 3) second derivatives: by a, by both, by b.
+    """
+
+    lines: NDArray[np.float64]
+    hessians: NDArray[np.float64]
+
+
+def _new_regressions(settings: NgramSettings) -> _Regressions:
+    hessians = np.tile(np.array([_PRIOR_A, 0.0, _PRIOR_B]), (settings.buckets, 1))
+    return _Regressions(np.zeros((settings.buckets, 2)), hessians)
+
+
+@njit(nogil=True, cache=True)
+def _log_odds(logp):  # type: ignore[no-untyped-def]
+    logp = min(max(logp, -30.0), _MAX_LOGP)
+    return logp - math.log(-math.expm1(logp))
+
+
+@njit(nogil=True, cache=True)
+def _beta(lines, bucket, odds):  # type: ignore[no-untyped-def]
+    beta = lines[bucket, 0] + lines[bucket, 1] * (odds + 2) / 4
+    return min(max(beta, -MAX_BETA), MAX_BETA)
+
+
+@njit(nogil=True, cache=True)
+def _learn(lines, hessians, bucket, odds, right):  # type: ignore[no-untyped-def]
+    # One Newton step on the log-loss of "the hint was right".
+    p = 1 / (1 + math.exp(-odds - _beta(lines, bucket, odds)))
+    x, gradient, weight = (odds + 2) / 4, right - p, max(p * (1 - p), _MIN_WEIGHT)
+    line, hessian = lines[bucket], hessians[bucket]
+    hessian[0] += weight
+    hessian[1] += weight * x
+    hessian[2] += weight * x * x
+    step = gradient / (hessian[0] * hessian[2] - hessian[1] * hessian[1])
+    line[0] += step * (hessian[2] - hessian[1] * x)
+    line[1] += step * (hessian[0] * x - hessian[1])
+
+
+@njit(nogil=True, cache=True)
+def _learn_stream(hint_logp, hint, buckets, right, lines, hessians, beta):  # type: ignore[no-untyped-def]
+    # β of each target, from the targets before it.
+    for i in range(hint.size):
+        if hint[i] >= 0:
+            odds = _log_odds(hint_logp[i])
+            beta[i] = _beta(lines, buckets[i], odds)
+            _learn(lines, hessians, buckets[i], odds, right[i])

@@ -1,16 +1,16 @@
-"""The model's way through windows as machine code: compiled once, loaded in no time, without a compiler.
+"""Ahead-of-time package: the losses of windows as machine code, compiled once, loaded in no time without a compiler.
 
     GPT ─► torch.export, the weights as inputs ─► Inductor ─► C++ compiler ─► scoring.pt2
     later:   decoded weights ──┐
-             windows ──────────┴─► scoring.pt2 ─► nats
+             windows ──────────┴─► scoring.pt2 ─► losses
 
-No weight is in the package, nor folded into it: what is scored is what was decoded. It is made for windows of one
-shape; others take the model's own way. On a CPU it is its compiler's `-march=native`, so it is for the processor it was
-made on, and for one version of torch and of the model's source.
+The package contains no weight, so what is scored is what was decoded. It is compiled for windows of one shape; windows
+of other shapes are computed by the model. On a CPU it is compiled with `-march=native`, so it belongs to one kind of
+processor, one version of torch and one version of the model's source.
 
-A package is code that runs as whoever loads it. It is signed with a key that lies in the user's cache folder, which
-nobody else can write to or read, and loaded with that signature alone: one that came from elsewhere is refused, never
-tried. What is read is what is loaded; the file is not opened twice.
+A package is code that runs with the rights of whoever loads it. It is signed with a key in the user's cache folder,
+which nobody else can read or write, and loaded with that signature alone: a package from elsewhere is refused. The file
+is read once, so what was verified is what is loaded.
 
 Source: AOTInductor, torch.export and torch._inductor.aoti_compile_and_package.
 """
@@ -36,12 +36,14 @@ from torch.func import functional_call
 import birdie.model
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.device import dtype_name
-from birdie.runtime.files import read_trusted, require_file, require_writable, write_bytes
-from birdie.train.compilation import cache_folder
+from birdie.runtime.files import read_trusted, require_file, require_writable, user_cache, write_bytes
+from birdie.score.mode import Scoring, ScoringMode
+from birdie.score.windows import max_inputs
 
 _MAGIC = b"birdie scoring package 1\n"
-_NAMES = {
+_MISMATCHES = {
     "model": "another model",
     "code": "another version of birdie's model",
     "device": "another device",
@@ -53,12 +55,12 @@ Compiled = Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the windows that pass together.
+    """Shape of a batch of windows.
 
     Attributes:
-        rows: windows at once.
+        rows: windows in a batch.
         length: inputs of each.
-        scored: last places of each that are scored.
+        scored: last positions of each that are scored.
     """
 
     rows: int
@@ -66,17 +68,17 @@ class Shape:
     scored: int
 
 
-class Packaged:
-    """A model whose windows of one shape go through a package; all else is the model's own.
+class PackagedModel:
+    """Model whose windows of one shape are computed by a package, and everything else by the model itself.
 
     Args:
         model: holds the weights, in evaluation mode; they may change from call to call.
         compiled: the package.
-        shape: what it was made for.
+        shape: the package was compiled for.
 
     Attributes:
-        windows: that went through it.
-        others: that did not.
+        windows: number of windows computed by the package.
+        others: number of windows computed by the model.
     """
 
     def __init__(self, model: GPT, compiled: Compiled, shape: Shape) -> None:
@@ -85,128 +87,155 @@ class Packaged:
         self._compiled = compiled
 
     def __call__(self, ids: Tensor, **more: Any) -> Tensor:
-        """Logits, by the model."""
+        """Return logits, computed by the model."""
         self.others += len(ids)
         logits: Tensor = self.model(ids, **more)
         return logits
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """As `GPT.loss`: targets (B, S) after the last S of ids (B, T); by the package, if T and S are its own."""
+        """Return the losses of targets (B, S) after the last S of ids (B, T), as `GPT.loss` does."""
         shape = self.shape
         if reduction != "none" or (ids.shape[1], targets.shape[1]) != (shape.length, shape.scored):
             self.others += len(ids)
             return self.model.loss(ids, targets, reduction)
-        weights = weights_of(self.model)
+        weights = named_weights(self.model)
         self.windows += len(ids)
         nats = [
-            self._compiled(weights, _filled(x, shape.rows), _filled(y, shape.rows))[: len(x)]
+            self._compiled(weights, _padded(x, shape.rows), _padded(y, shape.rows))[: len(x)]
             for x, y in zip(torch.split(ids, shape.rows), torch.split(targets, shape.rows), strict=True)
         ]
         return torch.cat(nats)
 
-    def evidence(self) -> str:
-        """How much of what was scored went through the package, in a line."""
-        return f"ahead-of-time package: {self.windows:,} windows of {self.windows + self.others:,} went through it"
+    def diagnostics(self) -> str:
+        """Return one line for the log: the share of windows that the package computed."""
+        return f"ahead-of-time package: {self.windows:,} windows of {self.windows + self.others:,} computed by it"
 
 
-def packaged(model: GPT, path: Path, shape: Shape, notify: Callable[[str], None] = lambda _: None) -> Packaged:
-    """`model` by the package at `path`, which is made if it is not there.
+def for_scoring(scoring: Scoring, mode: ScoringMode, path: Path, notify: Notify = no_message) -> PackagedModel:
+    """Return the scoring's model with the package at `path`, for most of the windows of its batches.
+
+    Raises:
+        ConfigError: the evaluation needs more than the losses of windows, the package is for something else, or several
+            ranks would compile it.
+    """
+    settings, world = scoring.settings, scoring.world
+    needs = {
+        f"scoring mode {mode.name}": not mode.packaged,
+        f"temperature {settings.temperature:g}": settings.temperature != 1.0,
+        "the n-gram bias": settings.ngram.enabled,
+    }
+    for name, needed in needs.items():
+        if needed:
+            raise ConfigError(
+                f"a package computes the losses of windows, and {name} needs more; leave out one of the two"
+            )
+    if world.size > 1 and not path.exists():
+        raise ConfigError(
+            f"there is no package {path} yet, and several ranks do not compile one; run once with one rank"
+        )
+    inputs = min(scoring.window_batch_tokens // world.size, max_inputs(scoring.device))
+    shape = Shape(max(1, inputs // scoring.length), scoring.length, settings.stride or scoring.length)
+    return load_or_compile(scoring.model, path, shape, notify)
+
+
+def load_or_compile(model: GPT, path: Path, shape: Shape, notify: Notify = no_message) -> PackagedModel:
+    """Return `model` with the package at `path`, which is compiled if it is missing.
 
     Args:
         model: in evaluation mode, on its device, its `compute_dtype` set.
         path: of the package.
         shape: of the windows.
-        notify: told before a package is made, which takes a while.
+        notify: called before a package is compiled, which takes a while.
 
     Raises:
-        ConfigError: the package was made for something else or by somebody else, or none can be made here.
+        ConfigError: the package is for something else or by somebody else, or cannot be compiled on this machine.
         OutputError: it cannot be written.
     """
     if not path.exists():
         require_writable(require_file(path).parent)
-        notify(f"compiling the way of {shape.rows} × {shape.length} tokens into {path}, once")
+        notify(f"compiling a package for {shape.rows} × {shape.length} tokens into {path}, once")
         write_package(model, path, shape)
-    return Packaged(model, read_package(path, about(model, shape)), shape)
+    return PackagedModel(model, read_package(path, requirements(model, shape)), shape)
 
 
 def write_package(model: GPT, path: Path, shape: Shape) -> None:
-    """Compile `model`'s way through windows of `shape` into `path`.
+    """Compile the losses of `model` for windows of `shape` into `path`.
 
     Raises:
-        ConfigError: it cannot be compiled here.
+        ConfigError: it cannot be compiled on this machine.
         OutputError: it cannot be written.
     """
-    key = _key(make=True)
+    key = _key(create=True)
     if key is None:
         raise ConfigError("the key of your packages is gone; try again")
-    payload = json.dumps(about(model, shape), sort_keys=True).encode() + b"\n" + _compile(model, shape)
+    payload = json.dumps(requirements(model, shape), sort_keys=True).encode() + b"\n" + _compile(model, shape)
     write_bytes(path, _MAGIC + hmac.digest(key, payload, "sha256") + payload)
 
 
-def read_package(path: Path, wanted: Mapping[str, Any]) -> Compiled:
-    """Load the package at `path`, if this user made it and it is for what is `wanted`.
+def read_package(path: Path, required: Mapping[str, Any]) -> Compiled:
+    """Load the package at `path`, if this user compiled it and it meets what is `required`.
 
     Raises:
-        ConfigError: it is not, or cannot be read.
+        ConfigError: it does not, or cannot be read.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read package {path}: {(error.strerror or str(error)).lower()}") from error
     if not content.startswith(_MAGIC):
-        raise ConfigError(f"{path} is not a package for scoring; give the name of one, or of a file yet to be made")
-    signed, key = content[len(_MAGIC) :], _key(make=False)
+        raise ConfigError(f"{path} is not a package for scoring; name one, or a file that does not exist yet")
+    signed, key = content[len(_MAGIC) :], _key(create=False)
     signature, payload = signed[:32], signed[32:]
     if key is None or not hmac.compare_digest(signature, hmac.digest(key, payload, "sha256")):
         raise ConfigError(
-            f"package {path} was not made here by you, or is damaged, and it holds machine code; delete it to have it "
-            "made anew"
+            f"package {path} was not compiled by you on this machine, or is damaged, and it holds machine code; delete "
+            "it to compile it anew"
         )
-    said, _, code = payload.partition(b"\n")
-    made = json.loads(said)
-    for name, value in wanted.items():
-        if made.get(name) != value:
-            other = _NAMES.get(name) or f"{name} {made.get(name)}, not {value}"
-            raise ConfigError(f"package {path} is for {other}; delete it to have it made anew, or give another file")
+    header, _, code = payload.partition(b"\n")
+    actual = json.loads(header)
+    for name, value in required.items():
+        if actual.get(name) != value:
+            mismatch = _MISMATCHES.get(name) or f"{name} {actual.get(name)}, not {value}"
+            raise ConfigError(f"package {path} is for {mismatch}; delete it to compile it anew, or name another file")
     loaded = torch._inductor.aoti_load_package(io.BytesIO(code))
     return cast(Compiled, loaded)
 
 
-def about(model: GPT, shape: Shape) -> dict[str, Any]:
-    """All that a package depends on, in plain values."""
+def requirements(model: GPT, shape: Shape) -> dict[str, Any]:
+    """Return everything that compiled code depends on, in plain values."""
     device = model.tok_emb.weight.device
-    plain = {
+    values = {
         "model": dataclasses.asdict(model.config),
-        "looping": model.depth_recurrence,
+        "depth_recurrence": model.depth_recurrence,
         "windows": f"of {shape.rows} × {shape.length} tokens, {shape.scored} scored",
         "dtype": dtype_name(model.compute_dtype),
         "device": device.type,
         "torch": torch.__version__,
         "processor": processor(device),
-        "code": _sources(),
+        "code": _source_digest(),
     }
-    known: dict[str, Any] = json.loads(json.dumps(plain))
-    return known
+    plain: dict[str, Any] = json.loads(json.dumps(values))
+    return plain
 
 
-def weights_of(model: GPT) -> dict[str, Tensor]:
-    """What a package takes of the model: all it holds, by name, without gradients."""
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {f"model.{name}": tensor.detach() for name, tensor in held.items()}
+def named_weights(model: GPT) -> dict[str, Tensor]:
+    """Return parameters and buffers by the names that a package takes them under, without gradients."""
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {f"model.{name}": tensor.detach() for name, tensor in weights.items()}
 
 
 def processor(device: torch.device) -> str:
-    """What code for this processor may count on, as a short digest."""
+    """Return a short digest of the instructions that code for this processor may use."""
     if device.type == "cuda":
-        found = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+        features = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
     else:
         flags = [name for name, has in torch.cpu.get_capabilities().items() if has is True]
-        found = f"{platform.machine()} {sorted(flags)} {_flags()}"
-    return hashlib.sha256(found.encode()).hexdigest()[:16]
+        features = f"{platform.machine()} {sorted(flags)} {_cpu_flags()}"
+    return hashlib.sha256(features.encode()).hexdigest()[:16]
 
 
-def _flags() -> str:
-    """What the system says of the processor's instructions, where it does."""
+def _cpu_flags() -> str:
+    """Return the processor's instruction flags, where the system lists them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -215,24 +244,24 @@ def _flags() -> str:
 
 
 @cache
-def _sources() -> str:
-    """A digest of the source that a package is compiled from."""
-    found = hashlib.sha256()
+def _source_digest() -> str:
+    """Return a digest of the source that a package is compiled from."""
+    digest = hashlib.sha256()
     for folder in birdie.model.__path__:
-        for path in sorted(Path(folder).rglob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+        for path in sorted(Path(folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class _Nats(nn.Module):
-    """`GPT.loss` as a function of the weights as well; it holds the model where torch does not look for weights."""
+    """`GPT.loss` as a function of the weights as well; the tuple keeps torch from registering the model's weights."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
-        self._held = (_Loss(model),)
+        self._hidden = (_Loss(model),)
 
     def forward(self, weights: dict[str, Tensor], ids: Tensor, targets: Tensor) -> Tensor:
-        nats: Tensor = functional_call(self._held[0], weights, (ids, targets))
+        nats: Tensor = functional_call(self._hidden[0], weights, (ids, targets))
         return nats
 
 
@@ -246,44 +275,43 @@ class _Loss(nn.Module):
 
 
 def _compile(model: GPT, shape: Shape) -> bytes:
-    """The package as torch makes it."""
+    """Return the package as torch compiles it."""
     device = model.tok_emb.weight.device
     ids = torch.zeros(shape.rows, shape.length, dtype=torch.int64, device=device)
     targets = ids[:, : shape.scored].clone()
-    room = io.BytesIO()
-    # threads are chosen where it runs, not where it is made
+    buffer = io.BytesIO()
+    # the number of threads is chosen when it runs, not when it is compiled
     options = {"cpp.dynamic_threads": True}
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch about itself
-            model.loss(ids, targets, reduction="none")  # makes rotary tables, which are constants of the graph
-            exported = torch.export.export(_Nats(model), (weights_of(model), ids, targets), strict=False)
-            torch._inductor.aoti_compile_and_package(exported, package_path=room, inductor_configs=options)
+            warnings.simplefilter("ignore")  # torch warns about itself
+            model.loss(ids, targets, reduction="none")  # builds rotary tables, which are constants of the graph
+            exported = torch.export.export(_Nats(model), (named_weights(model), ids, targets), strict=False)
+            torch._inductor.aoti_compile_and_package(exported, package_path=buffer, inductor_configs=options)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the compiler raises many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise ConfigError(f"no package can be compiled here ({reason}); score without one") from error
-    return room.getvalue()
+        raise ConfigError(f"no package can be compiled on this machine ({reason}); score without one") from error
+    return buffer.getvalue()
 
 
-def _filled(rows: Tensor, count: int) -> Tensor:
-    """`rows` and as many rows of zeros as are wanting to `count`."""
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """Return `rows` with rows of zeros appended up to `count`."""
     if len(rows) == count:
         return rows.contiguous()
     return torch.cat((rows, rows.new_zeros(count - len(rows), rows.shape[1])))
 
 
-def _key(*, make: bool) -> bytes | None:
-    """The key of this user's packages on this machine; made if it is not there and `make` says so.
+def _key(*, create: bool) -> bytes | None:
+    """Return the key of this user's packages on this machine; None if it is missing and not created.
 
     Raises:
-        ConfigError: others could have put it there, or it cannot be written.
+        ConfigError: others could have written it, or it cannot be written.
     """
-    folder = cast(Path, cache_folder("auto"))
-    path = folder.parent / "packages.key"
+    path = user_cache() / "packages.key"
     try:
-        if make and not path.exists():
+        if create and not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(32))
@@ -293,5 +321,5 @@ def _key(*, make: bool) -> bytes | None:
     except OSError as error:
         raise ConfigError(f"the key of your packages, {path}, cannot be used: {error.strerror or error}") from error
     if len(key) != 32:
-        raise ConfigError(f"the key of your packages, {path}, is damaged; delete it, and the packages made with it")
+        raise ConfigError(f"the key of your packages, {path}, is damaged; delete it, and the packages signed with it")
     return key

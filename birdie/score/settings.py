@@ -1,156 +1,138 @@
-"""How an artifact is scored at the end, beyond the validation of training: `[evaluation]` of a recipe.
+"""Settings of an evaluation, `[evaluation]` of a recipe, and the registry of scoring modes.
 
-stride 0                  windows end to end, the challenge's own score
-stride 64                 sliding windows: each target has at least length − 64 + 1 inputs
-documents                 the same, or a stream, in each document by itself
-stream                    each token passes the model once, by kept keys and values (`stream`)
-adapt sgd                 windows in chunks; the model learns from each chunk once it is scored (`chunks`)
-adapt lora                documents side by side, each with adapters that learn it as it is scored (`lora`)
-adapt phased              the same, and now and then the model learns from the documents so far (`phased`)
+    [evaluation]              settings that several modes share, and which mode is used
+    mode = "ttt-lora"
+    [evaluation.ttt_lora]     settings of a mode; those of the others are ignored
+    rank = 80
+    [evaluation.ngram]        settings of the n-gram logit bias, which modifies the predictions of a mode
+
+A mode that ships is one field of `EvaluationSettings`, whose type is the mode; `register` adds one from outside.
 """
 
 import dataclasses
-import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
-
-from cyclopts import Parameter
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from birdie.errors import ConfigError
+from birdie.score.mode import ScoringMode, ScoringSettings
+from birdie.score.streaming import StreamingMode
+from birdie.score.ttt.lora import LoRAMode
+from birdie.score.ttt.multi_phase import MultiPhaseMode
+from birdie.score.ttt.sgd import SGDMode
+from birdie.score.windows import WindowMode
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+S = TypeVar("S")
 
-    S = TypeVar("S", bound=DataclassInstance)
-else:
-    S = TypeVar("S")
-
-Adapt = Literal["none", "sgd", "lora", "phased"]
-DOCUMENTWISE = ("lora", "phased")
-LEARN_BY: dict[Adapt, tuple[str, ...]] = {"none": (), "sgd": ("sgd",), "lora": ("lora",), "phased": ("lora", "phased")}
-"""The tables of a recipe that say how each learns."""
-
-CHUNK = 256  # of a stream, unless told otherwise
-_COUNTS = ("stride", "seq_len", "batch_seqs", "sinks", "budget_seconds")
-_POSITIVE = ("chunk", "segments")
+ALWAYS_READ = ("mode", "seq_len", "budget_seconds")
+"""Shared settings that every mode reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationSettings:
-    """Of windows and streams.
+class EvaluationSettings(ScoringSettings):
+    """Settings of an evaluation: those the modes share, and those of each mode.
 
     Raises:
-        ConfigError: a value is out of range or two contradict each other.
+        ConfigError: a value is out of range, or does not fit the mode.
     """
 
-    stride: Annotated[
-        int,
-        Parameter(
-            env_var=("EVAL_STRIDE", "SLIDING_EVAL_STRIDE"),
-            help="Places between sliding windows; 0: windows end to end.",
-        ),
-    ] = 0
-    seq_len: Annotated[
-        int, Parameter(env_var="EVAL_SEQ_LEN", help="Length of windows, or context of a stream; 0: that of training.")
-    ] = 0
-    documents: Annotated[bool, Parameter(help="Windows, or the stream, begin anew with each document.")] = False
-    batch_seqs: Annotated[
-        int,
-        Parameter(
-            env_var=("EVAL_BATCH_SEQS", "SLIDING_BATCH_SIZE"),
-            help="Windows, or parts of a stream, at a time over all ranks; 0: chosen, of windows at most "
-            "validation.batch-tokens.",
-        ),
-    ] = 0
-    temperature: Annotated[float, Parameter(help="Divides the logits. Never tune it on what is scored.")] = 1.0
-    stream: Annotated[bool, Parameter(help="Keep keys and values, so that each token passes the model once.")] = False
-    chunk: Annotated[int, Parameter(help="Tokens of a stream at a time; its context moves on by as many.")] = CHUNK
-    sinks: Annotated[int, Parameter(help="First tokens of a stream that are always seen.")] = 0
-    kv_bits: Annotated[
-        int, Parameter(help="Bits of a coordinate of kept keys and values: 2, 3, 4 or 8; 0: as the model computes.")
-    ] = 0
-    segments: Annotated[
-        int, Parameter(help="Parts of a stream that pass side by side, each after a context that is not scored.")
-    ] = 1
-    exact: Annotated[
-        bool, Parameter(help="Begin the stream anew where its context is full, so that it equals windows end to end.")
-    ] = False
-    adapt: Annotated[
-        Adapt,
-        Parameter(
-            help="Learn from what is scored: sgd: the whole model, chunk by chunk, as [sgd] says; lora: adapters of "
-            "each document, as [lora] says; phased: the whole model between documents, too, as [phased] says."
-        ),
-    ] = "none"
-    budget_seconds: Annotated[
-        float, Parameter(help="Time an evaluation may take in all, import and decoding included; 0: any.")
-    ] = 600.0
+    streaming: StreamingMode = field(default_factory=StreamingMode)
+    ttt_sgd: SGDMode = field(default_factory=SGDMode)
+    ttt_lora: LoRAMode = field(default_factory=LoRAMode)
+    ttt_multi_phase: MultiPhaseMode = field(default_factory=MultiPhaseMode)
 
     def __post_init__(self) -> None:
-        for name in (*_COUNTS, *_POSITIVE):
-            least = int(name in _POSITIVE)
-            value = getattr(self, name)
-            if not least <= value < math.inf:
-                raise ConfigError(f"evaluation {name} is {value}; it must be at least {least}")
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(f"evaluation temperature is {self.temperature}; it must be finite and above 0")
-        if self.seq_len and self.stride > self.seq_len:
+        ScoringSettings.__post_init__(self)
+        if self.mode not in MODES:
+            raise ConfigError(f"there is no scoring mode {self.mode!r}; {_nearest(self.mode, MODES)}")
+        self._check_predictions(self.scoring_mode)
+        if self.seq_len:
+            self.check(self.seq_len)
+
+    @property
+    def scoring_mode(self) -> ScoringMode:
+        """The mode that `mode` names, with its settings."""
+        return self.table(MODES[self.mode])
+
+    def check(self, length: int, mode: ScoringMode | None = None) -> None:
+        """Raise ConfigError where the settings do not fit the mode, or windows (or a context) of `length`."""
+        mode = mode or self.scoring_mode
+        self._check_predictions(mode)
+        mode.check(self, length)
+
+    def _check_predictions(self, mode: ScoringMode) -> None:
+        """Raise ConfigError where predictions would have to be modified in a way the mode does not support."""
+        # Unlike a stride that is not read, these change what is predicted: to ignore them would be a silent error.
+        if self.temperature != 1.0 and "temperature" not in mode.shared:
+            raise ConfigError(f"mode {mode.name} scores at temperature 1; leave temperature {self.temperature:g} out")
+        if self.ngram.enabled and not mode.ngram_bias:
             raise ConfigError(
-                f"stride {self.stride} is longer than windows of {self.seq_len}; give 1 to {self.seq_len}"
-            )
-        if self.adapt not in get_args(Adapt):
-            raise ConfigError(f"evaluation adapt is {self.adapt!r}; choose {', '.join(get_args(Adapt))}")
-        if self.adapt in DOCUMENTWISE and self.temperature != 1.0:
-            raise ConfigError(f"adapt {self.adapt} learns what it scores, at temperature 1; leave the temperature out")
-        if self.stream and self.adapt != "none":
-            raise ConfigError("a stream keeps keys and values of weights that adaptation changes; adapt with windows")
-        if self.kv_bits not in (0, 2, 3, 4, 8):
-            raise ConfigError(f"evaluation kv_bits is {self.kv_bits}; choose 2, 3, 4 or 8, or 0 for all there are")
-        if self.stream and self.stride:
-            raise ConfigError("a stream has no stride: its context moves on by chunk; give stride or stream")
-        if not self.stream:
-            off = {"sinks": self.sinks, "kv_bits": self.kv_bits, "exact": self.exact, "segments": self.segments - 1}
-            off["chunk"] = self.chunk - CHUNK
-            for name, value in off.items():
-                if value:
-                    raise ConfigError(f"{name} is of streams; set stream as well")
-        if self.documents and self.segments > 1:
-            raise ConfigError("a stream that begins anew with documents has no segments; leave one of the two out")
-        if self.exact and (self.sinks or self.segments > 1 or self.kv_bits):
-            raise ConfigError(
-                "an exact stream equals windows, which know no sinks, segments or kept bits; leave these out"
+                f"the n-gram bias needs predictions in the order of the stream, which mode {mode.name} does not make; "
+                "disable ngram, or choose another mode"
             )
 
+    def in_effect(self, mode: ScoringMode | None = None) -> dict[str, Any]:
+        """Return the settings that the mode reads, in plain values."""
+        mode = mode or self.scoring_mode
+        shared = {name: getattr(self, name) for name in shared_names() if is_read(name, mode)}
+        modes = (*(self.table(kind) for kind in mode.tables), mode)
+        tables = {table.table_name(): table.values() for table in modes if table.values()}
+        ngram = {"ngram": dataclasses.asdict(self.ngram)} if self.ngram.enabled else {}
+        return {**shared, "mode": mode.name, **tables, **ngram}
 
-def parse_changes(text: str, base: S, table: str) -> S:
-    """`base` changed by NAME=VALUE,… such as "lr=0.01,epochs=1"; a list is written A+B+C.
+
+MODES: dict[str, type[ScoringMode]] = {
+    mode.name: mode
+    # windows have no settings of their own, so they have no table
+    for mode in (WindowMode, *(f.type for f in dataclasses.fields(EvaluationSettings)))
+    if isinstance(mode, type) and issubclass(mode, ScoringMode)
+}
+"""Scoring modes by name."""
+
+
+def register(mode: type[ScoringMode]) -> type[ScoringMode]:
+    """Make a scoring mode of another package known by its name, to requests and to `birdie evaluate`.
+
+    Recipes can name it; settings other than its defaults come from a request or from flags.
 
     Raises:
-        ConfigError: there is no such setting of this table, or a value is none for it.
+        ConfigError: the name is taken by another mode.
     """
-    changes: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        name = name.strip().replace("-", "_")
-        held = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-        if name not in held:
-            raise ConfigError(f"[{table}] has no setting {name!r}; choose from {', '.join(held)}")
-        try:
-            changes[name] = _parsed(value.strip(), held[name])
-        except (ValueError, KeyError):
-            raise ConfigError(f"{table} {name} is {value!r}; give such as {name}={_written(held[name])}") from None
-    return dataclasses.replace(base, **changes)
+    if MODES.setdefault(mode.name, mode) is not mode:
+        raise ConfigError(f"there is a scoring mode {mode.name!r} already; choose another name")
+    return mode
 
 
-def _parsed(text: str, like: object) -> object:
-    if isinstance(like, bool):
-        return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
-    if isinstance(like, tuple):
-        return tuple(part.strip() for part in text.split("+") if part.strip())
-    return text if isinstance(like, str) else type(like)(text)  # type: ignore[call-arg]
+def shared_names() -> list[str]:
+    """Return the names of the settings that modes share, without the table of the n-gram bias."""
+    return [setting.name for setting in dataclasses.fields(ScoringSettings) if setting.name != "ngram"]
 
 
-def _written(value: object) -> str:
-    if isinstance(value, tuple):
-        return "+".join(map(str, value))
-    return str(int(value)) if isinstance(value, bool) else str(value)
+def is_read(name: str, mode: ScoringMode | type[ScoringMode]) -> bool:
+    """Return True if `mode` reads the setting or table `name` of an evaluation."""
+    if name in shared_names():
+        return name in (*ALWAYS_READ, *mode.shared)
+    return name in ("ngram", mode.table_name(), *(table.table_name() for table in mode.tables))
+
+
+def replaced(settings: S, changes: Mapping[str, Any], path: str) -> S:
+    """Return a dataclass with some values changed, those of nested dataclasses by nested mappings.
+
+    Raises:
+        ConfigError: there is no such setting (with the nearest known one), or a value is out of range.
+    """
+    values: dict[str, Any] = {}
+    names = [setting.name for setting in dataclasses.fields(settings)]  # type: ignore[arg-type]
+    for name, value in changes.items():
+        if name not in names:
+            raise ConfigError(f"{path} has no setting {name!r}; {_nearest(name, names)}")
+        if isinstance(value, Mapping):
+            value = replaced(getattr(settings, name), value, f"{path}.{name}")
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(names)}"

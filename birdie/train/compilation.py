@@ -10,7 +10,6 @@ stay in inductor's own folder (`TORCHINDUCTOR_CACHE_DIR`), which the same machin
 
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from cyclopts import Parameter
 
 from birdie.errors import OutputError
 from birdie.runtime.callbacks import Notify
-from birdie.runtime.files import read_trusted, write_bytes
+from birdie.runtime.files import read_trusted, user_cache, write_bytes
 from birdie.train.protocols import Trainable
 
 KEPT = 16  # newest files of a cache folder
@@ -204,8 +203,7 @@ def cache_folder(name: str) -> Path | None:
         return None
     if name != "auto":
         return Path(name).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "birdie" / "compiled"
+    return user_cache() / "compiled"
 
 
 def compile_cache(recipe: Mapping[str, Any], rank: int, ranks: int, device: torch.device) -> CompileCache | None:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.overrides import parse_overrides
 from benchmarks.ttt_lora import DEFAULT_SETTINGS, rows_of
-from birdie.score.lora import LoraSettings
-from birdie.score.phased import PhasedSettings
-from birdie.score.settings import parse_changes
+from birdie.score.ttt.lora import LoRAMode
+from birdie.score.ttt.multi_phase import MultiPhaseMode
 from tests.benchmarks.byte_gpt import TOKENIZER, byte_gpt, byte_tokens
 
 
@@ -14,7 +14,7 @@ def test_rows_are_of_the_model_of_adapters_and_of_phases() -> None:
     tokens = byte_tokens(*[text] * 5, text * 5)
     learning = "rank=4,lr=0.01,chunk=16,batch_docs=2"
     constant = "rank=1,lr=0,chunk=16"
-    phased = PhasedSettings(prefix_docs=4, phases=1, lr=0.1, chunk_tokens=64, batch_seqs=1)
+    phased = MultiPhaseMode(prefix_docs=4, phases=1, lr=0.1, chunk_tokens=64, batch_seqs=1)
     rows = list(rows_of("hamlet", byte_gpt(), tokens, TOKENIZER, 32, [learning, constant], phased))
     assert [row["adapt"] for row in rows] == ["", "lora", "phased"] * 2
     assert rows[1]["saved"] > 0.01
@@ -26,4 +26,4 @@ def test_rows_are_of_the_model_of_adapters_and_of_phases() -> None:
 
 @pytest.mark.parametrize("lora", DEFAULT_SETTINGS)
 def test_the_default_settings_are_valid(lora: str) -> None:
-    assert parse_changes(lora, LoraSettings(), "lora").batch_docs == 8
+    assert parse_overrides(lora, LoRAMode()).batch_docs == 8

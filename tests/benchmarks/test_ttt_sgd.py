@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.overrides import parse_overrides
 from benchmarks.ttt_sgd import DEFAULT_SETTINGS, rows_of
-from birdie.score.adapt import SGDSettings
-from birdie.score.settings import parse_changes
+from birdie.score.ttt.sgd import SGDSettings
 from tests.benchmarks.byte_gpt import TOKENIZER, byte_gpt, byte_tokens
 
 
@@ -21,4 +21,4 @@ def test_rows_are_of_the_model_and_of_each_setting() -> None:
 
 @pytest.mark.parametrize("sgd", DEFAULT_SETTINGS)
 def test_the_default_settings_are_valid(sgd: str) -> None:
-    assert parse_changes(sgd, SGDSettings(), "sgd").epochs == 1
+    assert parse_overrides(sgd, SGDSettings()).epochs == 1

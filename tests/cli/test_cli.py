@@ -153,21 +153,26 @@ def test_evaluate_repeats_the_score(ask: Ask, trained: Path) -> None:
     assert set(answer["seconds"]) == {"import", "decode", "compile", "score", "adapt", "other"}
 
 
-WAYS = {
-    "sliding": (["--stride", "8"], "windows of 64, stride 8"),
+STREAMING = ["--mode", "streaming", "--streaming.chunk", "8"]
+EVALUATIONS = {
+    "sliding": (["--stride", "8"], "sliding windows of 64, stride 8"),
     "documents": (["--stride", "8", "--documents"], "windows of 64 in each document, stride 8"),
-    "longer": (["--seq-len", "128", "--batch-seqs", "3"], "windows of 128 end to end"),
-    "stream": (["--stream", "--chunk", "8"], "stream, context 64, moving on by 8 tokens"),
-    "segments": (["--stream", "--segments", "3", "--chunk", "8", "--sinks", "2"], "stream in 3 segments"),
-    "kept": (["--stream", "--chunk", "8", "--kv-bits", "4"], "stream, context 64, moving on by 8 tokens, keys and"),
-    "exact": (["--stream", "--exact", "--chunk", "8"], "exact stream, context 64"),
-    "tilt": (["--tilt"], "windows of 64 end to end, tilted by n-grams"),
+    "longer": (["--seq-len", "128", "--batch-seqs", "3"], "non-overlapping windows of 128"),
+    "stream": (STREAMING, "streaming, context 64, chunks of 8 tokens"),
+    "segments": (
+        [*STREAMING, "--streaming.segments", "3", "--streaming.sinks", "2"],
+        "streaming in 3 segments, context 64 and 2 sinks",
+    ),
+    "quantized": ([*STREAMING, "--streaming.kv-bits", "4"], "streaming, context 64, chunks of 8 tokens, keys and"),
+    "exact": ([*STREAMING, "--streaming.exact"], "exact streaming, context 64"),
+    "n-gram": (["--ngram.enabled"], "non-overlapping windows of 64, n-gram logit bias"),
 }
 
 
 @pytest.fixture(scope="module")
-def ways(trained: Path) -> dict[str, dict[str, Any]]:
-    return {"plain": evaluated(trained)} | {name: evaluated(trained, *flags) for name, (flags, _) in WAYS.items()}
+def evaluations(trained: Path) -> dict[str, dict[str, Any]]:
+    results = {name: evaluated(trained, *flags) for name, (flags, _) in EVALUATIONS.items()}
+    return {"plain": evaluated(trained)} | results
 
 
 def evaluated(trained: Path, *flags: str) -> dict[str, Any]:
@@ -178,128 +183,148 @@ def evaluated(trained: Path, *flags: str) -> dict[str, Any]:
     return found
 
 
-def test_every_way_scores_the_same_targets(ways: dict[str, dict[str, Any]]) -> None:
-    for name, (_, way) in WAYS.items():
-        assert ways[name]["way"].startswith(way)
-    # but for windows of twice the length, which leave more over at the end
-    assert len({(found["tokens"], found["text_bytes"]) for name, found in ways.items() if name != "longer"}) == 1
-    assert ways["exact"]["bpb"] == pytest.approx(ways["plain"]["bpb"], abs=1e-4)
-    assert len({found["bpb"] for found in ways.values()}) >= 5  # six steps have taught it little of its context
-    alike = [found["bpb"] for name, found in ways.items() if name != "tilt"]
-    assert alike == pytest.approx([ways["plain"]["bpb"]] * len(alike), abs=1e-3)
-    assert ways["tilt"]["bpb"] < ways["plain"]["bpb"] - 1
+def test_every_mode_scores_the_same_targets(evaluations: dict[str, dict[str, Any]]) -> None:
+    plain = evaluations["plain"]
+    for name, (_, method) in EVALUATIONS.items():
+        assert evaluations[name]["method"].startswith(method)
+    # but for windows of twice the length, which leave a longer remainder out
+    assert len({(each["tokens"], each["text_bytes"]) for name, each in evaluations.items() if name != "longer"}) == 1
+    assert evaluations["exact"]["bpb"] == pytest.approx(plain["bpb"], abs=1e-4)
+    assert len({each["bpb"] for each in evaluations.values()}) >= 5  # after six steps the context has little effect
+    alike = [each["bpb"] for name, each in evaluations.items() if name != "n-gram"]
+    assert alike == pytest.approx([plain["bpb"]] * len(alike), abs=1e-3)
+    assert evaluations["n-gram"]["bpb"] < plain["bpb"] - 1
 
 
 def test_a_recipe_says_how_its_artifact_is_scored(trained: Path, tmp_path: Path, ask: Ask) -> None:
     recipe = trained / "recipe.toml"
     code, answer, _ = ask("train", recipe, "--folder", tmp_path / "run", "--evaluation.stride", "8")
     assert code == 0
-    assert answer["evaluation"]["way"] == "windows of 64 end to end"
-    assert answer["evaluation_asked"]["way"] == "windows of 64, stride 8"
+    assert answer["evaluation"]["method"] == "non-overlapping windows of 64"
+    assert answer["evaluation_asked"]["method"] == "sliding windows of 64, stride 8"
     artifact = tmp_path / "run" / "model.birdie"
     assert ask("evaluate", artifact)[1]["bpb"] == answer["evaluation_asked"]["bpb"]
     assert ask("evaluate", artifact, "--stride", "0")[1]["bpb"] == answer["evaluation"]["bpb"]
-    assert ask("evaluate", artifact, "--stream")[1]["settings"]["stride"] == 0
+    assert "stride" not in ask("evaluate", artifact, "--mode", "streaming")[1]["settings"]
 
 
-LEARNING = ["--adapt", "sgd", "--sgd", "lr=0.3,epochs=2,chunk-tokens=512,batch_seqs=2"]
+SGD = [
+    *("--mode", "ttt-sgd", "--ttt-sgd.lr", "0.3", "--ttt-sgd.epochs", "2"),
+    *("--ttt-sgd.chunk-tokens", "512", "--ttt-sgd.batch-seqs", "2"),
+]
 
 
-def test_evaluate_learns_from_what_it_has_scored(
-    ways: dict[str, dict[str, Any]], trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+def test_evaluate_trains_by_sgd_and_resumes(
+    evaluations: dict[str, dict[str, Any]], trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = evaluated(trained, *LEARNING)
-    assert found["bpb"] < ways["plain"]["bpb"] - 0.1
-    assert (found["tokens"], found["text_bytes"]) == (ways["plain"]["tokens"], ways["plain"]["text_bytes"])
-    assert found["way"] == "windows of 64 end to end, learning from 512 tokens at a time"
-    assert found["seconds"]["adapt"] > 0
-    assert found["sgd"]["epochs"] == 2
-    assert "tokens learned from after they were scored" in found["evidence"]
-    assert (ways["plain"]["sgd"], ways["plain"]["evidence"], ways["plain"]["seconds"]["adapt"]) == (None, "", 0)
+    result, plain = evaluated(trained, *SGD), evaluations["plain"]
+    assert result["bpb"] < plain["bpb"] - 0.1
+    assert (result["tokens"], result["text_bytes"]) == (plain["tokens"], plain["text_bytes"])
+    assert result["method"] == "non-overlapping windows of 64, SGD on chunks of 512 tokens"
+    assert result["seconds"]["adapt"] > 0
+    assert result["settings"]["ttt_sgd"]["epochs"] == 2
+    assert "TTT by SGD" in result["diagnostics"]
+    assert ("ttt_sgd" in plain["settings"], plain["diagnostics"], plain["seconds"]["adapt"]) == (False, "", 0)
 
     @contextlib.contextmanager
     def asked(**_: object) -> Iterator[Callable[[], bool]]:
         answers = iter([False, True])
         yield lambda: next(answers)
 
-    keeping = [trained / "model.birdie", *LEARNING, "--state", tmp_path / "state"]
+    resumable = [trained / "model.birdie", *SGD, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
         patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
-        assert ask("evaluate", *keeping)[0] == 130
-    code, answer, _ = ask("evaluate", *keeping, "--resume")
-    assert (code, answer["bpb"], answer["evidence"]) == (0, found["bpb"], found["evidence"])
-    code, answer, _ = ask("evaluate", *keeping, "--resume", "--stride", "8")
+        assert ask("evaluate", *resumable)[0] == 130
+    code, answer, _ = ask("evaluate", *resumable, "--resume")
+    assert (code, answer["bpb"], answer["diagnostics"]) == (0, result["bpb"], result["diagnostics"])
+    code, answer, _ = ask("evaluate", *resumable, "--resume", "--stride", "8")
     assert (code, answer["error"]["type"]) == (1, "WeightsError")
-    assert "is of another scoring: windows" in answer["error"]["message"]
+    assert "windows" in answer["error"]["message"]
 
 
-def test_evaluate_learns_documents(trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of them; the model learns the longer one before the other is scored."""
+def test_evaluate_trains_on_documents_and_in_phases(
+    trained: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two documents; in phases the model trains on the longer one before the other is scored."""
     tokenizer, shard = ByteTokenizer(), tmp_path / "fineweb_val_000000.bin"
     texts = [tokenizer.encode(Path(module.__file__ or "").read_text()[:2500]) for module in (bisect, colorsys)]
     write_shard(shard, np.concatenate([[1], texts[0], [1], texts[1][:1500]]))
     many = ["--data", str(shard), "--max-tokens", "0"]
     plain = evaluated(trained, *many)
-    lora = [*many, "--lora", "rank=4,lr=0.01,chunk=64,batch_docs=1,parts=k+o+mlp+head"]
-    found = evaluated(trained, "--adapt", "lora", *lora)
-    assert (found["tokens"], found["text_bytes"]) == (plain["tokens"], plain["text_bytes"])
-    assert found["bpb"] < plain["bpb"] - 0.05
-    assert found["way"] == "each document in chunks of 64, windows of 64, adapters learning it"
-    assert (found["sgd"], found["phased"], found["lora"]["parts"]) == (None, None, ["k", "o", "mlp", "head"])
-    assert found["seconds"]["adapt"] > 0
-    phases = ["--adapt", "phased", *lora, "--phased", "prefix_docs=1,phases=1,lr=0.1,chunk_tokens=2048,batch_seqs=2"]
+    parts = [flag for part in ("k", "o", "mlp", "head") for flag in ("--ttt-lora.parts", part)]
+    lora = [
+        *many,
+        *("--ttt-lora.rank", "4", "--ttt-lora.lr", "0.01", "--ttt-lora.chunk", "64", "--ttt-lora.batch-docs", "1"),
+        *parts,
+    ]
+    result = evaluated(trained, "--mode", "ttt-lora", *lora)
+    assert (result["tokens"], result["text_bytes"]) == (plain["tokens"], plain["text_bytes"])
+    assert result["bpb"] < plain["bpb"] - 0.05
+    assert result["method"] == "documents in chunks of 64, windows of 64, LoRA of rank 4 per document"
+    assert result["settings"]["ttt_lora"]["parts"] == ["k", "o", "mlp", "head"]
+    assert {"ttt_sgd", "ttt_multi_phase"}.isdisjoint(result["settings"])
+    assert result["seconds"]["adapt"] > 0
+    sgd = {"prefix-docs": "1", "phases": "1", "lr": "0.1", "chunk-tokens": "2048", "batch-seqs": "2"}
+    phases = ["--mode", "ttt-multi-phase", *lora]
+    phases += [flag for name, value in sgd.items() for flag in (f"--ttt-multi-phase.{name}", value)]
     phased = evaluated(trained, *phases)
-    assert phased["bpb"] < found["bpb"]
-    assert phased["evidence"].startswith(found["evidence"].split(";")[0])
-    assert "1 phases, the last adapted by SGD" in phased["evidence"]
+    assert phased["bpb"] < result["bpb"]
+    assert phased["diagnostics"].startswith(result["diagnostics"].split(";")[0])
+    assert " 1 phases, " in phased["diagnostics"]
 
     @contextlib.contextmanager
     def asked(**_: object) -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
-    keeping = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
+    resumable = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
         patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
-        assert ask("evaluate", *keeping)[0] == 130
-    code, answer, _ = ask("evaluate", *keeping, "--resume")
+        assert ask("evaluate", *resumable)[0] == 130
+    code, answer, _ = ask("evaluate", *resumable, "--resume")
     assert (code, answer["bpb"], answer["tokens"]) == (0, phased["bpb"], phased["tokens"])
 
 
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--adapt", "lora", "--stream"], "adapt with windows"),
-        (["--adapt", "lora", "--tilt"], "leave out the tilt"),
-        (["--adapt", "lora", "--temperature", "0.9"], "leave the temperature out"),
-        (["--adapt", "lora", "--lora", "chunk=65"], "lora chunk 65 does not fit windows of 64"),
-        (["--adapt", "lora", "--lora", "parts=q+w"], "lora parts are q, w"),
-        (["--adapt", "lora", "--lora", "warm_a=perhaps"], "give such as warm_a=0"),
-        (["--adapt", "lora", "--phased", "phases=1"], "settings of phased given, but adaptation is lora"),
-        (["--adapt", "sgd", "--stream"], "adapt with windows"),
-        (["--adapt", "adam"], "choose none, sgd, lora, phased"),
-        (["--adapt", "sgd", "--sgd", "rate=1"], "[sgd] has no setting 'rate'"),
-        (["--adapt", "sgd", "--sgd", "lr=much"], "sgd lr is 'much'"),
-        (["--adapt", "sgd", "--sgd", "freeze_blocks=3"], "no parameter of block 2"),
-        (["--adapt", "sgd", "--resume"], "say which with --state"),
-        (["--sgd", "lr=1"], "settings of sgd given, but adaptation is none"),
-        (["--adapt", "sgd", "--tilt", "--state", "no"], "state of a tilted scoring cannot be kept"),
+        (["--mode", "ttt-lora", "--streaming.chunk", "8"], "streaming has no part in scoring mode ttt-lora"),
+        (["--mode", "ttt-lora", "--ngram.enabled"], "ngram"),
+        (["--mode", "ttt-lora", "--temperature", "0.9"], "temperature 0.9"),
+        (["--mode", "ttt-lora", "--ttt-lora.chunk", "65"], "65 tokens do not fit windows of 64"),
+        (["--mode", "ttt-lora", "--ttt-lora.parts", "w"], "--ttt-lora.parts"),
+        (
+            ["--mode", "ttt-lora", "--ttt-multi-phase.phases", "1"],
+            "ttt_multi_phase has no part in scoring mode ttt-lora",
+        ),
+        (["--mode", "ttt-adam"], "'ttt-adam'"),
+        (["--adapt", "sgd"], "--adapt"),
+        (["--mode", "ttt-sgd", "--ttt-sgd.rate", "1"], "Did you mean --ttt-sgd.lr"),
+        (["--mode", "ttt-sgd", "--ttt-sgd.lr", "much"], "much"),
+        (["--mode", "ttt-sgd", "--ttt-sgd.freeze-blocks", "3"], "block 2"),
+        (["--mode", "ttt-sgd", "--resume"], "--state"),
+        (["--ttt-sgd.lr", "1"], "ttt_sgd has no part in scoring mode windows"),
+        (["--mode", "ttt-sgd", "--ngram.enabled", "--state", "no"], "--state"),
+        (["--state", "no"], "scoring mode windows has no state"),
         (["--stride", "65"], "stride 65 is longer than windows of 64"),
-        (["--sinks", "2"], "set stream as well"),
-        (["--kv-bits", "4"], "set stream as well"),
-        (["--stream", "--kv-bits", "5"], "choose 2, 3, 4 or 8"),
-        (["--stream", "--stride", "8"], "give stride or stream"),
-        (["--stream", "--chunk", "64", "--sinks", "1"], "1 sinks do not fit a context of 64"),
-        (["--temperature", "0"], "above 0"),
+        (["--streaming.sinks", "2"], "streaming has no part in scoring mode windows"),
+        ([*STREAMING, "--streaming.kv-bits", "5"], "kv_bits is 5"),
+        ([*STREAMING, "--stride", "8"], "stride has no part in scoring mode streaming"),
+        (["--mode", "streaming", "--streaming.chunk", "64", "--streaming.sinks", "1"], "1 sinks"),
+        (["--temperature", "0"], "temperature is 0"),
     ],
 )
-def test_ways_that_cannot_be_are_refused(trained: Path, ask: Ask, flags: list[str], why: str) -> None:
+def test_settings_that_do_not_fit_are_refused(trained: Path, ask: Ask, flags: list[str], why: str) -> None:
     code, answer, _ = ask("evaluate", trained / "model.birdie", *flags)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
     assert why in answer["error"]["message"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--stride", "8"], ["--stream", "--segments", "4"], ["--tilt"]], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [["--stride", "8"], ["--mode", "streaming", "--streaming.segments", "4"], ["--ngram.enabled"]],
+    ids=["sliding", "streaming", "n-gram"],
+)
 def test_ranks_agree_on_a_score(trained: Path, tmp_path: Path, flags: list[str]) -> None:
     arguments = ["evaluate", str(trained / "model.birdie"), "--json", *flags]
     one, two = evaluated(trained, *flags), json.loads(run_as_ranks(birdie, tuple(arguments), 2, tmp_path, {}))

@@ -14,7 +14,7 @@ from birdie.errors import ConfigError
 from birdie.model.cache import RECENT, Cache
 from birdie.model.cache_quantizer import Quantizer
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.score.windows import documents, sliding
+from birdie.score.windows import per_document, sliding
 
 BOS = 1
 TINY = {"vocab_size": 30, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2, "bos_id": BOS}
@@ -68,7 +68,7 @@ def test_documents_shorter_than_the_context_equal_windows(chunk: int, change: di
     ids[0, begins] = BOS
     expected = torch.cat([model(ids[:, a:b]) for a, b in zip(begins, [*begins[1:], 80], strict=True)], 1)
     torch.testing.assert_close(streamed(model, ids, 24, chunk), expected, rtol=1e-4, atol=1e-4)
-    cover = documents(np.array(begins), 80, 24, 24)
+    cover = per_document(np.array(begins), 80, 24, 24)
     assert cover.begins.tolist() == begins  # the comparison is with one window per document
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import get_type_hints
 
@@ -57,14 +58,19 @@ EXPECTED = {
     "#549": {
         "model.bigram_vocab_size": 1536, "model.value_embed_layers": (9, 10), "qat.bits": 6, "qat.below": 0.15,
         "qat.tensors": ("blocks.*",), "train.warmdown_iters": 3500, "optimizer.muon_momentum": 0.99,
-        "average.kind": "ema", "average.ema_decay": 0.997, "average.swa_every": 50, "evaluation.adapt": "sgd",
-        "sgd.lr": 0.002, "sgd.epochs": 3, "sgd.chunk_tokens": 32768, "sgd.batch_seqs": 32, "sgd.grad_clip": 1.0,
+        "average.kind": "ema", "average.ema_decay": 0.997, "average.swa_every": 50, "evaluation.mode": "ttt-sgd",
+        "evaluation.ttt_sgd.lr": 0.002, "evaluation.ttt_sgd.epochs": 3, "evaluation.ttt_sgd.chunk_tokens": 32768,
+        "evaluation.ttt_sgd.batch_seqs": 32, "evaluation.ttt_sgd.grad_clip": 1.0,
         "evaluation.stride": 64,
     },
-    "#1493": {"model.qk_gain_init": 5.25, "train.seed": 42, "evaluation.adapt": "sgd", "sgd.lr": 0.005},
+    "#1493": {
+        "model.qk_gain_init": 5.25, "train.seed": 42, "evaluation.mode": "ttt-sgd", "evaluation.ttt_sgd.lr": 0.005,
+    },
     "#1855": {
-        "evaluation.adapt": "phased", "phased.prefix_docs": 2500, "phased.phases": 3, "phased.momentum": 0.9,
-        "lora.rank": 80, "lora.beta2": 0.99, "lora.weight_decay": 0.5, "lora.chunk": 48,
+        "evaluation.mode": "ttt-multi-phase", "evaluation.ttt_multi_phase.prefix_docs": 2500,
+        "evaluation.ttt_multi_phase.phases": 3, "evaluation.ttt_multi_phase.momentum": 0.9,
+        "evaluation.ttt_lora.rank": 80, "evaluation.ttt_lora.beta2": 0.99, "evaluation.ttt_lora.weight_decay": 0.5,
+        "evaluation.ttt_lora.chunk": 48,
         "model.attn_gate": "sparse", "model.sparse_gate_scale": 0.5, "model.smear": "gated",
         "train.warmdown_fraction": 0.85, "train.min_lr": 0.1, "export.embedding": "gptq:bits=7,clip_sigmas=14",
         "calibration.data": "train", "calibration.reserve_seconds": 0.5,
@@ -106,8 +112,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch, command: str, file: Path | None = 
 
 
 def value(recipe: Recipe, setting: str) -> object:
-    table, _, name = setting.partition(".")
-    return getattr(getattr(recipe, table), name)
+    return attrgetter(setting)(recipe)
 
 
 @pytest.mark.parametrize("record", COMMANDS)
@@ -164,38 +169,38 @@ def test_a_switch_takes_back_its_own_average_of_the_file(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("command", "alone", "on_sgd", "on_phased"),
     [
-        ("TTT_ENABLED=1", "sgd", "sgd", "phased"),
-        ("TTT_ENABLED=0", "none", "none", "none"),
-        ("TTT_LR=0.1 TTT_LORA_RANK=8", "none", "sgd", "phased"),
-        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "lora", "lora", "phased"),
-        ("TTT_ENABLED=1 TTT_K_LORA=0", "lora", "lora", "phased"),
-        ("PHASED_TTT_ENABLED=1", "phased", "phased", "phased"),
-        ("PHASED_TTT_ENABLED=0", "none", "sgd", "lora"),
-        ("TTT_ENABLED=1 PHASED_TTT_ENABLED=0 TTT_CHUNK_SIZE=48", "lora", "lora", "lora"),
-        ("TTT_ENABLED=0 PHASED_TTT_ENABLED=1", "none", "none", "none"),
+        ("TTT_ENABLED=1", "ttt-sgd", "ttt-sgd", "ttt-multi-phase"),
+        ("TTT_ENABLED=0", "windows", "windows", "windows"),
+        ("TTT_LR=0.1 TTT_LORA_RANK=8", "windows", "ttt-sgd", "ttt-multi-phase"),
+        ("TTT_ENABLED=1 TTT_LORA_RANK=8", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
+        ("TTT_ENABLED=1 TTT_K_LORA=0", "ttt-lora", "ttt-lora", "ttt-multi-phase"),
+        ("PHASED_TTT_ENABLED=1", "ttt-multi-phase", "ttt-multi-phase", "ttt-multi-phase"),
+        ("PHASED_TTT_ENABLED=0", "windows", "ttt-sgd", "ttt-lora"),
+        ("TTT_ENABLED=1 PHASED_TTT_ENABLED=0 TTT_CHUNK_SIZE=48", "ttt-lora", "ttt-lora", "ttt-lora"),
+        ("TTT_ENABLED=0 PHASED_TTT_ENABLED=1", "windows", "windows", "windows"),
     ],
 )
 def test_learning_at_test_time_is_switched(
     command: str, alone: str, on_sgd: str, on_phased: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "recipe.toml"
-    for held, expected in (("none", alone), ("sgd", on_sgd), ("phased", on_phased)):
-        file.write_text(f'[evaluation]\nadapt = "{held}"\n')
+    for held, expected in (("windows", alone), ("ttt-sgd", on_sgd), ("ttt-multi-phase", on_phased)):
+        file.write_text(f'[evaluation]\nmode = "{held}"\n')
         with monkeypatch.context() as fresh:
-            assert resolved(fresh, command, file).evaluation.adapt == expected, held
+            assert resolved(fresh, command, file).evaluation.mode == expected, held
 
 
 def test_adapters_are_switched_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "recipe.toml"
-    file.write_text('[lora]\nparts = ["q", "head"]\n')
+    file.write_text('[evaluation.ttt_lora]\nparts = ["q", "head"]\n')
     for command, path, expected in (
         ("TTT_Q_LORA=0 TTT_V_LORA=0", None, ("k", "o", "mlp", "head")),
         ("TTT_K_LORA=1 TTT_Q_LORA=0", file, ("k", "head")),
         ("TTT_WARM_START_A=1", file, ("q", "head")),
     ):
         with monkeypatch.context() as fresh:
-            assert resolved(fresh, command, path).lora.parts == expected
-    assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").lora.warm_a
+            assert resolved(fresh, command, path).evaluation.ttt_lora.parts == expected
+    assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").evaluation.ttt_lora.warm_a
 
 
 def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Scoring an artifact from Python: what is given goes before the recipe, all ways score the same text, and what would
-be in vain, or lose a file, is refused before the work."""
+"""Scoring an artifact from Python: a request outranks the recipe, all modes score the same targets, and what would have
+no effect, or would lose a file, is refused before the work."""
 
 import dataclasses
 from contextlib import nullcontext
@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from birdie.artifact.save import save
+from birdie.artifact import save as saving
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
@@ -20,13 +18,13 @@ from birdie.golf.audit import rules
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.rotary import Rotary
-from birdie.run.evaluation import changed, evaluate
+from birdie.run.evaluation import Evaluation, evaluate
 from birdie.run.recipe import DataSettings, Recipe, TrainSettings, ValidationSettings
-from birdie.score import stream
-from birdie.score.chunks import Keeping
-from birdie.score.plan import plan
-from birdie.score.scorer import referee
+from birdie.score import streaming
+from birdie.score.reference import reference_losses
+from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
+from birdie.score.streaming import StreamingMode
 
 BOS = 1
 LENGTH = 32
@@ -57,196 +55,183 @@ def model_of(recipe: Recipe) -> GPT:
     return model
 
 
+def save(recipe: Recipe, path: Path, **changes: Any) -> Path:
+    metadata = {"model": "gpt", "recipe": recipe.to_dict() | changes, "tokenizer": None}
+    saving.save(model_of(recipe), path, lossless=True, coder="fast", metadata=metadata)
+    return path
+
+
 @pytest.fixture(scope="module")
 def file(data: Path) -> Path:
     """A tiny GPT over bytes."""
-    recipe = recipe_of(data)
-    about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
-    save(model_of(recipe), data.parent / "model.birdie", lossless=True, coder="fast", metadata=about)
-    return data.parent / "model.birdie"
+    return save(recipe_of(data), data.parent / "model.birdie")
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "end to end": {},
-    "shorter": {"seq_len": 12},
+def scored(file: Path, settings: Any = None, *, progress: Any = None, **more: Any) -> Evaluation:
+    return evaluate(file, EvaluationRequest(device="cpu", settings=settings, **more), progress=progress)
+
+
+LORA = {"mode": "ttt-lora", "ttt_lora": {"rank": 2, "chunk": 8}}
+MODES: dict[str, dict[str, Any]] = {
     "sliding": {"stride": 5},
-    "shorter, sliding": {"seq_len": 12, "stride": 5},
     "documents": {"documents": True},
-    "stream": {"stream": True, "chunk": 8},
-    "stream of documents": {"stream": True, "chunk": 8, "documents": True},
-    "exact": {"stream": True, "exact": True},
-    "exact, shorter": {"stream": True, "exact": True, "seq_len": 12},
-    "segments": {"stream": True, "segments": 3},
-    "adapters": {"adapt": "lora"},
-    "SGD": {"adapt": "sgd"},
+    "stream": {"mode": "streaming", "streaming": {"chunk": 8, "sinks": 4}},
+    "stream in documents": {"mode": "streaming", "streaming": {"chunk": 8}, "documents": True},
+    "exact": {"mode": "streaming", "streaming": {"exact": True}},
+    "segments": {"mode": "streaming", "streaming": {"segments": 3}},
+    "SGD in documents": {"mode": "ttt-sgd", "documents": True},
+    "LoRA": LORA,
 }
 
 
-@given(tokens=st.integers(LENGTH + 1, 300), bos=st.lists(st.integers(0, 299), max_size=4), way=st.sampled_from([*WAYS]))
-def test_all_ways_score_the_same_targets(tokens: int, bos: list[int], way: str) -> None:
-    text = np.zeros(300, np.uint16)
-    text[bos] = BOS
-    made = plan(EvaluationSettings(**WAYS[way]), text[:tokens], LENGTH, BOS, isolated=False)
-    assert len(made.tokens) - 1 == (tokens - 1) // LENGTH * LENGTH
-    scored = np.zeros(len(made.tokens) - 1, int)
-    for first, stop in zip(made.windows.firsts, made.windows.stops, strict=True):
-        scored[first:stop] += 1
-    assert (scored == 1).all()
-
-
-@pytest.mark.parametrize("way", ["sliding", "documents", "stream", "stream of documents", "exact", "segments"])
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("tokens", [2, 3, LENGTH])
-def test_a_text_too_short_for_a_window_is_scored_whole(file: Path, way: str, tokens: int) -> None:
-    sinks = {"sinks": 4} if way == "stream" else {}
-    found = evaluate(file, device="cpu", max_tokens=tokens - 1, settings=WAYS[way] | sinks)
-    assert found.score.tokens == tokens - 1
+def test_a_text_shorter_than_a_window_is_scored_completely(file: Path, settings: dict[str, Any], tokens: int) -> None:
+    assert scored(file, settings, max_tokens=tokens - 1).score.tokens == tokens - 1
 
 
-@pytest.mark.parametrize("way", ["sliding", "stream", "stream of documents"])
-def test_the_audit_looks_at_what_is_scored(data: Path, way: str) -> None:
-    """The scorer that is probed says what the batches say; keys and values in few bits are in few bits in both."""
+@pytest.mark.parametrize("mode", ["windows", "ttt-sgd"])
+def test_non_overlapping_windows_need_one_window(file: Path, mode: str) -> None:
+    with pytest.raises(DataError, match=f"{LENGTH} tokens"):
+        scored(file, {"mode": mode}, max_tokens=LENGTH - 1)
+
+
+AUDITED = {
+    "sliding": EvaluationSettings(stride=5),
+    "stream": EvaluationSettings(mode="streaming", streaming=StreamingMode(chunk=8)),
+    "stream in documents": EvaluationSettings(mode="streaming", streaming=StreamingMode(chunk=8), documents=True),
+}
+
+
+@pytest.mark.parametrize("settings", AUDITED.values(), ids=AUDITED)
+def test_the_audit_probes_the_scorer_that_evaluation_batches(data: Path, settings: EvaluationSettings) -> None:
+    """Quantized keys and values are quantized in both."""
     text = np.random.default_rng(0).integers(2, 250, 97).astype(np.uint16)
     text[[0, 20]] = BOS
-    recipe = dataclasses.replace(recipe_of(data), evaluation=EvaluationSettings(**WAYS[way]))
+    recipe = dataclasses.replace(recipe_of(data), evaluation=settings)
     model = model_of(recipe)
-    found = batched_losses(model, recipe, text)[1].nats
-    assert found is not None
-    np.testing.assert_allclose(found, referee(scorer_of(model, recipe)(), text), atol=3e-5)
-    if "stream" in way:
-        few = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, kv_bits=2, seq_len=96))
-        all_ = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, seq_len=96))
-        coarse, fine = (batched_losses(model, each, text)[1].nats for each in (few, all_))
-        assert coarse is not None
-        assert fine is not None
-        assert np.abs(coarse - fine)[88:].max() > 1e-3
+    losses = batched_losses(model, recipe, text)[1].losses
+    assert losses is not None
+    np.testing.assert_allclose(losses, reference_losses(scorer_of(model, recipe)(), text), atol=3e-5)
+    if settings.mode == "streaming":
+        fine, coarse = (
+            dataclasses.replace(settings, seq_len=96, streaming=dataclasses.replace(settings.streaming, kv_bits=bits))
+            for bits in (0, 2)
+        )
+        recipes = (dataclasses.replace(recipe, evaluation=changed) for changed in (fine, coarse))
+        one, other = (batched_losses(model, changed, text)[1].losses for changed in recipes)
+        assert one is not None
+        assert other is not None
+        assert np.abs(one - other)[88:].max() > 1e-3
 
 
-def test_the_audit_sees_a_base_that_tells_where_a_document_ends(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_sees_a_rotary_base_that_reveals_where_a_document_ends(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = recipe_of(data, rope_dims=8, rope_train_seq_len=4)
-    recipe = dataclasses.replace(recipe, evaluation=EvaluationSettings(adapt="sgd", documents=True))
+    recipe = dataclasses.replace(recipe, evaluation=EvaluationSettings(mode="ttt-sgd", documents=True))
     text = np.random.default_rng(0).integers(2, 250, 97).astype(np.uint16)
 
     def verdicts() -> set[str]:
-        found = check_adaptation(model_of(recipe), recipe, text, "a model")
-        return {each.result for each in found if each.rule == rules.CAUSAL}
+        findings = check_adaptation(model_of(recipe), recipe, text, "a model")
+        return {finding.result for finding in findings if finding.rule == rules.CAUSAL}
 
     assert verdicts() == {"pass"}
     monkeypatch.setattr(Rotary, "base_for_length", lambda *_: nullcontext())
     assert verdicts() == {"fail"}
 
 
-def test_parts_of_a_stream_that_pass_together_are_limited_by_memory(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_side_by_side_are_limited_by_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    cache = stream.Cache
+    cache = streaming.Cache
 
-    def counted(model: GPT, count: int, *more: Any, **named: Any) -> Any:
+    def recording(model: GPT, count: int, *more: Any, **named: Any) -> Any:
         rows.append(count)
         return cache(model, count, *more, **named)
 
-    monkeypatch.setattr(stream, "Cache", counted)
-    settings = {"stream": True, "chunk": 8, "segments": 9}
-    free = evaluate(file, device="cpu", settings=settings).score.bpb
+    monkeypatch.setattr(streaming, "Cache", recording)
+    settings: dict[str, Any] = {"mode": "streaming", "streaming": {"chunk": 8, "segments": 9}}
+    unlimited = scored(file, settings).score.bpb
     assert max(rows) > 4
     rows.clear()
-    asked = evaluate(file, device="cpu", settings=settings | {"batch_seqs": 4}).score.bpb
+    limited = scored(file, settings | {"batch_seqs": 4}).score.bpb
     assert max(rows) == 4
     rows.clear()
-    monkeypatch.setitem(stream._ROOM, "cpu", 1)
-    alone = evaluate(file, device="cpu", settings=settings).score.bpb
+    monkeypatch.setitem(streaming._CACHE_BYTES, "cpu", 1)
+    single = scored(file, settings).score.bpb
     assert max(rows) == 1
-    assert asked == pytest.approx(free, abs=1e-6)
-    assert alone == pytest.approx(free, abs=1e-6)
+    assert [limited, single] == pytest.approx([unlimited] * 2, abs=1e-6)
 
 
-@pytest.mark.parametrize("wrong", ["artifact", "state", "folder", "nowhere"])
-@pytest.mark.parametrize("adapt", ["sgd", "lora"])
-def test_a_state_replaces_no_file_and_is_tried_before_the_work(
-    file: Path, tmp_path: Path, adapt: str, wrong: str
+@pytest.mark.parametrize("wrong", ["artifact", "state", "folder", "missing folder"])
+@pytest.mark.parametrize("settings", [{"mode": "ttt-sgd"}, LORA], ids=["SGD", "LoRA"])
+def test_a_state_replaces_no_file_and_is_checked_before_the_work(
+    file: Path, tmp_path: Path, settings: dict[str, Any], wrong: str
 ) -> None:
     target = {
         "artifact": file,
         "state": tmp_path / "hours of work",
         "folder": tmp_path,
-        "nowhere": tmp_path / "hours of work" / "state",
+        "missing folder": tmp_path / "hours of work" / "state",
     }[wrong]
     (tmp_path / "hours of work").write_bytes(b"a state")
-    before = file.read_bytes()
+    content = file.read_bytes()
     done: list[float] = []
-    with pytest.raises(OutputError if wrong in ("folder", "nowhere") else ConfigError, match=r"is there|cannot write"):
-        evaluate(
-            file,
-            device="cpu",
-            settings={"adapt": adapt},
-            keeping=Keeping(target),
-            progress=lambda now, _: done.append(now),
-        )
+    error = ConfigError if wrong in ("artifact", "state") else OutputError
+    with pytest.raises(error, match=target.name):
+        scored(file, settings, state=target, progress=lambda now, _: done.append(now))
     assert not done
-    assert file.read_bytes() == before
+    assert file.read_bytes() == content
     assert (tmp_path / "hours of work").read_bytes() == b"a state"
 
 
-def test_a_seed_is_a_part_of_what_a_state_is_of(file: Path, tmp_path: Path) -> None:
+def test_a_state_belongs_to_its_seed(file: Path, tmp_path: Path) -> None:
     """However many digits it has."""
-    state, ways = tmp_path / "state", {"device": "cpu", "settings": {"adapt": "lora"}}
-    lora = "rank=2,chunk=8,batch_docs=1,seed="
-    evaluate(file, lora=f"{lora}20260101", keeping=Keeping(state, every=1), **ways)  # type: ignore[arg-type]
+    state = tmp_path / "state"
+
+    def settings(seed: int) -> dict[str, Any]:
+        return {"mode": "ttt-lora", "ttt_lora": {"rank": 2, "chunk": 8, "batch_docs": 1, "seed": seed}}
+
+    scored(file, settings(20260101), state=state, state_every=1)
     if not state.exists():
         pytest.skip("the text is one document")
     with pytest.raises(BirdieError, match="seed 20260101 and not 20260102"):
-        evaluate(file, lora=f"{lora}20260102", keeping=Keeping(state, resume=True), **ways)  # type: ignore[arg-type]
+        scored(file, settings(20260102), state=state, resume=True)
 
 
-def test_any_number_of_tokens_is_a_chunk(file: Path) -> None:
-    whole = evaluate(file, device="cpu", settings={"adapt": "sgd"}, sgd=f"chunk_tokens={10**20}")
-    assert whole.score.bpb == pytest.approx(evaluate(file, device="cpu").score.bpb, abs=1e-6)
-    assert "adapt sgd learned nothing" in whole.warnings[-1]
+def test_a_chunk_may_have_any_number_of_tokens(file: Path) -> None:
+    untrained = scored(file, {"mode": "ttt-sgd", "ttt_sgd": {"chunk_tokens": 10**20}})
+    assert untrained.score.bpb == pytest.approx(scored(file).score.bpb, abs=1e-6)
+    assert "ttt-sgd trained on nothing" in untrained.warnings[-1]
 
 
-def test_text_the_model_cannot_know_is_refused(data: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(data, vocab_size=100)
-    about = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
-    save(model_of(recipe), tmp_path / "model.birdie", lossless=True, coder="fast", metadata=about)
-    with pytest.raises(DataError, match="but the model knows only 0 to 99"):
-        evaluate(tmp_path / "model.birdie", device="cpu")
+def test_text_outside_the_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
+    path = save(recipe_of(data, vocab_size=100), tmp_path / "model.birdie")
+    with pytest.raises(DataError, match="0 to 99"):
+        scored(path)
 
 
-@pytest.mark.parametrize(
-    ("held", "changes", "why"),
-    [
-        ({}, {"chunk": 16}, "chunk is of streams"),
-        ({}, {"adapt": "lora", "stride": 8}, "leave stride out"),
-        ({}, {"adapt": "phased", "documents": True, "batch_seqs": 2}, "leave documents and batch_seqs out"),
-        ({"stream": True}, {"segments": 2, "documents": True}, "leave one of the two out"),
-    ],
-)
-def test_what_would_be_in_vain_is_refused(held: dict[str, Any], changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        changed(EvaluationSettings(**held), changes)
+def test_an_artifact_with_unknown_settings_of_evaluation_is_scored_by_the_defaults(
+    file: Path, data: Path, tmp_path: Path
+) -> None:
+    """Settings of another version, or of a mode that is not registered."""
+    for changes, name in (({"evaluation": {"mode": "mine"}}, "mine"), ({"sgd": {"lr": 0.1}}, "sgd")):
+        result = scored(save(recipe_of(data), tmp_path / "model.birdie", **changes))
+        assert result.score.bpb == scored(file).score.bpb
+        assert name in result.warnings[-1]
 
 
-def test_what_is_given_drops_the_other_way_and_no_more() -> None:
-    streaming = EvaluationSettings(stream=True, chunk=16, sinks=4)
-    assert changed(streaming, {"adapt": "none"}) == streaming
-    assert changed(streaming, {"kv_bits": 3}) == dataclasses.replace(streaming, kv_bits=3)
-    assert changed(streaming, {"stride": 64}) == EvaluationSettings(stride=64)
-    assert changed(streaming, {"adapt": "sgd"}) == EvaluationSettings(adapt="sgd")
-    assert changed(EvaluationSettings(adapt="sgd", stride=64), {"stream": True}) == EvaluationSettings(stream=True)
-    assert changed(EvaluationSettings(stride=64), {"adapt": "lora"}).adapt == "lora"  # a recipe may have both
-
-
-def test_the_answer_says_how(file: Path) -> None:
-    found = evaluate(
-        file, device="cpu", settings={"adapt": "phased", "temperature": 1.0}, lora="rank=2,chunk=8", phased="phases=2"
-    )
-    assert (found.dtype, found.device) == ("float32", "cpu")
-    assert found.settings.adapt == "phased"
-    assert found.learned_by["lora"].rank == 2
-    assert found.learned_by["phased"].phases == 2
-    assert "in up to 2 phases" in found.way
-    assert "no phase" in found.evidence  # all documents are in one batch
-    assert sum(found.seconds.values()) > 0
-    warm = evaluate(file, device="cpu", settings={"temperature": 0.9})
-    assert warm.way.endswith("at temperature 0.9")
-    assert warm.learned_by == {}
+def test_the_result_names_mode_method_and_settings(file: Path) -> None:
+    multi_phase = {"mode": "ttt-multi-phase", "ttt_lora": LORA["ttt_lora"], "ttt_multi_phase": {"phases": 2}}
+    result = scored(file, multi_phase)
+    assert (result.dtype, result.device, result.mode.name) == ("float32", "cpu", "ttt-multi-phase")
+    in_effect = result.settings_in_effect
+    assert in_effect["ttt_lora"]["rank"] == 2
+    assert in_effect["ttt_multi_phase"]["phases"] == 2
+    assert "up to 2 phases" in result.method
+    assert "no phase" in result.diagnostics  # all documents are in one batch
+    assert sum(result.seconds.values()) > 0
+    warm = scored(file, {"temperature": 0.9})
+    assert "temperature 0.9" in warm.method
+    assert "ttt_lora" not in warm.settings_in_effect
+    assert warm.diagnostics == ""

@@ -70,6 +70,20 @@ def test_what_is_written_reads_back(file: Path, tmp_path: Path) -> None:
     assert Recipe.from_dict(recipe.to_dict()) == recipe
 
 
+def test_tables_in_a_table_are_written_and_read_back(tmp_path: Path) -> None:
+    """A default that a mode changes, None, and a tuple."""
+    flags = ["--evaluation.mode", "ttt-multi-phase", "--evaluation.ttt-multi-phase.phases", "2"]
+    flags += ["--evaluation.ttt-lora.parts", "k", "--evaluation.ttt-lora.parts", "o", "--evaluation.ngram.orders", "3"]
+    recipe = load_recipe(flags=flags)
+    assert (recipe.evaluation.ttt_multi_phase.lr, recipe.evaluation.ttt_sgd.lr) == (0.001, 0.002)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(recipe.to_toml())
+    assert "[evaluation.ttt_lora]" in copy.read_text()
+    assert load_recipe(copy) == recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert Recipe.from_dict({"evaluation": {"ttt_multi_phase": {"phases": 2}}}).evaluation.ttt_multi_phase.epochs == 1
+
+
 def test_the_digest_changes_with_any_setting() -> None:
     assert Recipe().digest == Recipe().digest
     assert load_recipe(flags=["--train.seed", "7"]).digest != Recipe().digest
@@ -104,7 +118,19 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path: Path) -> None:
         load_recipe(path)
 
 
-@pytest.mark.parametrize(("text", "said"), [("model = 3", "[model]"), ("modle = 3", "model"), ("json = true", "json")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model = 3", "[model]"),
+        ("modle = 3", "model"),
+        ("json = true", "json"),
+        ("[sgd]\nlr = 0.1", "did you mean evaluation.ttt_sgd?"),
+        ("[tilt]\nenabled = true", "did you mean evaluation.ngram?"),
+        ('[evaluation]\nadapt = "sgd"', "adapt"),
+        ("[evaluation]\nchunk = 8", "chunk"),
+        ("[evaluation.ttt_sgd]\nrate = 8", "Did you mean"),
+    ],
+)
 def test_what_is_no_setting_of_a_recipe_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(text)
@@ -124,9 +150,10 @@ def test_a_file_that_is_not_toml_says_so(tmp_path: Path) -> None:
         load_recipe(path)
 
 
-def test_a_wrong_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUM_LAYERS", "many")
-    with pytest.raises(ConfigError, match="NUM_LAYERS"):
+@pytest.mark.parametrize("variable", ["NUM_LAYERS", "TTT_LR", "GLOBAL_TTT_EPOCHS"])
+def test_a_wrong_environment_names_the_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "many")
+    with pytest.raises(ConfigError, match=variable):
         load_recipe()
 
 

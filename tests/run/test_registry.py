@@ -1,6 +1,8 @@
 """The recipes that ship are understood, have the records' parameters, and say what they lack."""
 
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -85,10 +87,10 @@ def test_changes_are_what_makes_one_the_other() -> None:
     one, other = find("simple_sota").recipe().to_dict(), find("sota").recipe().to_dict()
     assert not list(changes(one, one))
     for name, here, there in changes(one, other):
-        table, _, key = name.rpartition(".")
-        place = one[table] if table else one
-        assert place[key] == here
-        place[key] = there
+        *tables, key = name.split(".")
+        values = reduce(getitem, tables, one)
+        assert values[key] == here
+        values[key] = there
     assert one == other
 
 

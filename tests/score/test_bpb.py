@@ -13,7 +13,7 @@ from torch import Tensor
 
 from birdie.errors import DataError
 from birdie.runtime.distributed import World
-from birdie.score import forward
+from birdie.score import windows
 from birdie.score.bpb import bits_per_byte
 
 BOS, VOCABULARY = 1, 16
@@ -54,42 +54,42 @@ def score(tokens: np.ndarray, **changes: object):
 @given(st.integers(9, 400), st.integers(1, 12), st.integers(1, 200))
 def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> None:
     tokens, model, table = stream(length), Bigram(), Table()
-    windows = (length - 1) // seq_len
-    if windows < 1:
+    count = (length - 1) // seq_len
+    if count < 1:
         return
     nats = bytes_ = 0.0
-    for i in range(windows * seq_len):
+    for i in range(count * seq_len):
         nats += float(model.nats[int(tokens[i]), int(tokens[i + 1])])
         bytes_ += int(table.count(tokens[i : i + 1], tokens[i + 1 : i + 2])[0])
     result = score(tokens, seq_len=seq_len, batch_tokens=batch_tokens)
-    assert result.tokens == windows * seq_len
+    assert result.tokens == count * seq_len
     assert result.bytes == bytes_
     assert result.val_loss == pytest.approx(nats / result.tokens, rel=1e-6)
     assert result.bpb == pytest.approx(nats / math.log(2) / bytes_, rel=1e-6)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
-def test_bytes_given_by_token_count_as_the_table_does(batch_tokens: int) -> None:
+def test_bytes_by_token_count_as_the_table_does(batch_tokens: int) -> None:
     tokens, table = stream(1000), Table()
     counts = np.concatenate(([9], table.count(tokens[:-1], tokens[1:]))).astype(np.uint16)  # the first is no target
     chosen = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
-    by_token, by_table = (bits_per_byte(Bigram(), tokens, each, **chosen) for each in (counts, table))
+    by_token, by_table = (bits_per_byte(Bigram(), tokens, source, **chosen) for source in (counts, table))
     assert (by_token.bytes, by_token.bpb, by_token.ci95) == (by_table.bytes, by_table.bpb, by_table.ci95)
     assert bits_per_byte(Bigram(), tokens, 2 * counts, **chosen).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
-    with pytest.raises(DataError, match="bytes are given for 999 tokens, but 1,000 are scored"):
+    with pytest.raises(DataError, match=r"999 tokens, .* 1,000"):
         bits_per_byte(Bigram(), tokens, counts[:-1], **chosen)
 
 
 def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = stream(1000)
-    whole = score(tokens, batch_tokens=10_000).bpb
-    assert score(tokens, batch_tokens=1).bpb == pytest.approx(whole, rel=1e-12)
-    monkeypatch.setitem(forward._AT_ONCE, "cpu", 8)
-    assert score(tokens, batch_tokens=10_000).bpb == pytest.approx(whole, rel=1e-12)
+    expected = score(tokens, batch_tokens=10_000).bpb
+    assert score(tokens, batch_tokens=1).bpb == pytest.approx(expected, rel=1e-12)
+    monkeypatch.setitem(windows._MAX_INPUTS, "cpu", 8)
+    assert score(tokens, batch_tokens=10_000).bpb == pytest.approx(expected, rel=1e-12)
 
 
-class Together(World):
-    """A rank among threads: sums are those of all of them."""
+class ThreadedWorld(World):
+    """A rank among threads: sums are those of all threads."""
 
     def __init__(self, rank: int, size: int, sums: list[Tensor], barrier: Barrier) -> None:
         super().__init__(rank, size)
@@ -108,11 +108,15 @@ def test_ranks_share_the_windows_and_agree_with_one(size: int) -> None:
     sums: list[Tensor] = []
     barrier = Barrier(size)
     with ThreadPoolExecutor(size) as pool:
-        ranks = [Together(rank, size, sums, barrier) for rank in range(size)]
-        for found in pool.map(lambda world: score(tokens, world=world), ranks):
-            assert (found.bytes, found.tokens, found.documents) == (one.bytes, one.tokens, one.documents)
-            assert found.bpb == pytest.approx(one.bpb, rel=1e-12)
-            assert found.ci95 == pytest.approx(one.ci95, rel=1e-9)
+        ranks = [ThreadedWorld(rank, size, sums, barrier) for rank in range(size)]
+        for ranks_score in pool.map(lambda world: score(tokens, world=world), ranks):
+            assert (ranks_score.bytes, ranks_score.tokens, ranks_score.documents) == (
+                one.bytes,
+                one.tokens,
+                one.documents,
+            )
+            assert ranks_score.bpb == pytest.approx(one.bpb, rel=1e-12)
+            assert ranks_score.ci95 == pytest.approx(one.ci95, rel=1e-9)
 
 
 def test_interval_shrinks_with_documents_and_covers() -> None:
@@ -136,7 +140,7 @@ def test_progress_ends_at_the_total() -> None:
 
 
 def test_a_stream_shorter_than_a_window_is_refused() -> None:
-    with pytest.raises(DataError, match="fewer than one window"):
+    with pytest.raises(DataError, match="8 tokens"):
         score(stream(8))
 
 

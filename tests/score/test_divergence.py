@@ -1,4 +1,4 @@
-"""The divergence is the KL of its definition, to relative precision however small, and its error bars are honest."""
+"""The divergence is the KL of its definition, to relative precision however small, and its error bars are right."""
 
 import math
 import weakref
@@ -29,7 +29,7 @@ def test_kl_is_the_definitions_to_relative_precision_however_small(size: float) 
     assert kl_divergence(a, b).mean().item() == pytest.approx(expected, rel=1e-3 if size < 1e-3 else 1e-4)
 
 
-def test_the_plain_sum_in_float32_would_not_do() -> None:
+def test_the_plain_sum_in_float32_is_less_precise() -> None:
     a = logits(256, 1024)
     b = a + 1e-4 * logits(256, 1024, seed=1, scale=1.0)
     p, q = a.log_softmax(-1), b.log_softmax(-1)
@@ -54,40 +54,40 @@ def test_impossible_classes_cost_nothing_unless_the_candidate_alone_rules_them_o
 
 def test_batches_count_by_their_predictions() -> None:
     a, b = logits(7, 5, 11), logits(7, 5, 11, seed=1)
-    whole = divergence(lambda part: a[part], lambda part: b[part], [slice(0, 7)])
+    full = divergence(lambda part: a[part], lambda part: b[part], [slice(0, 7)])
     parts = divergence(lambda part: a[part], lambda part: b[part], [slice(0, 1), slice(1, 1), slice(1, 5), slice(5, 7)])
-    assert parts.count == whole.count == 35
-    assert parts.kl == pytest.approx(whole.kl, rel=1e-12)
-    assert parts.stderr == pytest.approx(whole.stderr, rel=1e-12)
-    assert whole.kl == pytest.approx(by_definition(a, b).mean().item(), rel=1e-6)
-    assert whole.agreement == (a.argmax(-1) == b.argmax(-1)).double().mean().item()
+    assert parts.count == full.count == 35
+    assert parts.kl == pytest.approx(full.kl, rel=1e-12)
+    assert parts.stderr == pytest.approx(full.stderr, rel=1e-12)
+    assert full.kl == pytest.approx(by_definition(a, b).mean().item(), rel=1e-6)
+    assert full.agreement == (a.argmax(-1) == b.argmax(-1)).double().mean().item()
 
 
 def test_sequences_are_the_units_of_the_error() -> None:
     a, b = logits(40, 10), logits(40, 10, seed=1)
     flat = divergence(lambda _: a, lambda _: b, [0])
-    each = by_definition(a, b)
-    assert flat.stderr == pytest.approx((each.std() / math.sqrt(40)).item(), rel=1e-6)
+    nats = by_definition(a, b)
+    assert flat.stderr == pytest.approx((nats.std() / math.sqrt(40)).item(), rel=1e-6)
     repeated = divergence(lambda _: a[:, None].expand(-1, 9, -1), lambda _: b[:, None].expand(-1, 9, -1), [0])
     assert repeated.stderr == pytest.approx(flat.stderr, rel=1e-9)  # nine copies of a token tell nothing new
     assert math.isnan(divergence(lambda _: a[:1], lambda _: b[:1], [0]).stderr)
 
 
 def test_logits_of_earlier_batches_are_let_go() -> None:
-    given: list[weakref.ref[Tensor]] = []
+    logits_refs: list[weakref.ref[Tensor]] = []
 
     def model(_: int) -> Tensor:
-        made = logits(8, 16)
-        given.append(weakref.ref(made))
-        return made
+        tensor = logits(8, 16)
+        logits_refs.append(weakref.ref(tensor))
+        return tensor
 
     def batches() -> Iterator[int]:
         for index in range(5):
             yield index
-            assert sum(held() is not None for held in given) <= 2
+            assert sum(ref() is not None for ref in logits_refs) <= 2
 
     assert divergence(model, model, batches()).count == 40
-    assert len(given) == 10
+    assert len(logits_refs) == 10
 
 
 def test_both_models_are_called_without_gradients_one_batch_at_a_time() -> None:
@@ -109,7 +109,7 @@ def test_both_models_are_called_without_gradients_one_batch_at_a_time() -> None:
     assert seen == ["batch 0", "float", "decoded", "batch 1", "float", "decoded"]
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_logits_that_cannot_be_compared_are_refused() -> None:
     a = logits(4, 5)
     with pytest.raises(DataError, match="no predictions"):
         divergence(lambda _: a, lambda _: a, [])

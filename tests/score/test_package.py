@@ -1,4 +1,4 @@
-"""Packages for scoring: the eager model's nats by code that holds no weight, and nobody else's code is ever loaded."""
+"""Ahead-of-time packages: the eager model's losses by code without weights, and no foreign code is ever loaded."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact.save import save
+from birdie.artifact import files as artifact
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError
@@ -19,10 +19,20 @@ from birdie.run.evaluation import evaluate
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.distributed import World
 from birdie.score import package
+from birdie.score.accumulator import Accumulator
 from birdie.score.bpb import ValidationSettings
-from birdie.score.forward import at_once, losses
-from birdie.score.package import Packaged, Shape, about, packaged, read_package, weights_of, write_package
-from birdie.score.windows import sliding
+from birdie.score.mode import Scoring
+from birdie.score.package import (
+    PackagedModel,
+    Shape,
+    load_or_compile,
+    named_weights,
+    read_package,
+    requirements,
+    write_package,
+)
+from birdie.score.request import EvaluationRequest
+from birdie.score.windows import max_inputs, sliding, window_losses
 from birdie.train.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -40,7 +50,7 @@ def tiny(seed: int = 0, **changes: Any) -> GPT:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -49,8 +59,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.fixture
-def made_of_air(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """A compiler that compiles nothing; what would have been loaded."""
+def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """A compiler that compiles nothing; yields the code that would have been loaded."""
     loaded: list[bytes] = []
 
     def load(file: Any) -> Callable[..., Tensor]:
@@ -62,100 +72,96 @@ def made_of_air(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return loaded
 
 
-def test_what_was_made_is_what_is_loaded(tmp_path: Path, made_of_air: list[bytes]) -> None:
-    model, told = tiny(), list[str]()
+def test_the_compiled_code_is_loaded_and_compiled_once(tmp_path: Path, fake_compiler: list[bytes]) -> None:
+    model, lines = tiny(), list[str]()
     for _ in range(2):
-        packaged(model, tmp_path / "scoring.pt2", SHAPE, told.append)
-    assert made_of_air == [b"machine code\nof two lines"] * 2
-    assert len(told) == 1
+        load_or_compile(model, tmp_path / "scoring.pt2", SHAPE, lines.append)
+    assert fake_compiler == [b"machine code\nof two lines"] * 2
+    assert len(lines) == 1
     assert (tmp_path / "cache" / "birdie" / "packages.key").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "reason"),
     [
         (lambda m: m, None),
         (lambda _: tiny(num_layers=3), "is for another model"),
         (lambda m: setattr(m, "compute_dtype", torch.bfloat16) or m, "is for dtype float32, not bfloat16"),
-        (lambda m: setattr(m, "depth_recurrence", True) or m, "is for looping False, not True"),
+        (lambda m: setattr(m, "depth_recurrence", True) or m, "is for depth_recurrence False, not True"),
     ],
 )
 def test_a_package_for_another_model_is_refused(
-    tmp_path: Path, made_of_air: list[bytes], change: Callable[[GPT], GPT], words: str | None
+    tmp_path: Path, fake_compiler: list[bytes], change: Callable[[GPT], GPT], reason: str | None
 ) -> None:
     write_package(tiny(), tmp_path / "scoring.pt2", SHAPE)
     model = change(tiny(seed=1))  # other weights are no other model
-    if words is None:
-        packaged(model, tmp_path / "scoring.pt2", SHAPE)
-        assert len(made_of_air) == 1
+    if reason is None:
+        load_or_compile(model, tmp_path / "scoring.pt2", SHAPE)
+        assert len(fake_compiler) == 1
         return
-    with pytest.raises(ConfigError, match=words):
-        packaged(model, tmp_path / "scoring.pt2", SHAPE)
-    assert made_of_air == []
+    with pytest.raises(ConfigError, match=reason):
+        load_or_compile(model, tmp_path / "scoring.pt2", SHAPE)
+    assert fake_compiler == []
 
 
 def test_another_shape_torch_processor_or_source_is_refused(
-    tmp_path: Path, made_of_air: list[bytes], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake_compiler: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, model = tmp_path / "scoring.pt2", tiny()
     write_package(model, path, SHAPE)
-    with pytest.raises(ConfigError, match="for windows of 3 × 16 tokens, 4 scored, not of 3 × 16 tokens, 16 scored"):
-        packaged(model, path, Shape(3, 16, 16))
-    for where, name, value, words in (
-        (torch, "__version__", "0.1", r"is for torch .*, not 0\.1; delete it to have it made anew"),
+    with pytest.raises(ConfigError, match="4 scored, not of 3 × 16 tokens, 16 scored"):
+        load_or_compile(model, path, Shape(3, 16, 16))
+    for owner, name, value, reason in (
+        (torch, "__version__", "0.1", r"is for torch .*, not 0\.1"),
         (package, "processor", lambda _: "abacus", "is for another processor"),
-        (package, "_sources", lambda: "elsewhere", "is for another version of birdie's model"),
+        (package, "_source_digest", lambda: "0123", "is for another version of birdie's model"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(where, name, value)
-            with pytest.raises(ConfigError, match=words):
-                packaged(model, path, SHAPE)
-    assert made_of_air == []
+            patched.setattr(owner, name, value)
+            with pytest.raises(ConfigError, match=reason):
+                load_or_compile(model, path, SHAPE)
+    assert fake_compiler == []
 
 
-@pytest.mark.parametrize("place", [len(package._MAGIC), len(package._MAGIC) + 40, -1])
-def test_what_was_changed_or_made_elsewhere_is_never_loaded(
-    tmp_path: Path, made_of_air: list[bytes], place: int
-) -> None:
+@pytest.mark.parametrize("index", [len(package._MAGIC), len(package._MAGIC) + 40, -1])
+def test_a_damaged_or_foreign_package_is_never_loaded(tmp_path: Path, fake_compiler: list[bytes], index: int) -> None:
     path, model = tmp_path / "scoring.pt2", tiny()
     write_package(model, path, SHAPE)
-    whole = path.read_bytes()
-    damaged = bytearray(whole)
-    damaged[place] ^= 1
-    for content in (bytes(damaged), whole[:-1], whole[: len(package._MAGIC) + 5], package._MAGIC):
+    intact = path.read_bytes()
+    damaged = bytearray(intact)
+    damaged[index] ^= 1
+    for content in (bytes(damaged), intact[:-1], intact[: len(package._MAGIC) + 5], package._MAGIC):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match="was not made here by you, or is damaged"):
-            packaged(model, path, SHAPE)
-    path.write_bytes(whole)
+        with pytest.raises(ConfigError, match="not compiled by you"):
+            load_or_compile(model, path, SHAPE)
+    path.write_bytes(intact)
     key = tmp_path / "cache" / "birdie" / "packages.key"
     mine = key.read_bytes()
     key.write_bytes(bytes(32))  # another user's, or another machine's
-    with pytest.raises(ConfigError, match="was not made here by you"):
-        packaged(model, path, SHAPE)
+    with pytest.raises(ConfigError, match="not compiled by you"):
+        load_or_compile(model, path, SHAPE)
     key.unlink()
-    with pytest.raises(ConfigError, match="was not made here by you"):
-        packaged(model, path, SHAPE)
+    with pytest.raises(ConfigError, match="not compiled by you"):
+        load_or_compile(model, path, SHAPE)
     key.write_bytes(mine)
     key.chmod(0o602)
-    with pytest.raises(ConfigError, match=r"the key of your packages, .* cannot be used"):
-        packaged(model, path, SHAPE)
+    with pytest.raises(ConfigError, match=r"key of your packages, .* cannot be used"):
+        load_or_compile(model, path, SHAPE)
     path.write_bytes(b"PK")
-    with pytest.raises(ConfigError, match="is not a package for scoring"):
-        packaged(model, path, SHAPE)
-    with pytest.raises(ConfigError, match="cannot read package"):
-        packaged(model, tmp_path, SHAPE)
-    assert made_of_air == []
+    with pytest.raises(ConfigError, match="not a package"):
+        load_or_compile(model, path, SHAPE)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_or_compile(model, tmp_path, SHAPE)
+    assert fake_compiler == []
 
 
-def test_what_cannot_be_compiled_is_one_sentence_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compilation_is_one_sentence_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: Any, **_more: Any) -> None:
         raise RuntimeError("no working C++ compiler\nand a long tail")
 
     monkeypatch.setattr(torch.export, "export", refuse)
-    with pytest.raises(
-        ConfigError, match=r"^no package can be compiled here \(no working C\+\+ compiler\); score with"
-    ):
-        packaged(tiny(), tmp_path / "scoring.pt2", SHAPE)
+    with pytest.raises(ConfigError, match=r"^.*\(no working C\+\+ compiler\).*$"):
+        load_or_compile(tiny(), tmp_path / "scoring.pt2", SHAPE)
     assert not (tmp_path / "scoring.pt2").exists()
 
 
@@ -171,21 +177,21 @@ def artifact_file(tmp_path: Path) -> Path:
     )
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
     model = tiny(vocab_size=260, num_layers=1)
-    save(model, tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
+    artifact.save(model, tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
     return tmp_path / "model.birdie"
 
 
-def test_an_evaluation_by_package_is_that_of_the_model(
+def test_a_package_does_not_change_the_score(
     artifact_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the windows; its weights are those that were decoded, though another model's package was made."""
-    asked: list[int] = []
+    """Whatever the windows; its weights are the decoded ones, though it was compiled from another model."""
+    rows: list[int] = []
 
     def load(_file: Any) -> Callable[..., Tensor]:
         eager = package._Loss(tiny(seed=9, vocab_size=260, num_layers=1))
 
         def run(weights: dict[str, Tensor], ids: Tensor, targets: Tensor) -> Tensor:
-            asked.append(len(ids))
+            rows.append(len(ids))
             nats: Tensor = torch.func.functional_call(eager, weights, (ids, targets))
             return nats
 
@@ -194,69 +200,81 @@ def test_an_evaluation_by_package_is_that_of_the_model(
     monkeypatch.setattr(package, "_compile", lambda _model, _shape: b"")
     monkeypatch.setattr(torch._inductor, "aoti_load_package", load)
     for number, settings in enumerate(({}, {"stride": 8}, {"documents": True, "stride": 16})):
-        told: list[str] = []
+        lines: list[str] = []
         file = tmp_path / f"{number}.pt2"
-        plain = evaluate(artifact_file, device="cpu", settings=settings)
-        through = evaluate(artifact_file, device="cpu", settings=settings, package=file, notify=told.append)
-        assert through.score.bpb == pytest.approx(plain.score.bpb, abs=1e-6)
-        assert through.seconds["compile"] > 0
-        assert told[-1].startswith("active: ahead-of-time package: ")
-    assert set(asked) == {at_once(CPU) // 32}
-    with pytest.raises(ConfigError, match="is for windows of 64 × 32 tokens, 32 scored, not of 64 × 32 tokens, 8"):
-        evaluate(artifact_file, device="cpu", settings={"stride": 8}, package=tmp_path / "0.pt2")
-    for changes in ({"stream": True, "chunk": 8}, {"temperature": 0.9}):
-        with pytest.raises(ConfigError, match=r"gives the losses of windows, and a (stream|temperature) needs more"):
-            evaluate(artifact_file, device="cpu", settings=changes, package=tmp_path / "0.pt2")
-    with pytest.raises(ConfigError, match="and a tilt needs more"):
-        evaluate(artifact_file, device="cpu", tilt=True, package=tmp_path / "0.pt2")
-    with pytest.raises(ConfigError, match="several ranks do not make one"):
-        evaluate(artifact_file, device="cpu", package=tmp_path / "none.pt2", world=World(0, 2))
+        plain = evaluate(artifact_file, EvaluationRequest(device="cpu", settings=settings))
+        request = EvaluationRequest(device="cpu", settings=settings, package=file)
+        packaged = evaluate(artifact_file, request, notify=lines.append)
+        assert packaged.score.bpb == pytest.approx(plain.score.bpb, abs=1e-6)
+        assert packaged.seconds["compile"] > 0
+        assert lines[-1].startswith("active: ahead-of-time package: ")
+    assert set(rows) == {max_inputs(CPU) // 32}
+
+    def refused(name: str, world: World | None = None, **settings: Any) -> str:
+        request = EvaluationRequest(device="cpu", settings=settings, package=tmp_path / name)
+        with pytest.raises(ConfigError) as error:
+            evaluate(artifact_file, request, world=world)
+        return str(error.value)
+
+    assert "32 scored, not of 64 × 32 tokens, 8 scored" in refused("0.pt2", stride=8)
+    for settings, reason in (
+        ({"mode": "streaming", "streaming": {"chunk": 8}}, "mode streaming needs more"),
+        ({"temperature": 0.9}, "temperature 0.9 needs more"),
+        ({"ngram": {"enabled": True}}, "n-gram bias needs more"),
+    ):
+        assert reason in refused("0.pt2", **settings)
+    assert "none.pt2" in refused("none.pt2", World(0, 2))
 
 
-class Counted:
-    """A package that is the eager model, and knows the shapes it was asked for."""
+class RecordingPackage:
+    """A package that is the eager model, and records the shapes it was called with."""
 
     def __init__(self, model: GPT) -> None:
         self.model = model
-        self.asked: list[tuple[int, ...]] = []
+        self.shapes: list[tuple[int, ...]] = []
 
     def __call__(self, _weights: dict[str, Tensor], ids: Tensor, targets: Tensor) -> Tensor:
-        self.asked.append((*ids.shape, *targets.shape))
+        self.shapes.append((*ids.shape, *targets.shape))
         return self.model.loss(ids, targets, "none")
 
 
+def scoring_of(model: GPT, tokens: np.ndarray, forward: PackagedModel | None) -> Scoring:
+    accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 1)
+    return Scoring(model, tokens, accumulator, 16, 1, CPU, forward=forward)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 20])
-def test_windows_go_through_in_its_shape_and_all_others_by_the_model(rows: int) -> None:
+def test_windows_of_its_shape_are_computed_by_the_package_and_others_by_the_model(rows: int) -> None:
     model = tiny()
-    counted = Counted(model)
-    through = Packaged(model, counted, Shape(rows, 16, 4))
+    recorder = RecordingPackage(model)
+    packaged = PackagedModel(model, recorder, Shape(rows, 16, 4))
     tokens = np.random.default_rng(0).integers(0, 40, 72, dtype=np.uint16)
-    for batch in sliding(71, 16, 4).sorted().batches(10_000):
-        mine, eager = (losses(each, tokens, batch, CPU)[0] for each in (through, model))
-        np.testing.assert_allclose(mine, eager, atol=1e-5)
-    assert set(counted.asked) == {(rows, 16, rows, 4)}
+    for batch in sliding(71, 16, 4).by_shape().batches(10_000):
+        compiled, eager = (window_losses(scoring_of(model, tokens, by), batch)[0] for by in (packaged, None))
+        np.testing.assert_allclose(compiled, eager, atol=1e-5)
+    assert set(recorder.shapes) == {(rows, 16, rows, 4)}
     windows = len(sliding(71, 16, 4))
-    assert (through.windows, through.others) == (windows - 2, 2)  # the first scores all, the last has a place less
-    assert through.evidence() == f"ahead-of-time package: {windows - 2} windows of {windows} went through it"
+    assert (packaged.windows, packaged.others) == (windows - 2, 2)  # the first scores all, the last is shorter
+    assert f"{windows - 2} windows of {windows} " in packaged.diagnostics()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile a package with")
-def test_a_package_says_what_the_eager_model_says_of_any_weights(tmp_path: Path) -> None:
+def test_a_package_computes_the_losses_of_any_weights(tmp_path: Path) -> None:
     """Compiled for one model's weights, run with another's: the nats are the other's."""
-    model, other = tiny(num_layers=1, bos_id=1, isolate_documents=True), None
+    model = tiny(num_layers=1, bos_id=1, isolate_documents=True)
     write_package(model, tmp_path / "scoring.pt2", SHAPE)
     other = tiny(seed=1, num_layers=1, bos_id=1, isolate_documents=True)
-    through = Packaged(other, read_package(tmp_path / "scoring.pt2", about(other, SHAPE)), SHAPE)
+    packaged = PackagedModel(other, read_package(tmp_path / "scoring.pt2", requirements(other, SHAPE)), SHAPE)
     ids = torch.randint(0, 40, (7, 17), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        nats = through.loss(ids[:, :-1], ids[:, -4:], "none")
-        theirs, first = (each.loss(ids[:, :-1], ids[:, -4:], "none") for each in (other, model))
-    assert through.windows == 7
-    torch.testing.assert_close(nats, theirs, rtol=0, atol=1e-4)
+        nats = packaged.loss(ids[:, :-1], ids[:, -4:], "none")
+        expected, first = (module.loss(ids[:, :-1], ids[:, -4:], "none") for module in (other, model))
+    assert packaged.windows == 7
+    torch.testing.assert_close(nats, expected, rtol=0, atol=1e-4)
     assert (nats - first).abs().max() > 0.01
     content = (tmp_path / "scoring.pt2").read_bytes()
-    for weights in (weights_of(model), weights_of(other)):
+    for weights in (named_weights(model), named_weights(other)):
         for name, weight in weights.items():
             if weight.numel() > 16:
                 assert weight.numpy().tobytes()[:64] not in content, name

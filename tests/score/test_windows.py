@@ -1,4 +1,4 @@
-"""Covers of a stream: every target once, with as much before it as the layout promises."""
+"""Windows over a stream: every target is scored once, with the context that the layout promises."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birdie.errors import ConfigError
-from birdie.score.windows import Windows, blocks, documents, sliding
+from birdie.score.windows import Windows, non_overlapping, per_document, sliding
 
 SIZES = st.integers(1, 60).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length)))
 
@@ -41,8 +41,8 @@ def test_targets_have_their_context(targets: int, size: tuple[int, int]) -> None
 
 
 @given(st.integers(1, 400), SIZES)
-def test_the_rule_of_the_records(targets: int, size: tuple[int, int]) -> None:
-    """Windows start every S places, and are kept if first, or if their place T − S is a target."""
+def test_windows_are_those_of_the_records(targets: int, size: tuple[int, int]) -> None:
+    """Windows start every S tokens, and are kept if first, or if their position T − S is a target."""
     length, stride = size
     kept = [w for w in range(0, targets, stride) if w == 0 or w + length - stride < targets]
     windows = sliding(targets, length, stride)
@@ -52,20 +52,20 @@ def test_the_rule_of_the_records(targets: int, size: tuple[int, int]) -> None:
 
 
 @given(st.integers(0, 400), st.integers(1, 60))
-def test_blocks_leave_out_less_than_one(targets: int, length: int) -> None:
-    windows = blocks(targets, length)
+def test_non_overlapping_windows_leave_out_less_than_one(targets: int, length: int) -> None:
+    windows = non_overlapping(targets, length)
     assert targets - windows.scored < length
     assert (times_scored(windows, targets)[: windows.scored] == 1).all()
     if targets % length == 0:
-        whole = sliding(targets, length, length)
-        assert (windows.begins == whole.begins).all()
-        assert (windows.firsts == whole.firsts).all()
+        slid = sliding(targets, length, length)
+        assert (windows.begins == slid.begins).all()
+        assert (windows.firsts == slid.firsts).all()
 
 
 @settings(max_examples=200)
 @given(st.integers(1, 300), st.sets(st.integers(0, 310)), SIZES)
-def test_documents_are_sliding_windows_of_their_own(targets: int, begins: set[int], size: tuple[int, int]) -> None:
-    windows = documents(np.array(sorted(begins), dtype=np.int64), targets, *size)
+def test_each_document_has_sliding_windows_of_its_own(targets: int, begins: set[int], size: tuple[int, int]) -> None:
+    windows = per_document(np.array(sorted(begins), dtype=np.int64), targets, *size)
     assert (times_scored(windows, targets) == 1).all()
     edges = sorted({0, targets} | {b for b in begins if b < targets})
     expected = []
@@ -85,7 +85,7 @@ def test_ranks_and_batches_share_without_loss(targets: int, size: tuple[int, int
     assert max(numbers) - min(numbers) <= 1
     times = np.zeros(targets, dtype=int)
     for share in shares:
-        for batch in share.sorted().batches(tokens):
+        for batch in share.by_shape().batches(tokens):
             assert len(set((batch.stops - batch.begins).tolist())) == 1
             assert len(set((batch.stops - batch.firsts).tolist())) == 1
             assert len(batch) == 1 or batch.inputs <= tokens
@@ -95,5 +95,5 @@ def test_ranks_and_batches_share_without_loss(targets: int, size: tuple[int, int
 
 @pytest.mark.parametrize(("length", "stride"), [(0, 0), (8, 0), (8, 9), (8, -1)])
 def test_a_stride_that_leaves_gaps_is_refused(length: int, stride: int) -> None:
-    with pytest.raises(ConfigError, match="give"):
+    with pytest.raises(ConfigError, match=str(length)):
         sliding(100, length, stride)

@@ -20,6 +20,7 @@ from birdie.run.pipeline import Run, Validated
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.runtime.distributed import World
 from birdie.score.bpb import ValidationSettings
+from birdie.score.request import EvaluationRequest
 from birdie.train.average import Average, AverageSettings
 from birdie.train.checkpoint import Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, fit
@@ -345,7 +346,7 @@ def test_the_average_is_validated_exported_and_scored(recipe: Recipe, tmp_path: 
     assert distance(run, decoded) < 1e-3 < 0.1 * distance(off, decoded)
     assert distance(off, load(off.export().path)) < 1e-3
     assert run.model.depth_recurrence
-    score = evaluate(run.folder / "model.birdie", device="cpu").score
+    score = evaluate(run.folder / "model.birdie", EvaluationRequest(device="cpu")).score
     assert score.bpb == pytest.approx(validated[-1].score.bpb, rel=1e-3)
     assert validated[-1].score.bpb != pytest.approx(plain[-1].score.bpb, rel=1e-3)
     assert [event.weights for event in validated] == ["the last weights", *(f"EMA 0.7 of {n} steps" for n in (3, 6, 8))]

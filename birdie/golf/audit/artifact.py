@@ -20,8 +20,8 @@ from torch import Tensor
 
 from birdie.artifact.load import inspect, load
 from birdie.data.byte_accounting import Tokens
-from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.byte_sidecar import byte_counts
+from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, BirdieError, ConfigError, DataError, WeightsError
 from birdie.golf.audit import rules
@@ -35,6 +35,7 @@ from birdie.model.gpt import GPT
 from birdie.run.evaluation import check_same_tokenizer, evaluate, load_gpt
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
+from birdie.score.request import EvaluationRequest
 
 OF_ARTIFACTS = rules.RULES[:8]
 """Rules that an artifact's model and text are evidence for."""
@@ -176,22 +177,23 @@ def _check_scoring(model: GPT, recipe: Recipe, tokens: Tokens, shown: str, progr
     with _one_thread():
         findings = probe(new_scorer, model.config.vocab_size, tokens, progress=progress)
     yield from (replace(finding, path=shown) for finding in findings)
-    mode, tally = batched_losses(model, recipe, tokens, progress)
-    targets = np.flatnonzero(tally.ledger.seen)
+    mode, accumulator = batched_losses(model, recipe, tokens, progress)
+    targets = np.flatnonzero(accumulator.ledger.scored_mask)
     evidence = f"{len(targets):,} targets were entered in the ledger, each once ({mode})"
     yield Finding(rules.ONE_PASS, "pass", evidence, "ledger", shown)
     chosen = np.unique(np.linspace(0, len(targets) - 1, COMPARED).astype(int))
-    assert tally.nats is not None  # the tally keeps losses
+    assert accumulator.losses is not None  # it keeps them
     with _one_thread():
         losses = token_losses(new_scorer(), tokens, targets[chosen])
-        difference = max(abs(nats - float(tally.nats[target])) for target, nats in losses)
+        difference = max(abs(nats - float(accumulator.losses[target])) for target, nats in losses)
     evidence = f"{len(chosen)} losses, batched and token by token, differ by {difference:.1e} nats at most ({mode})"
     yield Finding(rules.CAUSAL, "pass" if difference <= AGREE else "fail", evidence, "batch", shown)
-    if recipe.evaluation.adapt != "none":
+    trains = recipe.evaluation.scoring_mode.trains
+    if trains:
         yield from check_adaptation(model, recipe, tokens, shown, progress)
     if not torch.equal(weights, _checksums(model)):
         yield Finding(rules.SCORE_FIRST, "fail", "scoring changed the weights", "ledger", shown)
-    elif recipe.evaluation.adapt == "none":
+    elif not trains:
         yield Finding(rules.SCORE_FIRST, "pass", "scoring does not change the weights", "ledger", shown)
 
 
@@ -263,9 +265,8 @@ def _check_time(path: Path, shown: str, options: AuditOptions) -> Finding:
     """Time an evaluation on this machine: more than the cap proves nothing on slower hardware than eight H100."""
     started = time.perf_counter()
     try:
-        evaluation = evaluate(
-            path, data=options.data, tokenizer=options.tokenizer, max_tokens=TIMED, progress=options.progress
-        )
+        request = EvaluationRequest(data=options.data, tokenizer=options.tokenizer, max_tokens=TIMED)
+        evaluation = evaluate(path, request, progress=options.progress)
     except (DataError, ConfigError) as error:
         return Finding(rules.EVAL_TIME, "unknown", f"nothing was scored: {error}", "clock", shown)
     seconds, targets = time.perf_counter() - started, evaluation.score.tokens

@@ -24,13 +24,13 @@ from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
-from birdie.score.chunks import Adapted
-from birdie.score.plan import Plan, plan
-from birdie.score.scorer import Scorer
-from birdie.score.scorers import StreamScorer, WindowScorer
-from birdie.score.scoring import enter
-from birdie.score.tally import Tally
-from birdie.score.tilt import Tilted
+from birdie.score.accumulator import Accumulator
+from birdie.score.evaluator import prepare, record
+from birdie.score.mode import TrainingReport
+from birdie.score.ngram import NgramScorer
+from birdie.score.reference import Scorer, StreamScorer, WindowScorer
+from birdie.score.streaming import StreamingMode
+from birdie.score.windows import WindowMode
 
 CLOSE = 1e-4
 """Nats by which losses may differ that no learning should have changed."""
@@ -89,17 +89,19 @@ def scorer_of(model: GPT, recipe: Recipe) -> Callable[[], Scorer]:
     A stream in several segments is scored as one.
     """
     settings, length = recipe.evaluation, window_length(recipe)
-    isolated = settings.documents or (settings.exact and recipe.model.isolate_documents)
+    mode = settings.scoring_mode
+    streaming = mode if isinstance(mode, StreamingMode) else None
+    isolated = settings.documents or (streaming and streaming.exact and recipe.model.isolate_documents)
     shared: dict[str, Any] = {"bos_id": recipe.model.bos_id if isolated else None, "temperature": settings.temperature}
 
     def new_scorer() -> Scorer:
-        if settings.stream and not settings.exact:
-            memory: dict[str, Any] = {"sinks": settings.sinks, "kv_bits": settings.kv_bits}
-            scorer: Scorer = StreamScorer(model, length, min(settings.chunk, length), **memory, **shared)
+        if streaming and not streaming.exact:
+            memory: dict[str, Any] = {"sinks": streaming.sinks, "kv_bits": streaming.kv_bits}
+            scorer: Scorer = StreamScorer(model, length, min(streaming.chunk, length), **memory, **shared)
         else:
             windows = CachedWindows if model.config.attention == "softmax" else WindowScorer
-            scorer = windows(model, length, settings.stride or length, **shared)
-        return Tilted(scorer, recipe.tilt) if recipe.tilt.enabled else scorer
+            scorer = windows(model, length, length if streaming else settings.stride or length, **shared)
+        return NgramScorer(scorer, settings.ngram) if settings.ngram.enabled else scorer
 
     return new_scorer
 
@@ -114,50 +116,68 @@ def token_losses(scorer: Scorer, tokens: Tokens, targets: NDArray[np.integer[Any
             yield position, -float(prediction[int(tokens[position + 1])])
 
 
-def batched_losses(model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress = no_progress) -> tuple[str, Tally]:
+def batched_losses(
+    model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress = no_progress
+) -> tuple[str, Accumulator]:
     """Return the evaluation mode in words, and the losses of `tokens` (N + 1,) by it, on the CPU, without adaptation.
 
     Raises:
         RuleError: a target was scored twice, or never.
     """
-    settings, length = recipe.evaluation, recipe.train.train_seq_len
-    if not (settings.stride or settings.stream or settings.documents):  # non-overlapping windows need room for one
-        settings = replace(settings, seq_len=min(window_length(recipe), len(tokens) - 1))
-    settings = replace(settings, segments=1, adapt="none")
-    layout = plan(settings, tokens, length, recipe.model.bos_id, recipe.model.isolate_documents)
-    tally, _ = _scored(layout, replace(recipe, evaluation=settings), model, progress)
-    return layout.says, tally
+    settings = recipe.evaluation
+    mode = settings.scoring_mode
+    if isinstance(mode, StreamingMode):
+        settings = replace(settings, streaming=replace(mode, segments=1))
+    else:
+        settings = replace(settings, mode=WindowMode.name)
+        if not (settings.stride or settings.documents):  # non-overlapping windows need room for one
+            settings = replace(settings, seq_len=min(window_length(recipe), len(tokens) - 1))
+    length = recipe.train.train_seq_len
+    method, accumulator, _ = _scored(model, replace(recipe, evaluation=settings), tokens, length, progress)
+    return method, accumulator
 
 
-def _scored(layout: Plan, recipe: Recipe, model: GPT, progress: Progress) -> tuple[Tally, Adapted | None]:
-    bos_id = recipe.model.bos_id
-    counts = np.ones(len(layout.tokens), np.uint16)  # bytes do not matter for losses
-    tally = Tally(layout.tokens, counts, bos_id, keep=True)
-    batch_tokens = recipe.validation.batch_tokens
-    _, adapted = enter(
-        layout, recipe, model, tally, batch_tokens=batch_tokens, bos_id=bos_id, device=_CPU, progress=progress
+def _scored(
+    model: GPT, recipe: Recipe, tokens: Tokens, length: int, progress: Progress
+) -> tuple[str, Accumulator, TrainingReport | None]:
+    """Score `tokens` on the CPU; return the method in words, the losses and what was trained."""
+    mode = recipe.evaluation.scoring_mode
+    scoring = prepare(
+        model,
+        tokens,
+        np.ones(len(tokens), np.uint16),  # bytes do not matter for losses
+        recipe.evaluation,
+        mode,
+        train_seq_len=length,
+        bos_id=recipe.model.bos_id,
+        device=_CPU,
+        batch_tokens=recipe.validation.batch_tokens,
+        keep_losses=True,
+        progress=progress,
     )
-    tally.ledger.close()
-    return tally, adapted
+    _, adapted = record(mode, scoring)
+    scoring.accumulator.ledger.close()
+    return mode.describe(scoring), scoring.accumulator, adapted
 
 
 def check_adaptation(
     model: GPT, recipe: Recipe, tokens: Tokens, shown: str, progress: Progress = no_progress
 ) -> list[Finding]:
     """Check the recipe's test-time training on the CPU, over `tokens` (N + 1,), in chunks that are small enough."""
-    mode = recipe.evaluation.adapt
+    mode = recipe.evaluation.scoring_mode
+    name = mode.name
     try:
         nats, adapted = _adapted_losses(model, recipe, tokens, progress)
     except RuleError as error:
-        return [Finding(rules.SCORE_FIRST, "fail", f"{mode}: {error}", "ledger", shown)]
+        return [Finding(rules.SCORE_FIRST, "fail", f"{name}: {error}", "ledger", shown)]
     except BirdieError as error:
-        evidence = f"{mode} could not be tried on {len(tokens) - 1:,} targets: {error}"
+        evidence = f"{name} could not be tried on {len(tokens) - 1:,} targets: {error}"
         return [Finding(rules.SCORE_FIRST, "unknown", evidence, "ledger", shown)]
-    evidence = f"{mode}: {len(nats):,} targets were scored once, and {adapted.steps:,} steps learned from "
+    evidence = f"{name}: {len(nats):,} targets were scored once, and {adapted.steps:,} steps learned from "
     evidence += f"{adapted.tokens:,} positions, each after it was scored"
     findings = [Finding(rules.SCORE_FIRST, "pass" if adapted.steps else "unknown", evidence, "ledger", shown)]
-    if mode == "phased" or (mode == "lora" and recipe.lora.warm_a):
-        evidence = f"{mode}: documents are scored by length, so one may learn from later text (never ruled upon)"
+    if not mode.left_to_right:
+        evidence = f"{name}: documents are scored by length, so one may learn from later text (never ruled upon)"
         return [*findings, Finding(rules.CAUSAL, "unknown", evidence, "perturbation", shown)]
     largest, position = 0.0, 0
     for part in _CHANGES:
@@ -166,11 +186,11 @@ def check_adaptation(
         difference = np.abs(_adapted_losses(model, recipe, changed, progress)[0][: last + 1] - nats[: last + 1])
         if difference.max() > largest:
             largest, position = float(difference.max()), int(difference.argmax())
-    evidence = f"{mode}: replacing all tokens after {len(_CHANGES)} positions changes no loss before by more than "
+    evidence = f"{name}: replacing all tokens after {len(_CHANGES)} positions changes no loss before by more than "
     evidence += f"{largest:.1e} nats"
     if largest > CLOSE:
         evidence = (
-            f"{mode}: the loss of target {position:,} changes by {largest:.3g} nats with tokens that come after it"
+            f"{name}: the loss of target {position:,} changes by {largest:.3g} nats with tokens that come after it"
         )
     return [*findings, Finding(rules.CAUSAL, "fail" if largest > CLOSE else "pass", evidence, "perturbation", shown)]
 
@@ -186,27 +206,25 @@ def _with_other_end(tokens: Tokens, first: int, recipe: Recipe) -> Tokens:
 
 def _adapted_losses(
     model: GPT, recipe: Recipe, tokens: Tokens, progress: Progress
-) -> tuple[NDArray[np.float64], Adapted]:
+) -> tuple[NDArray[np.float64], TrainingReport]:
     """Return the nats (N,) of the targets, with adaptation in small chunks; the model gets its weights back.
 
     Raises:
         RuleError: a target was scored twice or never, or learned from before it was scored.
     """
-    bos_id = recipe.model.bos_id
+    bos_id, settings = recipe.model.bos_id, recipe.evaluation
     length = min(window_length(recipe), max(1, (len(tokens) - 1) // _CHUNKS))
-    settings = replace(recipe.evaluation, seq_len=length, stride=min(recipe.evaluation.stride, length))
     prefix = max(1, int((np.asarray(tokens) == bos_id).sum()) // 2)
-    small = replace(
-        recipe,
-        evaluation=settings,
-        sgd=replace(recipe.sgd, chunk_tokens=min(recipe.sgd.chunk_tokens, length)),
-        lora=replace(
-            recipe.lora, chunk=min(recipe.lora.chunk, max(1, length // 2)), context=min(recipe.lora.context, length)
-        ),
-        phased=replace(recipe.phased, prefix_docs=min(recipe.phased.prefix_docs, prefix)),
+    sgd, lora, phases = settings.ttt_sgd, settings.ttt_lora, settings.ttt_multi_phase
+    settings = replace(
+        settings,
+        seq_len=length,
+        stride=min(settings.stride, length),
+        ttt_sgd=replace(sgd, chunk_tokens=min(sgd.chunk_tokens, length)),
+        ttt_lora=replace(lora, chunk=min(lora.chunk, max(1, length // 2)), context=min(lora.context, length)),
+        ttt_multi_phase=replace(phases, prefix_docs=min(phases.prefix_docs, prefix)),
     )
-    layout = plan(settings, tokens, length, bos_id, recipe.model.isolate_documents)
-    tally, adapted = _scored(layout, small, model, progress)
+    _, accumulator, adapted = _scored(model, replace(recipe, evaluation=settings), tokens, length, progress)
     assert adapted is not None  # the recipe adapts,
-    assert tally.nats is not None  # and the tally keeps losses
-    return tally.nats, adapted
+    assert accumulator.losses is not None  # and the accumulator keeps losses
+    return accumulator.losses, adapted

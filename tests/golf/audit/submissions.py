@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-import birdie.artifact.save
 import torch
+from birdie.score.lora import LoraSettings
 
+import birdie.artifact.save
 from birdie.data.tokenizer import ByteTokenizer, Tokenizer
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.score.lora import LoraSettings
 from birdie.score.ngram import TiltSettings
 from birdie.score.settings import EvaluationSettings
 from birdie.train.settings import TrainSettings

@@ -1,0 +1,210 @@
+"""Contract of a scoring mode: a frozen dataclass of settings with a method that scores a token stream.
+
+    Scoring(model, tokens, accumulator, …) ──► mode.score(scoring) ──► scoring.sink.add(positions, losses)
+                                                       └──► TrainingReport, if the mode trains the model
+
+The dataclass of a mode is all there is to it: its fields are a table of recipes, command-line flags and JSON, its name
+and docstring are the help. A mode that ships is one field of `settings.EvaluationSettings`; one of another package is
+passed to `evaluate` in a request, or registered under its name (`settings.register`). A mode must record every target
+of `scoring.tokens` exactly once, and may use only tokens up to position i for the loss at position i.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+from numpy.typing import NDArray
+
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPT
+from birdie.runtime.callbacks import Progress, Stop, never
+from birdie.runtime.distributed import World
+from birdie.score.accumulator import Accumulator, Sink
+from birdie.score.ngram import NgramSettings
+
+if TYPE_CHECKING:
+    from birdie.score.ttt.state import StateFile
+    from birdie.score.windows import LanguageModel
+
+M = TypeVar("M", bound="ScoringMode")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringSettings:
+    """Settings that several scoring modes share.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    mode: Annotated[str, Parameter(help="Scoring mode, such as windows, streaming or ttt-sgd (docs/scoring.md).")] = (
+        "windows"
+    )
+    seq_len: Annotated[
+        int,
+        Parameter(
+            env_var="EVAL_SEQ_LEN",
+            help="Length of windows, or context of streaming; 0: the sequence length of training.",
+        ),
+    ] = 0
+    stride: Annotated[
+        int,
+        Parameter(
+            env_var=("EVAL_STRIDE", "SLIDING_EVAL_STRIDE"),
+            help="Tokens between the starts of sliding windows; 0: non-overlapping windows.",
+        ),
+    ] = 0
+    documents: Annotated[bool, Parameter(help="Start windows, or the stream, anew with each document.")] = False
+    batch_seqs: Annotated[
+        int,
+        Parameter(
+            env_var=("EVAL_BATCH_SEQS", "SLIDING_BATCH_SIZE"),
+            help="Windows, or segments of a stream, in a batch over all ranks; 0: as many as fit "
+            "validation.batch-tokens, or memory.",
+        ),
+    ] = 0
+    temperature: Annotated[float, Parameter(help="Divides the logits. Never tune it on what is scored.")] = 1.0
+    budget_seconds: Annotated[
+        float, Parameter(help="Time for the whole evaluation, import and decoding included; 0: unlimited.")
+    ] = 600.0
+    ngram: NgramSettings = field(default_factory=NgramSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "stride", "batch_seqs", "budget_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"evaluation {name} is {getattr(self, name)}; it must be at least 0")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"evaluation temperature is {self.temperature}; it must be finite and above 0")
+
+    def table(self, kind: type[M]) -> M:
+        """Return the settings of the mode `kind`: those of its table, or the defaults."""
+        values = (getattr(self, setting.name) for setting in fields(self))
+        return next((value for value in values if type(value) is kind), None) or kind()
+
+
+@dataclass(slots=True)
+class Scoring:
+    """One evaluation of one model on one stream: what a mode works with, and the sink it records losses in.
+
+    Attributes:
+        model: in evaluation mode; a mode that trains it restores the weights.
+        tokens: (N + 1,); the target at position i is token i + 1.
+        accumulator: of `tokens`, new.
+        length: tokens of a window, or of the context.
+        bos_id: token that begins a document.
+        device: of the model.
+        settings: shared by the modes.
+        batch_tokens: inputs in a batch over all ranks, unless the settings say how many windows.
+        world: ranks that share the work.
+        progress: called with (targets done, total) of this rank.
+        stop: asked between units of work of a mode that can be resumed.
+        state: file for the state of a mode that can be resumed.
+        forward: module that computes the losses of windows in place of the model, such as its ahead-of-time package.
+        sink: takes the losses; the accumulator, unless predictions are modified.
+    """
+
+    model: GPT
+    tokens: NDArray[np.uint16]
+    accumulator: Accumulator
+    length: int
+    bos_id: int
+    device: torch.device
+    settings: ScoringSettings = field(default_factory=ScoringSettings)
+    batch_tokens: int = 65_536
+    world: World = field(default_factory=World)
+    progress: Progress | None = None
+    stop: Stop = never
+    state: "StateFile | None" = None
+    forward: "LanguageModel | None" = None
+    sink: Sink = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sink = self.accumulator
+
+    @property
+    def window_batch_tokens(self) -> int:
+        """Inputs in a batch of windows over all ranks."""
+        return self.settings.batch_seqs * self.length or self.batch_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """Work of a mode that trains the model on what it has scored (test-time training).
+
+    Attributes:
+        score_seconds, train_seconds: of scoring and of training, those before a resume included.
+        chunks: units of work of the stream.
+        steps: optimizer steps.
+        tokens: targets in all steps, counted once for each step they are in.
+        diagnostics: one line for the log: how much was trained, and that weights changed.
+        earlier_seconds: of both, before the resume.
+    """
+
+    score_seconds: float
+    train_seconds: float
+    chunks: int
+    steps: int
+    tokens: int
+    diagnostics: str
+    earlier_seconds: float = 0.0
+
+
+class ScoringMode(ABC):
+    """Base of scoring modes, which are frozen dataclasses; the first line of the docstring is the help text.
+
+    Attributes:
+        name: value of `--mode`; with _ for -, the name of its table in recipes.
+        shared: settings of `ScoringSettings` that the mode reads, beside seq_len and budget_seconds.
+        tables: other modes whose settings it reads.
+        ngram_bias: it gives the sink the log-probabilities of `sink.hint_tokens`, which the n-gram bias needs.
+        packaged: it can compute the losses of windows with `Scoring.forward`.
+        trains: it trains the model, or adapters, on what it has scored, and returns a report.
+        resumable: it saves its state in `Scoring.state`.
+        log_name: beginning of the result's line in the log of `train_gpt.py`.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    shared: ClassVar[tuple[str, ...]] = ()
+    tables: ClassVar[tuple[type["ScoringMode"], ...]] = ()
+    ngram_bias: ClassVar[bool] = False
+    packaged: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
+    resumable: ClassVar[bool] = False
+    log_name: ClassVar[str] = "final_eval"
+
+    @abstractmethod
+    def score(self, scoring: Scoring) -> TrainingReport | None:
+        """Record the loss of every target of `scoring.tokens` in `scoring.sink`; this rank's share of them."""
+
+    @abstractmethod
+    def describe(self, scoring: Scoring) -> str:
+        """Return what `score` does, in a few words for the log, such as "sliding windows of 1,024, stride 64"."""
+
+    def check(self, settings: ScoringSettings, length: int) -> None:
+        """Raise ConfigError where the settings do not fit each other, or windows of `length`."""
+        del settings, length  # most modes have nothing to check
+
+    @property
+    def left_to_right(self) -> bool:
+        """True unless a loss may depend on tokens that come later in the stream and were scored earlier."""
+        return True
+
+    def values(self) -> dict[str, Any]:
+        """Return the mode's own settings in plain values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]  # every mode is a dataclass
+
+    @classmethod
+    def table_name(cls) -> str:
+        """Return the name of the mode's table in recipes."""
+        return cls.name.replace("-", "_")
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return the first line of the docstring, without its period."""
+        return (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")

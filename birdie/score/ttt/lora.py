@@ -1,0 +1,526 @@
+"""TTT by LoRA: each document trains low-rank adapters of its own while it is scored; the model's weights stay fixed.
+
+    document   [ chunk 0 ][ chunk 1 ][ chunk 2 ][ …        one forward pass: the losses of the chunk are recorded,
+               window of chunk 2:                          their mean is differentiated, the adapters take a step;
+               ═════════════════════════►                  the next chunk is predicted with the updated adapters
+
+A chunk is predicted in a window that ends with it and has up to `context` inputs, recomputed each time. Loss and
+gradient are of one forward pass, and the loss is in the ledger before the step: score first. The window of the last
+chunk begins where that of a full chunk would, so nothing depends on where a document ends before it does. The last
+chunk is not trained on: nothing comes after it.
+
+Adapters start anew with each document, from one draw (`birdie.model.adapters`), so neither the batch nor the rank
+changes a score beyond rounding. With `warm_a` A continues from the document before in the same row: that document was
+scored, so it is legal, but then the order matters.
+
+    stream ─► documents, each with the BOS after it as its last target ─► longest first ─► batches ─► ranks
+
+Documents of about one length waste no padding, and with the longest batches first the short ones fill the gaps between
+ranks at the end. A rank's batches are settled in advance (`balanced_batches`), or claimed one by one (`SharedCounter`).
+
+Sources: the challenge's first record of LoRA at test time (rank 8 on head, q and v; chunks of 256), parameter-golf#1530
+(github.com/openai/parameter-golf/pull/1530: batches, longest first, more parts, chunks of 48), parameter-golf#1767 (α,
+warm A).
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.errors import ConfigError
+from birdie.model.adapters import PARTS, Adapters, Part
+from birdie.model.gpt import GPT
+from birdie.runtime.device import synchronize
+from birdie.runtime.distributed import SharedCounter, World
+from birdie.score.accumulator import Sink
+from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
+from birdie.score.ttt.state import identity, loaded_state, save_state
+from birdie.score.windows import Positions, Windows, document_begins
+
+if TYPE_CHECKING:
+    from birdie.score.ttt.multi_phase import SGDPhases
+
+Order = Literal["fixed", "claimed"]
+_MAX_INPUTS = {"cpu": 8192}  # of a pass with gradients: beyond, a CPU gains nothing and needs memory
+_MAX_INPUTS_GPU = 65_536
+_ROUND = 4  # batches of each rank between two points at which an evaluation can be interrupted or saved
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAMode(ScoringMode):
+    """Score each document in chunks, and train adapters of its own on each chunk after it was scored.
+
+    The defaults are those of parameter-golf#1530.
+
+    Raises:
+        ConfigError: a value is out of range or two contradict each other.
+    """
+
+    name: ClassVar[str] = "ttt-lora"
+    trains: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
+    log_name: ClassVar[str] = "ttt_lora"
+
+    rank: Annotated[int, Parameter(env_var="TTT_LORA_RANK", help="Rank of the adapters.")] = 96
+    alpha: Annotated[
+        float, Parameter(env_var="TTT_LORA_ALPHA", help="The adapters' output is scaled by alpha / rank; 0: by 1.")
+    ] = 0.0
+    parts: Annotated[
+        tuple[Part, ...],
+        Parameter(negative=(), help="Adapted parts: q, k, v, o (around attention), mlp (around the MLP), head."),
+    ] = PARTS
+    lr: Annotated[float, Parameter(env_var="TTT_LORA_LR", help="Learning rate of AdamW.")] = 1e-4
+    beta1: Annotated[float, Parameter(env_var="TTT_BETA1", help="Decay of AdamW's first moment.")] = 0.0
+    beta2: Annotated[float, Parameter(env_var="TTT_BETA2", help="Decay of AdamW's second moment.")] = 0.999
+    eps: Annotated[float, Parameter(help="Epsilon of AdamW.")] = 1e-10
+    weight_decay: Annotated[float, Parameter(env_var="TTT_WEIGHT_DECAY", help="Weight decay of AdamW.")] = 0.5
+    chunk: Annotated[
+        int, Parameter(env_var="TTT_CHUNK_SIZE", help="Tokens of a document that are scored before a step.")
+    ] = 48
+    context: Annotated[
+        int,
+        Parameter(env_var="TTT_EVAL_SEQ_LEN", help="Most inputs of a window; 0: the sequence length of evaluation."),
+    ] = 0
+    batch_docs: Annotated[int, Parameter(env_var="TTT_BATCH_SIZE", help="Documents side by side on a rank.")] = 64
+    warm_a: Annotated[
+        bool, Parameter(env_var="TTT_WARM_START_A", help="A continues from the document before; B starts at zero.")
+    ] = False
+    order: Annotated[
+        Order, Parameter(help="How ranks share batches: fixed (settled in advance), claimed (by the next free rank).")
+    ] = "fixed"
+    seed: Annotated[int, Parameter(help="Seed of the initial A.")] = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "chunk", "batch_docs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"LoRA {name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("lr", "weight_decay", "alpha"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"LoRA {name} is {getattr(self, name)}; it must be a number of at least 0")
+        if not 0 < self.eps < math.inf:
+            raise ConfigError(f"LoRA eps is {self.eps}; it must be a number above 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"LoRA {name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not self.parts or any(part not in PARTS or self.parts.count(part) > 1 for part in self.parts):
+            raise ConfigError(f"LoRA parts are {', '.join(self.parts)}; choose of {', '.join(PARTS)}, each once")
+        if self.context < 0:
+            raise ConfigError(f"LoRA context is {self.context}; it must be at least 0")
+        if self.context:
+            self.check_chunk(self.context)
+        if self.order not in get_args(Order):
+            raise ConfigError(f"LoRA order is {self.order!r}; choose fixed or claimed")
+        if self.warm_a and self.order == "claimed":
+            raise ConfigError("with warm_a a score depends on which rank takes a batch; use order fixed")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"LoRA seed is {self.seed}; it must be from 0 to {2**63 - 1}")
+
+    def score(self, scoring: Scoring) -> TrainingReport | None:
+        return score_documents(scoring, self, context=self.context_of(scoring.length))
+
+    def describe(self, scoring: Scoring) -> str:
+        windows = f"windows of {self.context_of(scoring.length):,}"
+        return f"documents in chunks of {self.chunk}, {windows}, LoRA of rank {self.rank} per document"
+
+    def check(self, settings: ScoringSettings, length: int) -> None:
+        del settings
+        self.check_chunk(self.context_of(length))
+
+    @property
+    def left_to_right(self) -> bool:
+        """False with warm A: then a document may follow, in its row, one that comes later in the stream."""
+        return not self.warm_a
+
+    def context_of(self, length: int) -> int:
+        """Return the most inputs of a window where windows of evaluation have `length`."""
+        return self.context or length
+
+    def new_adapters(self, model: GPT, rows: int) -> Adapters:
+        """Return new adapters for `rows` documents."""
+        return Adapters(model, rows, self.rank, alpha=self.alpha or None, parts=self.parts, seed=self.seed)
+
+    def check_chunk(self, context: int) -> None:
+        """Raise ConfigError where chunks are longer than windows of `context` inputs."""
+        if self.chunk > context:
+            raise ConfigError(
+                f"LoRA chunks of {self.chunk} tokens do not fit windows of {context}; use smaller chunks, or a longer "
+                "context"
+            )
+
+
+class RowAdamW:
+    """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101) of which rows of tensors take each step or stay behind.
+
+    Args:
+        tensors: (rows, …) each; the parameters of a step are views of their rows.
+        settings: rates and decays.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], settings: LoRAMode) -> None:
+        self._settings = settings
+        self._second = [torch.zeros_like(p) for p in tensors]
+        self._first = [torch.zeros_like(p) for p in tensors] if settings.beta1 else None
+
+    def reset(self) -> None:
+        """Set all moments to zero."""
+        for moment in (*self._second, *(self._first or ())):
+            moment.zero_()
+
+    @torch.no_grad()
+    def step(self, number: int, rows: slice, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take step `number`, from 1, with some rows, which have taken all steps before; update leaves in place."""
+        s = self._settings
+        rate, correction = -s.lr / (1 - s.beta1**number), math.sqrt(1 - s.beta2**number)
+        for i, (p, g) in enumerate(zip(leaves, gradients, strict=True)):
+            squares = self._second[i][rows]
+            squares.mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)
+            mean = g if self._first is None else self._first[i][rows].lerp_(g, 1 - s.beta1)
+            p.mul_(1 - s.lr * s.weight_decay)
+            p.addcdiv_(mean, squares.sqrt().div_(correction).add_(s.eps), value=rate)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentQueue:
+    """Documents, longest first; document d has positions begins[d] … stops[d] − 1 of the stream.
+
+    Attributes:
+        begins, stops: (documents,) int64.
+        size: documents in a batch; the last has fewer.
+    """
+
+    begins: Positions
+    stops: Positions
+    size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.begins) // self.size)
+
+    def batch(self, number: int) -> tuple[Positions, Positions]:
+        """Return begins and stops of the documents of a batch."""
+        part = slice(number * self.size, (number + 1) * self.size)
+        return self.begins[part], self.stops[part]
+
+    def targets(self, number: int) -> int:
+        """Return the number of targets of a batch."""
+        begins, stops = self.batch(number)
+        return int((stops - begins).sum())
+
+    def cost(self, number: int, chunk: int, context: int) -> int:
+        """Return the inputs of all forward passes of a batch, in windows of up to `context` that end with a chunk."""
+        begins, stops = self.batch(number)
+        firsts = np.arange(0, int((stops - begins)[0]), chunk)
+        active = ((stops - begins)[None] > firsts[:, None]).sum(1)
+        return int((active * np.minimum(firsts + chunk, context)).sum())
+
+
+def document_queue(tokens: NDArray[np.integer], bos_id: int, size: int) -> DocumentQueue:
+    """Return the documents of `tokens` (N + 1,), in batches of `size`; tokens before the first BOS are one as well."""
+    targets = len(tokens) - 1
+    inside = document_begins(tokens[:targets], bos_id)
+    begins = np.union1d([0], inside).astype(np.int64) if targets > 0 else np.empty(0, np.int64)
+    stops = np.append(begins[1:], targets) if len(begins) else begins
+    order = np.lexsort((begins, begins - stops))
+    return DocumentQueue(begins[order], stops[order], size)
+
+
+def balanced_batches(costs: Sequence[int], rank: int, size: int) -> list[int]:
+    """Return the indices of one rank's batches: each batch goes to the rank with the least cost so far.
+
+    All ranks compute the same; among equals the first rank is taken. Costs should descend.
+    """
+    loads, share = [0] * size, []
+    for number, cost in enumerate(costs):
+        taker = loads.index(min(loads))
+        loads[taker] += cost
+        if taker == rank:
+            share.append(number)
+    return share
+
+
+class DocumentTrainer:
+    """Scorer of batches of documents that trains adapters on each.
+
+    Args:
+        model: in evaluation mode; frozen and adapted inside `score` only.
+        tokens: (N + 1,) of the stream.
+        sink: of the stream.
+        settings: of adapters and steps.
+        context: most inputs of a window.
+        rows: most documents of a batch.
+
+    Attributes:
+        model, tokens, sink, settings, context: the arguments.
+        device: of the model.
+        adapters: as the last batch has left them.
+        counts: (5,) float64: documents scored; steps, one for each chunk after which documents of a batch continue;
+            targets trained on; sum of squares of B at the end of documents, and the number of its entries.
+        score_seconds, train_seconds: of forward passes, and of gradients and steps.
+
+    Raises:
+        ConfigError: chunks are longer than the context.
+    """
+
+    def __init__(
+        self, model: GPT, tokens: NDArray[np.integer], sink: Sink, settings: LoRAMode, context: int, rows: int
+    ) -> None:
+        settings.check_chunk(context)
+        self.model, self.sink, self.settings, self.context = model, sink, settings, context
+        self.adapters = settings.new_adapters(model, max(1, rows))
+        self._optimizer = RowAdamW(self.adapters.tensors(), settings)
+        self.counts = torch.zeros(5, dtype=torch.float64)
+        self.score_seconds = self.train_seconds = 0.0
+        self.tokens, self.device = np.asarray(tokens), model.tok_emb.weight.device
+
+    def score(self, begins: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Record the losses of the documents with these positions, longest first, training on each chunk.
+
+        Raises:
+            RuleError: a target was scored before.
+        """
+        chunk, lengths = self.settings.chunk, stops - begins
+        self.adapters.reset(warm=self.settings.warm_a)
+        self._optimizer.reset()
+        with self.adapters.attached(self.model), self.model.rotary.base_for_length(self.context):
+            for first in range(0, int(lengths[0]), chunk):
+                # documents for which this chunk is the last need no gradient
+                continuing, active = (int((lengths > position).sum()) for position in (first + chunk, first))
+                for rows in self._row_groups(0, continuing, first):
+                    self._score_and_train(begins[rows] + first, first, rows)
+                for rows in self._row_groups(continuing, active, first):
+                    self._score_last(begins[rows], lengths[rows], first, rows)
+                self.counts[1] += continuing > 0
+        self.counts[0] += len(begins)
+        for b in self.adapters.up.values():
+            self.counts[3] += float(torch.linalg.vector_norm(b[: len(begins)])) ** 2
+            self.counts[4] += b[: len(begins)].numel()
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return int(self.counts[1])
+
+    @property
+    def targets_trained(self) -> int:
+        """Number of targets trained on."""
+        return int(self.counts[2])
+
+    def diagnostics(self) -> str:
+        """Return one line for the log, with the size that B has reached."""
+        documents, _, _, squares, count = self.counts.tolist()
+        rms = math.sqrt(squares / count) if count else 0.0
+        return (
+            f"TTT by LoRA of rank {self.settings.rank} on {', '.join(self.settings.parts)}: {documents:,.0f} "
+            f"documents, {self.steps:,} steps, {self.targets_trained:,} tokens trained on after they were scored; "
+            f"B at the end of documents: rms {rms:.3g}"
+        )
+
+    def _row_groups(self, low: int, high: int, first: int) -> Iterator[slice]:
+        """Yield rows low … high − 1 in as few groups as memory allows."""
+        length = min(first + self.settings.chunk, self.context)
+        rows = max(1, _MAX_INPUTS.get(self.device.type, _MAX_INPUTS_GPU) // length)
+        for begin in range(low, high, rows):
+            yield slice(begin, min(begin + rows, high))
+
+    def _score_and_train(self, positions: NDArray[np.int64], first: int, rows: slice) -> None:
+        """Score a full chunk of documents that continue, at these positions, then train on it."""
+        began = time.perf_counter()
+        chunk = self.settings.chunk
+        leaves = self.adapters.take(rows.start, rows.stop)
+        inputs = positions[:, None] + np.arange(max(-first, chunk - self.context), chunk)
+        with torch.inference_mode(False), torch.enable_grad():
+            nats = self._nats(inputs, chunk)
+        self.sink.add(positions, _array(nats))
+        scored = time.perf_counter()
+        self.score_seconds += scored - began
+        self.sink.ledger.learn(*((int(position), int(position) + chunk) for position in positions))
+        gradients = torch.autograd.grad(nats.mean(1).sum(), leaves)
+        self._optimizer.step(first // chunk + 1, rows, leaves, gradients)
+        synchronize(self.device)
+        self.counts[2] += nats.numel()
+        self.train_seconds += time.perf_counter() - scored
+
+    def _score_last(self, begins: NDArray[np.int64], lengths: NDArray[np.int64], first: int, rows: slice) -> None:
+        """Score the last chunk of documents, longest first."""
+        began = time.perf_counter()
+        self.adapters.take(rows.start, rows.stop)
+        full = first + self.settings.chunk
+        end = int(lengths[0])  # the padding of shorter rows comes after all that is scored
+        inside = np.arange(max(0, full - self.context), end)
+        with torch.no_grad():
+            nats = _array(self._nats(begins[:, None] + np.minimum(inside, lengths[:, None] - 1), end - first))
+        for row, (position, length) in enumerate(zip(begins + first, lengths - first, strict=True)):
+            self.sink.add(position[None], nats[row : row + 1, :length])
+        self.score_seconds += time.perf_counter() - began
+
+    def _nats(self, inputs: NDArray[np.int64], last_n: int) -> Tensor:
+        """Return the losses at the last positions of `inputs` (rows, length): (rows, last_n)."""
+        ids, targets = (
+            torch.from_numpy(self.tokens[positions].astype(np.int64)).to(self.device)
+            for positions in (inputs, inputs[:, -last_n:] + 1)
+        )
+        nats: Tensor = self.model.loss(ids, targets, reduction="none")
+        return nats
+
+
+def _array(nats: Tensor) -> NDArray[np.float64]:
+    return nats.detach().float().cpu().numpy().astype(np.float64)
+
+
+def score_documents(
+    scoring: Scoring, settings: LoRAMode, *, context: int, phases: "SGDPhases | None" = None, restore: bool = True
+) -> TrainingReport:
+    """Record the losses of all targets, training adapters on each document, and the model in phases if there are any.
+
+    Args:
+        scoring: its model is in evaluation mode, with equal weights on all ranks; its accumulator is new. With order
+            "claimed" the total that its progress is called with is an estimate.
+        settings: of adapters and their steps.
+        context: most inputs of a window.
+        phases: of training the model itself; None: it stays fixed.
+        restore: give the model its weights back after phases, however this ends.
+
+    Raises:
+        KeyboardInterrupt: `scoring.stop` asked for it; the state is in the file, if there is one.
+        RuleError: a target would be scored a second time, or learned from before it is scored.
+        ConfigError: a setting does not fit the model or the ranks, or a gradient is not finite.
+        WeightsError: there is no state to resume from, or it is of another evaluation.
+    """
+    model, world, device, state = scoring.model, scoring.world, scoring.device, scoring.state
+    if state is not None:
+        state.check()
+        if settings.warm_a and world.size > 1:
+            raise ConfigError(
+                "with warm_a every rank has an A of its own, and one file does not hold them; use one rank"
+            )
+    queue = document_queue(scoring.tokens, scoring.bos_id, settings.batch_docs)
+    rows = min(settings.batch_docs, len(queue.begins))
+    trainer = DocumentTrainer(model, scoring.tokens, scoring.sink, settings, context, rows)
+    ends = [] if phases is None else phases.ends(len(queue.begins))
+    initial = [p.detach().clone() for p in model.parameters()] if ends else []
+    identifiers: dict[str, str] = {}
+    start = 0
+    if state is not None:
+        ranges = Windows(queue.begins, queue.begins, queue.stops, context)
+        identifiers = identity(scoring, ranges, settings, length=context)
+        identifiers["phases"] = "" if phases is None else str(phases)
+        if state.resume:
+            start = _load(scoring, identifiers, trainer, phases)
+    earlier = trainer.score_seconds + trainer.train_seconds + (phases.seconds if phases else 0.0)
+    rounds = list(_rounds(queue, ends, start, world, state is not None))
+    saved, done, share = start, 0, _targets_of_rank(queue, rounds, settings, context, world)
+    try:
+        for batches in rounds:
+            for batch in _batches_of_rank(batches, queue, settings, context, world):
+                trainer.score(*queue.batch(batch))
+                done += queue.targets(batch)
+                if scoring.progress is not None:
+                    scoring.progress(min(done, share), share)
+            if batches.stop == len(queue):
+                break
+            while phases and phases.completed < len(ends) and ends[phases.completed] <= batches.stop * queue.size:
+                phases.run(ends[phases.completed], queue, trainer, world)
+            stopping = world.any(scoring.stop(), device)
+            due = state is not None and state.every and batches.stop - saved >= state.every * world.size
+            if state is not None and (stopping or due):
+                _save(scoring, identifiers, trainer, phases, batches.stop)
+                saved = batches.stop
+            if stopping:
+                raise KeyboardInterrupt
+        trainer.counts = _sum_over_ranks(trainer.counts, world, device)
+        return TrainingReport(
+            trainer.score_seconds,
+            trainer.train_seconds + (phases.seconds if phases else 0.0),
+            len(queue),
+            trainer.steps + (phases.steps if phases else 0),
+            trainer.targets_trained + (phases.tokens if phases else 0),
+            trainer.diagnostics() + (phases.diagnostics() if phases else ""),
+            earlier,
+        )
+    finally:
+        if restore and initial:
+            with torch.no_grad():
+                for p, weight in zip(model.parameters(), initial, strict=True):
+                    p.copy_(weight)
+
+
+def _rounds(queue: DocumentQueue, ends: Sequence[int], start: int, world: World, saving: bool) -> Iterator[range]:
+    """Yield the batches from `start` on, cut where all ranks meet: at phases, and where the evaluation can be saved."""
+    edges = {-(-end // queue.size) for end in ends} | {len(queue)}
+    if saving or world.size == 1:
+        edges |= set(range(start, len(queue), _ROUND * world.size if world.size > 1 else 1))
+    first = start
+    for edge in sorted(edges):
+        if edge > first:
+            yield range(first, edge)
+            first = edge
+
+
+def _batches_of_rank(
+    batches: range, queue: DocumentQueue, settings: LoRAMode, context: int, world: World
+) -> Iterator[int]:
+    """Yield this rank's batches of a round."""
+    if settings.order == "claimed":
+        claims = SharedCounter(world)
+        while (number := claims.next()) < len(batches):
+            yield batches[number]
+    else:
+        costs = [queue.cost(batch, settings.chunk, context) for batch in batches]
+        yield from (batches[number] for number in balanced_batches(costs, world.rank, world.size))
+
+
+def _targets_of_rank(
+    queue: DocumentQueue, rounds: Sequence[range], settings: LoRAMode, context: int, world: World
+) -> int:
+    """Return the number of targets that this rank is going to score; an estimate where batches are claimed."""
+    if settings.order == "claimed":
+        return sum(queue.targets(batch) for batches in rounds for batch in batches) // world.size
+    return sum(
+        queue.targets(batch)
+        for batches in rounds
+        for batch in _batches_of_rank(batches, queue, settings, context, world)
+    )
+
+
+def _sum_over_ranks(counts: Tensor, world: World, device: torch.device) -> Tensor:
+    """Return the sum over ranks, on the CPU."""
+    return counts.clone() if world.size == 1 else world.sum_(counts.to(device, copy=True)).cpu()
+
+
+def _save(
+    scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None", batch: int
+) -> None:
+    """Save counts, and what no longer is as at the start: the weights after a phase, and warm A. On every rank."""
+    tensors = {"counts": _sum_over_ranks(trainer.counts, scoring.world, trainer.device)}
+    if phases and phases.completed:
+        tensors |= {f"weight/{name}": p.detach() for name, p in trainer.model.named_parameters()}
+    if trainer.settings.warm_a:
+        tensors |= {f"a/{part}/{index}": a for (part, index), a in trainer.adapters.down.items()}
+    seconds = [trainer.score_seconds, trainer.train_seconds]
+    progress = {"batch": batch, "seconds": seconds, "phases": phases.state() if phases else None}
+    save_state(scoring, identifiers, tensors, progress)
+
+
+def _load(scoring: Scoring, identifiers: dict[str, str], trainer: DocumentTrainer, phases: "SGDPhases | None") -> int:
+    """Restore what `_save` saved; return the number of batches that are done. On every rank."""
+    with loaded_state(scoring, identifiers) as (tensors, progress):
+        if scoring.world.is_main:
+            trainer.counts.copy_(tensors["counts"])
+        trainer.score_seconds, trainer.train_seconds = progress["seconds"]
+        if phases:
+            phases.load_state(progress["phases"])
+        with torch.no_grad():
+            for name, p in trainer.model.named_parameters():
+                if phases and phases.completed:
+                    p.copy_(tensors[f"weight/{name}"])
+            for (part, index), a in trainer.adapters.down.items():
+                if trainer.settings.warm_a:
+                    a.copy_(tensors[f"a/{part}/{index}"])
+        return int(progress["batch"])

@@ -1,0 +1,142 @@
+"""Multi-phase TTT: documents train adapters (`lora`), and in a few phases the model trains on the documents so far.
+
+    queue    [ batch ][ batch ]│[ batch ][ batch ]│[ batch ] …
+    ranks      take batches    │                  │
+               independently   └► all meet: SGD over the documents so far ─► new adapters ─► the rest of the queue
+
+Phase p of P ends with the batch that holds document ⌊D · (p + 1) / P⌋ of the queue, where D is the number of documents
+of the prefix. The model trains on exactly these first documents, on all of them again in each phase. Ledgers are
+all-reduced before, and refuse targets that were not scored. Between two phases ranks do not wait for each other.
+
+The longest documents come first, so with phases the order is not that of the stream: each document is scored before it
+is trained on, but whether that is one pass from left to right was asked (parameter-golf#1536,
+github.com/openai/parameter-golf/issues/1536) and never ruled; records up to parameter-golf#1855 do it. Without phases
+no score depends on the order.
+
+Sources: parameter-golf#1610 (one phase), parameter-golf#1626 (several; github.com/openai/parameter-golf/pull/1626).
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from cyclopts import Parameter
+
+from birdie.errors import ConfigError
+from birdie.runtime.device import synchronize
+from birdie.runtime.distributed import World
+from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
+from birdie.score.ttt.lora import DocumentQueue, DocumentTrainer, LoRAMode, score_documents
+from birdie.score.ttt.sgd import Epochs, LearningRate, SGDSettings, train_on_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class MultiPhaseMode(SGDSettings, ScoringMode):
+    """Score documents as ttt-lora does, and between them train the model by SGD on the documents so far.
+
+    The adapters are those of ttt-lora's settings; the defaults are those of parameter-golf#1610 and #1626.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    name: ClassVar[str] = "ttt-multi-phase"
+    tables: ClassVar[tuple[type[ScoringMode], ...]] = (LoRAMode,)
+    trains: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
+    log_name: ClassVar[str] = "ttt_phased"
+
+    lr: LearningRate = 0.001
+    epochs: Epochs = 1
+    prefix_docs: Annotated[
+        int, Parameter(env_var="PHASED_TTT_PREFIX_DOCS", help="First documents of the queue that the model trains on.")
+    ] = 2000
+    phases: Annotated[
+        int, Parameter(env_var="PHASED_TTT_NUM_PHASES", help="Phases, each on all of these documents so far.")
+    ] = 3
+
+    def __post_init__(self) -> None:
+        SGDSettings.__post_init__(self)
+        for name in ("prefix_docs", "phases"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"multi-phase {name} is {getattr(self, name)}; it must be at least 1")
+
+    def score(self, scoring: Scoring) -> TrainingReport | None:
+        lora = scoring.settings.table(LoRAMode)
+        return score_documents(scoring, lora, context=lora.context_of(scoring.length), phases=SGDPhases(self))
+
+    def describe(self, scoring: Scoring) -> str:
+        return f"{scoring.settings.table(LoRAMode).describe(scoring)}, SGD on the model in up to {self.phases} phases"
+
+    def check(self, settings: ScoringSettings, length: int) -> None:
+        settings.table(LoRAMode).check(settings, length)
+
+    @property
+    def left_to_right(self) -> bool:
+        """False: the model trains on long documents before shorter ones, earlier in the stream, are scored."""
+        return False
+
+    def ends(self, documents: int) -> list[int]:
+        """Return after how many documents of the queue each phase takes place, without phases that add none."""
+        prefix = min(self.prefix_docs, documents)
+        return sorted({prefix * (phase + 1) // self.phases for phase in range(self.phases)} - {0})
+
+
+class SGDPhases:
+    """Phases of SGD over all documents scored so far, between batches of documents, when all ranks meet.
+
+    Attributes:
+        completed: phases so far.
+        steps, tokens, seconds: of all phases.
+    """
+
+    def __init__(self, settings: MultiPhaseMode) -> None:
+        self._settings = settings
+        self.completed = self.steps = self.tokens = 0
+        self.seconds = 0.0
+        self._last = ""
+
+    def __str__(self) -> str:
+        return str(self._settings)
+
+    def ends(self, documents: int) -> list[int]:
+        """Return after how many documents of the queue each phase takes place."""
+        return self._settings.ends(documents)
+
+    def run(self, documents: int, queue: DocumentQueue, trainer: DocumentTrainer, world: World) -> None:
+        """Train the model on the first `documents` of the queue, and reset the adapters, which fit the old weights."""
+        began = time.perf_counter()
+        ledger, device = trainer.sink.ledger, trainer.device
+        ledger.all_reduce(0, len(ledger), world, device)
+        ranges = list(zip(queue.begins[:documents].tolist(), queue.stops[:documents].tolist(), strict=True))
+        sgd = train_on_ranges(
+            trainer.model, trainer.tokens, ranges, self._settings, ledger, length=trainer.context, world=world
+        )
+        trainer.adapters.reset()
+        synchronize(device)
+        self.completed += 1
+        self.steps += sgd.steps
+        self.tokens += sgd.tokens
+        self._last = sgd.diagnostics()
+        self.seconds += time.perf_counter() - began
+
+    def diagnostics(self) -> str:
+        """Return the rest of the line for the log."""
+        if not self.completed:
+            return "; no phase, since no document came after the batch that would have ended one"
+        return f"; {self.completed} phases, the last: {self._last}"
+
+    def state(self) -> dict[str, Any]:
+        """Return the progress in plain values."""
+        return {
+            "completed": self.completed,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "last": self._last,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.completed, self.steps, self.tokens = state["completed"], state["steps"], state["tokens"]
+        self.seconds, self._last = state["seconds"], state["last"]

@@ -1,0 +1,439 @@
+"""TTT by SGD: the stream is scored chunk by chunk, and after each chunk the whole model trains on it.
+
+    chunk 0      score ─► train ─┐
+    chunk 1                      └─► score ─► train ─┐
+    …                                                └─► …
+    last chunk                                             score
+
+A window belongs to the chunk that holds its first scored position, and is scored completely with it, so all of a
+chunk's own positions are scored when it ends. The last chunk is not trained on: nothing comes after it.
+
+    positions ─► sequences of T ─► batch_seqs a step ─► ledger.learn ─► this rank's part ─► mean gradient of all ranks
+                                                                                                └─► clip ─► momentum
+
+Each step declares its targets to the ledger before anything is computed, and the ledger refuses what was not scored.
+The order of chunks and steps is fixed and nothing is random: two runs on one machine agree to the bit (on CUDA as far
+as its kernels do; embedding gradients are summed there in no fixed order).
+
+Weights are float32 masters, products run in the model's `compute_dtype` as in training and scoring. Gradients are
+summed over all ranks before they are clipped, so ranks change results by rounding alone, and their weights stay equal.
+
+Sources: parameter-golf#461, parameter-golf#549 (github.com/openai/parameter-golf/pull/549). Freezing parameters by name
+froze nothing in models whose blocks were slices of banks, which is why the diagnostics count changed weights.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from birdie.errors import ConfigError
+from birdie.model.gpt import GPT
+from birdie.runtime.callbacks import Progress
+from birdie.runtime.device import synchronize
+from birdie.runtime.distributed import World
+from birdie.score.ledger import Ledger, Range
+from birdie.score.mode import Scoring, TrainingReport
+from birdie.score.ttt.state import identity, loaded_state, save_state
+from birdie.score.windows import WindowedMode, Windows, score_windows
+
+_MAX_TOKENS = {"cpu": 4096}  # of a forward and backward pass: beyond, a CPU gains nothing and needs memory
+_MAX_TOKENS_GPU = 32_768
+
+LearningRate = Annotated[float, Parameter(help="Learning rate of the first chunk; it falls as a cosine.")]
+Epochs = Annotated[int, Parameter(help="Passes over a chunk after it was scored.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SGDSettings:
+    """Settings of SGD with momentum over the whole model; the defaults are those of parameter-golf#549.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    lr: LearningRate = 0.002
+    epochs: Epochs = 3
+    chunk_tokens: Annotated[int, Parameter(help="Tokens of a chunk, which share a learning rate.")] = 32_768
+    momentum: Annotated[float, Parameter(help="Decay of the accumulated gradient.")] = 0.9
+    batch_seqs: Annotated[int, Parameter(help="Sequences of a step over all ranks.")] = 32
+    grad_clip: Annotated[float, Parameter(help="Largest norm of the gradient; 0: unlimited.")] = 1.0
+    freeze_blocks: Annotated[
+        int, Parameter(help="First blocks that are not trained; embedding and head always are.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "grad_clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"SGD {name} is {getattr(self, name)}; it must be a number of at least 0")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"SGD momentum is {self.momentum}; it must be in [0, 1)")
+        for name, minimum in {"epochs": 1, "chunk_tokens": 1, "batch_seqs": 1, "freeze_blocks": 0}.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"SGD {name} is {getattr(self, name)}; it must be at least {minimum}")
+
+
+@dataclass(frozen=True, slots=True)
+class SGDMode(SGDSettings, WindowedMode):
+    """Score windows chunk by chunk, and train the model by SGD on each chunk after it was scored."""
+
+    name: ClassVar[str] = "ttt-sgd"
+    trains: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
+    log_name: ClassVar[str] = "legal_ttt"
+
+    def score(self, scoring: Scoring) -> TrainingReport | None:
+        return score_chunks(scoring, self.windows(scoring), self)
+
+    def describe(self, scoring: Scoring) -> str:
+        return f"{WindowedMode.describe(self, scoring)}, SGD on chunks of {self.chunk_tokens:,} tokens"
+
+
+def score_chunks(scoring: Scoring, windows: Windows, settings: SGDSettings, *, restore: bool = True) -> TrainingReport:
+    """Record the losses of `windows` in the sink, and train on each chunk after it was scored.
+
+    Args:
+        scoring: its model is in evaluation mode, with equal weights on all ranks; its sink is new.
+        windows: over the stream's positions, without gaps up to the last that is scored.
+        settings: of chunks and steps.
+        restore: give the model its weights back, however this ends.
+
+    Raises:
+        KeyboardInterrupt: `scoring.stop` asked for it; the state is in the file, if there is one.
+        RuleError: a target would be scored a second time, or learned from before it is scored.
+        ConfigError: a setting does not fit the model, the gradient is not finite, the sink has a state that cannot be
+            saved, or the state's file exists already.
+        OutputError: the state cannot be written.
+        WeightsError: there is no state to resume from, or it is of another evaluation.
+    """
+    world, device, state, sink = scoring.world, scoring.device, scoring.state, scoring.sink
+    trainer = SGDTrainer(scoring.model, settings, world)
+    chunks = list(split_windows(windows, settings.chunk_tokens))
+    last = max((number for number, (_, part) in enumerate(chunks) if len(part)), default=0)
+    temperature = scoring.settings.temperature
+    identifiers: dict[str, str] = {}
+    if state is not None:
+        state.check()
+        if sink is not scoring.accumulator:
+            raise ConfigError("the state of the n-gram bias cannot be saved; leave out --state, or the bias")
+        identifiers = identity(scoring, windows, settings, length=scoring.length, temperature=temperature)
+    targets = [part.share(world.rank, world.size).scored for _, part in chunks]
+    chunk, score_seconds, train_seconds = 0, 0.0, 0.0
+    try:
+        if state is not None and state.resume:
+            with loaded_state(scoring, identifiers) as (tensors, progress):
+                trainer.load_state(tensors)
+                trainer.steps, trainer.tokens = progress["steps"], progress["tokens"]
+                chunk = progress["chunk"]
+                score_seconds, train_seconds = progress["seconds"]
+        earlier = score_seconds + train_seconds
+        while chunk < len(chunks):
+            own_range, part = chunks[chunk]
+            chunk_progress = _shifted(scoring.progress, sum(targets[:chunk]), sum(targets))
+            score_seconds += score_windows(scoring, part, chunk_progress)
+            began = time.perf_counter()
+            if len(part):  # every rank must know what the others have scored before it learns from it
+                sink.ledger.all_reduce(int(part.firsts.min()), int(part.stops.max()), world, device)
+            if chunk < last:
+                factor = cosine(chunk, len(chunks))
+                trainer.train(scoring.tokens, [own_range], sink.ledger, length=scoring.length, factor=factor)
+                synchronize(device)
+            train_seconds += time.perf_counter() - began
+            chunk += 1
+            if chunk == len(chunks):
+                break
+            stopping = world.any(scoring.stop(), device)
+            if state is not None and (stopping or (state.every and chunk % state.every == 0)):
+                progress = {"chunk": chunk, "steps": trainer.steps, "tokens": trainer.tokens}
+                progress["seconds"] = [score_seconds, train_seconds]
+                save_state(scoring, identifiers, trainer.state(), progress)
+            if stopping:
+                raise KeyboardInterrupt
+        diagnostics = trainer.diagnostics()
+        return TrainingReport(
+            score_seconds, train_seconds, len(chunks), trainer.steps, trainer.tokens, diagnostics, earlier
+        )
+    finally:
+        if restore:
+            trainer.restore()
+
+
+def split_windows(windows: Windows, tokens: int) -> Iterator[tuple[Range, Windows]]:
+    """Yield the positions of each chunk of `tokens`, up to the last that is scored, and the chunk's windows."""
+    if not len(windows):
+        return
+    ordered = windows.by_position()
+    end = int(windows.stops.max())
+    tokens = min(tokens, end)
+    edges = np.searchsorted(ordered.firsts, np.arange(0, end + tokens, tokens))
+    for number, first in enumerate(range(0, end, tokens)):
+        yield (first, min(first + tokens, end)), ordered.select(int(edges[number]), int(edges[number + 1]))
+
+
+def _shifted(progress: Progress | None, done_before: int, total: int) -> Progress | None:
+    """Return a callback that reports the progress of one chunk as that of all."""
+    if progress is None:
+        return None
+    return lambda done, _: progress(done_before + done, total)
+
+
+def cosine(number: int, count: int) -> float:
+    """Return the factor on the learning rate of chunk `number` of `count`: 1 for the first, 0 for the last."""
+    return (1 + math.cos(math.pi * number / (count - 1))) / 2 if count > 1 else 1.0
+
+
+class SGDTrainer:
+    """Momentum SGD of one model during one evaluation.
+
+    Args:
+        model: in evaluation mode, and in it again after each call; all ranks hold the same weights.
+        settings: of the steps.
+        world: ranks that share every step.
+
+    Attributes:
+        steps: number of steps taken.
+        tokens: targets in all steps, counted once for each step they are in.
+
+    Raises:
+        ConfigError: the model has fewer blocks than are to be frozen, or its weights are not float32.
+    """
+
+    def __init__(self, model: GPT, settings: SGDSettings, world: World | None = None) -> None:
+        self.model, self.settings, self.world = model, settings, world or World()
+        self.steps = self.tokens = 0
+        frozen = frozen_names(model, settings.freeze_blocks)
+        self._named = dict(model.named_parameters())
+        for name, p in self._named.items():
+            if p.dtype != torch.float32:
+                raise ConfigError(f"{name} is {p.dtype}, in which small steps are lost; train a model in float32")
+        self._trained = {name: p for name, p in self._named.items() if name not in frozen}
+        self._initial = {name: p.detach().clone() for name, p in self._named.items()}
+        self._momenta: dict[str, Tensor] = {}
+        self._device = next(iter(self._named.values())).device
+
+    def train(
+        self, tokens: NDArray[np.uint16], ranges: Sequence[Range], ledger: Ledger, *, length: int, factor: float = 1.0
+    ) -> None:
+        """Take `epochs` passes over the targets of `ranges`, concatenated in order. Every rank must call it.
+
+        Args:
+            tokens: (N + 1,) of the stream; position i has input i and target i + 1.
+            ranges: of positions, all scored; a sequence continues across their borders, as in training.
+            ledger: of the N targets, which knows what other ranks scored.
+            length: positions of a sequence; the remainder is a shorter one.
+            factor: on the learning rate.
+
+        Raises:
+            RuleError: a target was not scored yet.
+            ConfigError: the gradient is not finite.
+        """
+        positions = (
+            np.concatenate([np.arange(*span, dtype=np.int64) for span in ranges]) if ranges else np.empty(0, int)
+        )
+        size = self.settings.batch_seqs * length
+        with self._training(), self.model.rotary.base_for_length(length):
+            for _ in range(self.settings.epochs):
+                for begin in range(0, len(positions), size):
+                    batch = positions[begin : begin + size]
+                    ledger.learn(*contiguous_ranges(batch))
+                    self._step(tokens, batch, length, self.settings.lr * factor)
+
+    def diagnostics(self) -> str:
+        """Return one line for the log that counts changed and unchanged weights."""
+        changed = unchanged = 0
+        square = norm = 0.0
+        for name, p in self._named.items():
+            count = int((p.detach() != self._initial[name]).sum())
+            changed, unchanged = changed + count, unchanged + p.numel() - count
+            square += float(torch.linalg.vector_norm(p.detach() - self._initial[name])) ** 2
+            norm += float(torch.linalg.vector_norm(self._initial[name])) ** 2
+        frozen = sum(p.numel() for name, p in self._named.items() if name not in self._trained)
+        relative = math.sqrt(square / norm) if norm else 0.0
+        held = f" ({frozen:,} of them frozen in the first {self.settings.freeze_blocks} blocks)" if frozen else ""
+        return (
+            f"TTT by SGD: {self.steps:,} steps, {self.tokens:,} tokens trained on after they were scored; "
+            f"{changed:,} weights changed, by {relative:.3%} of the norm, {unchanged:,} unchanged{held}"
+        )
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the model the weights it had when the trainer was constructed."""
+        for name, p in self._named.items():
+            p.copy_(self._initial[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of weights and momenta, as "weight/NAME" and "momentum/NAME"."""
+        state = {f"weight/{name}": p.detach().clone() for name, p in self._named.items()}
+        state.update({f"momentum/{name}": momentum.clone() for name, momentum in self._momenta.items()})
+        return state
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned for the same model and settings."""
+        for name, p in self._named.items():
+            p.copy_(state[f"weight/{name}"])
+        momenta = {name: state.get(f"momentum/{name}") for name in self._trained}
+        self._momenta = {
+            name: tensor.to(self._device, copy=True) for name, tensor in momenta.items() if tensor is not None
+        }
+
+    def _step(self, tokens: NDArray[np.uint16], positions: NDArray[np.int64], length: int, lr: float) -> None:
+        """Take one step on the mean loss of `positions`."""
+        self._drop_gradients()
+        for part in self._local_parts(positions, length):
+            ids, targets = (
+                torch.from_numpy(np.asarray(tokens)[part + shift].astype(np.int64)).to(self._device) for shift in (0, 1)
+            )
+            loss = self.model.loss(ids, targets) * (part.size / len(positions))
+            torch.autograd.backward(loss)
+        self._reduce_gradients()
+        if self.settings.grad_clip:
+            norm = float(nn.utils.clip_grad_norm_(self._trained.values(), self.settings.grad_clip))
+            if not math.isfinite(norm):
+                raise ConfigError(f"the gradient of TTT step {self.steps + 1} has norm {norm}; lower the learning rate")
+        self._update(lr)
+        self.steps += 1
+        self.tokens += len(positions)
+
+    @torch.no_grad()
+    def _update(self, lr: float) -> None:
+        """v ← momentum · v + g;  w ← w − lr · v, as in `torch.optim.SGD`."""
+        with_gradient = {name: p for name, p in self._trained.items() if p.grad is not None}
+        for name in with_gradient.keys() - self._momenta.keys():
+            self._momenta[name] = torch.zeros_like(with_gradient[name])
+        momenta = [self._momenta[name] for name in with_gradient]
+        torch._foreach_mul_(momenta, self.settings.momentum)
+        torch._foreach_add_(momenta, [p.grad for p in with_gradient.values() if p.grad is not None])
+        torch._foreach_add_(list(with_gradient.values()), momenta, alpha=-lr)
+
+    def _drop_gradients(self) -> None:
+        for p in self._named.values():
+            p.grad = None
+
+    def _local_parts(self, positions: NDArray[np.int64], length: int) -> Iterator[NDArray[np.int64]]:
+        """Yield this rank's sequences, (sequences, length) at a time, and the shorter one if it is this rank's."""
+        count = -(-len(positions) // length)
+        rank, size = self.world.rank, self.world.size
+        local = positions[count * rank // size * length : count * (rank + 1) // size * length]
+        full = local[: len(local) // length * length].reshape(-1, length)
+        rows = max(1, _MAX_TOKENS.get(self._device.type, _MAX_TOKENS_GPU) // length)
+        for begin in range(0, len(full), rows):
+            yield full[begin : begin + rows]
+        if full.size < len(local):
+            yield local[None, full.size :]
+
+    def _reduce_gradients(self) -> None:
+        """Sum the gradients over all ranks, in one message."""
+        if self.world.size == 1:
+            return
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained.values()]
+        packed = self.world.sum_(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        parts = torch.split(packed, [gradient.numel() for gradient in gradients])
+        for p, part in zip(self._trained.values(), parts, strict=True):
+            p.grad = part.view_as(p)
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Inside, the model computes as in training and frozen weights get no gradients; afterwards all is restored."""
+        model, way = self.model, self.model.loss_backend
+        required = {name: p.requires_grad for name, p in self._named.items()}
+        was_training = model.training
+        for name, p in self._named.items():
+            p.requires_grad_(name in self._trained)
+        model.train()
+        model.fuse_loss()
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
+        finally:
+            self._drop_gradients()
+            model.loss_backend = way
+            model.train(was_training)
+            for name, p in self._named.items():
+                p.requires_grad_(required[name])
+
+
+def train_on_ranges(
+    model: GPT,
+    tokens: NDArray[np.uint16],
+    ranges: Sequence[Range],
+    settings: SGDSettings,
+    ledger: Ledger,
+    *,
+    length: int,
+    world: World | None = None,
+) -> SGDTrainer:
+    """Train once on all targets of `ranges`, in chunks, while the learning rate falls as a cosine.
+
+    Momentum starts at zero. The last of several chunks has learning rate 0 and is left out. Every rank must call it.
+
+    Args:
+        model: in evaluation mode; all ranks hold the same weights.
+        tokens, ranges, ledger, length: as in `SGDTrainer.train`.
+        settings: of the steps.
+        world: ranks that share every step.
+
+    Returns:
+        The trainer, which has the diagnostics and can restore the weights.
+
+    Raises:
+        RuleError: a target was not scored yet; steps before it have been taken.
+        ConfigError: the settings do not fit the model, or the gradient is not finite.
+    """
+    trainer = SGDTrainer(model, settings, world)
+    chunks = list(split_ranges(ranges, settings.chunk_tokens))
+    for number, chunk in enumerate(chunks):
+        if number == 0 or number + 1 < len(chunks):
+            trainer.train(tokens, chunk, ledger, length=length, factor=cosine(number, len(chunks)))
+    return trainer
+
+
+def frozen_names(model: nn.Module, blocks: int) -> set[str]:
+    """Return the names of the parameters of the first `blocks` blocks.
+
+    Raises:
+        ConfigError: the model has fewer blocks, or their parameters are not named "blocks.…".
+    """
+    frozen: set[str] = set()
+    for block in range(blocks):
+        names = {name for name, _ in model.named_parameters() if name.startswith(f"blocks.{block}.")}
+        if not names:
+            raise ConfigError(
+                f"freeze_blocks is {blocks}, but the model has no parameter of block {block}; freeze fewer blocks"
+            )
+        frozen |= names
+    return frozen
+
+
+def split_ranges(ranges: Sequence[Range], tokens: int) -> Iterator[list[Range]]:
+    """Yield `ranges` in chunks of `tokens` positions; the last may have fewer."""
+    chunk: list[Range] = []
+    room = tokens
+    for first, stop in ranges:
+        while first < stop:
+            end = min(stop, first + room)
+            chunk.append((first, end))
+            room -= end - first
+            first = end
+            if not room:
+                yield chunk
+                chunk, room = [], tokens
+    if chunk:
+        yield chunk
+
+
+def contiguous_ranges(positions: NDArray[np.int64]) -> list[Range]:
+    """Return positions as ranges of neighbors, in their order."""
+    if not len(positions):
+        return []
+    edges = np.flatnonzero(np.diff(positions) != 1) + 1
+    firsts, lasts = positions[np.append(0, edges)], positions[np.append(edges - 1, len(positions) - 1)]
+    return [(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
