@@ -53,7 +53,11 @@ def test_all_learning_rates_are_scaled(texts: RandomBytes) -> None:
 def test_averages_along_one_run_equal_those_of_separate_runs(texts: RandomBytes) -> None:
     def small(schedule: str) -> Recipe:
         recipe = recipe_with(schedule, 0, 8, 1.0, texts)
-        return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, num_layers=2))
+        return dataclasses.replace(
+            recipe,
+            model=dataclasses.replace(recipe.model, num_layers=2),
+            train=dataclasses.replace(recipe.train, train_batch_tokens=256),
+        )
 
     recipe = small(BASE)
     kinds = {name: AVERAGES[name] for name in ("last weights", "EMA 0.9")} | {

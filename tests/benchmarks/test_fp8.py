@@ -19,6 +19,7 @@ def test_only_the_arithmetic_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     text.write_text(random_lines(300), encoding="utf-8")
     monkeypatch.setattr(fp8, "stdlib_corpus", lambda: file_corpus([text], validation_fraction=0.1))
     monkeypatch.setattr(fp8, "SMALL", dataclasses.replace(fp8.SMALL, num_layers=2))
+    monkeypatch.setattr(fp8, "SETTINGS", dataclasses.replace(fp8.SETTINGS, train_batch_tokens=256))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     *rows, gpu = fp8.measure(steps=3, gpu_steps=1, seed=0)
     assert [row["arithmetic"] for row in rows] == list(fp8.ARITHMETIC)
