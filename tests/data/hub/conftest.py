@@ -31,6 +31,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreparedData
 @pytest.fixture
 def hub(prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """A hub with these data sets in the challenge's layout; without the user's token and cache."""
+    pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
     constants = "huggingface_hub.constants"
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)

@@ -12,8 +12,6 @@ from birdie.errors import BirdieError, DataError
 from tests.data.hub.published import FOLDER, MANIFEST, MODEL, get, shard
 from tests.data.hub.server import REPO, Fault, Hub, disconnect, send, status
 
-pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
-
 
 @pytest.mark.parametrize("path", ["a", "a/b.bin", ".gitattributes", "a/..b", "a/b c.bin"])
 def test_ordinary_paths_are_inside_the_repository(path: str) -> None:
