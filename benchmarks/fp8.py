@@ -4,9 +4,8 @@
 
 Loss: a GPT of 4 layers × 96 is trained on the standard library's sources as bytes, from the same weights on the same
 batches: with activations in bfloat16; with the matrix products of the blocks in emulated fp8 as well; and in float32,
-    to
-show the size of such differences. `loss` is the mean over the last twenty steps, `held_out` the loss on held-out text,
-scored in float32. `over_bfloat16` and `held_out_over` are ratios to the row of bfloat16.
+to show the size of such differences. `loss` is the mean over the last twenty steps, `held_out` the loss on held-out
+text, scored in float32. `over_bfloat16` and `held_out_over` are ratios to the row of bfloat16.
 
 GPU: the challenge's baseline model in both, compiled; milliseconds per step and peak memory. Without CUDA, the row says
 so.

@@ -1,7 +1,6 @@
 """The challenge's record stack, reimplemented: the compression of the record submissions, as birdie's main rival.
 
-    float weights ─► Hessians from training data ─► GPTQ on SDClip grids ─► int8 symbols ─► lrzip -z, one stream per
-    group
+    float weights ─► Hessians from training data ─► GPTQ on SDClip grids ─► int8 symbols ─► lrzip -z per group
                      step of a matrix row = a · σ(row), of an embedding row = b · σ(row), stored in fp16
 
 Full-Hessian GPTQ (Frantar et al. 2022) as in the records: Hessians of the float model, activation order, 1 % damping,

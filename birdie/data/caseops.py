@@ -11,9 +11,8 @@ Text is divided into maximal runs of ASCII letters:
 
 An operator in the text itself gets ESCAPE before it; everything else is unchanged. Operators are characters of
 Unicode's private use area. The rules are those of parameter-golf#1729 (github.com/openai/parameter-golf/pull/1729) with
-one
-exception: a capital before a combining mark is unchanged. Its lowercase letter may compose with the mark to a character
-that has no capital (H̱ and ẖ), so a tokenizer that normalizes would lose the capital.
+one exception: a capital before a combining mark is unchanged. Its lowercase letter may compose with the mark to a
+character that has no capital (H̱ and ẖ), so a tokenizer that normalizes would lose the capital.
 """
 
 import re

@@ -1,5 +1,6 @@
 """The benchmark of averages changes the settings of its names, and computes all averages along one run."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,19 @@ from benchmarks.ablation import Texts
 from benchmarks.averages import AVERAGES, BASE, SCHEDULES, recipe_with
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
+from birdie.run.recipe import Recipe
 from birdie.run.registry import changes
 from birdie.train.average import AverageSettings
+from tests.data.random_text import random_lines
 
 
-class SourceBytes(Texts):
-    """Some of birdie's sources, as bytes."""
+class RandomBytes(Texts):
+    """Random text, as bytes."""
 
     def __init__(self, root: Path) -> None:
-        list(
-            prepare(
-                file_corpus(sorted((Path(__file__).parents[1] / "train").glob("*.py"))), tokenizer="bytes", root=root
-            )
-        )
+        text = root / "text.txt"
+        text.write_text(random_lines(200), encoding="utf-8")
+        list(prepare(file_corpus([text], validation_fraction=0.1), tokenizer="bytes", root=root))
         self.path = str(next((root / "datasets").iterdir()))
 
     def settings(self, vocabulary: int) -> dict[str, Any]:  # noqa: ARG002
@@ -30,18 +31,18 @@ class SourceBytes(Texts):
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> SourceBytes:
-    return SourceBytes(tmp_path_factory.mktemp("text"))
+def texts(tmp_path_factory: pytest.TempPathFactory) -> RandomBytes:
+    return RandomBytes(tmp_path_factory.mktemp("text"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_schedule_changes_the_settings_of_its_name_only(schedule: str, texts: SourceBytes) -> None:
+def test_a_schedule_changes_the_settings_of_its_name_only(schedule: str, texts: RandomBytes) -> None:
     base, other = (recipe_with(name, 0, 8, 1.0, texts).to_dict() for name in (BASE, schedule))
     tables = {"warmdown_fraction": "train", "min_lr": "train", "bandit": "bandit"}
     assert {name.partition(".")[0] for name, _, _ in changes(base, other)} == {tables[n] for n in SCHEDULES[schedule]}
 
 
-def test_all_learning_rates_are_scaled(texts: SourceBytes) -> None:
+def test_all_learning_rates_are_scaled(texts: RandomBytes) -> None:
     one, half = (recipe_with(BASE, 0, 8, rate, texts).to_dict() for rate in (1.0, 0.5))
     assert {name: scaled / rate for name, rate, scaled in changes(one, half)} == {
         f"optimizer.{name}": 0.5 for name in ("matrix_lr", "tied_embed_lr", "scalar_lr")
@@ -49,8 +50,16 @@ def test_all_learning_rates_are_scaled(texts: SourceBytes) -> None:
 
 
 @pytest.mark.slow  # five runs of eight steps
-def test_averages_along_one_run_equal_those_of_separate_runs(texts: SourceBytes) -> None:
-    recipe = recipe_with(BASE, 0, 8, 1.0, texts)
+def test_averages_along_one_run_equal_those_of_separate_runs(texts: RandomBytes) -> None:
+    def small(schedule: str) -> Recipe:
+        recipe = recipe_with(schedule, 0, 8, 1.0, texts)
+        return dataclasses.replace(
+            recipe,
+            model=dataclasses.replace(recipe.model, num_layers=2),
+            train=dataclasses.replace(recipe.train, train_batch_tokens=256),
+        )
+
+    recipe = small(BASE)
     kinds = {name: AVERAGES[name] for name in ("last weights", "EMA 0.9")} | {
         "SWA": AverageSettings("swa", swa_every=2, swa_below=0.9)
     }
@@ -59,7 +68,7 @@ def test_averages_along_one_run_equal_those_of_separate_runs(texts: SourceBytes)
     assert len(set(together.values())) == 3
     for name, kind in kinds.items():
         assert averages.scores(recipe, {name: kind})[0][name] == together[name]
-    _, message = averages.scores(recipe_with("bandit, 4 steps", 0, 8, 1.0, texts), {"last weights": AverageSettings()})
+    _, message = averages.scores(small("bandit, 4 steps"), {"last weights": AverageSettings()})
     assert "learning-rate bandit: 2 choices of 4 steps" in message
 
 

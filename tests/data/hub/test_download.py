@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,87 +19,16 @@ from birdie.data.corpus import file_corpus
 from birdie.data.dataset import DatasetInfo, check_tokenizer, open_dataset
 from birdie.data.hub import download as download_module
 from birdie.data.hub import repository
-from birdie.data.hub.download import DownloadedDataset, Source, download
+from birdie.data.hub.download import Source, download
 from birdie.data.prepare import PreparedDataset, prepare
 from birdie.data.shards import HEADER_BYTES, write_shard
 from birdie.data.tokenizer import load_tokenizer
-from birdie.errors import BirdieError, ConfigError, DataError, OutputError
+from birdie.errors import ConfigError, DataError, OutputError
+from tests.data.hub.published import FOLDER, MANIFEST, MODEL, change_manifest, files, get, shard
 from tests.data.hub.server import COMMIT, REPO, Fault, Hub, disconnect, send, status
 from tests.data.random_text import random_lines
 
 pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
-
-ROOT = "datasets/"  # of the repository
-FOLDER = f"{ROOT}datasets/fineweb10B_sp400/"
-MODEL = f"{ROOT}tokenizers/fineweb_400_bpe.model"
-MANIFEST = f"{ROOT}manifest.json"
-
-
-def shard(number: int, split: str = "train") -> str:
-    return f"fineweb_{split}_{number:06d}.bin"
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreparedDataset]:
-    """Data sets that birdie prepares from 400 lines, by variant: four training shards, one validation shard."""
-    root = tmp_path_factory.mktemp("published")
-    text = root / "text.txt"
-    text.write_text(random_lines(400), encoding="utf-8")
-    corpus = file_corpus([text], validation_fraction=0.1)
-    datasets = {}
-    for name, tokenizer, size in (("sp400", 400, 6_000), ("byte260", "bytes", 30_000)):
-        *_, last = prepare(corpus, tokenizer, root / "data", shard_tokens=size)  # type: ignore[arg-type]
-        assert isinstance(last, PreparedDataset)
-        datasets[name] = last
-    return datasets
-
-
-@pytest.fixture
-def hub(prepared: dict[str, PreparedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub with these data sets in the challenge's layout; without the user's token and cache."""
-    constants = "huggingface_hub.constants"
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(f"{constants}.HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # noqa: ARG005
-    server = Hub()
-    datasets, tokenizers = [], []
-    for name, result in prepared.items():
-        for path in sorted(result.folder.glob("*.bin")):
-            server.files[f"{ROOT}datasets/fineweb10B_{name}/{path.name}"] = path.read_bytes()
-        stats = {"files_train": len(list(result.folder.glob("*_train_*.bin"))), "files_val": 1}
-        entry = {"name": f"fineweb10B_{name}", "tokenizer_name": name}
-        datasets.append({**entry, "stats": {**stats, "tokens_val": result.info.val.tokens}})
-        tokenizers.append({"name": name, "model_path": MODEL.removeprefix(ROOT)} if name == "sp400" else {"name": name})
-    server.files[MODEL] = Path(prepared["sp400"].tokenizer).read_bytes()
-    server.files[MANIFEST] = json.dumps({"datasets": datasets, "tokenizers": tokenizers}).encode()
-    server.files["README.md"] = b"shards"
-    yield server
-    import huggingface_hub
-
-    huggingface_hub.close_session()
-    server.close()
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-def get(hub: Hub, data: Path, train_shards: int = 2, variant: str = "sp400", **settings: Any) -> DownloadedDataset:
-    return download(variant, train_shards, data, source=Source(REPO, endpoint=hub.endpoint), **settings)
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def change_manifest(hub: Hub, **stats: object) -> None:
-    manifest = json.loads(hub.files[MANIFEST])
-    manifest["datasets"][0]["stats"] |= stats
-    hub.files[MANIFEST] = json.dumps(manifest).encode()
 
 
 @pytest.mark.parametrize("variant", ["sp400", "byte260"])
@@ -151,17 +79,6 @@ def test_validation_alone_can_be_downloaded(hub: Hub, data: Path) -> None:
     result = get(hub, data, 0)
     assert open_dataset(result.folder, splits=("val",)).val_tokens == result.info.val.tokens > 0
     assert result.info.train.tokens == 0
-
-
-def test_an_interrupted_transfer_resumes_where_it_broke(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1_000
-    )  # default 10 MB; an incomplete chunk is lost
-    hub.faults[FOLDER + shard(0)] = [disconnect(5_000)]
-    get(hub, data)
-    headers_sent = [headers for method, path, headers in hub.requests if method == "GET" and path == FOLDER + shard(0)]
-    assert [headers.get("Range") for headers in headers_sent] == [None, "bytes=5000-"]
-    assert (data / "datasets/fineweb10B_sp400" / shard(0)).read_bytes() == hub.files[FOLDER + shard(0)]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
@@ -253,29 +170,6 @@ def test_a_validation_split_that_differs_from_the_manifest_is_refused(hub: Hub, 
     assert not list(data.rglob("*.bin"))
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"),
-    [
-        (status(404, X_Error_Code="RepoNotFound"), DataError, "check --repo"),
-        (status(401), DataError, "HF_TOKEN"),
-        (status(403, X_Error_Code="GatedRepo"), DataError, "is gated"),
-        (status(403), DataError, "HF_TOKEN"),
-        (status(418), DataError, "418"),
-        (status(503), DataError, "503 in 4 attempts"),
-        (send(b"<html>Log in to this network"), DataError, "check the connection"),
-        (send(b'{"id": "x/y"}'), DataError, "names no commit"),
-    ],
-)
-def test_a_refused_request_is_one_clear_sentence(
-    hub: Hub, data: Path, fault: Fault, kind: type[BirdieError], message: str
-) -> None:
-    hub.faults["api"] = [fault] * 4
-    with pytest.raises(kind, match=f"{REPO} at {hub.endpoint}.*{message}") as caught:
-        get(hub, data)
-    assert "\n" not in str(caught.value)
-    assert not data.exists()
-
-
 @pytest.mark.parametrize("fault", [status(403), status(500), disconnect(10), status(416)])
 def test_a_failed_transfer_is_one_clear_sentence(hub: Hub, data: Path, fault: Fault) -> None:
     hub.faults[FOLDER + shard(1)] = [fault] * 100
@@ -284,19 +178,6 @@ def test_a_failed_transfer_is_one_clear_sentence(hub: Hub, data: Path, fault: Fa
     assert "\n" not in str(caught.value)
     assert not list(data.rglob("*.part")), "no partial file is left"
     assert len(open_dataset(data / "datasets/fineweb10B_sp400").train) == 1
-
-
-@pytest.mark.parametrize("path", ["api", MANIFEST, MODEL, FOLDER + shard(0)])
-def test_transient_server_errors_are_retried(hub: Hub, data: Path, path: str) -> None:
-    hub.faults[path] = [status(500), status(503), status(429)]
-    assert len(get(hub, data).downloaded) == 4
-
-
-def test_an_unreachable_server_is_one_clear_sentence(data: Path, hub: Hub) -> None:
-    source = Source(REPO, endpoint="http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"ConnectError.*check the connection"):
-        download("sp400", 1, data, source=source)
-    assert not hub.requests
 
 
 def test_unknown_repositories_revisions_and_variants_are_refused(hub: Hub, data: Path) -> None:
@@ -311,27 +192,6 @@ def test_unknown_repositories_revisions_and_variants_are_refused(hub: Hub, data:
     assert not data.exists()
 
 
-def test_offline_mode_is_named_in_the_error(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    huggingface_hub.close_session()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
-        get(hub, data)
-
-
-def test_the_token_is_sent_to_the_hub_and_not_to_the_storage_host(
-    hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    get(hub, data)
-    by_host: dict[str, set[str]] = {}
-    for _, _, headers in hub.requests:
-        lower = {name.lower(): value for name, value in headers.items()}
-        by_host.setdefault(f"http://{lower['host']}", set()).add(lower.get("authorization", "").rpartition(" ")[2])
-    assert by_host == {hub.endpoint: {"hf_secret"}, hub.storage: {""}}
-
-
 def test_a_path_that_leads_out_of_the_repository_is_refused(hub: Hub, data: Path) -> None:
     manifest = json.loads(hub.files[MANIFEST])
     manifest["tokenizers"][0]["model_path"] = "../../x"
@@ -342,30 +202,6 @@ def test_a_path_that_leads_out_of_the_repository_is_refused(hub: Hub, data: Path
     with pytest.raises(DataError, match="leads out of it"):
         get(hub, data)
     assert not data.exists()
-
-
-@pytest.mark.parametrize("size", [1 << 50, -1, "7", None, 10.0])
-@pytest.mark.parametrize("path", [MANIFEST, MODEL, FOLDER + shard(0)])
-def test_an_impossible_listed_size_is_refused_before_the_download(
-    hub: Hub, data: Path, size: object, path: str
-) -> None:
-    def claim(answer: dict[str, Any]) -> None:
-        next(entry for entry in answer["siblings"] if entry["rfilename"] == path)["size"] = size
-
-    hub.edit_listing = claim
-    with pytest.raises(DataError, match="nothing was downloaded"):
-        get(hub, data)
-    assert set(hub.downloads()) <= {MANIFEST}
-    assert not data.exists()
-
-
-def test_a_server_that_sends_without_end_is_stopped(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
-    monkeypatch.setattr(repository, "_BLOCK", 1 << 16)
-    hub.faults[FOLDER + shard(0)] = [send(hub.files[FOLDER + shard(0)] * 100)]
-    with pytest.raises(DataError, match=r"sends more of .*fineweb_train_000000\.bin than the"):
-        get(hub, data)
-    assert not list(data.rglob("*_train_*"))
 
 
 def test_a_full_disk_is_reported_before_the_download(hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
