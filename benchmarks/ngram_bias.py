@@ -65,7 +65,7 @@ def log_probabilities(model: GPT, tokens: Tokens, context: int, stride: int) -> 
     for batch in sliding(targets, context, stride).batches(_BATCH_TOKENS):
         ids = np.stack([tokens[a:b] for a, b in zip(batch.begins, batch.stops, strict=True)]).astype(np.int64)
         scored = int(batch.stops[0] - batch.firsts[0])
-        predicted = torch.log_softmax(model(torch.from_numpy(ids), tail=scored).float(), dim=-1)
+        predicted = torch.log_softmax(model(torch.from_numpy(ids), last_n=scored).float(), dim=-1)
         for row, first in enumerate(batch.firsts):
             logp[first : first + scored] = predicted[row].numpy()
     return logp

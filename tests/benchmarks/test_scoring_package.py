@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scoring_package
-from birdie.score import forward
+from birdie.score import windows
 
 
 def test_without_a_compiler_only_eager_mode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_without_a_compiler_only_eager_mode_is_measured(monkeypatch: pytest.Monk
         return scoring_package.start(options) if what == "start" else scoring_package.speed(options)
 
     monkeypatch.setattr(scoring_package, "_worker", in_this_process)
-    monkeypatch.setitem(forward._AT_ONCE, "cpu", 64)
+    monkeypatch.setitem(windows._MAX_INPUTS, "cpu", 64)
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     options = argparse.Namespace(length=32, tokens=128, seconds=0.0, dtype="float32", device="cpu", seed=0)
     eager, *others = scoring_package.measure(options)

@@ -377,7 +377,7 @@ def test_ctrl_c_has_an_answer(ask: Ask, weights: Path, monkeypatch: pytest.Monke
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("birdie.artifact.save.save", interrupted)
+    monkeypatch.setattr("birdie.cli.compress.save", interrupted)
     code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
     assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
     assert "Stopped by Ctrl-C" in err
@@ -500,8 +500,8 @@ def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "much"], "ConfigError", "'much'"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "9" * 400 + "GB"], "ConfigError", "no size"),
         (["compress", "{weights}", "-o", "{tmp}"], "OutputError", "is a folder"),
-        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "2 to 8 bits"),
-        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int6"], "ConfigError", "PATTERN=SPEC"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "int66"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*="], "ConfigError", "PATTERN=SPEC"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"], "ConfigError", "judged on data"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate RECIPE"),

@@ -153,7 +153,7 @@ def test_a_coder_that_does_not_work_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         raise ImportError
 
     assert ready_coder(RECIPE) is not None
-    monkeypatch.setattr(preflight.artifact, "load", broken)
+    monkeypatch.setattr(preflight, "load_file", broken)
     assert ready_coder(RECIPE) is None
 
 

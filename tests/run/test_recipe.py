@@ -97,7 +97,7 @@ def test_the_digest_changes_with_any_setting() -> None:
         (["--model.num-layers", "0"], "num_layers is 0"),
         (["--export.int4-layers", "12"], "layer 12"),
         (["--export.budget", "lots"], "'lots' is not a size"),
-        (["--export.scheme", "int9"], "grid width 9"),
+        (["--export.scheme", "int9"], "int9"),
         (["--export.embedding", "fp17"], "'fp17' is unknown; did you mean 'fp16'"),
         (["--data.order", "random"], "random"),
         (["--run.log-every", "-1"], "log_every is -1"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact import files as artifact
+from birdie.artifact.save import save
 from birdie.cli import evaluate as command
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
@@ -173,7 +173,7 @@ def file(tmp_path: Path) -> Path:
         train=TrainSettings(train_batch_tokens=256, train_seq_len=32, accumulation=1, compute_dtype="float32"),
     )
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
-    artifact.save(tiny_gpt(260), tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
+    save(tiny_gpt(260), tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
     return tmp_path / "model.birdie"
 
 

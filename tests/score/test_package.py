@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.artifact import files as artifact
+from birdie.artifact.save import save
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError
@@ -177,7 +177,7 @@ def artifact_file(tmp_path: Path) -> Path:
     )
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": None}
     model = tiny(vocab_size=260, num_layers=1)
-    artifact.save(model, tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
+    save(model, tmp_path / "model.birdie", lossless=True, coder="fast", metadata=metadata)
     return tmp_path / "model.birdie"
 
 

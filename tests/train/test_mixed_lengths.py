@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from birdie.data.orders import Order
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.data.batches import Batches
+from birdie.data.sampler import Order
 from birdie.data.shards import write_shard
 from birdie.errors import ConfigError
 from birdie.model.documents import DocumentFinder

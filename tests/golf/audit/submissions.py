@@ -2,16 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from birdie.score.lora import LoraSettings
 
 import birdie.artifact.save
 from birdie.data.tokenizer import ByteTokenizer, Tokenizer
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.score.ngram import TiltSettings
 from birdie.score.settings import EvaluationSettings
+from birdie.score.ttt.lora import LoRAMode
 from birdie.train.settings import TrainSettings
 from tests.golf.audit.audited_logs import baseline
 
@@ -22,8 +22,7 @@ def save_artifact(
     path: Path,
     data: DataSettings,
     tokenizer: Tokenizer | None = None,
-    tilted: bool = False,
-    **evaluation: int | bool | str,
+    **evaluation: Any,
 ) -> Path:
     """Save a .birdie file as `birdie train` leaves it, of a model that was never trained."""
     torch.manual_seed(0)
@@ -32,9 +31,7 @@ def save_artifact(
         data=data,
         model=GPTConfig(vocab_size=tokenizer.vocab_size, num_layers=1, model_dim=16, num_heads=1, num_kv_heads=1),
         train=TrainSettings(train_seq_len=24, train_batch_tokens=24, accumulation=1),
-        tilt=TiltSettings(enabled=tilted),
-        lora=LoraSettings(chunk=8, rank=4, lr=0.01),
-        evaluation=EvaluationSettings(**evaluation),  # type: ignore[arg-type]
+        evaluation=EvaluationSettings(**{"ttt_lora": LoRAMode(chunk=8, rank=4, lr=0.01), **evaluation}),
     )
     about = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "sha256": tokenizer.digest}
     metadata = {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": about, "steps": 1}

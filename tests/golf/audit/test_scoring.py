@@ -1,6 +1,7 @@
 """The recipe's evaluation under probes: every mode equals its scorer, and adaptation that cheats is caught."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from birdie.golf.audit.rules import CAUSAL, SCORE_FIRST
 from birdie.golf.audit.scoring import CachedWindows
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import DataSettings
-from birdie.score import scoring
-from birdie.score.adapt import Learner
-from birdie.score.chunks import Adapted
-from birdie.score.forward import score_windows
 from birdie.score.ledger import Ledger
-from birdie.score.scorers import WindowScorer
+from birdie.score.mode import TrainingReport
+from birdie.score.ngram import NgramSettings
+from birdie.score.reference import WindowScorer
+from birdie.score.streaming import StreamingMode
+from birdie.score.ttt import sgd
+from birdie.score.ttt.sgd import SGDTrainer
+from birdie.score.windows import score_windows
 from tests.golf.audit.submissions import save_artifact
 
 
@@ -31,14 +34,14 @@ def text(data: Path) -> DataSettings:
     [
         ({"stride": 8}, "24"),
         ({"documents": True, "stride": 5}, "24"),
-        ({"stream": True, "chunk": 7, "sinks": 2, "segments": 3}, "context 24 and 2 sinks"),
-        ({"stream": True, "exact": True}, "context 24"),
+        ({"mode": "streaming", "streaming": StreamingMode(7, 2, segments=3)}, "context 24 and 2 sinks"),
+        ({"mode": "streaming", "streaming": StreamingMode(exact=True)}, "context 24"),
         ({"seq_len": 4096}, "windows of 60"),
-        ({"stride": 11, "tilted": True}, "24"),
+        ({"stride": 11, "ngram": NgramSettings(enabled=True)}, "24"),
     ],
 )
 def test_every_mode_is_compared_with_its_scorer(
-    text: DataSettings, tmp_path: Path, evaluation: dict[str, int | bool], window: str
+    text: DataSettings, tmp_path: Path, evaluation: dict[str, Any], window: str
 ) -> None:
     report = audit(save_artifact(tmp_path / "model.birdie", text, **evaluation), tokens=60)
     assert not report.failed
@@ -75,41 +78,39 @@ def test_cached_windows_predict_what_windows_predict(stride: int, bos_id: int | 
             assert torch.equal(cached.predict(), cached.predict())
 
 
-@pytest.mark.parametrize("adapt", ["sgd", "lora", "phased"])
-def test_learning_after_scoring_passes(text: DataSettings, tmp_path: Path, adapt: str) -> None:
-    report = audit(save_artifact(tmp_path / "model.birdie", text, adapt=adapt), tokens=120)
+@pytest.mark.parametrize("mode", ["ttt-sgd", "ttt-lora", "ttt-multi-phase"])
+def test_learning_after_scoring_passes(text: DataSettings, tmp_path: Path, mode: str) -> None:
+    report = audit(save_artifact(tmp_path / "model.birdie", text, mode=mode), tokens=120)
     assert not report.failed, report.findings
     (ledger,) = [finding for finding in report.of(SCORE_FIRST) if finding.check == "ledger"]
-    assert (ledger.result, f"{adapt}: 72 targets" in ledger.evidence) == ("pass", True)
+    assert (ledger.result, f"{mode}: 72 targets" in ledger.evidence) == ("pass", True)
     (causal,) = [finding for finding in report.of(CAUSAL) if finding.check == "perturbation"]
-    assert causal.result == ("unknown" if adapt == "phased" else "pass")
+    assert causal.result == ("unknown" if mode == "ttt-multi-phase" else "pass")
 
 
 def test_learning_before_scoring_fails(text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scorer that learns from each chunk before it scores it, and hides that from the ledger."""
 
-    def cheat(model, tokens, windows, sink, settings, *, length, batch_tokens, device, temperature, **_):
-        learner = Learner(model, settings)
+    def cheat(scoring, windows, settings):
+        tokens, trainer = scoring.tokens, SGDTrainer(scoring.model, settings)
         hidden = Ledger(len(tokens) - 1)
         hidden.score(0, len(tokens) - 1)
-        learner.learn(tokens, [(0, len(tokens) - 1)], hidden, length=length, factor=50.0)
-        score_windows(model, tokens, windows, sink, batch_tokens=batch_tokens, device=device, temperature=temperature)
-        steps, learned = learner.steps, learner.tokens
-        learner.restore()
-        return Adapted(0.0, 0.0, 1, steps, learned, "")
+        trainer.train(tokens, [(0, len(tokens) - 1)], hidden, length=scoring.length, factor=50.0)
+        score_windows(scoring, windows)
+        trainer.restore()
+        return TrainingReport(0.0, 0.0, 1, trainer.steps, trainer.tokens, "")
 
-    monkeypatch.setattr(scoring, "score_adapting", cheat)
-    report = audit(save_artifact(tmp_path / "model.birdie", text, adapt="sgd"), tokens=120)
+    monkeypatch.setattr(sgd, "score_chunks", cheat)
+    report = audit(save_artifact(tmp_path / "model.birdie", text, mode="ttt-sgd"), tokens=120)
     assert [finding.check for finding in report.of(CAUSAL) if finding.result == "fail"] == ["perturbation"]
 
 
 def test_learning_that_the_ledger_refuses_fails(
     text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def early(*args, **_):
-        sink, tokens = args[3], args[1]
-        sink.ledger.learn((0, len(tokens) - 1))
+    def early(scoring, _windows, _settings):
+        scoring.sink.ledger.learn((0, len(scoring.tokens) - 1))
 
-    monkeypatch.setattr(scoring, "score_adapting", early)
-    report = audit(save_artifact(tmp_path / "model.birdie", text, adapt="sgd"), tokens=60)
+    monkeypatch.setattr(sgd, "score_chunks", early)
+    report = audit(save_artifact(tmp_path / "model.birdie", text, mode="ttt-sgd"), tokens=60)
     assert report.result(SCORE_FIRST) == "fail"

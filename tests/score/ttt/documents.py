@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.model.test_techniques import SMALL
 from torch import Tensor
 
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import Accumulator
 from birdie.score.ttt.lora import DocumentTrainer, LoRAMode, RowAdamW, document_queue
+from tests.model.technique_table import SMALL
 
 BOS, CHUNK, CONTEXT = 1, 4, 10
 TINY = dataclasses.replace(SMALL, num_layers=2)

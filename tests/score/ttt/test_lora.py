@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.model.test_techniques import changed, randomized
 
 from birdie.errors import ConfigError, RuleError
 from birdie.model.adapters import Adapters
@@ -24,6 +23,7 @@ from birdie.score.ttt.lora import (
     balanced_batches,
     document_queue,
 )
+from tests.model.technique_table import randomized, with_settings
 from tests.score.ttt.documents import (
     BOS,
     CHUNK,
@@ -88,7 +88,7 @@ VARIANTS: dict[str, LoRAMode] = {
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("change", MODELS.values(), ids=MODELS)
 def test_batches_equal_one_document_at_a_time(change: dict[str, Any], variant: LoRAMode) -> None:
-    model, tokens = randomized(changed(change)).eval(), stream()
+    model, tokens = randomized(with_settings(change)).eval(), stream()
     nats = scored(model, tokens, variant)
     np.testing.assert_allclose(nats, one_at_a_time(model, tokens, variant), rtol=2e-4, atol=2e-4)
     assert np.abs(nats - untrained(model, tokens, variant)).max() > 0.01  # training had an effect
@@ -97,7 +97,7 @@ def test_batches_equal_one_document_at_a_time(change: dict[str, Any], variant: L
 @pytest.mark.parametrize("change", [*MODELS.values(), NTK], ids=[*MODELS, "NTK"])
 def test_batches_equal_the_reference(change: dict[str, Any]) -> None:
     """Token by token, in the order of the stream, whole distributions before tokens: C1 to C4 by construction."""
-    model, tokens = randomized(changed(change)).eval(), stream()
+    model, tokens = randomized(with_settings(change)).eval(), stream()
     expected = reference_losses(LoRAScorer(model, SETTINGS, CONTEXT, BOS), tokens)
     np.testing.assert_allclose(scored(model, tokens), expected, rtol=2e-4, atol=2e-4)
 
@@ -188,7 +188,7 @@ def test_an_undeclared_step_shows_in_losses_that_depend_on_the_future() -> None:
 
 
 def test_no_loss_depends_on_where_its_document_ends() -> None:
-    model, tokens = randomized(changed(NTK)).eval(), stream(documents=[14])
+    model, tokens = randomized(with_settings(NTK)).eval(), stream(documents=[14])
     nats = scored(model, tokens)
     for position in (1, 4, 8, 9, 11, 12):
         shortened = tokens.copy()

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from tests.model.test_techniques import randomized
 
 from birdie.errors import ConfigError, RuleError, WeightsError
 from birdie.golf.audit import probes
@@ -24,6 +23,7 @@ from birdie.score.ttt.lora import DocumentTrainer, LoRAMode, document_queue, sco
 from birdie.score.ttt.multi_phase import MultiPhaseMode, SGDPhases
 from birdie.score.ttt.sgd import train_on_ranges
 from birdie.score.ttt.state import StateFile
+from tests.model.technique_table import randomized
 from tests.ranks import start_ranks
 from tests.score.ttt.documents import (
     BOS,
@@ -205,21 +205,21 @@ EARLY = MultiPhaseMode(prefix_docs=1, phases=1, lr=0.3, chunk_tokens=16, batch_s
 
 
 @pytest.mark.parametrize(
-    ("kind", "phases", "verdict"),
+    ("kind", "phases", "result"),
     [(DocumentTrainer, None, "pass"), (TrainFirstUndeclared, None, "fail"), (DocumentTrainer, EARLY, "fail")],
     ids=["legal", "trains first", "phases"],
 )
 def test_the_audit_passes_documents_and_reports_what_phases_do(
-    kind: type[DocumentTrainer], phases: MultiPhaseMode | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[DocumentTrainer], phases: MultiPhaseMode | None, result: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A short document, then a long one. In phases the model trains on the long one before the short one is scored:
     allowed by the ledger, but no pass from left to right."""
     monkeypatch.setattr(probes, "BORDERS", ())
     tokens = np.array([BOS, 3, 5, 2, 7, BOS, *range(2, 12), *range(2, 8)])
     findings = probes.probe_losses(losses(kind, phases), 12, tokens, positions=3)
-    verdicts = {finding.rule: finding.verdict for finding in findings}
-    assert verdicts.pop(CAUSAL) == verdict
-    assert verdict == "fail" or set(verdicts.values()) == {"pass"}
+    results = {finding.rule: finding.result for finding in findings}
+    assert results.pop(CAUSAL) == result
+    assert result == "fail" or set(results.values()) == {"pass"}
 
 
 def test_claims_are_counted_without_ranks() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.train.test_parallel import run
 from torch import Tensor
 
 from birdie.errors import ConfigError, RuleError, WeightsError
@@ -37,7 +36,8 @@ from birdie.score.ttt.sgd import (
 )
 from birdie.score.ttt.state import StateFile
 from birdie.score.windows import Windows, document_begins, non_overlapping, per_document, sliding
-from birdie.train.banks import banked
+from birdie.train.banks import make_banks
+from tests.ranks import run_in_process_group
 from tests.tiny_run import EVERYTHING
 
 BOS, VOCABULARY, LENGTH = 1, 24, 8
@@ -278,9 +278,9 @@ def test_the_audit_passes_it_and_catches_training_before_scoring(
 ) -> None:
     monkeypatch.setattr(probes, "BORDERS", ())
     findings = probes.probe_losses(score, VOCABULARY, text(25), positions=2)
-    verdicts = {(finding.rule, finding.verdict) for finding in findings}
-    assert ({verdict for _, verdict in verdicts} == {"pass"}) == legal, findings
-    assert ((CAUSAL, "fail") in verdicts) != legal
+    results = {(finding.rule, finding.result) for finding in findings}
+    assert ({result for _, result in results} == {"pass"}) == legal, findings
+    assert ((CAUSAL, "fail") in results) != legal
 
 
 def test_later_tokens_change_no_loss() -> None:
@@ -329,7 +329,7 @@ def test_frozen_blocks_stay_to_the_bit_in_banks_too() -> None:
         banks = []
         if banking:
             matrices = {name: p for name, p in model.named_parameters() if name.startswith("blocks.") and p.ndim == 2}
-            banks = banked({name: p for name, p in matrices.items() if "resid_mix" not in name})
+            banks = make_banks({name: p for name, p in matrices.items() if "resid_mix" not in name})
             assert len(banks) > 2
         nats, report, _ = scored(model, tokens, windows, settings, restore=False)
         results.append(nats)
@@ -502,7 +502,7 @@ def score_as_rank(world: World, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    run(2, tmp_path / "run", score_as_rank)
+    run_in_process_group(score_as_rank, 2, tmp_path / "run")
     model, tokens, windows = tiny_gpt(), text(), sliding(72, LENGTH, 3)
     _, _, accumulator = scored(model, tokens, windows, restore=False)
     alone = accumulator.score(windows.scored, 1.0).bpb
