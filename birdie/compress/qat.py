@@ -1,22 +1,23 @@
-"""Quantization-aware training: layers see weights as the grid would store them, gradients pass straight through.
+"""Quantization-aware training: layers compute with quantized weights, gradients go straight through to float weights.
 
-    parameter w ──► step of its row, rounding ──► Q(w) − w, no gradient ──► × flag ──► + w = what the layer uses
-         ▲                                                                               │
-         └───────────────────────────── gradient, as it is ──────────────────────────────┘
+    parameter w ──► quantize ──► Q(w) − w, no gradient ──► × switch ──► + w = the weight that the layer uses
+         ▲                                                                  │
+         └──────────────────────── gradient, unchanged ─────────────────────┘
 
-Each layer's class is replaced by a child whose `weight` is a property; the parameter stays where it was, so names,
-state dicts and optimizers notice nothing. The property answers in training mode only: what is scored in evaluation mode
-is the float model. The switch is a tensor that the graph reads: a Python flag would be a constant to the compiler, and
-records have trained for weeks with their late QAT folded away by it.
+Each layer gets a subclass of its class in which `weight` is a property. The parameter stays where it was, so names,
+state dicts and optimizers do not change. The property quantizes in training mode only: validation scores the float
+model. The switch is a tensor that the compiled graph reads. A Python flag would be a constant to the compiler: several
+records trained with their late QAT compiled away.
 
 Straight-through estimation: Bengio et al. 2013 (arXiv 1308.3432). Soft rounding: Agustsson & Theis 2020 (arXiv
-2006.09952). Noise instead of rounding, drawn anew at each use, for layers that a forward pass uses several times.
+2006.09952). Noise in place of rounding, drawn at each use, is for layers that a forward pass uses several times.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
+from birdie.compress.registry import decode, parse_spec
+from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import FINEST
 from birdie.compress.schemes.ternary import GROUP_SIZE
 from birdie.compress.small_tensors import is_matrix
@@ -32,13 +35,17 @@ from birdie.errors import ConfigError
 
 Rounding = Literal["hard", "soft", "noise"]
 Levels = Literal["ternary", "binary"]
-_TINY = 1e-30  # variance or step below which a gradient would leave float32
+_TINY = 1e-30  # variance or scale below which a gradient would leave float32
 _SOFTEST, _SHARPEST = 1.0, 24.0  # slope of soft rounding at the first and the last step; 24 is hard but for 1 in 10
+_KINDS = ("bits", "sigma", "levels", "scheme")
 
 
 @dataclass(frozen=True, slots=True)
 class Qat:
-    """On which grid to train, from when, and how it rounds; off unless `bits`, `sigma` or `levels` is given.
+    """Settings of quantization-aware training; off unless `bits`, `sigma`, `levels` or `scheme` is set.
+
+    The first three are quantized on the device and inside compiled graphs. A scheme, also one from another package, is
+    encoded and decoded on the CPU at every use, which is exact and slow: it is for schemes that have no other way.
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -46,42 +53,46 @@ class Qat:
 
     bits: Annotated[int | None, Parameter(help="Train on the grid of intN: 2 to 8 bits over the row's range.")] = None
     sigma: Annotated[
-        float | None, Parameter(help="Train on steps of so many standard deviations of the row, as sigma:0.4 does.")
+        float | None, Parameter(help="Train on a grid of this scale in standard deviations of the row, as sigma:0.4.")
     ] = None
     levels: Annotated[
-        Levels | None, Parameter(help="Train on the grid of `ternary` (-s, 0, s) or `ternary:binary` (-s, s).")
+        Levels | None, Parameter(help="Train on the levels of `ternary` (-s, 0, s) or `binary` (-s, s).")
     ] = None
-    group: Annotated[int, Parameter(help="Columns of a row that share the scale s of levels.")] = GROUP_SIZE
-    start: Annotated[float, Parameter(help="Share of the run after which it is on.")] = 0.0
+    scheme: Annotated[
+        str | None, Parameter(help="Train on what this scheme would store, such as codebook:k=16; slow, on the CPU.")
+    ] = None
+    group_size: Annotated[int, Parameter(help="Columns of a row that share the scale s of levels.")] = GROUP_SIZE
+    start: Annotated[float, Parameter(help="Fraction of the run after which it is on.")] = 0.0
     below: Annotated[
         float | None,
         Parameter(help="Factor on the learning rates below which it is on; 0.15: late, as in the records."),
     ] = None
     rounding: Annotated[
-        Rounding, Parameter(help="hard; soft: ever harder; noise: uniform, anew at each use, for looped layers.")
+        Rounding, Parameter(help="hard; soft: ever harder; noise: uniform, drawn at each use, for depth recurrence.")
     ] = "hard"
     rate: Annotated[float, Parameter(help="Nats of loss that one bit per weight is worth while it is on.")] = 0.0
-    tensors: Annotated[
-        tuple[str, ...], Parameter(negative=(), help="Name patterns of the matrices that it is for.")
-    ] = ("*",)
+    tensors: Annotated[tuple[str, ...], Parameter(negative=(), help="Name patterns of the matrices to quantize.")] = (
+        "*",
+    )
 
     def __post_init__(self) -> None:
-        given = [name for name in ("bits", "sigma", "levels") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"qat has {' and '.join(f'{n} {getattr(self, n)}' for n in given)}; give one of them")
-        if self.levels is not None:
-            if self.levels not in ("ternary", "binary"):
-                raise ConfigError(f"qat levels {self.levels!r} is unknown; choose ternary or binary")
-            if self.rounding != "hard" or self.rate:
-                raise ConfigError("qat levels are rounded hard and have no rate; leave rounding and rate out")
-        if self.group < 1:
-            raise ConfigError(f"qat group {self.group} is out of range; choose 1 or more columns")
+        kinds = [name for name in _KINDS if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            raise ConfigError(f"qat has {' and '.join(f'{n} {getattr(self, n)}' for n in kinds)}; set one of them")
+        if self.levels not in (None, "ternary", "binary"):
+            raise ConfigError(f"qat levels {self.levels!r} is unknown; choose ternary or binary")
+        if self.scheme is not None:
+            parse_spec(self.scheme)
+        if (self.levels or self.scheme) and (self.rounding != "hard" or self.rate):
+            raise ConfigError(f"qat {kinds[0]} is rounded hard and has no rate; leave rounding and rate out")
+        if self.group_size < 1:
+            raise ConfigError(f"qat group_size {self.group_size} is out of range; choose 1 or more columns")
         if self.bits is not None and not 2 <= self.bits <= 8:
             raise ConfigError(f"qat bits {self.bits} is out of range; choose 2 to 8")
         if self.sigma is not None and not 2.0**-10 <= self.sigma <= 2.0**4:
-            raise ConfigError(f"qat sigma {self.sigma} is out of range; choose a step of 2^-10 to 16 deviations")
+            raise ConfigError(f"qat sigma {self.sigma} is out of range; choose a scale of 2^-10 to 16 deviations")
         if not 0 <= self.start < 1:
-            raise ConfigError(f"qat start {self.start} is out of range; choose a share of the run from 0 to below 1")
+            raise ConfigError(f"qat start {self.start} is out of range; choose a fraction of the run, 0 to below 1")
         if self.below is not None and not 0 < self.below <= 1:
             raise ConfigError(f"qat below {self.below} is out of range; choose a factor above 0, up to 1")
         if self.rounding not in ("hard", "soft", "noise"):
@@ -93,48 +104,67 @@ class Qat:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is anything to prepare."""
-        return self.bits is not None or self.sigma is not None or self.levels is not None
+        """True if there is something to quantize."""
+        return any(getattr(self, name) is not None for name in _KINDS)
 
-    def stored(self, module: nn.Module) -> list[tuple[str, str]]:
-        """(name, spec) of what is trained on levels and must be stored on them; any other grid is free to choose."""
-        spec = f"{self.levels}:group_size={self.group}"
-        return [] if self.levels is None else [(name, spec) for name, _, _ in _matrices(module, self.tensors)]
+    @property
+    def spec(self) -> str:
+        """The spec of the scheme that stores the weights as they are trained."""
+        if self.scheme is not None:
+            return self.scheme
+        if self.levels is not None:
+            return f"{self.levels}:group_size={self.group_size}"
+        return f"int{self.bits}" if self.bits is not None else f"sigma:{self.sigma:g}"
 
-    def prepare(self, module: nn.Module, notify: Callable[[str], None] = lambda _: None) -> "Quantizing":
+    def storage_rules(self, module: nn.Module) -> list[tuple[str, str]]:
+        """Return (name, spec) of the tensors that must be stored as they were trained.
+
+        These are those of levels and of a scheme; for a grid any other scheme may be chosen.
+        """
+        if self.levels is None and self.scheme is None:
+            return []
+        return [(name, self.spec) for name, _, _ in _matrices(module, self.tensors)]
+
+    def prepare(self, module: nn.Module, notify: Callable[[str], None] = lambda _: None) -> "FakeQuantization":
         """Make `module` use quantized weights in training mode, once `before_step` or `switch` turns it on.
 
         Args:
-            module: is changed in the classes of its layers only; `remove()` undoes it.
-            notify: gets the line that says what was turned on, and by how much it moves the weights.
+            module: only the classes of its layers change; `remove()` undoes that.
+            notify: called with the line that names the scheme and says how far it moves the weights.
 
         Raises:
-            ConfigError: neither bits, sigma nor levels is set, no matrix matches, or `module` is prepared already.
+            ConfigError: nothing is set to quantize by, no matrix matches, or `module` is prepared already.
         """
         if not self.enabled:
-            raise ConfigError("qat has no grid; set bits, sigma or levels")
-        return Quantizing(self, module, notify)
+            raise ConfigError(f"qat has no scheme; set one of {', '.join(_KINDS)}")
+        return FakeQuantization(self, module, notify)
 
-    def step(self, rows: Tensor) -> Tensor:
-        """The step of each row as `Grid` stores it, in sixteenths of an octave: (rows, columns) → (rows, 1)."""
-        octaves = torch.log2(self._wanted(rows).clamp_min(SMALLEST)) * PER_OCTAVE
-        # a range has to fit, so it is rounded up; what is a sixteenth but for float32 counts as one
-        whole = torch.ceil(octaves - 1e-3) if self.sigma is None else torch.round(octaves)
-        return torch.exp2(whole / PER_OCTAVE)
+    def scale(self, rows: Tensor) -> Tensor:
+        """Return the scale of each row as `Grid` stores it, in sixteenths of an octave: (rows, columns) → (rows, 1)."""
+        octaves = torch.log2(self._exact_scale(rows).clamp_min(SMALLEST)) * PER_OCTAVE
+        # A range has to fit, so its scale is rounded up; 1e-3 keeps float32 from rounding up an exact sixteenth.
+        stored = torch.ceil(octaves - 1e-3) if self.sigma is None else torch.round(octaves)
+        return torch.exp2(stored / PER_OCTAVE)
 
-    def quantized(self, weight: Tensor, sharpness: Tensor) -> Tensor:
-        """`weight` as the grid, or its stand-in, has it: same shape and dtype, no gradient. Rows as `Grid` counts them.
+    def quantized(self, weight: Tensor, sharpness: Tensor, active: Tensor | None = None) -> Tensor:
+        """Return the quantized weight, or its stand-in of soft rounding or noise: same shape and dtype, no gradient.
 
         Args:
-            weight: any shape.
+            weight: any shape; rows as `Grid` counts them.
             sharpness: 0-d, slope of soft rounding; the other kinds ignore it.
+            active: 0-d bool; where it is False, a scheme returns `weight` as it is, to save the time of encoding.
         """
         with torch.no_grad():
+            if self.scheme is not None:
+                stored: Tensor = _stored_by(
+                    weight.detach(), torch.tensor(True) if active is None else active, self.scheme
+                )
+                return stored
             rows = _rows(weight)
             if self.levels is not None:
-                return self._of_levels(rows).view_as(weight).to(weight.dtype)
-            step = self.step(rows)
-            scaled = rows / step
+                return self._quantize_to_levels(rows).view_as(weight).to(weight.dtype)
+            scale = self.scale(rows)
+            scaled = rows / scale
             if self.rounding == "noise":
                 symbols = scaled + torch.rand_like(scaled) - 0.5
             elif self.rounding == "soft":
@@ -145,29 +175,29 @@ class Qat:
                 symbols = torch.round(scaled)
             if self.bits is not None:
                 symbols = symbols.clamp(-self._top, self._top)
-            return (symbols * step).view_as(weight).to(weight.dtype)
+            return (symbols * scale).view_as(weight).to(weight.dtype)
 
     def bits_of(self, weight: Tensor) -> Tensor:
-        """Differentiable entropy of the symbols of `weight` in bits (0-d): each row a Laplace distribution, rounded.
+        """Return the differentiable entropy of the symbols of `weight` in bits (0-d): each row a rounded Laplace.
 
-        Exact for such rows, 0.07 bit a weight too much for Gaussian ones. The step moves with the row, so bits fall
-        where a row's shape becomes more peaked, not where it shrinks.
+        Exact for such rows, 0.07 bit per weight too much for Gaussian ones. The scale follows the row, so bits fall
+        where a row's distribution becomes more peaked, not where it shrinks.
         """
         rows = _rows(weight)
-        mean = rows.abs().mean(1) / self._wanted(rows).squeeze(1).clamp_min(_TINY)
+        mean = rows.abs().mean(1) / self._exact_scale(rows).squeeze(1).clamp_min(_TINY)
         return _laplace_bits(mean).sum() * rows.shape[1]
 
-    def _of_levels(self, rows: Tensor) -> Tensor:
-        """Rows of -s, 0 and s, or -s and s, with a scale for each group as `Ternary` fits and stores it."""
+    def _quantize_to_levels(self, rows: Tensor) -> Tensor:
+        """Return rows of -s, 0 and s, or -s and s, with the scale s of each group as `Ternary` fits and stores it."""
         height, width = rows.shape
-        group = min(self.group, width)
+        group = min(self.group_size, width)
         parts = torch.nn.functional.pad(rows, (0, -width % group)).view(height, -1, group).double()
         sizes = parts.abs()
         if self.levels == "binary":
             real = torch.ones(width, device=rows.device, dtype=torch.float64)
             counts = torch.nn.functional.pad(real, (0, -width % group)).view(-1, group).sum(1)
             scale = sizes.sum(2) / counts
-        else:  # the best set is a prefix of the weights by size, and its best scale their mean
+        else:  # the best set of weights that are not zero is a prefix by size, and its best scale their mean
             totals = sizes.sort(dim=2, descending=True).values.cumsum(2)
             scales = totals / torch.arange(1, group + 1, device=rows.device)
             best = (scales * totals).argmax(2, keepdim=True)
@@ -178,8 +208,8 @@ class Qat:
         kept = sizes > step / 2 if self.levels == "ternary" else torch.ones_like(sizes, dtype=torch.bool)
         return (signs * kept * step).view(height, -1)[:, :width].to(rows.dtype)
 
-    def _wanted(self, rows: Tensor) -> Tensor:
-        """The step of each row before it is rounded to one that can be stored, (rows, 1); 0 for rows of zeros."""
+    def _exact_scale(self, rows: Tensor) -> Tensor:
+        """Return the scale of each row before it is rounded to a stored one, (rows, 1); 0 for rows of zeros."""
         most = rows.abs().amax(1, keepdim=True)
         if self.sigma is None:
             return most / self._top
@@ -197,72 +227,95 @@ def _rows(weight: Tensor) -> Tensor:
 
 
 def _laplace_bits(mean: Tensor) -> Tensor:
-    """Entropy in bits of a Laplace distribution of mean magnitude `mean`, rounded to integers; 0 at 0."""
+    """Return the entropy in bits of a Laplace distribution of mean magnitude `mean`, rounded to integers; 0 at 0.
+
+    The symbols' magnitudes are geometric: with r = exp(-1 / mean), P(0) = 1 - √r and P(±k) = √r (1 - r) rᵏ⁻¹ / 2, whose
+    entropy has a closed form.
+    """
     mean = mean.clamp_min(0.02)  # 1e-20 bits; below, the exponentials leave float32
-    some = torch.exp(-0.5 / mean)  # chance of not being zero
-    ratio = torch.exp(-1 / mean)  # of one magnitude to the one before
-    none = -torch.expm1(-0.5 / mean)
+    nonzero = torch.exp(-0.5 / mean)
+    ratio = torch.exp(-1 / mean)
+    zero = -torch.expm1(-0.5 / mean)
     rest = -torch.expm1(-1 / mean)
-    zero = -none * torch.log2(none)
-    return zero - some * (torch.log2(some * rest / 2) + ratio / rest * torch.log2(ratio))
+    return -zero * torch.log2(zero) - nonzero * (torch.log2(nonzero * rest / 2) + ratio / rest * torch.log2(ratio))
+
+
+@lru_cache(maxsize=64)
+def _scheme(spec: str) -> Scheme:
+    return parse_spec(spec)
+
+
+# A custom operator, so that torch.compile calls it as it is: encoders are numpy and numba, not graphs.
+@torch.library.custom_op("birdie::stored_by", mutates_args=())
+def _stored_by(weight: Tensor, active: Tensor, spec: str) -> Tensor:
+    """Return `weight` as the scheme of `spec` would store it; a copy if not `active`."""
+    if not active:
+        return weight.clone()
+    encoded = _scheme(spec).encode("weight", weight.float().cpu())
+    return decode(encoded).to(weight.device, weight.dtype)
+
+
+@_stored_by.register_fake
+def _(weight: Tensor, _active: Tensor, _spec: str) -> Tensor:
+    return torch.empty_like(weight)
 
 
 class Switch:
-    """What a graph reads: whether quantization is on, and the slope of soft rounding."""
+    """Tensors that a graph reads: True while quantization is on, and the slope of soft rounding."""
 
     def __init__(self, device: torch.device) -> None:
         self.active = torch.zeros((), dtype=torch.bool, device=device)
         self.sharpness = torch.full((), _SOFTEST, device=device)
 
 
-class Quantizing:
-    """A module in quantization-aware training.
+class FakeQuantization:
+    """A module in quantization-aware training; a `StepHook` of birdie's training loop.
 
     Attributes:
-        settings: what it was prepared with.
-        module: the module itself.
+        settings: that it was prepared with.
+        module: whose layers were changed.
         names: of the tensors that are quantized.
-        on: whether they are at the moment.
+        on: True while they are.
     """
 
     def __init__(self, settings: Qat, module: nn.Module, notify: Callable[[str], None]) -> None:
         self.settings, self.module, self.on, self._notify = settings, module, False, notify
-        self._told = False
-        found = list(_matrices(module, settings.tensors))
-        if not found:
+        self._announced = False
+        matrices = list(_matrices(module, settings.tensors))
+        if not matrices:
             raise ConfigError(
                 f"qat patterns {', '.join(settings.tensors)} match no matrix of 4096 weights or more; check the names"
             )
-        if any(hasattr(type(part), "unquantized") for _, part, _ in found):
+        if any(hasattr(type(layer), "unquantized") for _, layer, _ in matrices):
             raise ConfigError("the module is in quantization-aware training already; call remove() of that first")
-        self.names = tuple(name for name, _, _ in found)
-        self._parts = [(part, key) for _, part, key in found]
+        self.names = tuple(name for name, _, _ in matrices)
+        self._layers = [(layer, key) for _, layer, key in matrices]
         self._switches: dict[torch.device, Switch] = {}
         self._weights = sum(p.numel() for p in {id(p): p for p in self._parameters()}.values())
         keys: dict[nn.Module, list[str]] = {}
-        for part, key in self._parts:
-            keys.setdefault(part, []).append(key)
-        for part, own in keys.items():
-            part.__class__ = _child(type(part), {key: self._property(part, key) for key in own})
+        for layer, key in self._layers:
+            keys.setdefault(layer, []).append(key)
+        for layer, names in keys.items():
+            layer.__class__ = _subclass(type(layer), {key: self._property(layer, key) for key in names})
 
-    def before_step(self, step: int, share: float, multiplier: float) -> None:
-        """Turn it on or off for the step to come: a pure function of where the run is, so resuming needs no memory.
+    def before_step(self, step: int, fraction: float, multiplier: float) -> None:
+        """Turn it on or off for the next step: a pure function of the position in the run, so resuming needs no state.
 
         Args:
-            step: finished steps; -1 while priming, of which nothing is told.
-            share: of the run that is done, 0 to 1.
+            step: finished steps; -1 during warm-up, which is not announced.
+            fraction: of the run that is done, 0 to 1.
             multiplier: factor on the learning rates.
         """
         settings = self.settings
-        on = share >= settings.start and (settings.below is None or multiplier < settings.below)
+        on = fraction >= settings.start and (settings.below is None or multiplier < settings.below)
         if settings.below is None:
-            progress = (share - settings.start) / (1 - settings.start)
+            progress = (fraction - settings.start) / (1 - settings.start)
         else:
             progress = 1 - multiplier / settings.below
         self.switch(on, progress)
-        if on and not self._told and step >= 0:
-            self._told = True
-            self._notify(f"{self.evidence()} from step {step + 1} on")
+        if on and not self._announced and step >= 0:
+            self._announced = True
+            self._notify(f"{self.diagnostics()} from step {step + 1} on")
 
     def switch(self, on: bool, progress: float = 1.0) -> None:
         """Turn it on or off, soft rounding `progress` (0 to 1) of its way to hard. Compiled graphs follow."""
@@ -273,46 +326,45 @@ class Quantizing:
             switch.sharpness.fill_(slope)
 
     def rate(self) -> Tensor:
-        """Differentiable bits that the symbols of all tensors take (0-d), tied ones once."""
+        """Return the differentiable bits of the symbols of all tensors (0-d), tied ones once."""
         weights = {id(p): p for p in self._parameters()}.values()
         return torch.stack([self.settings.bits_of(weight) for weight in weights]).sum()
 
     def penalty(self) -> Tensor | None:
-        """What to add to the loss of a step (0-d): the settings' rate times the bits per weight; None if it is off."""
+        """Return what to add to the loss of a step (0-d): `rate` times the bits per weight; None if it is off."""
         return self.rate() * (self.settings.rate / self._weights) if self.on and self.settings.rate else None
 
-    def evidence(self) -> str:
-        """One line: how many tensors and weights, and how far what a layer reads is from its parameter."""
+    def diagnostics(self) -> str:
+        """Return one line: tensors, weights, and how far the weights that layers use are from the parameters."""
         moved = total = 0.0
-        with torch.no_grad(), in_mode((part for part, _ in self._parts), training=True):
-            for part, key in self._parts:
-                weight = part._parameters[key]
+        with torch.no_grad(), in_mode((layer for layer, _ in self._layers), training=True):
+            for layer, key in self._layers:
+                weight = layer._parameters[key]
                 assert weight is not None
-                moved += float((getattr(part, key) - weight).double().square().sum())
+                moved += float((getattr(layer, key) - weight).double().square().sum())
                 total += float(weight.double().square().sum())
         settings = self.settings
-        grid = settings.levels or (f"int{settings.bits}" if settings.bits is not None else f"sigma:{settings.sigma:g}")
-        away = 100 * math.sqrt(moved / total) if total else 0.0
+        distance = 100 * math.sqrt(moved / total) if total else 0.0
         return (
-            f"qat {grid} {self.settings.rounding}: {len(self.names)} tensors, {self._weights:,} weights, "
-            f"moved by {away:.3g} % of their norm"
+            f"qat {settings.levels or settings.spec} {settings.rounding}: {len(self.names)} tensors, "
+            f"{self._weights:,} weights, moved by {distance:.3g} % of their norm"
         )
 
     def remove(self) -> None:
-        """Give the layers back their classes; the parameters are as training left them."""
-        for part, _ in self._parts:
-            if "unquantized" in vars(type(part)):
-                part.__class__ = vars(type(part))["unquantized"]
+        """Give the layers back their classes; the parameters stay as training left them."""
+        for layer, _ in self._layers:
+            if "unquantized" in vars(type(layer)):
+                layer.__class__ = vars(type(layer))["unquantized"]
         self.on = False
 
     def _parameters(self) -> Iterator[Tensor]:
-        for part, key in self._parts:
-            weight = part._parameters[key]
+        for layer, key in self._layers:
+            weight = layer._parameters[key]
             assert weight is not None
             yield weight
 
-    def _property(self, part: nn.Module, key: str) -> property:
-        weight = part._parameters[key]
+    def _property(self, layer: nn.Module, key: str) -> property:
+        weight = layer._parameters[key]
         assert weight is not None
         switch = self._switches.setdefault(weight.device, Switch(weight.device))
         settings = self.settings
@@ -321,22 +373,22 @@ class Quantizing:
             weight = layer._parameters[key]
             if weight is None or not layer.training:
                 return weight
-            moved = settings.quantized(weight, switch.sharpness) - weight.detach()
+            moved = settings.quantized(weight, switch.sharpness, switch.active) - weight.detach()
             return weight + torch.where(switch.active, moved, torch.zeros_like(moved))
 
         return property(read)
 
 
 def _matrices(module: nn.Module, patterns: tuple[str, ...]) -> Iterator[tuple[str, nn.Module, str]]:
-    """(name, layer, the layer's own name for it) of each trainable matrix that a pattern matches."""
-    for prefix, part in module.named_modules():
-        for key, weight in part._parameters.items():
+    """Yield (name, layer, attribute of the layer) of each trainable matrix that a pattern matches."""
+    for prefix, layer in module.named_modules():
+        for key, weight in layer._parameters.items():
             name = f"{prefix}.{key}" if prefix else key
             usable = weight is not None and weight.requires_grad and is_matrix(weight)
             if usable and any(fnmatchcase(name, pattern) for pattern in patterns):
-                yield name, part, key
+                yield name, layer, key
 
 
-def _child(parent: type[nn.Module], properties: dict[str, property]) -> type[nn.Module]:
-    """A class like `parent` whose parameters of these names are read through properties."""
+def _subclass(parent: type[nn.Module], properties: dict[str, property]) -> type[nn.Module]:
+    """Return a subclass whose parameters of these names are read through properties."""
     return type(parent.__name__, (parent,), {**properties, "unquantized": parent, "__module__": parent.__module__})

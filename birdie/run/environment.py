@@ -242,7 +242,7 @@ def _ternary(environ: Environment, _: Mapping[str, Any]) -> Tables:
     group = int(_number(environ, "BITNET_GROUP_SIZE", 0))
     if group < 1:
         return {}
-    return {"qat": {"levels": "ternary", "group": group, "tensors": ["blocks.*"]}}
+    return {"qat": {"levels": "ternary", "group_size": group, "tensors": ["blocks.*"]}}
 
 
 def _fp8(environ: Environment, _: Mapping[str, Any]) -> Tables:
@@ -310,7 +310,7 @@ RULES = (
     Rule((*AVERAGES, "EMA_DECAY"), ("average.kind", "average.ema_decay"), _average),
     Rule(("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD"), ("qat.bits", "qat.below", "qat.tensors"), _qat),
     Rule(("USE_FP8",), ("train.fp8",), _fp8),
-    Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group", "qat.tensors"), _ternary),
+    Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group_size", "qat.tensors"), _ternary),
     Rule(
         ("EMBED_BITS", "EMBED_CLIP_SIGMAS"),
         ("export.embedding",),

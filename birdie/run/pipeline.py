@@ -409,7 +409,7 @@ class Run:
             self.model,
             path or self.folder / "model.birdie",
             scheme=[
-                *self.recipe.qat.stored(self.model),
+                *self.recipe.qat.storage_rules(self.model),
                 *(settings.schemes() if budget is None else settings.pinned()),
             ],
             budget=budget,

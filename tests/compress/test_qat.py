@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from birdie.artifact.save import save
-from birdie.compress.qat import Qat, Quantizing
+from birdie.compress.qat import FakeQuantization, Qat
 from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
@@ -68,7 +68,7 @@ def test_layers_see_the_levels_that_ternary_will_store(shape: tuple[int, ...], g
     weight = torch.randn(shape) * torch.logspace(-3, 1, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     weight[3] = 0
     stored = decode(Ternary(group_size=group, binary=binary).encode("w", weight))
-    qat = Qat(levels="binary" if binary else "ternary", group=group)
+    qat = Qat(levels="binary" if binary else "ternary", group_size=group)
     torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
     again = qat.quantized(stored, SHARP)
     torch.testing.assert_close(again, stored, rtol=1e-6, atol=0)  # levels stay what they are
@@ -94,7 +94,7 @@ def test_a_layer_learns_on_levels() -> None:
         assert all(len(row.abs().unique()) <= 2 for row in stored)
         return float((x @ stored.T - y).square().mean())
 
-    assert trained(Qat(levels="ternary", group=64)) < 0.7 * trained(None)
+    assert trained(Qat(levels="ternary", group_size=64)) < 0.7 * trained(None)
 
 
 @pytest.mark.parametrize("rounding", ["hard", "soft", "noise"])
@@ -205,7 +205,7 @@ def test_noise_is_uniform_over_a_step_and_new_at_each_use() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(512, 64, bias=False)
     Qat(sigma=0.5, rounding="noise").prepare(layer).switch(True)
-    step = Qat(sigma=0.5).step(layer._parameters["weight"].detach())
+    step = Qat(sigma=0.5).scale(layer._parameters["weight"].detach())
     first, second = ((layer.weight - layer._parameters["weight"]).detach() / step for _ in range(2))
     assert not torch.equal(first, second)
     assert first.abs().max() <= 0.5 + 1e-4
@@ -323,7 +323,7 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_stopped() -> None:
 
 def test_the_line_in_the_log_says_how_far_weights_move() -> None:
     lines: list[str] = []
-    prepared: Quantizing = Qat(sigma=0.5).prepare(two_layers(), lines.append)
+    prepared: FakeQuantization = Qat(sigma=0.5).prepare(two_layers(), lines.append)
     prepared.before_step(41, 0.5, 1.0)
     prepared.before_step(42, 0.5, 1.0)
     (line,) = lines
@@ -359,7 +359,7 @@ def test_settings_out_of_range_are_refused_with_their_value(settings: dict[str, 
 def test_what_cannot_be_prepared_is_refused() -> None:
     with pytest.raises(ConfigError, match="match no matrix"):
         Qat(bits=4, tensors=("nothing.*",)).prepare(two_layers())
-    with pytest.raises(ConfigError, match="set bits, sigma or levels"):
+    with pytest.raises(ConfigError, match="scheme"):
         Qat().prepare(two_layers())
     model = two_layers()
     Qat(bits=4).prepare(model)

@@ -272,7 +272,7 @@ def test_what_was_trained_on_levels_is_stored_on_them(recipe: Recipe, tmp_path: 
     run, _ = finished(dataclasses.replace(recipe, qat=qat, model=model, calibration=none), tmp_path)
     run.export(tmp_path / "model.birdie", budget=budget)
     held, trained = load(tmp_path / "model.birdie"), dict(run.model.named_parameters())
-    names = [name for name, _ in qat.stored(run.model)]
+    names = [name for name, _ in qat.storage_rules(run.model)]
     assert "blocks.1.mlp.fc.weight" in names
     for name in names:
         torch.testing.assert_close(held[name], qat.quantized(trained[name], torch.tensor(1.0)))

@@ -77,7 +77,7 @@ EXPECTED = {
     },
     "ternary": {
         "model.embed_dim": 254, "model.softcap": "poly", "model.smear": "none", "train.warmdown_fraction": 0.2,
-        "qat.levels": "ternary", "qat.group": 128, "qat.tensors": ("blocks.*",), "evaluation.stride": 16,
+        "qat.levels": "ternary", "qat.group_size": 128, "qat.tensors": ("blocks.*",), "evaluation.stride": 16,
         "evaluation.batch_seqs": 256,
     },
 }  # fmt: skip
