@@ -1,7 +1,8 @@
 """Source files that an entry point may load, and their bytes: what the challenge counts as code.
 
 Imports of birdie's own modules are followed through the syntax trees, imports inside functions included, so the answer
-does not depend on which modules are loaded. A module counts if it can be loaded, so the number is never too small.
+does not depend on which modules are loaded. A module counts if it can be loaded, so the number is never too small. A
+package whose modules are listed with `pkgutil.iter_modules(package.__path__)` counts as a whole.
 """
 
 import ast
@@ -34,11 +35,17 @@ def code_bytes(entry: str | Path) -> int:
 
 
 def _imports(path: Path) -> Iterator[Path]:
+    packages: dict[str, str] = {}  # local name → dotted name
     for node in ast.walk(ast.parse(path.read_bytes(), filename=str(path))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            packages |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pkgutil.iter_modules":
+            listed = ast.unparse(node.args[0]).removesuffix(".__path__")
+            folder = PACKAGE.parent.joinpath(*packages[listed].split("."))
+            names = [f"{packages[listed]}.{module.stem}" for module in sorted(folder.glob("*.py"))]
         else:
             continue
         for name in names:

@@ -1,0 +1,40 @@
+"""Code bytes: every file that an entry point may load is counted once, whether or not it is loaded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from birdie.compress import registry
+from birdie.golf.code_size import PACKAGE, code_bytes, source_files
+
+ENTRY = PACKAGE.parent / "train_gpt.py"
+
+
+def test_the_bytes_are_those_of_the_files() -> None:
+    files = source_files(ENTRY)
+    assert files == tuple(sorted(set(files)))
+    assert ENTRY in files
+    assert code_bytes(ENTRY) == sum(path.stat().st_size for path in files)
+
+
+def test_imports_inside_functions_count(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def later():\n    from birdie.errors import BirdieError\n    return BirdieError\n")
+    assert source_files(script) == tuple(sorted({script.resolve(), PACKAGE / "__init__.py", PACKAGE / "errors.py"}))
+
+
+def test_modules_of_a_listed_package_count() -> None:
+    """Schemes are found by listing their package; whoever can decode a file can load all of them."""
+    names = registry.own_names_by_code().values()
+    modules = {Path(str(sys.modules[registry.decoder(name).layout.__module__].__file__)) for name in names}
+    assert len(modules) == len(names)
+    assert modules <= set(source_files(PACKAGE / "artifact" / "load.py"))
+
+
+def test_everything_that_is_loaded_is_counted() -> None:
+    code = (
+        "import sys, birdie.artifact.save, birdie.compress.registry as r; r.decoder('grid');"
+        "print(*sorted(m.__file__ for n, m in sys.modules.items() if n.startswith('birdie') and m.__file__), sep='\\n')"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(map(Path, loaded)) <= set(source_files(PACKAGE / "artifact" / "save.py"))
