@@ -18,7 +18,7 @@ PUBLIC = [
     "RuleError",
     "Spectral",
     "Summary",
-    "Tuned",
+    "FineTuneStep",
     "WeightsError",
     "__version__",
     "compress_weights",

@@ -15,8 +15,8 @@ from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.run.calibration import Calibrated, calibrated, calibration_batches
-from birdie.run.calibration_budget import expected, less_reserve
+from birdie.run.calibration import Calibration, calibrate_gpt, calibration_batches
+from birdie.run.calibration_budget import reduce_cap, time_calibration
 from birdie.run.events import Saved
 from birdie.run.pipeline import Run
 from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
@@ -151,14 +151,14 @@ def test_a_cap_that_calibration_would_use_up_is_refused(recipe: Recipe, tmp_path
     run = Run(capped(recipe, 3.0, reserve_seconds=3.0), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"3\.0 s of a cap of 3 s"):
         next(run.train())
-    assert less_reserve(TrainSettings(max_wallclock_seconds=0), 3.0).max_wallclock_seconds == 0
+    assert reduce_cap(TrainSettings(max_wallclock_seconds=0), 3.0).max_wallclock_seconds == 0
 
 
 def test_more_tokens_are_expected_to_take_longer(recipe: Recipe) -> None:
-    few, many = (expected(capped(recipe, 60.0, tokens=n), CPU) for n in (8192, 8192 * 100))
+    few, many = (time_calibration(capped(recipe, 60.0, tokens=n), CPU) for n in (8192, 8192 * 100))
     assert many.batches > 10 * few.batches
     assert few.sampling == 0
-    assert expected(capped(recipe, 60.0, data="own"), CPU).sampling > 0
+    assert time_calibration(capped(recipe, 60.0, data="own"), CPU).sampling > 0
 
 
 def test_own_samples_are_the_same_twice_and_follow_seed_and_weights(recipe: Recipe) -> None:
@@ -179,27 +179,27 @@ def test_own_samples_need_no_data(recipe: Recipe, tmp_path: Path) -> None:
     nowhere = dataclasses.replace(recipe, data=DataSettings(path=str(tmp_path), tokenizer="bytes"))
     state = GPT(recipe.model).state_dict()
     told: list[tuple[float, float | None]] = []
-    found = calibrated(nowhere, state, CalibrationSettings("own", 512), lambda *each: told.append(each))
-    assert isinstance(found, Calibrated)
+    found = calibrate_gpt(nowhere, state, CalibrationSettings("own", 512), lambda *each: told.append(each))
+    assert isinstance(found, Calibration)
     assert found.tokens == 512
     with pytest.raises(DataError):
-        calibrated(nowhere, state, CalibrationSettings("train", 512))
+        calibrate_gpt(nowhere, state, CalibrationSettings("train", 512))
     with pytest.raises(ConfigError, match="nothing to calibrate on"):
-        calibrated(nowhere, state, CalibrationSettings())
+        calibrate_gpt(nowhere, state, CalibrationSettings())
 
 
 def test_weights_that_are_not_finite_write_nothing(recipe: Recipe) -> None:
     state = GPT(recipe.model).state_dict()
     state["tok_emb.weight"][7, 3] = torch.nan
     with pytest.raises(WeightsError, match=r"tok_emb\.weight.*mend"):
-        calibrated(recipe, state, CalibrationSettings("own", 512))
+        calibrate_gpt(recipe, state, CalibrationSettings("own", 512))
 
 
 @pytest.mark.parametrize("source", ["train", "own"])
 def test_progress_ends_at_its_total(recipe: Recipe, source: Any) -> None:
     told: list[tuple[float, float | None]] = []
     settings = CalibrationSettings(source, 4096 * 6)
-    calibrated(recipe, GPT(recipe.model).state_dict(), settings, lambda *each: told.append(each))
+    calibrate_gpt(recipe, GPT(recipe.model).state_dict(), settings, lambda *each: told.append(each))
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == told[-1][1]
 

@@ -11,7 +11,7 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError
-from birdie.run.environment import CHOICES, LATER, NEEDLESS, RULES, remarks
+from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE, remarks
 from birdie.run.recipe import Recipe, load_recipe
 from tests.conftest import challenge_variables
 
@@ -101,7 +101,7 @@ def joint() -> Iterator[str]:
 
 
 def later() -> Iterator[str]:
-    for each in LATER:
+    for each in UNAVAILABLE:
         yield from (*each.variables, *each.details)
 
 
@@ -123,7 +123,7 @@ def test_a_record_command_becomes_its_recipe(record: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("record", COMMANDS)
 def test_every_variable_of_a_command_is_accounted_for(record: str) -> None:
-    known = {*challenge_variables(Recipe), *joint(), *later(), *NEEDLESS, *OTHERS}
+    known = {*challenge_variables(Recipe), *joint(), *later(), *IGNORED, *OTHERS}
     assert set(variables(COMMANDS[record])) <= known
 
 
@@ -136,7 +136,7 @@ def test_what_is_missing_is_one_line_each(record: str) -> None:
 
 
 def test_a_variable_has_one_meaning() -> None:
-    every = [*challenge_variables(Recipe), *joint(), *later(), *NEEDLESS, *OTHERS]
+    every = [*challenge_variables(Recipe), *joint(), *later(), *IGNORED, *OTHERS]
     assert len(every) == len(set(every))
 
 
@@ -297,8 +297,8 @@ def test_the_page_has_every_variable_once_with_its_meaning() -> None:
         *(f"| {quoted(names)} | `{setting}` |" for setting, names in settings_with_variables(Recipe)),
         *(f'| `{name}=1` | `model.{setting} = "{word}"` |' for name, (setting, word) in CHOICES.items()),
         *(f"| {quoted(rule.variables)} | {quoted(rule.settings)} |" for rule in RULES),
-        *(f"| {quoted((*x.variables, *x.details))} | {x.what.rpartition(' ')[0]} |" for x in LATER),
-        *(f"| `{name}` | {why} |" for name, why in NEEDLESS.items()),
+        *(f"| {quoted((*x.variables, *x.details))} | {x.what.rpartition(' ')[0]} |" for x in UNAVAILABLE),
+        *(f"| `{name}` | {why} |" for name, why in IGNORED.items()),
     ]
 
 

@@ -207,7 +207,7 @@ def test_a_budget_is_what_the_artifact_takes() -> None:
 def test_a_history_is_told_once(tmp_path: Path) -> None:
     for step in (0, 100, 200, 300):
         history.record(tmp_path, Entry(step, 10.0 * step, 3 - step / 1000))
-    history.cut(tmp_path, 200)  # resumed there
+    history.truncate(tmp_path, 200)  # resumed there
     history.record(tmp_path, Entry(250, 2500, 2.7))
     history.record(tmp_path, Entry(250, 2600, 2.6))
     assert [each.step for each in history.read(tmp_path)] == [0, 100, 200, 250]
@@ -216,7 +216,7 @@ def test_a_history_is_told_once(tmp_path: Path) -> None:
         (tmp_path / history.NAME).write_text(line + "\n")
         with pytest.raises(DataError, match=r"history.jsonl cannot be read"):
             history.read(tmp_path)
-    history.cut(tmp_path, 10)  # a run goes on all the same
+    history.truncate(tmp_path, 10)  # a run goes on all the same
     assert history.read(tmp_path) == []
 
 

@@ -12,7 +12,7 @@ import birdie
 from birdie.compress.spectral.wrap import wrapped
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.run import fine_tuning as finetune
-from birdie.run.fine_tuning import Tuned, fine_tune
+from birdie.run.fine_tuning import FineTuneStep, fine_tune
 from tests.compress.spectral.test_wrap import data, mlp
 
 Batch = tuple[Tensor, Tensor]
@@ -22,7 +22,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def tuned(model: nn.Module, **settings: object) -> list[Tuned]:
+def tuned(model: nn.Module, **settings: object) -> list[FineTuneStep]:
     return list(fine_tune(model, [data()], loss, rate=3e-3, **settings))  # type: ignore[arg-type]
 
 

@@ -14,7 +14,15 @@ from birdie.run import preflight
 from birdie.run.estimate import parameters
 from birdie.run.events import Checked
 from birdie.run.pipeline import Run
-from birdie.run.preflight import Check, Facts, attention_kernel, checks, facts_here, ready_coder, require
+from birdie.run.preflight import (
+    Check,
+    Facts,
+    attention_kernel,
+    collect_facts,
+    require_no_failure,
+    run_checks,
+    warm_up_coder,
+)
 from birdie.run.recipe import Recipe
 from birdie.runtime.distributed import World
 
@@ -55,7 +63,7 @@ PLENTY = Facts(
 
 
 def found(recipe: Recipe = RECIPE, **changes: Any) -> dict[str, Check]:
-    return {check.name: check for check in checks(recipe, replace(PLENTY, **changes))}
+    return {check.name: check for check in run_checks(recipe, replace(PLENTY, **changes))}
 
 
 def training(**changes: Any) -> Recipe:
@@ -65,7 +73,7 @@ def training(**changes: Any) -> Recipe:
 def test_where_there_is_plenty_all_pass() -> None:
     assert {check.state for check in found().values()} == {"pass"}
     assert list(found()) == ["ranks", "memory", "disk", "text", "attention", "coder", "versions"]
-    require(list(found().values()))
+    require_no_failure(list(found().values()))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +130,7 @@ def test_a_clock_may_end_a_run_before_its_text_does() -> None:
 
 def test_all_failures_are_one_sentence() -> None:
     with pytest.raises(ConfigError) as raised:
-        require(list(found(memory=1, disk=1).values()))
+        require_no_failure(list(found(memory=1, disk=1).values()))
     assert "smaller model" in str(raised.value)
     assert "--folder" in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -130,14 +138,14 @@ def test_all_failures_are_one_sentence() -> None:
 
 def test_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
-    here = facts_here(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
+    here = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
     assert (here.device, here.ranks, here.train_tokens, here.unread) == ("cpu", 1, 50, ())
     assert here.disk > 0
     assert here.memory is None or here.memory > 10**6
     assert here.coder_s is not None
     assert here.torch == torch.__version__
     (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
-    broken = facts_here(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
+    broken = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
     assert len(broken.unread) == 1
     assert "a.bin" in broken.unread[0]
 
@@ -152,15 +160,15 @@ def test_a_coder_that_does_not_work_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object, **__: object) -> None:
         raise ImportError
 
-    assert ready_coder(RECIPE) is not None
+    assert warm_up_coder(RECIPE) is not None
     monkeypatch.setattr(preflight, "load_file", broken)
-    assert ready_coder(RECIPE) is None
+    assert warm_up_coder(RECIPE) is None
 
 
 def test_facts_leave_the_random_numbers_alone(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
     before = torch.get_rng_state()
-    checks(RECIPE, facts_here(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World()))
+    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World()))
     assert torch.equal(torch.get_rng_state(), before)
 
 

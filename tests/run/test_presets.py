@@ -15,18 +15,18 @@ from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
 from birdie.run.pipeline import Run
-from birdie.run.presets import SCALES, scaled
+from birdie.run.presets import PRESETS, apply_preset
 from birdie.run.recipe import CalibrationSettings, DataSettings, Recipe
-from birdie.run.registry import Known, book, find
+from birdie.run.registry import RegisteredRecipe, find, shipped_recipes
 from birdie.train.loop import Step
 
-RECORDS = [known for known in book() if known.about.source and known.about.runs is None]
+RECORDS = [known for known in shipped_recipes() if known.about.source and known.about.runs is None]
 EACH = pytest.mark.parametrize("known", RECORDS, ids=lambda known: known.name)
 
 
 @EACH
-@pytest.mark.parametrize("scale", SCALES)
-def test_shares_are_kept(known: Known, scale: str) -> None:
+@pytest.mark.parametrize("scale", PRESETS)
+def test_shares_are_kept(known: RegisteredRecipe, scale: str) -> None:
     whole, small = known.recipe(), settings_of(known, scale)
     before, after = whole.model, small.model
     assert parameters(small) < parameters(whole) / 4
@@ -42,12 +42,12 @@ def test_shares_are_kept(known: Known, scale: str) -> None:
     if whole.export.budget is not None and small.export.budget is not None:
         per_weight = parse_size(whole.export.budget) / parameters(whole)
         assert parse_size(small.export.budget) / parameters(small) == pytest.approx(per_weight, rel=1e-3)
-    assert small.train.max_wallclock_seconds <= SCALES[scale].seconds
-    assert small.train.train_batch_tokens <= SCALES[scale].batch_tokens
+    assert small.train.max_wallclock_seconds <= PRESETS[scale].seconds
+    assert small.train.train_batch_tokens <= PRESETS[scale].batch_tokens
 
 
 @EACH
-def test_what_is_counted_in_steps_becomes_a_share_of_the_run(known: Known) -> None:
+def test_what_is_counted_in_steps_becomes_a_share_of_the_run(known: RegisteredRecipe) -> None:
     whole, small = known.recipe(), settings_of(known, "cpu")
     if whole.train.warmdown_fraction is not None:
         assert small.train.warmdown_fraction == whole.train.warmdown_fraction
@@ -59,14 +59,14 @@ def test_what_is_counted_in_steps_becomes_a_share_of_the_run(known: Known) -> No
 
 def test_what_is_small_already_keeps_its_time_and_batch() -> None:
     laptop = find("laptop").recipe()
-    small = scaled(laptop, "cpu")
+    small = apply_preset(laptop, "cpu")
     assert small.train.train_batch_tokens == laptop.train.train_batch_tokens
     assert small.train.warmdown_fraction == laptop.train.warmdown_fraction
 
 
 def test_another_scale_is_told() -> None:
     with pytest.raises(ConfigError, match="no scale 'moon'; choose cpu or smoke"):
-        scaled(Recipe(), "moon")
+        apply_preset(Recipe(), "moon")
 
 
 def told(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @EACH
-def test_every_record_trains_at_the_smallest_scale(known: Known, text: list[str], tmp_path: Path) -> None:
+def test_every_record_trains_at_the_smallest_scale(known: RegisteredRecipe, text: list[str], tmp_path: Path) -> None:
     recipe = settings_of(known, "smoke")
     recipe = dataclasses.replace(
         recipe,
@@ -107,7 +107,7 @@ def test_every_record_trains_at_the_smallest_scale(known: Known, text: list[str]
     )
     run = Run(recipe, tmp_path)
     steps = [event for event in run.train() if isinstance(event, Step)]
-    assert len(steps) == SCALES["smoke"].iterations
+    assert len(steps) == PRESETS["smoke"].iterations
     assert steps[-1].loss < steps[0].loss
 
 
@@ -122,7 +122,7 @@ def test_flags_win_over_the_scale_and_the_scale_over_the_recipe(
 
 def test_a_scale_needs_no_recipe(text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = told(capsys, "train", "--scale", "smoke", "--folder", tmp_path, *text)
-    assert answer["steps"] == SCALES["smoke"].iterations
+    assert answer["steps"] == PRESETS["smoke"].iterations
 
 
 def test_a_name_that_is_no_recipe_is_told(capsys: pytest.CaptureFixture[str]) -> None:

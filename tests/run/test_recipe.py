@@ -11,7 +11,7 @@ from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.recipe_file import SETTINGS
-from birdie.run.registry import book
+from birdie.run.registry import shipped_recipes
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", [known.path for known in book() if known.about.runs is None], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [known.path for known in shipped_recipes() if known.about.runs is None], ids=lambda p: p.name
+)
 def test_every_recipe_that_ships_is_understood(path: Path) -> None:
     assert (load_recipe(path) == Recipe()) == (path.stem == "baseline")
 

@@ -11,24 +11,24 @@ from birdie.cli import main
 from birdie.errors import ConfigError
 from birdie.run.estimate import parameters
 from birdie.run.recipe import Recipe, load_recipe
-from birdie.run.registry import Known, book, changes, find
+from birdie.run.registry import RegisteredRecipe, changes, find, shipped_recipes
 
-BOOK = [known for known in book() if known.about.runs is None]
+BOOK = [known for known in shipped_recipes() if known.about.runs is None]
 SPECTRAL = find("resnet_spectral")
 
 
 @pytest.mark.parametrize("known", BOOK, ids=lambda known: known.name)
-def test_every_recipe_is_the_same_to_the_book_and_to_the_command_line(known: Known) -> None:
+def test_every_recipe_is_the_same_to_the_book_and_to_the_command_line(known: RegisteredRecipe) -> None:
     assert known.recipe() == load_recipe(known.path)
 
 
 @pytest.mark.parametrize("known", [each for each in BOOK if each.about.parameters], ids=lambda known: known.name)
-def test_parameters_are_the_records_to_the_unit(known: Known) -> None:
+def test_parameters_are_the_records_to_the_unit(known: RegisteredRecipe) -> None:
     assert parameters(known.recipe()) == known.about.parameters
 
 
 def test_the_records_are_there() -> None:
-    names = {known.name for known in book()}
+    names = {known.name for known in shipped_recipes()}
     assert names >= {"baseline", "10l_mixed_precision", "parallel_muon", "leaky_ttt", "no_flash_mixed_q456"}
     assert names >= {"simple_sota", "sota", "ternary", "bench", "laptop", "demo", "cpu_best", "resnet_spectral"}
     assert find("baseline").recipe() == Recipe()
