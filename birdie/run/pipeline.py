@@ -31,7 +31,7 @@ from birdie.run import history, preflight
 from birdie.run.calibration import Calibration, calibrate_gpt
 from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
-from birdie.run.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
@@ -90,7 +90,7 @@ class Run:
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = StartupTimer()
         self.compiling: CompileReport | None = None
-        self.checks: list[preflight.Check] = []
+        self.checks: list[Check] = []
         with self.startup.part("data"):
             data = open_run_data(recipe, notify)
         self.dataset, self.tokenizer = data.dataset, data.tokenizer
@@ -223,7 +223,7 @@ class Run:
         except OutputError as error:
             if loop.interrupted:
                 raise
-            self.notify(f"no checkpoint of step {loop.step}, training continues: {error}")
+            self.notify(f"no checkpoint of step {loop.step}, training goes on: {error}")
         else:
             yield Saved(loop.step, path)
 
@@ -277,7 +277,11 @@ class Run:
         return Validated(loop.step, loop.train_ms, score, str(loop.average))
 
     def _checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
-        """Return the checkpoint to resume from, if any; refuse to overwrite a run or to resume another model or data."""
+        """Return the checkpoint to resume from, if any.
+
+        Raises:
+            ConfigError: the folder holds another run that may not be replaced, or one with another model or other data.
+        """
         restarted = self.world.max_int(self.world.restarts, self.device) > 0
         if not (self.checkpoints / POINTER).is_file():
             if resume:
