@@ -33,7 +33,7 @@ from birdie.run.estimate import PEAK, Machine, artifact, h100, load, memory, par
 from birdie.run.forecast import CHALLENGE, FIRST, Prior, features, forecast
 from birdie.run.history import Entry
 from birdie.run.recipe import ExportSettings, Recipe
-from birdie.run.registry import book, find
+from birdie.run.registry import find, shipped_recipes
 from birdie.train.loop import Step, fit
 from birdie.train.settings import TrainSettings
 
@@ -132,7 +132,7 @@ def _nonnegative(matrix: Values, target: Values) -> Values:
 def records() -> list[Row]:
     """Return predicted and recorded step times."""
     runs = []
-    for entry in book():
+    for entry in shipped_recipes():
         if entry.about.step_ms is not None:
             recipe = entry.recipe()
             runs.append((entry, (recipe, parts(recipe, 8), entry.about.step_ms)))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         RuleError,
         WeightsError,
     )
-    from birdie.run.fine_tuning import Tuned, fine_tune
+    from birdie.run.fine_tuning import FineTuneStep, fine_tune
     from birdie.train.muon import Muon
 
     __version__: str
@@ -51,7 +51,7 @@ _HOMES = {
         "RuleError",
         "WeightsError",
     ),
-    "birdie.run.fine_tuning": ("Tuned", "fine_tune"),
+    "birdie.run.fine_tuning": ("FineTuneStep", "fine_tune"),
     "birdie.train.muon": ("Muon",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -62,12 +62,12 @@ __all__ = [
     "BudgetError",
     "ConfigError",
     "DataError",
+    "FineTuneStep",
     "Muon",
     "OutputError",
     "RuleError",
     "Spectral",
     "Summary",
-    "Tuned",
     "WeightsError",
     "__version__",
     "compress_weights",

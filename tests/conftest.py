@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from birdie.run.environment import CHOICES, LATER, NEEDLESS, RULES
+from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
 from birdie.run.recipe import Recipe
 
 TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "RUN_ID"}
@@ -30,8 +30,8 @@ def _clean_environment() -> Iterator[None]:
     """A variable of the challenge left in the shell must not steer a test, nor a fixture of a module."""
     patch = pytest.MonkeyPatch()
     joint = {name for rule in RULES for name in rule.variables}
-    later = {name for each in LATER for name in (*each.variables, *each.details)}
-    for name in {*challenge_variables(Recipe), *joint, *later, *CHOICES, *NEEDLESS, *TORCHRUN_VARIABLES}:
+    later = {name for each in UNAVAILABLE for name in (*each.variables, *each.details)}
+    for name in {*challenge_variables(Recipe), *joint, *later, *CHOICES, *IGNORED, *TORCHRUN_VARIABLES}:
         patch.delenv(name, raising=False)
     yield
     patch.undo()

@@ -14,7 +14,7 @@ from birdie.cli.inspect import summary_table
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import examples_of_words, is_spec
 from birdie.errors import ConfigError
-from birdie.run.calibration import calibrated, described, run_recipe
+from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe
 from birdie.run.recipe import CalibrationSettings, Recipe
 from birdie.runtime.files import require_file
 
@@ -87,11 +87,11 @@ def compress(
     before = _bytes_on_disk(checkpoint)
     known, metadata = None, None
     if calibrate is not None and not whole:
-        recipe = run_recipe(calibrate)
+        recipe = load_run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
         with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
-            known = calibrated(recipe, content, settings, update).knowledge
-        metadata = described(recipe)
+            known = calibrate_gpt(recipe, content, settings, update).result
+        metadata = artifact_metadata(recipe)
     with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
         if whole:
             summary = save_object(content, output, coder=coder, progress=update)

@@ -26,7 +26,7 @@ from birdie.run.estimate import (
 from birdie.run.forecast import Forecast, forecast
 from birdie.run.history import read
 from birdie.run.recipe import Recipe
-from birdie.run.registry import Known, find
+from birdie.run.registry import RegisteredRecipe, find
 
 
 @compiling_told()
@@ -79,7 +79,7 @@ def estimate(
         say(_told(run))
 
 
-def _known(name: str, folder: Path | None) -> Known:
+def _known(name: str, folder: Path | None) -> RegisteredRecipe:
     if folder is None:
         return find(name)
     if not (folder / "recipe.toml").is_file():
@@ -131,7 +131,7 @@ def _plan_json(machine: Machine, plan: Schedule | str) -> dict[str, Any]:
 
 
 def _model_table(
-    known: Known, recipe: Recipe, counted: dict[str, int], file: Artifact, whole: Load, apart: Load
+    known: RegisteredRecipe, recipe: Recipe, counted: dict[str, int], file: Artifact, whole: Load, apart: Load
 ) -> Table:
     about, tera = known.about, 1e12
     table = Table(title=plain(f"{known.name}: before it runs"))

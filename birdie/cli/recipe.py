@@ -8,10 +8,10 @@ from rich.table import Table
 from birdie.cli.console import Json, emit, plain, say, show
 from birdie.errors import ConfigError
 from birdie.run.estimate import parameters
-from birdie.run.presets import scaled
+from birdie.run.presets import apply_preset
 from birdie.run.recipe import Recipe, to_toml
 from birdie.run.recipe_file import ABOUT
-from birdie.run.registry import Known, book, changes, find
+from birdie.run.registry import RegisteredRecipe, changes, find, shipped_recipes
 
 
 def recipe(
@@ -30,24 +30,24 @@ def recipe(
     if len(names) != wanted:
         raise ConfigError(f"birdie recipe {action} takes {wanted or 'no'} names, not {len(names)}")
     if action == "list":
-        _list(list(book()), scale, json=json)
+        _list(list(shipped_recipes()), scale, json=json)
     elif action == "show":
         _show(find(names[0]), scale, json=json)
     else:
         _diff(find(names[0]), find(names[1]), scale, json=json)
 
 
-def settings_of(known: Known, scale: str | None) -> Recipe:
+def settings_of(known: RegisteredRecipe, scale: str | None) -> Recipe:
     """The recipe's settings, at a scale if there is one."""
     whole = known.recipe()
-    return whole if scale is None else scaled(whole, scale, known.about.step_ms)
+    return whole if scale is None else apply_preset(whole, scale, known.about.step_ms)
 
 
-def _settings(known: Known, scale: str | None) -> dict[str, Any]:
+def _settings(known: RegisteredRecipe, scale: str | None) -> dict[str, Any]:
     return known.settings() if scale is None or known.about.runs is not None else settings_of(known, scale).to_dict()
 
 
-def _facts(known: Known, scale: str | None) -> dict[str, Any]:
+def _facts(known: RegisteredRecipe, scale: str | None) -> dict[str, Any]:
     about = known.about
     if scale is not None and about.runs is None:  # a record's figures are not those of its recipe at a scale
         about = about.unmeasured()
@@ -63,7 +63,7 @@ def _facts(known: Known, scale: str | None) -> dict[str, Any]:
     }
 
 
-def _list(recipes: list[Known], scale: str | None, *, json: bool) -> None:
+def _list(recipes: list[RegisteredRecipe], scale: str | None, *, json: bool) -> None:
     facts = [_facts(known, scale) for known in recipes]
     if json:
         emit({"recipes": facts})
@@ -99,7 +99,7 @@ def _quality(expected: dict[str, Any]) -> str:
     return "" if expected["bpb"] is None else f"{expected['bpb']:.4f}"
 
 
-def _show(known: Known, scale: str | None, *, json: bool) -> None:
+def _show(known: RegisteredRecipe, scale: str | None, *, json: bool) -> None:
     facts, settings = _facts(known, scale), _settings(known, scale)
     if json:
         emit({**facts, "recipe": settings})
@@ -117,7 +117,7 @@ def _show(known: Known, scale: str | None, *, json: bool) -> None:
     say(to_toml({ABOUT: {"runs": known.about.runs}, **settings}).rstrip())
 
 
-def _diff(one: Known, other: Known, scale: str | None, *, json: bool) -> None:
+def _diff(one: RegisteredRecipe, other: RegisteredRecipe, scale: str | None, *, json: bool) -> None:
     if one.about.runs != other.about.runs:
         raise ConfigError(f"{one.name} and {other.name} are run by different programs and have no setting in common")
     found = list(changes(_settings(one, scale), _settings(other, scale)))

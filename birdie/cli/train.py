@@ -20,7 +20,7 @@ from birdie.run.evaluation import Evaluation
 from birdie.run.evaluation import evaluate as evaluate_artifact
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.pipeline import Run
-from birdie.run.presets import scaled
+from birdie.run.presets import apply_preset
 from birdie.run.recipe import FLAT, Recipe
 from birdie.run.recipe_file import configuration, sources
 from birdie.run.registry import find
@@ -43,7 +43,7 @@ def configured(recipe: str | None, scale: str | None) -> tuple[Dict, ...]:
     known = None if recipe is None else find(recipe)
     if scale is None:
         return configuration(None if known is None else known.path)
-    values = (scaled(Recipe(), scale) if known is None else settings_of(known, scale)).to_dict()
+    values = (apply_preset(Recipe(), scale) if known is None else settings_of(known, scale)).to_dict()
     return sources({key: _set(value) if isinstance(value, dict) else value for key, value in values.items()}, scale)
 
 

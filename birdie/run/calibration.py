@@ -1,10 +1,11 @@
-"""What a run's model minds, learnt from its own training data or from what it writes itself.
+"""Calibration of a run's model, on its training data or on its own samples.
 
-    RUN folder or recipe.toml ─► recipe ─► GPT with these weights ─┬─► CalibrationResult
-                                    ├─► spread over the shards ────┤
-                                    └─► or sampled from that GPT ──┘
+    run folder or recipe.toml ─► recipe ─► GPT with these weights ─┬─► CalibrationResult
+                                    ├─► sequences of the shards ───┤
+                                    └─► or samples of that GPT ────┘
 
-Samples of the model's own need no data at all. The challenge's records drew 64 sequences at temperature 0.8 (#1019).
+The result holds the sensitivity of the loss to each weight. Samples of the model itself need no data; the challenge's
+records drew 64 sequences at temperature 0.8 (parameter-golf#1019, github.com/openai/parameter-golf/pull/1019).
 """
 
 import os
@@ -20,118 +21,120 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.compress.state import fill
-from birdie.data.dataset import Dataset, open_dataset
+from birdie.data.dataset import Dataset
 from birdie.data.shards import read_shard
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.model.gpt import GPT
 from birdie.model.sample import sample_sequences
-from birdie.run.recipe import CalibrationSettings, DataSettings, Recipe, load_recipe
+from birdie.run.dataset import open_shards
+from birdie.run.recipe import CalibrationSettings, Recipe, load_recipe
 from birdie.runtime.callbacks import Progress
 
-_BATCH_TOKENS = 4096  # bounds memory: activations of so many are kept at a time
+_BATCH_TOKENS = 4096  # bounds memory: the activations of one batch are held at a time
 Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
-    """What calibration found out, and what it took.
+class Calibration:
+    """Calibration result of a run, with its cost.
 
     Attributes:
-        knowledge: what `birdie.save` takes as its calibration.
-        tokens: calibrated on or held back for judging.
-        seconds: all of it, sampling included.
+        result: what `birdie.save` takes as its calibration.
+        tokens: of all batches, calibrated and held out.
+        seconds: in total, sampling included.
     """
 
-    knowledge: CalibrationResult
+    result: CalibrationResult
     tokens: int
     seconds: float
 
 
-def run_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """The recipe of a run folder, or in a file.
+def load_run_recipe(path: str | os.PathLike[str]) -> Recipe:
+    """Return the recipe of a run folder, or the one in a file.
 
     Raises:
-        ConfigError: there is none, or it is not one.
+        ConfigError: there is no recipe at `path`, or it is not valid.
     """
-    place = Path(path)
-    file = place / "recipe.toml" if place.is_dir() else place
+    path = Path(path)
+    file = path / "recipe.toml" if path.is_dir() else path
     if not file.is_file():
-        raise ConfigError(f"{place} is neither a run folder with a recipe.toml nor a recipe; give one of the two")
+        raise ConfigError(f"{path} is neither a run folder with a recipe.toml nor a recipe; give one of the two")
     return load_recipe(file)
 
 
-def calibrated(
+def calibrate_gpt(
     recipe: Recipe,
     state: Mapping[str, Tensor],
     settings: CalibrationSettings,
     progress: Progress | None = None,
     *,
     device: torch.device | None = None,
-) -> Calibrated:
+) -> Calibration:
     """Calibrate the recipe's GPT with the weights `state`, in float32.
 
     Args:
-        settings: which tokens, and how many; the recipe's own are not looked at.
-        progress: called with (done, total), in tokens sampled and calibrated on.
-        device: where to work; None is the CPU.
+        settings: source and number of tokens; the calibration settings of `recipe` are ignored.
+        progress: called with (done, total), in tokens sampled and calibrated.
+        device: to compute on; None is the CPU.
 
     Raises:
-        ConfigError: the settings ask for no calibration.
+        ConfigError: the settings turn calibration off.
         DataError: there are no training shards, or they are shorter than one sequence.
         WeightsError: the weights are not those of the recipe's model.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     model = GPT(recipe.model)
     weights = {name: weight.float() for name, weight in state.items()}
     fill(model, weights, "the checkpoint", "give the run or the recipe that these weights came from").eval().to(device)
     sampled = 0
 
-    def told(done: int) -> None:
+    def report_sampling(done: int) -> None:
         nonlocal sampled
         sampled = done
         if progress is not None:
             progress(done, 2 * settings.tokens)
 
-    batches = calibration_batches(recipe, model, settings, told)
+    batches = calibration_batches(recipe, model, settings, report_sampling)
     sizes = [ids.numel() for ids, _ in batches]
-    total = sampled + sum(sizes[: used(len(sizes))])
+    total = sampled + sum(sizes[: calibrated_batch_count(len(sizes))])
 
-    def counted(done: int) -> None:
+    def report_batches(done: int) -> None:
         if progress is not None:
             progress(sampled + sum(sizes[:done]), total)
 
-    known = CalibrationResult.of(dict(state), (model, batches, loss), progress=counted)
-    return Calibrated(known, sum(sizes), time.perf_counter() - began)
+    result = CalibrationResult.of(dict(state), (model, batches, loss), progress=report_batches)
+    return Calibration(result, sum(sizes), time.perf_counter() - start)
 
 
-def used(batches: int) -> int:
-    """How many of so many batches are calibrated on; the others are held back for judging."""
+def calibrated_batch_count(batches: int) -> int:
+    """Return how many of `batches` batches are calibrated on; the rest is held out, to judge the result."""
     return batches - held_out_batches(batches)
 
 
 def calibration_batches(
     recipe: Recipe, model: GPT, settings: CalibrationSettings, sampled: Callable[[int], None] | None = None
 ) -> list[Batch]:
-    """(ids, targets) to calibrate on, in sequences as long as those of training, the same each time.
+    """Return batches of (ids, targets), in sequences as long as those of training; deterministic.
 
     Args:
-        model: writes them where they are to be its own.
-        sampled: called with the number of tokens written so far.
+        model: the source of samples, if the settings ask for its own.
+        sampled: called with the number of tokens sampled so far.
 
     Raises:
-        ConfigError: the settings ask for no calibration.
+        ConfigError: the settings turn calibration off.
         DataError: there are no training shards, or they are shorter than one sequence.
-        WeightsError: weights that are not finite cannot write.
+        WeightsError: the weights are not finite, so nothing can be sampled.
     """
     length = recipe.train.train_seq_len
     if settings.data == "train":
-        return sequences(dataset(recipe.data), length, settings.tokens)
+        return training_sequences(open_shards(recipe.data), length, settings.tokens)
     if settings.data == "own":
         for name, weight in model.named_parameters():
             if not bool(torch.isfinite(weight).all()):
                 raise WeightsError(
-                    f"tensor {name!r} holds NaN or infinite values, so the model writes nothing; mend the checkpoint"
+                    f"tensor {name!r} holds NaN or infinite values, so the model cannot be sampled; "
+                    "give a checkpoint with finite weights"
                 )
         tokenizer = load_tokenizer(recipe.data.tokenizer)
         rows = sample_sequences(
@@ -144,53 +147,49 @@ def calibration_batches(
             seed=settings.seed,
             progress=sampled,
         )
-        return _cut(rows, length)
+        return _batches(rows, length)
     raise ConfigError("there is nothing to calibrate on; choose calibration data train or own")
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Summed nats of a batch of (ids, targets)."""
-    place = next(model.parameters()).device
-    ids, targets = (part.to(place) for part in batch)
+    """Return the summed loss of a batch of (ids, targets), in nats."""
+    device = next(model.parameters()).device
+    ids, targets = (tensor.to(device) for tensor in batch)
     nats: Tensor = model.loss(ids, targets, reduction="none").sum()  # type: ignore[operator]
     return nats
 
 
-def dataset(data: DataSettings) -> Dataset:
-    """The shards the settings name."""
-    return open_dataset(train=data.train, val=data.val) if data.train or data.val else open_dataset(data.path)
-
-
-def sequences(shards: Dataset, length: int, tokens: int) -> list[Batch]:
-    """About `tokens` training tokens in sequences of `length`, evenly spread over all shards, in a fixed order.
+def training_sequences(dataset: Dataset, length: int, tokens: int) -> list[Batch]:
+    """Return about `tokens` training tokens in sequences of `length`, spread evenly over all shards, in a fixed order.
 
     Raises:
-        DataError: there are too few.
+        DataError: the shards are shorter than one sequence.
     """
-    parts = [read_shard(path) for path in shards.train]
-    starts = [(part, at) for part in parts for at in range(0, len(part) - length, length)]
+    shards = [read_shard(path) for path in dataset.train]
+    starts = [(shard, offset) for shard in shards for offset in range(0, len(shard) - length, length)]
     if not starts:
         raise DataError(f"the training shards hold no sequence of {length} tokens to calibrate on; give more text")
-    wanted = min(max(2, tokens // length), len(starts))
-    picked = [starts[i] for i in np.unique(np.linspace(0, len(starts) - 1, wanted).astype(int))]
-    picked = [picked[i] for i in np.random.default_rng(0).permutation(len(picked))]
-    rows = np.stack([np.asarray(part[at : at + length + 1]).astype(np.int64) for part, at in picked])
-    return _cut(torch.from_numpy(rows), length)
+    count = min(max(2, tokens // length), len(starts))
+    chosen = [starts[i] for i in np.unique(np.linspace(0, len(starts) - 1, count).astype(int))]
+    # permuted, so that the held-out batches, which are the last, come from all shards as well
+    chosen = [chosen[i] for i in np.random.default_rng(0).permutation(len(chosen))]
+    rows = np.stack([np.asarray(shard[offset : offset + length + 1]).astype(np.int64) for shard, offset in chosen])
+    return _batches(torch.from_numpy(rows), length)
 
 
-def _cut(rows: Tensor, length: int) -> list[Batch]:
-    """Sequences of `length` tokens and one more, (n, length + 1), as batches."""
-    cut = torch.split(rows, rows_in_batch(length))
-    return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in cut]
+def _batches(rows: Tensor, length: int) -> list[Batch]:
+    """Split rows (n, length + 1) into batches of (ids, targets), each (rows of a batch, length)."""
+    parts = torch.split(rows, rows_per_batch(length))
+    return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]
 
 
-def rows_in_batch(length: int) -> int:
-    """How many sequences of `length` tokens are calibrated on together."""
+def rows_per_batch(length: int) -> int:
+    """Return the number of sequences of `length` tokens in a calibration batch."""
     return max(1, _BATCH_TOKENS // length)
 
 
-def described(recipe: Recipe) -> dict[str, Any]:
-    """What an artifact must say of the recipe so that it can be scored and sampled."""
+def artifact_metadata(recipe: Recipe) -> dict[str, Any]:
+    """Return the metadata that an artifact of the recipe's model needs to be scored and sampled."""
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "sha256": tokenizer.digest}
     return {"model": "gpt", "recipe": recipe.to_dict(), "tokenizer": facts}

@@ -1,11 +1,12 @@
-"""How much of a run's wall-clock cap its calibration will need: training ends that much earlier.
+"""Calibration time budget: the part of a run's wall-clock cap that its calibration will need.
 
-    one batch, calibrated on twice ─┐
-                                    ├─► seconds expected ─► × 1.2 ─► kept back from the cap
+    one batch, calibrated twice ────┐
+                                    ├─► seconds of calibration ─► × 1.2 ─► subtracted from the cap of training
     a few sampled positions ────────┘
 
-The trial is made before the clock starts, as priming is, on a model of the run's shape but none of its weights, and
-leaves no trace in random generators. The records of the challenge keep 4 to 12 s of 600 for it (#1868).
+The measurement is made before the clock starts, as warm-up is. It uses a second model of the run's shape and restores
+the random generators, so the run itself does not change. The challenge's records reserve 4 to 12 s of 600 s
+(parameter-golf#1868, github.com/openai/parameter-golf/pull/1868).
 """
 
 import dataclasses
@@ -21,23 +22,23 @@ from birdie.errors import ConfigError
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.model.sample import parallel_sequences
-from birdie.run.calibration import loss, rows_in_batch, used
+from birdie.run.calibration import calibrated_batch_count, loss, rows_per_batch
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import synchronize
 from birdie.train.settings import TrainSettings
 
-MARGIN = 1.2  # the same work at another time takes longer now and then
-_POSITIONS = 4  # sampled on trial
+MARGIN = 1.2  # factor on the measured time: the same work sometimes takes longer
+_POSITIONS = 4  # sampled in the measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What calibration will take, in seconds.
+class CalibrationTime:
+    """Estimate of the time that calibration takes, in seconds.
 
     Attributes:
-        fixed: whatever the number of tokens: sorting, copying, numbering.
+        fixed: independent of the number of tokens: sorting, copying, numbering.
         batches: of all batches that are calibrated on.
-        sampling: of the model's own samples; 0 where data are given.
+        sampling: of the model's own samples; 0 with training data.
     """
 
     fixed: float
@@ -46,14 +47,14 @@ class Expected:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return self.fixed + self.batches + self.sampling
 
 
-def expected(recipe: Recipe, device: torch.device) -> Expected:
-    """Time the recipe's calibration on `device`, on trial."""
+def time_calibration(recipe: Recipe, device: torch.device) -> CalibrationTime:
+    """Measure a small part of the recipe's calibration on `device`; return the estimate for all of it."""
     length, settings = recipe.train.train_seq_len, recipe.calibration
-    rows = rows_in_batch(length)
+    rows = rows_per_batch(length)
     count = max(2, settings.tokens // length)
     generators = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=generators):
@@ -61,47 +62,48 @@ def expected(recipe: Recipe, device: torch.device) -> Expected:
         ids = torch.randint(recipe.model.vocab_size, (min(rows, count), length + 1))
         batch = ids[:, :-1], ids[:, 1:]
         state = {name: weight.cpu() for name, weight in model.state_dict().items()}
-        first = _timed(device, lambda: CalibrationResult.of(state, (model, [batch], loss)))
-        second = _timed(device, lambda: calibrate(model, [batch], loss))
-        sampling = _sampling(model, count, length + 1, device) if settings.data == "own" else 0.0
-    return Expected(max(first - second, 0.0), second * used(-(-count // rows)), sampling)
+        first = _seconds(device, lambda: CalibrationResult.of(state, (model, [batch], loss)))
+        second = _seconds(device, lambda: calibrate(model, [batch], loss))
+        sampling = _sampling_seconds(model, count, length + 1, device) if settings.data == "own" else 0.0
+    batches = calibrated_batch_count(-(-count // rows))
+    return CalibrationTime(max(first - second, 0.0), second * batches, sampling)
 
 
-def less_reserve(settings: TrainSettings, seconds: float) -> TrainSettings:
-    """The settings of a run that ends `seconds` before its cap.
+def reduce_cap(settings: TrainSettings, seconds: float) -> TrainSettings:
+    """Return the settings with the wall-clock cap reduced by `seconds`; without a cap, the same settings.
 
     Raises:
-        ConfigError: that leaves nothing.
+        ConfigError: no time is left for training.
     """
     cap = settings.max_wallclock_seconds
     if settings.cap_ms is None:
         return settings
     if seconds >= cap:
         raise ConfigError(
-            f"calibration would take {seconds:.1f} s of a cap of {cap:g} s and leave nothing to train in; "
+            f"calibration would take {seconds:.1f} s of a cap of {cap:g} s and leave no time for training; "
             "lower calibration.tokens, set reserve_seconds, or raise max_wallclock_seconds"
         )
     return dataclasses.replace(settings, max_wallclock_seconds=cap - seconds)
 
 
-def _sampling(model: GPT, count: int, length: int, device: torch.device) -> float:
-    """Positions in the middle of their sequences, where attention sees the mean number of keys."""
-    at_once = parallel_sequences(model, count, length)
-    step = Cache(model, at_once, length + _POSITIONS)
+def _sampling_seconds(model: GPT, count: int, length: int, device: torch.device) -> float:
+    """Measure positions in the middle of the sequences, where attention sees the mean number of keys."""
+    rows = parallel_sequences(model, count, length)
+    step = Cache(model, rows, length + _POSITIONS)
     step.assume(length // 2)
-    ids = torch.zeros((at_once, 1), dtype=torch.int64, device=device)
+    ids = torch.zeros((rows, 1), dtype=torch.int64, device=device)
 
-    def some() -> None:
+    def sample() -> None:
         for _ in range(_POSITIONS // 2):
             torch.multinomial(step(ids)[:, 0].softmax(-1), 1)
 
-    some()  # the first ones set up tables and libraries
-    return _timed(device, some) / (_POSITIONS // 2) * length * -(-count // at_once)
+    sample()  # the first call initializes tables and libraries
+    return _seconds(device, sample) / (_POSITIONS // 2) * length * -(-count // rows)
 
 
-def _timed(device: torch.device, work: Callable[[], object]) -> float:
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
     synchronize(device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
     synchronize(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start

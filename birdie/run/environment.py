@@ -1,10 +1,10 @@
-"""The records' environment variables that are more, or less, than one setting by another name.
+"""Environment variables of the records' commands that do not map to exactly one setting.
 
-A variable that is a setting stands on its field (`env_var`). Here is the rest, and nowhere else: switches that are one
-word of a choice here, variables that only together make a setting, those of a dataclass that two tables have, what is
-not here yet, and what needs no setting.
-They rank with the other variables: below flags, above the recipe file. What is in none of these is not looked at, for
-environments hold everything.
+A variable that sets one setting is declared on its field (`env_var`). This module has all others: switches that select
+one word of a choice, variables that make a setting only together, variables for a dataclass that two tables use,
+techniques that birdie does not support, and variables that need no setting.
+They have the precedence of other variables: below flags, above the recipe file. Variables in none of these tables are
+ignored, because an environment holds variables of many programs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +17,8 @@ Environment = Mapping[str, str]
 Tables = dict[str, dict[str, Any]]
 
 OFF = ("", "0", "none", "false", "off")
-BITS, DEVIATIONS = {"embedding": 8, "scheme": 6}, {"embedding": 20.0, "scheme": 12.85}  # the records' defaults
-LATE = 0.15  # of the learning rates, below which late QAT is on
+BITS, CLIP_SIGMAS = {"embedding": 8, "scheme": 6}, {"embedding": 20.0, "scheme": 12.85}  # the records' defaults
+LATE = 0.15  # learning-rate multiplier below which late QAT is on
 VALUE_LAYERS = "9,10"
 STRIDE = 64  # of sliding windows
 
@@ -30,19 +30,19 @@ CHOICES = {
     "GATED_ATTENTION": ("attn_gate", "dense"),
     "SPARSE_ATTN_GATE_ENABLED": ("attn_gate", "sparse"),
 }
-"""Switch → the setting of `[model]` and the word of it that the switch stands for."""
+"""Switch → the setting of `[model]` and the choice that the switch selects."""
 
 AVERAGES = {"LAWA_ENABLED": "lawa", "EMA_ENABLED": "ema", "SWA_ENABLED": "swa"}
-"""Switch → kind of average. Of several the first that is on is taken: #549 has LAWA before EMA, and SWA unused."""
+"""Switch → kind of average. The first that is on wins: in parameter-golf#549 LAWA precedes EMA; SWA is unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Variables that make settings together.
+    """Rule by which several variables, or one with more than one effect, become settings.
 
     Attributes:
-        variables: any of them calls for the rule.
-        settings: what it may set, as TABLE.SETTING.
+        variables: the rule applies if any of them is set.
+        settings: settings that the rule may change, as TABLE.SETTING.
         read: (environment, tables of the recipe file) → settings by table.
     """
 
@@ -52,25 +52,25 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """A technique that is not here yet.
+class Unavailable:
+    """Technique of the records that birdie does not support.
 
     Attributes:
-        what: it is, as the beginning of "… not available".
-        variables: that ask for it: one that is not off does.
-        details: that say more of it, and ask for it only where none of `variables` is set.
-        off: words that leave it off, beside the usual ones.
+        technique: its name with its verb, as the beginning of "… not available".
+        variables: variables that turn it on, if their value is not off.
+        details: variables of its options; they turn it on only if none of `variables` is set.
+        off: values that leave it off, besides the usual ones.
     """
 
-    what: str
+    technique: str
     variables: tuple[str, ...]
     details: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
 
-    def asked(self, environ: Environment) -> list[str]:
-        """Those of its variables that ask for it."""
-        mains = [name for name in self.variables if name in environ]
-        if mains and not any(self._on(environ[name]) for name in mains):
+    def active_variables(self, environ: Environment) -> list[str]:
+        """Return the variables in `environ` that turn the technique on."""
+        switches = [name for name in self.variables if name in environ]
+        if switches and not any(self._on(environ[name]) for name in switches):
             return []
         return [name for name in (*self.variables, *self.details) if name in environ and self._on(environ[name])]
 
@@ -82,44 +82,44 @@ ADAPTERS = (
     *("TTT_LORA_RANK", "TTT_LORA_LR", "TTT_LORA_ALPHA", "TTT_CHUNK_SIZE", "TTT_BATCH_SIZE"),
     *("TTT_BETA1", "TTT_BETA2", "TTT_WEIGHT_DECAY", "TTT_EVAL_SEQ_LEN", "TTT_WARM_START_A"),
 )
-"""Variables of the test-time training that learns adapters: beside them TTT_ENABLED means that, and not SGD."""
+"""Variables of test-time training with LoRA: if one of them is set, TTT_ENABLED means LoRA and not SGD."""
 
 PARTS = {"TTT_Q_LORA": "q", "TTT_K_LORA": "k", "TTT_V_LORA": "v", "TTT_O_LORA": "o", "TTT_MLP_LORA": "mlp"}
-"""Switch → the part it adapts; the head is always adapted."""
+"""Switch → the part of the model that LoRA adapts; the head is always adapted."""
 
 SGD = ("lr", "epochs", "chunk_tokens", "momentum", "batch_seqs", "grad_clip")
-"""Settings of SGD at test time, which two scoring modes have, so that no name of a variable can stand on the field."""
+"""Settings of SGD at test time. Two scoring modes have them, so the fields cannot declare a variable."""
 
-LATER = (
-    Later("fitting a temperature is", ("TEMP_SCALING",)),
-    Later("fp8 storage is", ("FP_STORAGE",)),
-    Later("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
-    Later("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
-    Later("steps of their own for attention and MLP are", ("ATTN_CLIP_SIGMAS", "MLP_CLIP_SIGMAS")),
-    Later(
+UNAVAILABLE = (
+    Unavailable("fitting a temperature is", ("TEMP_SCALING",)),
+    Unavailable("fp8 storage is", ("FP_STORAGE",)),
+    Unavailable("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
+    Unavailable("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
+    Unavailable("separate clipping widths for attention and MLP are", ("ATTN_CLIP_SIGMAS", "MLP_CLIP_SIGMAS")),
+    Unavailable(
         "a low-rank correction of the tensors with the largest error is",
         ("LQER_ENABLED",),
         ("LQER_RANK", "LQER_TOP_K", "LQER_FACTOR_BITS", "LQER_ASYM_ENABLED", "LQER_ASYM_GROUP"),
     ),
 )
 
-NEEDLESS = {
-    "CASEOPS_ENABLED": "the tokenizer's pieces and the byte sidecar say it",
-    "COMPRESSOR": "the file is coded by birdie's own coder",
-    "COPRIME_MAX_LOADED_SHARDS": "shards are mapped into memory, not loaded",
-    "COPRIME_SHARDS_PER_BATCH": "how many shards a step mixes grows by itself",
-    "COPRIME_SHARD_HOLD_STEPS": "every step draws its shards anew",
-    "DATA_DIR": "DATA_PATH and TOKENIZER_PATH say where data and tokenizer are",
-    "GATED_ATTN_QUANT_GATE": "gates are stored as small matrices are",
+IGNORED = {
+    "CASEOPS_ENABLED": "the tokenizer and the byte sidecar show whether CaseOps is used",
+    "COMPRESSOR": "birdie codes the file with its own entropy coder",
+    "COPRIME_MAX_LOADED_SHARDS": "shards are memory-mapped, not loaded",
+    "COPRIME_SHARDS_PER_BATCH": "the number of shards in a step grows during training",
+    "COPRIME_SHARD_HOLD_STEPS": "every step draws its shards again",
+    "DATA_DIR": "DATA_PATH and TOKENIZER_PATH name data and tokenizer",
+    "GATED_ATTN_QUANT_GATE": "gates are stored like other small matrices",
 }
-"""Variables of the records' commands for which there is nothing to set, and why."""
+"""Variables of the records' commands that birdie does not need → the reason."""
 
 
 def settings(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """What `environ` sets beyond the fields' own variables, by table; `content` is the recipe file's.
+    """Return the settings that the variables of this module make, by table; `content` has the recipe file's tables.
 
     Raises:
-        ConfigError: a switch is neither 0 nor 1, two that exclude one another are on, or a number is none.
+        ConfigError: a switch is neither 0 nor 1, two switches exclude each other, or a value is not a number.
     """
     tables = _choices(environ, content)
     for rule in RULES:
@@ -129,7 +129,7 @@ def settings(environ: Environment, content: Mapping[str, Any]) -> Tables:
 
 
 def _merge(tables: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add settings to `tables`, in place, table by table."""
+    """Add the settings `more` to `tables`, in place."""
     for name, value in more.items():
         if isinstance(value, Mapping):
             _merge(tables.setdefault(name, {}), value)
@@ -138,23 +138,25 @@ def _merge(tables: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def remarks(environ: Environment) -> Iterator[str]:
-    """A line for each technique that `environ` asks for and that is not here yet, or that needs no asking."""
-    for later in LATER:
-        asked = later.asked(environ)
-        if asked:
-            names = ", ".join(asked)
-            verb = "is" if len(asked) == 1 else "are"
-            yield f"{names} {verb} set, but {later.what} not available in this version; going on without"
-    for name, why in NEEDLESS.items():
+    """Yield a line for each technique in `environ` that is not supported, and for each variable that has no effect."""
+    for technique in UNAVAILABLE:
+        names = technique.active_variables(environ)
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            yield (
+                f"{', '.join(names)} {verb} set, but {technique.technique} not available in this version; "
+                "the run continues without"
+            )
+    for name, reason in IGNORED.items():
         if is_on(environ.get(name, "")):
-            yield f"{name} sets nothing here: {why}"
-    asked = [name for name, kind in AVERAGES.items() if _averaging(environ, kind)]
-    for name in asked[1:]:
-        yield f"{name} is set beside {asked[0]}, which outweighs it, as in the records: there is one average"
+            yield f"{name} has no effect: {reason}"
+    averages = [name for name, kind in AVERAGES.items() if _averaging(environ, kind)]
+    for name in averages[1:]:
+        yield f"{name} has no effect: a run has one average, and {averages[0]} takes precedence, as in the records"
 
 
 def is_on(value: str) -> bool:
-    """Whether a variable of this value asks for anything: a number that is not 0, or a word that is not "none"."""
+    """Return True for the value of a variable that turns something on: not 0, empty, "none", "false" or "off"."""
     try:
         return float(value) != 0
     except ValueError:
@@ -164,7 +166,7 @@ def is_on(value: str) -> bool:
 def _switch(environ: Environment, name: str) -> bool:
     value = environ.get(name, "0").strip().lower()
     if value not in ("0", "1", "false", "true", ""):
-        raise ConfigError(f"{name} is {environ[name]!r}; it is a switch: give 1 or 0")
+        raise ConfigError(f"{name} is {environ[name]!r}; it is a switch; give 1 or 0")
     return value in ("1", "true")
 
 
@@ -182,15 +184,15 @@ def _choices(environ: Environment, content: Mapping[str, Any]) -> Tables:
             continue
         if _switch(environ, name):
             if model.get(setting, word) not in (word, "none"):
-                raise ConfigError(f"{name} asks for {setting} {word}, but {model[setting]} is on already; give one")
+                raise ConfigError(f"{name} sets {setting} to {word}, another switch to {model[setting]}; set one")
             model[setting] = word
         elif content.get("model", {}).get(setting) == word:
-            model.setdefault(setting, "none")  # a switch takes back its own word of the file, and no other
+            model.setdefault(setting, "none")  # a switch that is off cancels only its own choice in the file
     return {"model": model} if model else {}
 
 
 def _value_embedding(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """VE_ENABLED=0 outweighs VE_LAYERS, which is enough by itself."""
+    """Return the layers with value embeddings: VE_ENABLED=0 overrides VE_LAYERS; VE_LAYERS alone turns them on."""
     if "VE_ENABLED" in environ and not _switch(environ, "VE_ENABLED"):
         return {"model": {"value_embed_layers": []}}
     if "VE_LAYERS" in environ:
@@ -198,12 +200,12 @@ def _value_embedding(environ: Environment, content: Mapping[str, Any]) -> Tables
         if not all(layer.isdecimal() for layer in layers):
             raise ConfigError(f"VE_LAYERS is {environ['VE_LAYERS']!r}; give numbers of layers: 9,10")
         return {"model": {"value_embed_layers": [int(layer) for layer in layers]}}
-    held = content.get("model", {}).get("value_embed_layers")
-    return {} if held else {"model": {"value_embed_layers": [int(layer) for layer in VALUE_LAYERS.split(",")]}}
+    in_file = content.get("model", {}).get("value_embed_layers")
+    return {} if in_file else {"model": {"value_embed_layers": [int(layer) for layer in VALUE_LAYERS.split(",")]}}
 
 
 def _qat(environ: Environment, _: Mapping[str, Any]) -> Tables:
-    """Six bits for the blocks: from the first step, or late, when the learning rates have fallen so far."""
+    """Return QAT of the blocks at 6 bits, from the first step or below a learning-rate multiplier (late QAT)."""
     below = _number(environ, "LATE_QAT_THRESHOLD", LATE)
     early, late = _switch(environ, "QAT_ENABLED"), below > 0
     if "LATE_QAT" in environ:
@@ -212,12 +214,12 @@ def _qat(environ: Environment, _: Mapping[str, Any]) -> Tables:
         late = False
     if not (early or late):
         return {}
-    when = {} if early else {"below": below}
-    return {"qat": {"bits": 6, "tensors": ["blocks.*"], **when}}
+    start = {} if early else {"below": below}
+    return {"qat": {"bits": 6, "tensors": ["blocks.*"], **start}}
 
 
 def _averaging(environ: Environment, kind: str) -> bool:
-    """Whether `environ` asks for this average: by its switch, or EMA by its decay alone, as the later records do."""
+    """Return whether `environ` turns on this average: by its switch, or EMA by its decay alone, as in later records."""
     switch = next(name for name, word in AVERAGES.items() if word == kind)
     if switch in environ:
         return _switch(environ, switch)
@@ -225,15 +227,15 @@ def _averaging(environ: Environment, kind: str) -> bool:
 
 
 def _average(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """The first that is on; a switch that is off takes back its own kind of the file."""
+    """Return the first average that is on; a switch that is off cancels only its own kind in the file."""
     values: dict[str, Any] = {}
     if "EMA_DECAY" in environ:
         values["ema_decay"] = _number(environ, "EMA_DECAY", 0)
-    held = content.get("average", {}).get("kind", "none")
+    in_file = content.get("average", {}).get("kind", "none")
     on = [kind for kind in AVERAGES.values() if _averaging(environ, kind)]
     if on:
         values["kind"] = on[0]
-    elif any(name in environ and kind == held for name, kind in AVERAGES.items()):
+    elif any(name in environ and kind == in_file for name, kind in AVERAGES.items()):
         values["kind"] = "none"
     return {"average": values}
 
@@ -250,17 +252,20 @@ def _fp8(environ: Environment, _: Mapping[str, Any]) -> Tables:
 
 
 def _sliding(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """A switch that is on brings the records' stride where no other is given, one that is off takes every one back."""
+    """Return the stride: a switch that is on uses the records' default if no stride is set, one that is off sets 0."""
     switches = [name for name in ("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL") if name in environ]
     if not all(_switch(environ, name) for name in switches):
         return {"evaluation": {"stride": 0}}
     strides = [name for name in ("EVAL_STRIDE", "SLIDING_EVAL_STRIDE") if name in environ]
-    held = content.get("evaluation", {}).get("stride") or STRIDE
-    return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else held}}
+    in_file = content.get("evaluation", {}).get("stride") or STRIDE
+    return {"evaluation": {"stride": int(_number(environ, strides[0], STRIDE)) if strides else in_file}}
 
 
 def _scoring_mode(environ: Environment, content: Mapping[str, Any]) -> Tables:
-    """Test-time training: LoRA (#1530) if one of its variables is set, else the file's mode, or else SGD (#549)."""
+    """Return the mode of test-time training: LoRA if one of its variables is set, else the file's mode, else SGD.
+
+    LoRA is from parameter-golf#1530, SGD from parameter-golf#549 (github.com/openai/parameter-golf/pull/549).
+    """
     in_file = content.get("evaluation", {}).get("mode", "windows")
     trains = in_file.startswith("ttt-")
     switched = "TTT_ENABLED" in environ
@@ -291,12 +296,12 @@ def _renamed(variable: str, table: str, setting: str) -> Rule:
     return Rule((variable,), (f"evaluation.{table}.{setting}",), read)
 
 
-def _gptq(setting: str, bits: str, deviations: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
-    """The spec of so many bits over so many standard deviations."""
+def _gptq(setting: str, bits: str, sigmas: str) -> Callable[[Environment, Mapping[str, Any]], Tables]:
+    """Return a reader of the variables `bits` and `sigmas`, which make the GPTQ spec of an export setting."""
 
     def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
-        width, k = _number(environ, bits, BITS[setting]), _number(environ, deviations, DEVIATIONS[setting])
-        return {"export": {setting: f"gptq:bits={width:g},clip_sigmas={k:g}"}}
+        width, clip = _number(environ, bits, BITS[setting]), _number(environ, sigmas, CLIP_SIGMAS[setting])
+        return {"export": {setting: f"gptq:bits={width:g},clip_sigmas={clip:g}"}}
 
     return read
 

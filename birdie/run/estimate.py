@@ -31,7 +31,7 @@ from birdie.errors import ConfigError
 from birdie.model.config import GPTConfig
 from birdie.model.cost import Cost, moved_bytes, training_cost
 from birdie.model.gpt import GPT
-from birdie.run.calibration_budget import less_reserve
+from birdie.run.calibration_budget import reduce_cap
 from birdie.run.recipe import Recipe
 from birdie.runtime.device import choose_dtype
 from birdie.train.micro_batches import micro_steps
@@ -46,7 +46,7 @@ PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16, dense; NVIDIA's data sheet
 COMPILED_KEEPS, COMPILED_LOGITS = 0.80, 0.18
 GAUSSIAN_ERROR = (-0.2, 0.04)  # relative error of the coded bytes for fifteen of sixteen small files (docs/estimate.md)
 _SAMPLE = 1 << 16  # weights of the Gaussian sample that is coded
-_ENTRY = 40  # bytes of a tensor in a file besides its streams: name, shape, checksums
+_ENTRY = 40  # bytes per tensor of a file besides its streams: name, shape, checksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Load:
 
     @property
     def flops(self) -> int:
-        """FLOPs of a step on this rank, including the optimizer's products."""
+        """FLOPs per step on this rank, including the optimizer's matrix products."""
         return self.micro_steps * self.cost.flops + self.update_flops
 
     def seconds(self, machine: Machine) -> float:
@@ -318,7 +318,7 @@ def training(recipe: Recipe) -> TrainSettings:
         ConfigError: calibration leaves no time.
     """
     reserved = recipe.calibration.reserve_seconds if recipe.calibration.data != "none" else None
-    return less_reserve(recipe.train, reserved or 0.0)
+    return reduce_cap(recipe.train, reserved or 0.0)
 
 
 def on_this_cpu(recipe: Recipe, train: TrainSettings, ranks: int) -> Schedule:

@@ -1,19 +1,50 @@
-"""What a run tells while it goes: one value for each thing that happened, for callers to print and keep."""
+"""Events of a run: `Run.train` yields one value for each thing that happens, for callers to log, show and keep.
+
+This module holds plain data only, so that a caller that reads events imports neither preflight nor calibration.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from birdie.run.preflight import Check
-from birdie.score.bpb import Score
+from birdie.score.accumulator import Score
 from birdie.train.loop import Step
 from birdie.train.profile import Profile
+
+State = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of one preflight check.
+
+    Attributes:
+        name: of the check.
+        state: the result; "fail" ends the run before it starts.
+        says: the reason, in one sentence.
+    """
+
+    name: str
+    state: State
+    says: str
+
+    @property
+    def line(self) -> str:
+        """Line for the log."""
+        return f"preflight {self.state}: {self.name}: {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The preflight checks have run, before the training clock starts; none of them failed."""
+
+    checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The facts of a run, known before its first step."""
+    """Facts of a run that are known before its first step."""
 
     parameters: int
     world_size: int
@@ -32,11 +63,19 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Profiled:
+    """Some steps were profiled, outside the training clock; tables and trace are in `folder`."""
+
+    profile: Profile
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Validated:
-    """A score of the float model, taken outside the training clock.
+    """Score of the float model, computed outside the training clock.
 
     Attributes:
-        weights: what was scored: "the last weights", or the average that would be exported now.
+        weights: the weights that were scored: "the last weights", or the average that an export would take now.
     """
 
     step: int
@@ -47,7 +86,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint is on disk."""
+    """A checkpoint was written to disk."""
 
     step: int
     path: Path
@@ -55,25 +94,10 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The run was asked to stop; what it had is in the checkpoint saved just before."""
+    """The run was stopped on request; its state is in the checkpoint that was saved just before this event."""
 
     step: int
     path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Profiled:
-    """Steps were profiled, outside the clock; tables and trace are in `folder`."""
-
-    profile: Profile
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What could go wrong was looked at, before any time was spent; nothing failed."""
-
-    checks: tuple[Check, ...]
 
 
 Event = Checked | Started | Profiled | Step | Validated | Saved | Interrupted

@@ -1,15 +1,15 @@
-"""Training a model down to a size: what `birdie.spectral` wrapped, until its file is small enough.
+"""Fine-tuning of a model that `birdie.spectral` wrapped, until its file has a target size.
 
-    batch ─► loss ─► + λ · bits ─► Adam ─► … ─► the file is weighed now and then ─► bits aimed at ─► λ
+    batch ─► loss ─► + λ · bits ─► Adam ─► … ─► save the file at times, to measure it ─► target bits ─► λ
 
-A file holds more than the rate says: biases, norms, names, steps. So the model is saved at the start, when the bits
-have come down, and a few times after, and what the rest takes is kept free. If the file is still too large at the end,
-steps are made a little coarser and training goes on.
+A file holds more than the estimated bits of its weights: biases, norms, names, scales. So the model is saved at the
+start, once its bits have come down, and a few times after that, and the bytes of all other tensors are subtracted from
+the budget. If the file is still too large at the end, the scales are made slightly coarser and training continues.
 """
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,30 +26,30 @@ from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantizat
 from birdie.errors import BudgetError, ConfigError, DataError
 
 Batch = TypeVar("Batch")
-_FLOOR = 0.05  # of the learning rate, which falls by a cosine
-# Share of the steps after which steps of quantization stay: weights gather at the edges between symbols, and a step
-# that moves a little then moves many at once.
-_STILL = 0.75
-_REACH = 0.25  # octaves by which all are moved then, at each weighing, to where the bits are those aimed at
-_PROBED = 8  # batches from which it is learned how much each tensor matters
-_COARSER = 1 / 32  # octaves more, when the file is too large at the end
-_WEIGHED = (0.62, 0.75, 0.87, 0.95)  # shares of the steps after which the file is weighed
-_ANY = 1e-3  # bits, before the first weighing
-_SPARE = 0.005  # of the budget: bits move a little from one weighing to the next
-_EXTRA, _MOST = 0.03, 1.3  # of the steps: what is added while the file is too large, and what there may be in all
+_FLOOR = 0.05  # final learning rate, as a fraction of the first; it falls by a cosine
+# Fraction of the steps after which quantization scales are fixed: weights gather at the boundaries between symbols, and
+# a small change of a scale then changes many symbols at once.
+_FIXED_AFTER = 0.75
+_REACH = 0.25  # maximum octaves by which all scales then move at each measurement, to get to the target bits
+_PROBED = 8  # batches from which the sensitivity of each tensor is measured
+_COARSER = 1 / 32  # octaves to add to the scales if the file is too large at the end
+_MEASURED = (0.62, 0.75, 0.87, 0.95)  # fractions of the steps after which the file is saved and measured
+_ANY = 1e-3  # target bits before the first measurement, which sets the real target
+_SPARE = 0.005  # fraction of the budget left free, because bits change a little between measurements
+_EXTRA, _MOST = 0.03, 1.3  # as fractions of the steps: how many to add while the file is too large, and the maximum
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
-    """A step that was taken.
+class FineTuneStep:
+    """Result of one step of fine-tuning.
 
     Attributes:
-        number: which, from 1.
-        steps: how many there will be.
-        loss: of the task alone, as `loss` gave it.
-        bits: per spectral weight, by estimate; None without a target.
-        weight: λ, nats of loss that a bit a weight counts; None without a target.
-        bytes: of the whole file when it was last weighed; None before, and without a budget.
+        number: of the step, from 1.
+        steps: number of steps that are planned now.
+        loss: loss of the task alone.
+        bits: estimated bits per spectral weight; None without a target.
+        weight: λ, in nats of loss per bit per weight; None without a target.
+        bytes: size of the whole file at the last measurement; None without a budget.
     """
 
     number: int
@@ -73,131 +73,131 @@ def fine_tune(
     settled: float = 0.6,
     measured: bool = True,
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = torch.optim.Adam,
-) -> Iterator[Tuned]:
-    """Train in place, step by step, until the file `birdie.save` writes has its size.
+) -> Generator[FineTuneStep, None, None]:
+    """Train `model` in place until the file that `birdie.save` writes has the target size; yield after each step.
 
         birdie.spectral(model)
         for step in birdie.fine_tune(model, batches, loss, steps=1000, budget=100_000):
             print(step.number, step.loss, step.bits)
         birdie.save(model, "small.birdie")
 
-    Whether the model is in training mode stays the caller's: in evaluation mode, statistics of norms stay.
+    Training or evaluation mode of the model is not changed: in evaluation mode, the statistics of norms stay fixed.
 
     Args:
-        model: wrapped by `spectral`; any module without a target, which is the same training to compare with.
-        batches: of anything; gone through again when they end.
-        loss: (model, batch) → mean nats of the task, 0-d.
-        steps: of the optimizer. A few more are taken if the file is too large after them.
-        budget: bytes the file may have: it ends under, by a per cent or so.
-        bits: or bits per spectral weight, as `quantization_loss` counts them.
-        rate: of learning, falling by a cosine to a twentieth.
-        network_rate: the same of the steps of quantization, which are few and have far to go.
-        settled: share of the steps after which the size is reached; the rest is for the task.
-        measured: learn from the gradients of eight batches how fine each tensor's steps should be, before the first
-            step. False keeps them in deviations: where `loss` is at its least, as in distillation from the model
-            itself, gradients say nothing.
-        optimizer: groups of parameters with their `lr` → optimizer.
+        model: wrapped by `spectral`; without a target it may be any module, as a baseline of plain training.
+        batches: batches of any type; iterated over again when they end.
+        loss: (model, batch) → mean loss of the task in nats, 0-d.
+        steps: number of optimizer steps; a few are added if the file is too large at the end.
+        budget: maximum bytes of the file; it ends about 1 % below.
+        bits: target bits per spectral weight, as `quantization_loss` counts them; instead of a budget.
+        rate: learning rate, which falls by a cosine to a twentieth.
+        network_rate: learning rate of the network of quantization scales, which has few parameters and far to go.
+        settled: fraction of the steps after which the size is reached; the rest improves the task.
+        measured: set the scale of each tensor from the gradients of eight batches before the first step. False keeps
+            scales relative to the standard deviation; use it where `loss` is at its minimum, as in distillation from
+            the model itself, because the gradients are then noise.
+        optimizer: parameter groups with their `lr` → optimizer.
 
     Raises:
-        ConfigError: settings contradict one another or are out of range, or the model is not wrapped.
-        DataError: batches ended and do not start again, or the loss is not finite (when iterated over).
-        BudgetError: the file does not come down to the budget (when iterated over).
+        ConfigError: settings contradict each other or are out of range, or the model is not wrapped.
+        DataError: the batches end and cannot be iterated over again, or the loss is not finite (during iteration).
+        BudgetError: the file cannot be made as small as the budget (during iteration).
     """
     budget = whole_number("budget", budget)
     if steps < 1 or not rate > 0 or not network_rate > 0:
         raise ConfigError(f"steps={steps}, rate={rate}, network_rate={network_rate}; all must be above zero")
     if budget is not None and bits is not None:
-        raise ConfigError("a budget and bits are two targets; give one of them")
-    network = next((each.weight.quantizer for each in wrapped(model)), None)
+        raise ConfigError("budget and bits are two targets; give one of them")
+    network = next((module.weight.quantizer for module in wrapped(model)), None)
     if network is None and (budget is not None or bits is not None):
-        raise ConfigError("nothing in the model is spectral; call spectral(model) before it is trained to a size")
-    endless, aim = _again(batches), None
+        raise ConfigError("nothing in the model is spectral; call birdie.spectral(model) before fine-tuning to a size")
+    endless, target = _endless(batches), None
     if network is not None and measured and not network.trained:
-        _measure(model, network, [next(endless) for _ in range(_PROBED)], loss)
+        _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
     if bits is not None:
-        aim = _Aim(model, RateControl(model, bits, steps, settled=settled))
+        target = _SizeTarget(model, RateControl(model, bits, steps, settled=settled))
     elif budget is not None:
-        aim = _Aim(model, RateControl(model, _ANY, steps, settled=settled), budget)
-        aim.weigh()
+        target = _SizeTarget(model, RateControl(model, _ANY, steps, settled=settled), budget)
+        target.measure()
     groups = [{"params": parameters, "lr": lr} for parameters, lr in _groups(model, network, rate, network_rate)]
-    return _steps(model, endless, loss, steps, aim, optimizer(groups))
+    return _steps(model, endless, loss, steps, target, optimizer(groups))
 
 
-def _measure(
+def _set_scales(
     model: nn.Module, network: QuantizationNetwork, batches: list[Batch], loss: Callable[[nn.Module, Batch], Tensor]
 ) -> None:
-    """Steps that were never trained go with what each tensor's weights matter, at the bits there are.
+    """Set the scales of an untrained network by the sensitivity of each tensor, at the present bits.
 
-    An error costs the loss its square times the curvature, for which mean squared gradients stand (empirical Fisher);
-    it costs all tensors alike where steps go with one over their root.
+    A quantization error costs its square times the curvature of the loss, estimated by the mean squared gradient
+    (empirical Fisher). The cost is equal for all tensors if scales are proportional to one over its square root.
     """
     parts = distinct(model)
     start, squares = float(quantization_loss(model).detach()), torch.zeros(len(parts))
     for batch in batches:
         model.zero_grad(set_to_none=True)
         loss(model, batch).backward()  # type: ignore[no-untyped-call]
-        for index, each in enumerate(parts):
-            gradient = each.coefficients.grad
+        for index, part in enumerate(parts):
+            gradient = part.coefficients.grad
             squares[index] += 0.0 if gradient is None else float(gradient.square().mean())
     model.zero_grad(set_to_none=True)
     if bool(torch.isfinite(squares).all()) and bool(squares.any()):
-        for each, square in zip(parts, squares.clamp_min(float(squares[squares > 0].min())), strict=True):
-            each.weight.scale.fill_(-0.5 * math.log2(float(square)))
+        for part, square in zip(parts, squares.clamp_min(float(squares[squares > 0].min())), strict=True):
+            part.weight.scale.fill_(-0.5 * math.log2(float(square)))
         at_bits(model, network, start)
 
 
 def _groups(
     model: nn.Module, network: QuantizationNetwork | None, rate: float, network_rate: float
 ) -> Iterator[tuple[list[nn.Parameter], float]]:
-    own = [] if network is None else list(network.parameters())
-    ids = {id(parameter) for parameter in own}
+    network_parameters = [] if network is None else list(network.parameters())
+    ids = {id(parameter) for parameter in network_parameters}
     yield [parameter for parameter in model.parameters() if id(parameter) not in ids], rate
-    if own:
-        yield own, network_rate
+    if network_parameters:
+        yield network_parameters, network_rate
 
 
-def _again(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Batches without end."""
+def _endless(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the batches again and again."""
     while True:
-        found = False
+        empty = True
         for batch in batches:
-            found = True
+            empty = False
             yield batch
-        if not found:
-            raise DataError("there are no more batches; give a list or a loader that can be gone through again")
+        if empty:
+            raise DataError("there are no more batches; give a list, or a loader that can be iterated over again")
 
 
-class _Aim:
-    """The size as a target, and what the file weighed."""
+class _SizeTarget:
+    """Target size of the file or of the bits, and the size at the last measurement."""
 
     def __init__(self, model: nn.Module, control: RateControl, budget: int | None = None) -> None:
         self.model, self.control, self.budget = model, control, budget
         self.network = next(wrapped(model)).weight.quantizer
-        self.names = {each.name for each in wrapped(model)}
+        self.names = {module.name for module in wrapped(model)}
         self.bytes: int | None = None
 
-    def weigh(self) -> bool:
-        """Save the model, see what it takes and aim anew; whether the size is kept, which bits are to a per cent."""
+    def measure(self) -> bool:
+        """Measure the size and correct the target bits; return True if the target is met (for bits, to 1 %)."""
         if self.budget is None:
             return self.control.measure() <= 1.01 * self.control.target
         with tempfile.TemporaryDirectory() as folder:
-            summary = save(self.model, Path(folder) / "weighed.birdie")
+            summary = save(self.model, Path(folder) / "measured.birdie")
         self.bytes = summary.bytes
         coded = sum(tensor.bytes for tensor in summary.tensors if tensor.name in self.names)
         left = self.budget * (1 - _SPARE) - (summary.bytes - coded)
         if left <= 0:
             raise BudgetError(
-                f"a budget of {self.budget:,} bytes leaves nothing for the spectral weights: all else takes "
-                f"{summary.bytes - coded:,} bytes"
+                f"a budget of {self.budget:,} bytes leaves nothing for the spectral weights: all other data take "
+                f"{summary.bytes - coded:,} bytes; give a larger budget"
             )
         self.control.target = self.control.measure() * left / coded
         return self.bytes <= self.budget
 
-    def found(self) -> str:
-        """What there is and what there should be."""
+    def difference(self) -> str:
+        """Return the measured size and the target, for an error message."""
         if self.budget is None:
-            return f"{self.control.measure():.2f} bits a weight and not {self.control.target:.2f}"
-        return f"{self.bytes:,} bytes and not {self.budget:,}"
+            return f"{self.control.measure():.2f} bits per weight instead of {self.control.target:.2f}"
+        return f"{self.bytes:,} bytes instead of {self.budget:,}"
 
 
 def _steps(
@@ -205,12 +205,15 @@ def _steps(
     batches: Iterator[Batch],
     loss: Callable[[nn.Module, Batch], Tensor],
     steps: int,
-    aim: _Aim | None,
+    target: _SizeTarget | None,
     optimizer: torch.optim.Optimizer,
-) -> Iterator[Tuned]:
-    curves: list[Callable[[int], float]] = [partial(_cosine, steps, _FLOOR), partial(_cosine, _STILL * steps, 0.0)]
+) -> Generator[FineTuneStep, None, None]:
+    curves: list[Callable[[int], float]] = [
+        partial(_cosine, steps, _FLOOR),
+        partial(_cosine, _FIXED_AFTER * steps, 0.0),
+    ]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, curves[: len(optimizer.param_groups)])
-    weighings = {math.ceil(share * steps) for share in _WEIGHED}
+    measurements = {math.ceil(fraction * steps) for fraction in _MEASURED}
     number, last = 0, steps
     try:
         while number < last:
@@ -218,42 +221,42 @@ def _steps(
             task = loss(model, next(batches))
             if not bool(torch.isfinite(task)):
                 raise DataError(
-                    f"the loss of step {number:,} is not finite and the step was not taken; look at that batch, or "
+                    f"the loss of step {number:,} is not finite, so the step was not taken; check that batch, or "
                     "lower rate or network_rate"
                 )
-            total = task if aim is None else task + aim.control.penalty()
+            total = task if target is None else task + target.control.penalty()
             optimizer.zero_grad(set_to_none=True)
             total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            if aim is not None and number == last:
-                Spectral(model, aim.network).settle()
-                if not aim.weigh():
-                    last += _longer(aim, number, steps)
-            elif aim is not None and number in weighings:
-                aim.weigh()
-                if number >= _STILL * steps:
-                    aim.control.holding = True
-                    at_bits(model, aim.network, aim.control.target, reach=_REACH)
+            if target is not None and number == last:
+                Spectral(model, target.network).settle()
+                if not target.measure():
+                    last += _extra_steps(target, number, steps)
+            elif target is not None and number in measurements:
+                target.measure()
+                if number >= _FIXED_AFTER * steps:
+                    target.control.holding = True
+                    at_bits(model, target.network, target.control.target, reach=_REACH)
             bits, weight, size = (
-                (None, None, None) if aim is None else (aim.control.bits, aim.control.weight, aim.bytes)
+                (None, None, None) if target is None else (target.control.bits, target.control.weight, target.bytes)
             )
-            yield Tuned(number, last, float(task.detach()), bits, weight, size)
+            yield FineTuneStep(number, last, float(task.detach()), bits, weight, size)
     finally:
-        if aim is not None:
-            aim.control.release()
+        if target is not None:
+            target.control.release()
 
 
 def _cosine(steps: float, floor: float, done: int) -> float:
-    """From 1 to `floor`, and `floor` after."""
+    """Return a multiplier that falls from 1 to `floor` by a cosine, and stays there."""
     return floor + (1 - floor) / 2 * (1 + math.cos(math.pi * min(1.0, done / steps)))
 
 
-def _longer(aim: _Aim, number: int, steps: int) -> int:
-    """Steps to add to those that were asked for: the file is still too large."""
+def _extra_steps(target: _SizeTarget, number: int, steps: int) -> int:
+    """Make the scales coarser, because the file is still too large; return the number of steps to add."""
     if number >= _MOST * steps:
-        raise BudgetError(f"after {number:,} steps the file has {aim.found()}; give more steps or bytes")
-    at_bits(aim.model, aim.network, aim.control.target)
+        raise BudgetError(f"after {number:,} steps the file has {target.difference()}; give more steps or bytes")
+    at_bits(target.model, target.network, target.control.target)
     with torch.no_grad():
-        aim.network.offset.add_(_COARSER)
+        target.network.offset.add_(_COARSER)
     return max(1, round(_EXTRA * steps))

@@ -1,9 +1,9 @@
-"""The validations of a run, in a file of its folder: `history.jsonl`, a line each, by step.
+"""History of a run's validations: the file `history.jsonl` in the run folder, one JSON object a line, by step.
 
     {"step": 1000, "train_ms": 43415.0, "bpb": 1.3805}
 
-Every entry replaces those of its own step and later ones, so that a run that goes on from a checkpoint tells its story
-once.
+A new entry replaces all entries of the same or a later step, so that a run resumed from an earlier checkpoint has one
+entry per step.
 """
 
 import itertools
@@ -19,11 +19,11 @@ NAME = "history.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One validation.
+    """Result of one validation.
 
     Attributes:
-        step: steps done.
-        train_ms: training time they took.
+        step: number of finished training steps.
+        train_ms: training time of these steps.
         bpb: bits per byte of the float model.
     """
 
@@ -33,7 +33,7 @@ class Entry:
 
 
 def read(folder: Path) -> list[Entry]:
-    """What the run in `folder` validated so far, by step; nothing if it never did.
+    """Return the validations of the run in `folder`, by step; an empty list if there is no history file.
 
     Raises:
         DataError: the file is not a history.
@@ -42,27 +42,28 @@ def read(folder: Path) -> list[Entry]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         entries = [
-            Entry(int(each["step"]), float(each["train_ms"]), float(each["bpb"])) for each in map(json.loads, lines)
+            Entry(int(values["step"]), float(values["train_ms"]), float(values["bpb"]))
+            for values in map(json.loads, lines)
         ]
     except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{path} cannot be read ({error}); delete it, and the run goes on with a new one") from error
-    if any(one.step >= other.step for one, other in itertools.pairwise(entries)):
-        raise DataError(f"the steps of {path} do not rise; delete it, and the run goes on with a new one")
+        raise DataError(f"{path} cannot be read ({error}); delete it, and the run starts a new history") from error
+    if any(entry.step >= following.step for entry, following in itertools.pairwise(entries)):
+        raise DataError(f"the steps in {path} do not increase; delete it, and the run starts a new history")
     return entries
 
 
 def record(folder: Path, entry: Entry) -> None:
-    """Add `entry`, and drop what is not before it.
+    """Add `entry`, and drop all entries of the same or a later step.
 
     Raises:
-        DataError: the file is there and is not a history.
-        OutputError: it cannot be written.
+        DataError: the file exists and is not a history.
+        OutputError: the file cannot be written.
     """
-    _write(folder, [*(each for each in read(folder) if each.step < entry.step), entry])
+    _write(folder, [*(earlier for earlier in read(folder) if earlier.step < entry.step), entry])
 
 
-def cut(folder: Path, step: int) -> None:
-    """Drop what comes after `step`: a run begins, or goes on, from there.
+def truncate(folder: Path, step: int) -> None:
+    """Drop all entries later than `step`, from which a run starts or resumes.
 
     Raises:
         OutputError: the file cannot be written.
@@ -70,11 +71,11 @@ def cut(folder: Path, step: int) -> None:
     if not (folder / NAME).is_file():
         return
     try:
-        kept = [each for each in read(folder) if each.step <= step]
-    except DataError:  # the run matters more than its story
-        kept = []
-    _write(folder, kept)
+        entries = [entry for entry in read(folder) if entry.step <= step]
+    except DataError:  # a damaged history must not stop the run
+        entries = []
+    _write(folder, entries)
 
 
 def _write(folder: Path, entries: list[Entry]) -> None:
-    write_bytes(folder / NAME, "".join(json.dumps(asdict(each)) + "\n" for each in entries).encode())
+    write_bytes(folder / NAME, "".join(json.dumps(asdict(entry)) + "\n" for entry in entries).encode())

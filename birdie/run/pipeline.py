@@ -1,17 +1,17 @@
-"""The road from shards to an artifact, without printing: callers consume events.
+"""End-to-end pipeline of a run, from shards to an artifact; callers consume events, nothing is printed.
 
     Run(recipe, folder) ── train() ──► Started, Step, Validated, Saved … ──► model
             │                                                                  │
-            ├── calibrate() ──► what the loss minds ─┐                         │
-            └── export(path) ────────────────────────┴──► model.birdie ◄───────┘
-                                                               └──► evaluation
+            ├── calibrate() ──► sensitivity of the loss ─┐                     │
+            └── export(path) ────────────────────────────┴──► model.birdie ◄───┘
+                                                                   └──► evaluation
 
-A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and, once exported, `model.birdie`; where steps were
-profiled, `profile/`.
+A run folder holds `recipe.toml`, `history.jsonl` and `checkpoints/`, after the export `model.birdie`, and `profile/` if
+steps were profiled.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,13 @@ from birdie.model.attention_kernels import best_kernels
 from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT
 from birdie.run import history, preflight
-from birdie.run.calibration import Calibrated, calibrated
-from birdie.run.calibration_budget import MARGIN, expected, less_reserve
-from birdie.run.dataset import read
-from birdie.run.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
+from birdie.run.calibration import Calibration, calibrate_gpt
+from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
+from birdie.run.dataset import open_run_data
+from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
-from birdie.runtime.callbacks import Notify, Progress, no_message, no_progress
+from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
 from birdie.runtime.files import require_writable, write_bytes
@@ -49,25 +49,25 @@ from birdie.train.protocols import StepHook
 
 
 class Run:
-    """A training run on this rank: its data, its model and the folder it leaves behind.
+    """A training run on this rank: its data, its model and its folder.
 
     Args:
         recipe: every setting.
-        folder: the run folder; made if need be.
-        replace: whether an earlier run in the folder may be overwritten.
-        profiled: whether steps are profiled after warm-up, which changes nothing of the run.
-        world: this rank among its peers.
-        notify: gets one-line remarks (a fallback taken, a doubt about the data).
+        folder: the run folder, which is created if it does not exist.
+        replace: True if an earlier run in the folder may be overwritten.
+        profiled: True to profile some steps after warm-up, which does not change the run.
+        world: this rank and its peers.
+        notify: called with one-line messages for the log (fallbacks, warnings about the data, active techniques).
 
     Attributes:
-        training: the recipe's settings for training; once it has begun, with the cap less what is kept of it.
-        reserved: seconds of the cap kept for calibration.
-        calibration: what calibration found out, once it was made.
-        profile: where a step goes, once that was looked at.
-        weights: what `model` holds: "the last weights", or which average of them.
-        startup: what it took before the clock started.
-        compiling: what torch.compile did, if it was used.
-        checks: what was looked at before the clock started.
+        training: training settings; once training has begun, with the cap reduced by the calibration time budget.
+        reserved: calibration time budget, in seconds of the cap.
+        calibration: result of the calibration, after `calibrate`.
+        profile: profile of a step, if steps were profiled.
+        weights: the weights in `model`: "the last weights", or the name of their average.
+        startup: time spent before the training clock started.
+        compiling: report on torch.compile, if it is used.
+        checks: results of the preflight checks.
 
     Raises:
         DataError, ConfigError: shards, tokenizer and settings do not fit together.
@@ -90,11 +90,11 @@ class Run:
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = StartupTimer()
         self.compiling: CompileReport | None = None
-        self.checks: list[preflight.Check] = []
+        self.checks: list[Check] = []
         with self.startup.part("data"):
-            text = read(recipe, notify)
-        self.dataset, self.tokenizer = text.dataset, text.tokenizer
-        self.val_tokens, self.byte_counts = text.val_tokens, text.byte_counts
+            data = open_run_data(recipe, notify)
+        self.dataset, self.tokenizer = data.dataset, data.tokenizer
+        self.val_tokens, self.byte_counts = data.val_tokens, data.byte_counts
         if self.world.is_main:
             require_writable(self.folder)
         torch.manual_seed(recipe.train.seed)
@@ -104,29 +104,29 @@ class Run:
         self.model.kernels = best_kernels(self.device, self.model.compute_dtype)
         self.steps = 0
         self.training, self.reserved = recipe.train, 0.0
-        self.calibration: Calibrated | None = None
+        self.calibration: Calibration | None = None
         self.profile: Profile | None = None
         self.weights = "the last weights"
 
     @property
     def checkpoints(self) -> Path:
-        """Where this run's checkpoints lie."""
+        """Folder of this run's checkpoints."""
         return self.folder / "checkpoints"
 
     def train(
-        self, *, resume: bool = False, stop: Callable[[], bool] = lambda: False, on_warmup: Progress = no_progress
-    ) -> Iterator[Event]:
-        """Train to the last step, the wall-clock cap, or until `stop()`; yields what happens as it happens.
+        self, *, resume: bool = False, stop: Stop = never, on_warmup: Progress = no_progress
+    ) -> Generator[Event, None, None]:
+        """Train to the last step, to the wall-clock cap, or until `stop()`; yield each event when it happens.
 
         Args:
-            resume: go on from the latest checkpoint of the folder if there is one; done unasked where torchrun has
-                started all ranks anew and the checkpoint is of the same job.
-            stop: asked after every step; True on any rank ends the run on all, after a checkpoint.
+            resume: continue from the latest checkpoint of the folder, if there is one. This is automatic if torchrun
+                restarted all ranks and the checkpoint is from the same job.
+            stop: called after every step; True on any rank ends the run on all ranks, after a checkpoint.
             on_warmup: called with (done, total) after each warm-up step.
 
         Raises:
-            ConfigError: the loss is no longer finite, the ranks do not divide the batch, or calibration needs all
-                the time there is.
+            ConfigError: the loss is no longer finite, the ranks do not divide the batch, or calibration would use up
+                the wall-clock cap.
             WeightsError: the checkpoint does not fit the model.
         """
         job = self.world.broadcast_string(self.world.job)
@@ -152,7 +152,7 @@ class Run:
         model_hooks = self.model.step_hooks(self.notify)
         hooks: list[StepHook] = [*([] if prepared is None else [prepared]), *model_hooks]
         try:
-            going = fit(
+            loop = fit(
                 self.model,
                 batches,
                 settings,
@@ -172,156 +172,162 @@ class Run:
             )
             if self.world.is_main:
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
-                history.cut(self.folder, going.step if checkpoint is not None else -1)
-                if checkpoint is None:  # those of a replaced run must not be gone on from
+                history.truncate(self.folder, loop.step if checkpoint is not None else -1)
+                if checkpoint is None:  # a replaced run must not be resumed later
                     (self.checkpoints / POINTER).unlink(missing_ok=True)
-            yield from self._follow(going)
-            if going.float8 is not None and not going.interrupted:
-                self._tell_of(going.float8, *batches.next())
+            yield from self._follow(loop)
+            if loop.float8 is not None and not loop.interrupted:
+                self._report_fp8(loop.float8, *batches.next())
         finally:
             batches.close()
             remove_fp8(self.model)
             if prepared is not None:
                 prepared.remove()
 
-    def _follow(self, going: Fit) -> Iterator[Event]:
-        self.steps = going.step
-        yield self._started(going)
+    def _follow(self, loop: Fit) -> Iterator[Event]:
+        self.steps = loop.step
+        yield self._started(loop)
         save_every, validate_every = self.recipe.run.checkpoint_every, self.recipe.validation.every
         validated = None
-        self._warm_up(going)
-        if self.profiled and not going.interrupted:
-            yield from self._profile(going)
-        if going.step == 0 and validate_every and not going.interrupted:
+        self._warm_up(loop)
+        if self.profiled and not loop.interrupted:
+            yield from self._profile(loop)
+        if loop.step == 0 and validate_every and not loop.interrupted:
             validated = 0
-            yield self._validated(going)
-        for step in going:
+            yield self._validated(loop)
+        for step in loop:
             self.steps = step.number
             yield step
-            if not going.interrupted and (step.stopping or (validate_every and step.number % validate_every == 0)):
+            if not loop.interrupted and (step.stopping or (validate_every and step.number % validate_every == 0)):
                 validated = step.number
-                yield self._validated(going)
+                yield self._validated(loop)
             if step.stopping or (save_every and step.number % save_every == 0):
-                yield from self._saved(going)
-        if going.interrupted:
+                yield from self._saved(loop)
+        if loop.interrupted:
             if self.steps == 0:  # stopped during warm-up
-                yield from self._saved(going)
-            yield Interrupted(going.step, self.checkpoints)
-        elif validated != going.step:  # resumed after the last step
-            yield self._validated(going)
-        if not going.interrupted:
-            self.weights = str(going.average)
-            for line in (*going.finish(), *self.model.diagnostics()):
+                yield from self._saved(loop)
+            yield Interrupted(loop.step, self.checkpoints)
+        elif validated != loop.step:  # resumed after the last step
+            yield self._validated(loop)
+        if not loop.interrupted:
+            self.weights = str(loop.average)
+            for line in (*loop.finish(), *self.model.diagnostics()):
                 self.notify(f"active: {line}")
             if self.compiling is not None:
                 self.compiling.end_run()
 
-    def _saved(self, going: Fit) -> Iterator[Saved]:
-        """Write a checkpoint; a run that is not being stopped goes on without."""
+    def _saved(self, loop: Fit) -> Iterator[Saved]:
+        """Write a checkpoint; if that fails, a run that is not being stopped continues without it."""
         try:
-            path = going.save(self.checkpoints)
+            path = loop.save(self.checkpoints)
         except OutputError as error:
-            if going.interrupted:
+            if loop.interrupted:
                 raise
-            self.notify(f"no checkpoint of step {going.step}, training goes on: {error}")
+            self.notify(f"no checkpoint of step {loop.step}, training goes on: {error}")
         else:
-            yield Saved(going.step, path)
+            yield Saved(loop.step, path)
 
     def _checked(self) -> Checked:
-        """Look before the clock starts; a failure on any rank ends all."""
+        """Run the preflight checks before the clock starts; a failure on any rank ends the run on all ranks."""
         with self.startup.part("preflight"):
-            facts = preflight.facts_here(
+            facts = preflight.collect_facts(
                 self.recipe, self.folder, self.dataset.train, self.dataset.train_tokens, self.device, self.world
             )
-            self.checks = preflight.checks(self.recipe, facts)
+            self.checks = preflight.run_checks(self.recipe, facts)
             failed = any(check.state == "fail" for check in self.checks)
             if self.world.any(failed, self.device):
-                preflight.require(self.checks)
-                raise ConfigError("another rank fails its preflight and says why")
+                preflight.require_no_failure(self.checks)
+                raise ConfigError("the preflight check of another rank failed; see the message of that rank")
         return Checked(tuple(self.checks))
 
-    def _warm_up(self, going: Fit) -> None:
+    def _warm_up(self, loop: Fit) -> None:
         """Warm up with the compile cache of an earlier run, and report the start-up time."""
-        if going.facts["compiled"]:
+        if loop.facts["compiled"]:
             cache = compile_cache(self.recipe.to_dict(), self.world.rank, self.world.size, self.device)
             self.compiling = CompileReport(cache, self.notify)
             with self.startup.part("compile cache"):
                 self.compiling.begin_warmup()
         with self.startup.part("priming"):
-            going.warm_up()
+            loop.warm_up()
         if self.compiling is not None:
             with self.startup.part("compile cache"):
                 self.compiling.end_warmup(save=self.world.rank < distinct_ranks(self.recipe.to_dict()))
         self.notify(self.startup.line())
 
-    def _profile(self, going: Fit) -> Iterator[Profiled]:
-        """Profile steps that are undone; every rank takes them, and rank 0 writes what it saw."""
+    def _profile(self, loop: Fit) -> Iterator[Profiled]:
+        """Profile steps and undo them; every rank takes them, and rank 0 writes the profile."""
         folder = self.folder / "profile"
-        found = profile(going, self.model, self.device, folder if self.world.is_main else None)
-        if found is not None:
-            self.profile = found
-            yield Profiled(found, folder)
+        self.profile = profile(loop, self.model, self.device, folder if self.world.is_main else None)
+        if self.profile is not None:
+            yield Profiled(self.profile, folder)
 
-    def _tell_of(self, float8: Float8, ids: Tensor, targets: Tensor) -> None:
-        length = self.training.train_seq_len  # a packed row is far longer than what attention should see at once
-        few = MULTIPLE // math.gcd(length, MULTIPLE)  # sequences: as many tokens as fp8 wants, and no more
-        ids, targets = (each.reshape(-1, length)[:few].to(self.device) for each in (ids, targets))
+    def _report_fp8(self, float8: Float8, ids: Tensor, targets: Tensor) -> None:
+        """Log the diagnostics of fp8 on a few sequences of a training batch."""
+        length = self.training.train_seq_len  # a packed row is far longer than attention should see at once
+        rows = MULTIPLE // math.gcd(length, MULTIPLE)  # the fewest sequences whose tokens are a multiple for fp8
+        ids, targets = (tensor.reshape(-1, length)[:rows].to(self.device) for tensor in (ids, targets))
         self.notify(f"active: {float8.diagnostics(lambda: self.model.loss(ids, targets))}")
 
-    def _validated(self, going: Fit) -> Validated:
-        """Score what would be exported now, the average of weights if there is one, and note it in the folder."""
-        with going.average.in_model():
+    def _validated(self, loop: Fit) -> Validated:
+        """Score the weights that would be exported now, the average if there is one, and record it in the history."""
+        with loop.average.in_model():
             score = self.score(self.model)
         if self.world.is_main:
-            history.record(self.folder, history.Entry(going.step, going.train_ms, score.bpb))
-        return Validated(going.step, going.train_ms, score, str(going.average))
+            history.record(self.folder, history.Entry(loop.step, loop.train_ms, score.bpb))
+        return Validated(loop.step, loop.train_ms, score, str(loop.average))
 
     def _checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
-        """What to go on from; refuses to overwrite a run unasked and to go on with another model or other data."""
-        again = self.world.max_int(self.world.restarts, self.device) > 0
+        """Return the checkpoint to resume from, if any.
+
+        Raises:
+            ConfigError: the folder holds another run that may not be replaced, or one with another model or other data.
+        """
+        restarted = self.world.max_int(self.world.restarts, self.device) > 0
         if not (self.checkpoints / POINTER).is_file():
             if resume:
-                self.notify(f"there is no checkpoint in {self.checkpoints} yet; starting from the beginning")
+                self.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
             return None
-        checkpoint = load_checkpoint(self.checkpoints) if resume or again else None
+        checkpoint = load_checkpoint(self.checkpoints) if resume or restarted else None
         if checkpoint is None or not (resume or checkpoint.about.get("job") == job):
             if not self.replace:
-                raise ConfigError(f"{self.folder} holds a run already; go on with --resume, or choose another --folder")
+                raise ConfigError(
+                    f"{self.folder} already holds a run; continue it with --resume, or choose another --folder"
+                )
             return None
-        for name, now in self._identity().items():
-            before = checkpoint.about.get(name, now)
-            if before != now:
-                raise ConfigError(f"cannot resume: {name} is {now}, but the run in {self.folder} has {before}")
+        for name, value in self._identity().items():
+            saved = checkpoint.about.get(name, value)
+            if saved != value:
+                raise ConfigError(f"cannot resume: {name} is {value}, but the run in {self.folder} has {saved}")
         return checkpoint
 
     def _reserve(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
-        """Keep time for calibration; returns what a checkpoint shall remember, so that going on keeps the same time."""
+        """Set the calibration time budget; return it for the checkpoint, so that a resumed run has the same budget."""
         settings, cap = self.recipe.calibration, self.recipe.train.max_wallclock_seconds
         if settings.data == "none" or self.recipe.train.cap_ms is None:
             return {}
-        asked = {**asdict(settings), "device": self.device.type}
-        before: dict[str, Any] = {} if checkpoint is None else checkpoint.about.get("calibration", {})
+        key = {**asdict(settings), "device": self.device.type}
+        saved: dict[str, Any] = {} if checkpoint is None else checkpoint.about.get("calibration", {})
         if settings.reserve_seconds is not None:
-            self.reserved, why = settings.reserve_seconds, "as asked"
-        elif before.get("asked") == asked:
-            self.reserved, why = before["reserved"], "as before"
-        else:  # rank 0 will do the work, but all must end training at one time
-            seconds = expected(self.recipe, self.device).seconds if self.world.is_main else 0.0
+            self.reserved, source = settings.reserve_seconds, "set by reserve_seconds"
+        elif saved.get("asked") == key:
+            self.reserved, source = saved["reserved"], "from the checkpoint"
+        else:  # rank 0 calibrates alone, but all ranks must stop training at the same time
+            seconds = time_calibration(self.recipe, self.device).seconds if self.world.is_main else 0.0
             self.reserved = MARGIN * self.world.max_int(round(1000 * seconds), self.device) / 1000
-            why = f"{self.reserved / MARGIN:.1f} s expected"
-        self.training = less_reserve(self.recipe.train, self.reserved)
-        self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration ({why})")
-        return {"calibration": {"asked": asked, "reserved": self.reserved}}
+            source = f"{self.reserved / MARGIN:.1f} s expected"
+        self.training = reduce_cap(self.recipe.train, self.reserved)
+        self.notify(f"reserved {self.reserved:.1f} s of {cap:g} s for calibration ({source})")
+        return {"calibration": {"asked": key, "reserved": self.reserved}}
 
     def _documents(self) -> DocumentFinder | None:
-        """What finds the bounds of documents, if rows are packed or a kernel takes them."""
+        """Return the finder of document boundaries, if rows are packed or the attention kernel takes boundaries."""
         config, packed = self.recipe.model, self.recipe.data.order == "packed"
         if not packed and (not config.isolate_documents or self.model.kernels.varlen is None):
             return None
         return DocumentFinder(config.bos_id, self.device, packed=packed, notify=self.notify)
 
     def _identity(self) -> dict[str, Any]:
-        """What must not change between a checkpoint and going on from it: model, tokenizer, and the order of data."""
+        """Return what a resumed run must share with its checkpoint: model, tokenizer, and the order of the data."""
         values = self.recipe.to_dict()
         train = ("train_batch_tokens", "train_seq_len", "mixed_seq_lens", "accumulation", "seed")
         return {
@@ -332,28 +338,28 @@ class Run:
             "train_tokens": self.dataset.train_tokens,
         }
 
-    def _started(self, going: Fit) -> Started:
+    def _started(self, loop: Fit) -> Started:
         return Started(
             parameters=sum(p.numel() for p in self.model.parameters()),
             world_size=self.world.size,
-            micro_steps=going.facts["micro_steps"],
+            micro_steps=loop.facts["micro_steps"],
             dataset=self.dataset.train[0].parent.name,
             train_shards=len(self.dataset.train),
             train_tokens=self.dataset.train_tokens,
             val_tokens=len(self.val_tokens),
             device=str(self.device),
             attention_kernel=self.model.kernels.name,
-            compute_dtype=going.facts["compute_dtype"],
-            newton_schulz_dtype=going.facts["newton_schulz_dtype"],
-            compiled=going.facts["compiled"],
-            groups=going.facts["groups"],
-            resumed_at=going.step,
+            compute_dtype=loop.facts["compute_dtype"],
+            newton_schulz_dtype=loop.facts["newton_schulz_dtype"],
+            compiled=loop.facts["compiled"],
+            groups=loop.facts["groups"],
+            resumed_at=loop.step,
         )
 
     def score(self, model: GPT) -> Score:
-        """Score `model` on this run's validation stream; all ranks share the work and get the answer."""
+        """Score `model` on the validation tokens; all ranks share the work and return the same score."""
         training = model.training
-        model.eval()  # the float weights, whatever training sees of them
+        model.eval()  # in training mode, QAT would score quantized weights
         try:
             return bits_per_byte(
                 model,
@@ -369,16 +375,16 @@ class Run:
             model.train(training)
 
     def model_of(self, state: Mapping[str, Tensor]) -> GPT:
-        """A second model of this run's shape, device and precision that holds the weights `state`."""
+        """Return a second model with the weights `state` and this run's shape, device and precision."""
         model = GPT(self.recipe.model)
         model.load_state_dict(state)
         model.compute_dtype = self.model.compute_dtype
         return model.to(self.device)
 
-    def calibrate(self, progress: Progress | None = None) -> Calibrated | None:
-        """Learn what the loss minds, if the recipe wants it and it was not done yet; `export` uses it.
+    def calibrate(self, progress: Progress | None = None) -> Calibration | None:
+        """Calibrate the model, once, if the recipe has calibration; `export` uses the result.
 
-        Rank 0 alone does it, since it alone exports; the others have nothing to wait for.
+        Call it on rank 0 alone, which alone exports; the other ranks need not wait.
 
         Raises:
             DataError: there are too few training tokens, or activations are not finite.
@@ -386,25 +392,31 @@ class Run:
         settings = self.recipe.calibration
         if self.calibration is None and settings.data != "none":
             state = {name: weight.detach().cpu() for name, weight in self.model.state_dict().items()}
-            found = calibrated(self.recipe, state, settings, progress, device=self.device)
-            of = "its own samples" if settings.data == "own" else "training data"
-            kept = f"; {self.reserved:.1f} s were reserved" if self.training.cap_ms else ""
-            self.notify(f"calibrated on {found.tokens:,} tokens of {of} in {found.seconds:.1f} s{kept}")
-            self.calibration = found
+            calibration = calibrate_gpt(self.recipe, state, settings, progress, device=self.device)
+            source = "its own samples" if settings.data == "own" else "training data"
+            budget = f"; {self.reserved:.1f} s were reserved" if self.training.cap_ms else ""
+            self.notify(
+                f"calibrated on {calibration.tokens:,} tokens of {source} in {calibration.seconds:.1f} s{budget}"
+            )
+            self.calibration = calibration
         return self.calibration
 
     def export(
         self, path: Path | None = None, *, budget: int | None = None, progress: Progress | None = None
     ) -> Summary:
-        """Compress the trained weights into one file: the recipe's schemes, or what fits `budget` bytes.
+        """Compress the trained weights into one file, by the recipe's schemes or into at most `budget` bytes.
 
-        Calibrates first where the recipe wants it; several exports of one model share that. Rank 0 writes; call it
-        there alone.
+        Calibrates first if the recipe has calibration; several exports share one calibration. Call it on rank 0 alone.
+
+        Args:
+            path: of the artifact; None: `model.birdie` in the run folder.
+            budget: maximum bytes of the file; None: that of the recipe, if it has one.
+            progress: called with (done, total).
         """
         settings = self.recipe.export
         if budget is None and settings.budget is not None:
             budget = parse_size(settings.budget)
-        known = self.calibrate()
+        calibration = self.calibrate()
         return save(
             self.model,
             path or self.folder / "model.birdie",
@@ -414,13 +426,13 @@ class Run:
             ],
             budget=budget,
             coder=settings.coder,
-            calibration=None if known is None else known.knowledge,
+            calibration=None if calibration is None else calibration.result,
             metadata=self.metadata(),
             progress=progress,
         )
 
     def metadata(self) -> dict[str, Any]:
-        """What the artifact must say so that it can be scored and sampled, and where it came from."""
+        """Return the artifact's metadata: what scoring and sampling need, and the provenance of the weights."""
         tokenizer = {
             "kind": self.tokenizer.kind,
             "vocab_size": self.tokenizer.vocab_size,

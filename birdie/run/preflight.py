@@ -1,8 +1,8 @@
-"""What can be known before a run to go wrong in it: memory, disk, ranks, text, attention, compiler, coder.
+"""Preflight: checks of memory, disk, ranks, data, attention, compiler and coder before a run starts.
 
-    facts of this machine ─► checks ─► a line each; a failure ends the run before any time is spent
+    facts of this machine ─► checks ─► one log line each; a failure ends the run before its clock starts
 
-A check fails where the run cannot end well, and warns where it may. Records lost paid runs to each of these.
+A check fails if the run cannot end well, and warns if it may not. Records lost paid runs to each of these causes.
 """
 
 import os
@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,50 +23,37 @@ from birdie.data.shards import read_shard
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.attention_kernels import best_kernels
 from birdie.run import estimate
+from birdie.run.events import Check
 from birdie.run.recipe import Recipe
 from birdie.runtime import provenance
 from birdie.runtime.device import choose_dtype
 from birdie.runtime.distributed import World
 
 OLDEST_TORCH = (2, 9)
-EXPORT_BYTES = 6  # of a weight, at most, in the files that a run leaves beside its checkpoints
-
-State = Literal["pass", "warn", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at: what it is called, how it is, and why in a sentence."""
-
-    name: str
-    state: State
-    says: str
-
-    @property
-    def line(self) -> str:
-        """For a log."""
-        return f"preflight {self.state}: {self.name}: {self.says}"
+EXPORT_BYTES = 6  # per weight, at most, of the files that a run writes besides its checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What there is, for one rank.
+    """Facts that one rank knows about its machine, its data and the recipe's kernels.
 
     Attributes:
-        device: its type.
-        ranks: in all; local_ranks: on this machine.
-        cores: of this machine, that may be used.
-        memory: bytes free to this rank on its device; None where that is not known.
-        disk: bytes free in the run folder.
-        train_tokens: of the training text.
-        unread: training shards whose last token cannot be read, and why.
-        kernel: what attention of this recipe's shapes runs by, as torch names it; None where it does not say.
+        device: type of the device.
+        ranks: number of ranks in all.
+        local_ranks: number of ranks on this machine.
+        cores: number of CPU cores that this process may use.
+        memory: free bytes of the rank's device; None if unknown.
+        disk: free bytes in the run folder.
+        train_tokens: number of training tokens.
+        unread: one message for each training shard whose last token cannot be read.
+        kernel: attention kernel for the recipe's shapes, by torch's name; None if torch does not report it.
         compiles: whether the run uses torch.compile.
         compiler: whether there is a C++ compiler.
-        idle_gpu: whether there is an NVIDIA GPU that this torch cannot use.
-        coder_s: seconds it took to code and decode a little; None where it failed.
-        torch: its version; cuda: the one it is built for.
-        environment: variables.
+        idle_gpu: whether there is an NVIDIA GPU that this build of torch cannot use.
+        coder_s: seconds to encode and decode a small tensor; None if that failed.
+        torch: version of torch.
+        cuda: CUDA version that torch was built for; None without CUDA.
+        environment: environment variables.
     """
 
     device: str
@@ -88,30 +74,30 @@ class Facts:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def checks(recipe: Recipe, facts: Facts) -> list[Check]:
-    """All checks of `recipe` on what `facts` say there is."""
-    found = [_ranks(recipe, facts)]
-    if found[0].state != "fail":
-        memory = _needed(recipe, facts)
-        found += [_memory(memory, facts), _disk(recipe, memory, facts)]
-    found += [_text(recipe, facts), _attention(recipe, facts), _coder(facts), _versions(facts)]
+def run_checks(recipe: Recipe, facts: Facts) -> list[Check]:
+    """Return the results of all checks of `recipe` against `facts`."""
+    checks = [_ranks(recipe, facts)]
+    if checks[0].state != "fail":  # an estimate of memory needs ranks that divide the batch
+        memory = _memory_estimate(recipe, facts)
+        checks += [_memory(memory, facts), _disk(recipe, memory, facts)]
+    checks += [_text(recipe, facts), _attention(recipe, facts), _coder(facts), _versions(facts)]
     if facts.compiles and facts.device == "cpu":
-        found.append(_compiler(facts))
-    return [*found, *_network(facts)]
+        checks.append(_compiler(facts))
+    return [*checks, *_network(facts)]
 
 
-def require(found: Sequence[Check]) -> None:
-    """Go on only if nothing failed.
+def require_no_failure(checks: Sequence[Check]) -> None:
+    """Raise an error that lists all failures, if there are any.
 
     Raises:
-        ConfigError: something did; all of it in one sentence.
+        ConfigError: at least one check failed.
     """
-    failed = [check.says for check in found if check.state == "fail"]
-    if failed:
-        raise ConfigError("; ".join(failed))
+    failures = [check.says for check in checks if check.state == "fail"]
+    if failures:
+        raise ConfigError("; ".join(failures))
 
 
-def _needed(recipe: Recipe, facts: Facts) -> estimate.Memory:
+def _memory_estimate(recipe: Recipe, facts: Facts) -> estimate.Memory:
     dtype = choose_dtype(recipe.train.compute_dtype, torch.device(facts.device))
     machine = estimate.Machine("this one", facts.ranks, 1.0, 1.0, compiled=facts.compiles, dtype=dtype)
     load = estimate.load(recipe, facts.ranks, dtype, depth_recurrence=recipe.model.num_loops > 0)
@@ -124,31 +110,31 @@ def _ranks(recipe: Recipe, facts: Facts) -> Check:
         return Check(
             "ranks", "fail", f"{facts.ranks} ranks do not divide accumulation {accumulation}; choose a divisor"
         )
-    says = f"{facts.ranks} rank(s) × {accumulation // facts.ranks} span(s) of a step on {facts.device}"
+    says = f"{facts.ranks} rank(s) × {accumulation // facts.ranks} accumulation chunk(s) per step on {facts.device}"
     if facts.device == "cpu" and facts.local_ranks > facts.cores:
-        return Check("ranks", "warn", f"{says}, but {facts.cores} core(s): ranks wait for one another")
+        return Check("ranks", "warn", f"{says}, but only {facts.cores} core(s): ranks wait for one another")
     return Check("ranks", "pass", says)
 
 
 def _memory(memory: estimate.Memory, facts: Facts) -> Check:
-    """Weights and what goes with them are exact; activations are estimated, so they only warn."""
+    """Compare the memory with the estimate: exact counts can fail, the estimate of activations only warns."""
     if facts.memory is None:
-        return Check("memory", "pass", f"about {_size(memory.total)} a rank; how much there is, is not known")
+        return Check("memory", "pass", f"about {_size(memory.total)} per rank needed; the free memory is not known")
     fixed = memory.total - memory.activations - memory.logits
-    there = f"a rank has {_size(facts.memory)}"
+    free = f"{_size(facts.memory)} per rank free"
     if fixed > facts.memory:
-        says = f"weights, gradients and optimizer take {_size(fixed)} and {there}; choose a smaller model or more ranks"
+        says = f"weights, gradients and optimizer take {_size(fixed)}, {free}; choose a smaller model or more ranks"
         return Check("memory", "fail", says)
-    says = f"about {_size(memory.total)} needed, {there}"
+    says = f"about {_size(memory.total)} needed, {free}"
     if memory.total > facts.memory:
         return Check("memory", "warn", f"{says}; smaller micro-batches (a larger accumulation) need less")
     return Check("memory", "pass", says)
 
 
 def _disk(recipe: Recipe, memory: estimate.Memory, facts: Facts) -> Check:
-    """The checkpoint before is removed only when the new one is there."""
+    """Compare the free disk space with two checkpoints: the old one is deleted only after the new one is complete."""
     count = estimate.parameters(recipe)
-    checkpoint = 3 * memory.weights + memory.average  # moments of Adam are two, Muon's momentum is one
+    checkpoint = 3 * memory.weights + memory.average  # Adam has two moments per weight, Muon one
     needed = 2 * checkpoint + EXPORT_BYTES * count
     says = f"two checkpoints and the export take up to {_size(needed)}, {_size(facts.disk)} are free"
     if needed > facts.disk:
@@ -158,22 +144,22 @@ def _disk(recipe: Recipe, memory: estimate.Memory, facts: Facts) -> Check:
 
 def _text(recipe: Recipe, facts: Facts) -> Check:
     if facts.unread:
-        return Check("text", "fail", f"{facts.unread[0]}; get it again")
+        return Check("text", "fail", f"{facts.unread[0]}; download or prepare it again")
     train, planned = recipe.train, recipe.train.last_step
-    lasts = facts.train_tokens / train.train_batch_tokens
-    says = f"{facts.train_tokens:,} training tokens last for {lasts:,.0f} steps"
-    if planned > lasts:
+    epoch_steps = facts.train_tokens / train.train_batch_tokens
+    says = f"{facts.train_tokens:,} training tokens last for {epoch_steps:,.0f} steps"
+    if planned > epoch_steps:
         if train.cap_ms is not None:
-            return Check("text", "pass", f"{says}; {planned:,} are planned at most, and the clock may end them before")
-        return Check("text", "warn", f"{says}, {planned:,} are planned: text is seen {planned / lasts:.1f} times")
-    return Check("text", "pass", f"{says}, {planned:,} are planned at most")
+            return Check("text", "pass", f"{says}; at most {planned:,} are planned, fewer if the time cap comes first")
+        return Check("text", "warn", f"{says}, {planned:,} are planned: {planned / epoch_steps:.1f} epochs")
+    return Check("text", "pass", f"{says}, at most {planned:,} are planned")
 
 
 def _attention(recipe: Recipe, facts: Facts) -> Check:
     if recipe.model.attention != "softmax":
-        return Check("attention", "pass", f"{recipe.model.attention}, as the recipe names it")
+        return Check("attention", "pass", f"{recipe.model.attention}, set by the recipe")
     if facts.kernel is None:
-        return Check("attention", "pass", "torch does not say which kernel it takes")
+        return Check("attention", "pass", "torch does not report which kernel it chooses")
     says = f"kernel {facts.kernel.lower().replace('_', ' ')}"
     if facts.kernel == SDPBackend.MATH.name:
         return Check(
@@ -185,33 +171,33 @@ def _attention(recipe: Recipe, facts: Facts) -> Check:
 def _coder(facts: Facts) -> Check:
     if facts.coder_s is None:
         return Check(
-            "coder", "fail", "the coder cannot code and decode on this machine, so no artifact would come of it"
+            "coder", "fail", "the coder cannot encode and decode on this machine, so no artifact could be exported"
         )
-    return Check("coder", "pass", f"kernels are ready ({facts.coder_s:.1f} s)")
+    return Check("coder", "pass", f"kernels are compiled ({facts.coder_s:.1f} s)")
 
 
 def _versions(facts: Facts) -> Check:
     says = f"torch {facts.torch}" + (f", CUDA {facts.cuda}" if facts.cuda else "")
     if _version(facts.torch) < OLDEST_TORCH:
         return Check(
-            "versions", "warn", f"{says} is older than {'.'.join(map(str, OLDEST_TORCH))}, which birdie is for"
+            "versions", "warn", f"{says} is older than {'.'.join(map(str, OLDEST_TORCH))}, the oldest supported version"
         )
     if facts.idle_gpu:
-        return Check("versions", "warn", f"{says} cannot use the NVIDIA GPU that is here; install a build for CUDA")
+        return Check(
+            "versions", "warn", f"{says} cannot use the NVIDIA GPU of this machine; install a build of torch for CUDA"
+        )
     return Check("versions", "pass", says)
 
 
 def _compiler(facts: Facts) -> Check:
     if facts.compiler:
         return Check("compiler", "pass", "there is a C++ compiler for torch.compile")
-    return Check("compiler", "warn", "torch.compile finds no C++ compiler, so training will be eager; install g++")
+    return Check("compiler", "warn", "torch.compile has no C++ compiler, so training will be eager; install g++")
 
 
 def _network(facts: Facts) -> Iterator[Check]:
     if facts.ranks > 1 and facts.device == "cuda" and dict(facts.environment).get("NCCL_IB_DISABLE") == "1":
-        yield Check(
-            "network", "warn", "NCCL_IB_DISABLE is 1, which slows steps down where there is InfiniBand; unset it"
-        )
+        yield Check("network", "warn", "NCCL_IB_DISABLE is 1, which makes steps slower with InfiniBand; unset it")
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -225,10 +211,10 @@ def _size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def facts_here(
+def collect_facts(
     recipe: Recipe, folder: Path, shards: Sequence[Path], train_tokens: int, device: torch.device, world: World
 ) -> Facts:
-    """What there is on this machine for one rank; readies the coder's kernels on the way, on rank 0."""
+    """Return the facts of this machine for one rank; rank 0 compiles the coder's kernels on the way."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     return Facts(
         device=device.type,
@@ -243,7 +229,7 @@ def facts_here(
         compiles=device.type == "cuda" if recipe.train.compile is None else recipe.train.compile,
         compiler=any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")),
         idle_gpu=device.type == "cpu" and not torch.cuda.is_available() and Path("/proc/driver/nvidia/gpus").is_dir(),
-        coder_s=ready_coder(recipe) if world.is_main else 0.0,
+        coder_s=warm_up_coder(recipe) if world.is_main else 0.0,
         torch=provenance.versions()["torch"],
         cuda=torch.version.cuda,
         environment=tuple(os.environ.items()),
@@ -251,7 +237,7 @@ def facts_here(
 
 
 def free_memory(device: torch.device, local_ranks: int) -> int | None:
-    """Bytes that a rank may still take on its device; ranks of a machine share what a CPU has."""
+    """Return the free bytes of a rank's device, or None if unknown; the ranks of a machine share its CPU memory."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
@@ -262,20 +248,21 @@ def free_memory(device: torch.device, local_ranks: int) -> int | None:
         free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
         return None
-    return min(free, _control_group(free)) // local_ranks
+    return min(free, _control_group_memory(free)) // local_ranks
 
 
-def _control_group(otherwise: int, group: Path = Path("/sys/fs/cgroup")) -> int:
-    """What a container's limit leaves; pages of files, which the kernel gives back when asked, count as free."""
+def _control_group_memory(default: int, group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the free bytes under a container's limit, or `default`; the page cache counts as free."""
     try:
         limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
         pairs = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         return limit - used + sum(int(count) for name, count in pairs if name in ("active_file", "inactive_file"))
-    except (OSError, ValueError):  # no such limit, or "max"
-        return otherwise
+    except (OSError, ValueError):  # no limit, or "max"
+        return default
 
 
 def _unread(shards: Sequence[Path]) -> Iterator[str]:
+    """Yield a message for each shard whose last token cannot be read."""
     for path in shards:
         try:
             np.asarray(read_shard(path)[-1:]).sum()
@@ -284,7 +271,10 @@ def _unread(shards: Sequence[Path]) -> Iterator[str]:
 
 
 def attention_kernel(recipe: Recipe, device: torch.device) -> str | None:
-    """What takes a sequence of this recipe, forward and backward: a kernel beside torch's, or the one torch takes."""
+    """Return the attention kernel for a sequence of this recipe: an installed one, or the one that torch chooses.
+
+    None if torch does not report its choice.
+    """
     model, length = recipe.model, recipe.train.train_seq_len
     dtype = choose_dtype(recipe.train.compute_dtype, device)
     kernels = best_kernels(device, dtype)
@@ -305,15 +295,18 @@ def attention_kernel(recipe: Recipe, device: torch.device) -> str | None:
         return None
 
 
-def ready_coder(recipe: Recipe) -> float | None:
-    """Code and decode a little as the export will, so that kernels are compiled before the clock; seconds, or None."""
-    began = time.perf_counter()
+def warm_up_coder(recipe: Recipe) -> float | None:
+    """Encode and decode a small tensor with the coder of the export; return the seconds, or None if it fails.
+
+    This compiles the coder's kernels before the training clock starts.
+    """
+    start = time.perf_counter()
     weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "little.birdie"
+            path = Path(folder) / "small.birdie"
             save({"weight": weight}, path, scheme="int8", coder=recipe.export.coder)
-            back = load_file(path)["weight"]
+            decoded = load_file(path)["weight"]
     except (BirdieError, OSError, ImportError, RuntimeError):
         return None
-    return time.perf_counter() - began if float((back - weight).abs().max()) < 0.1 else None
+    return time.perf_counter() - start if float((decoded - weight).abs().max()) < 0.1 else None

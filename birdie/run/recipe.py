@@ -1,7 +1,7 @@
-"""A recipe: every setting of a run in one value that can be written down, compared and run again.
+"""A recipe: every setting of a run in one value that can be saved, compared and run again.
 
-The settings live beside what they set (`GPTConfig`, `TrainSettings`, …); this module only nests them, and resolves a
-recipe from four places, the later winning:
+The settings are defined in the modules that use them (`GPTConfig`, `TrainSettings`, …); this module nests them, and
+resolves a recipe from four sources, of which a later one overrides an earlier one:
 
     default  <  recipe file (TOML)  <  environment (the challenge's names)  <  command-line flag
 
@@ -45,12 +45,12 @@ else:
 
 FLAT = Parameter(name="*")
 EMBEDDING = "tok_emb.weight"
-"""The table of tokens, tied or not; tables of pairs and of values are stored as matrices are."""
+"""Name of the token embedding, tied or not. Bigram and value embeddings are stored like other matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSettings:
-    """Where the text is."""
+    """Shards, tokenizer, and the order in which training reads the shards."""
 
     path: Annotated[str, Parameter(env_var="DATA_PATH", help="Folder of shards (`*_train_*.bin`, `*_val_*.bin`).")] = (
         "./data/datasets/fineweb10B_sp1024"
@@ -68,8 +68,8 @@ class DataSettings:
         Order,
         Parameter(
             env_var="LOADER_MODE",
-            help="sequential: the challenge's endless stream; shuffled: seeded blocks of a sequence; coprime: such "
-            "blocks from a growing mix of shards; packed: documents end to end, cut by attention alone.",
+            help="sequential: the challenge's endless stream; shuffled: blocks of one sequence in random order; "
+            "coprime: such blocks from a growing mix of shards; packed: documents in a row, separated by attention.",
         ),
     ] = "sequential"
 
@@ -77,12 +77,12 @@ class DataSettings:
         if self.order not in get_args(Order):
             raise ConfigError(unknown_order(self.order))
         if bool(self.train) != bool(self.val):
-            raise ConfigError("data train and val replace the data folder together; give both or neither")
+            raise ConfigError("data.train and data.val together replace the data folder; give both or neither")
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """Whether, and on what, the export learns what the loss minds before it sets any step.
+    """Data and size of the calibration, which measures the sensitivity of the loss to each weight before the export.
 
     Raises:
         ConfigError: a value is out of range.
@@ -96,25 +96,25 @@ class CalibrationSettings:
         ),
     ] = "none"
     tokens: Annotated[
-        int, Parameter(env_var="CALIBRATION_TOKENS", help="Tokens to calibrate on, a fifth of them for judging.")
+        int, Parameter(env_var="CALIBRATION_TOKENS", help="Tokens of calibration; a fifth of them is held out.")
     ] = 65_536
     reserve_seconds: Annotated[
         float | None,
         Parameter(
             env_var="GPTQ_RESERVE_SECONDS",
-            help="Part of the wall-clock cap kept for calibration; default: what it is expected to take, by trial.",
+            help="Seconds of the wall-clock cap to reserve for calibration; default: measured before training starts.",
         ),
     ] = None
-    temperature: Annotated[float, Parameter(help="At which the model's own samples are drawn.")] = 0.8
-    seed: Annotated[int, Parameter(help="Of the model's own samples.")] = 0
+    temperature: Annotated[float, Parameter(help="Sampling temperature of the model's own samples.")] = 0.8
+    seed: Annotated[int, Parameter(help="Random seed of the model's own samples.")] = 0
 
     def __post_init__(self) -> None:
         if self.data not in ("none", "train", "own"):
             raise ConfigError(f"calibration data is {self.data!r}; choose none, train or own")
         if self.tokens < 1:
-            raise ConfigError(f"calibration on {self.tokens} tokens is none at all; give tens of thousands")
+            raise ConfigError(f"calibration on {self.tokens} tokens is not possible; give tens of thousands")
         if self.reserve_seconds is not None and not 0 <= self.reserve_seconds < math.inf:
-            raise ConfigError(f"reserve_seconds is {self.reserve_seconds}; give seconds, or leave it out")
+            raise ConfigError(f"reserve_seconds is {self.reserve_seconds}; give seconds from 0, or leave it out")
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"calibration temperature is {self.temperature}; it must be finite and above 0")
         if not 0 <= self.seed < 2**63:
@@ -123,17 +123,17 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """How the trained weights become an artifact."""
+    """Size, schemes and coder of the artifact that is exported from the trained weights."""
 
     budget: Annotated[
-        str | None, Parameter(help="Bytes the artifact may take: 16MB = 16,000,000, 16MiB = 16,777,216. None: no cap.")
+        str | None, Parameter(help="Maximum size of the artifact: 16MB = 16,000,000 bytes, 16MiB = 16,777,216.")
     ] = None
     scheme: Annotated[
-        str, Parameter(help="What every matrix without a pattern of its own is stored as; a budget decides instead.")
+        str, Parameter(help="Scheme of every matrix that no other setting names; a budget replaces it.")
     ] = "int8"
     embedding: Annotated[
         str | None,
-        Parameter(help="What the token embedding is stored as, even in a budget: fp16, int7. None: as others."),
+        Parameter(help="Scheme of the token embedding, even under a budget: fp16, int7. None: as other matrices."),
     ] = None
     int4_layers: Annotated[
         tuple[int, ...],
@@ -150,7 +150,7 @@ class ExportSettings:
     def __post_init__(self) -> None:
         if self.budget is not None:
             parse_size(self.budget)
-        parse_spec(self.scheme)  # what no file can be written by is said before training, not after
+        parse_spec(self.scheme)  # an invalid scheme is an error before training, not after it
         if self.embedding is not None:
             parse_spec(self.embedding)
         if self.int4_step < 1 or self.int4_step > 64:
@@ -161,18 +161,18 @@ class ExportSettings:
             raise ConfigError(f"coder is {self.coder!r}; choose max or fast")
 
     def pinned(self) -> list[tuple[str, str]]:
-        """(name pattern, spec) pairs of what is stored so even where a budget decides the rest."""
+        """Return (name pattern, spec) pairs that hold even under a budget."""
         return [] if self.embedding is None else [(EMBEDDING, self.embedding)]
 
     def schemes(self) -> list[tuple[str, str]]:
-        """(name pattern, spec) pairs, first match first."""
+        """Return (name pattern, spec) pairs; the first match decides."""
         special = [(f"blocks.{layer}.*", f"int8:level_stride={self.int4_step}") for layer in self.int4_layers]
         return [*self.pinned(), *special, ("*", self.scheme)]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a run says and keeps while it goes."""
+    """Log lines and checkpoints of a run."""
 
     log_every: Annotated[
         int, Parameter(env_var="TRAIN_LOG_EVERY", help="Steps between lines of the log, after the first ten; 0: none.")
@@ -183,7 +183,7 @@ class RunSettings:
     compile_cache: CompileCacheName = "auto"
 
     def logs(self, step: int) -> bool:
-        """Whether this step gets a line."""
+        """Return True if this step gets a line in the log."""
         return self.log_every > 0 and (step <= 10 or step % self.log_every == 0)
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Every setting of a run."""
+    """Every setting of a run, in nested tables."""
 
     data: DataSettings = field(default_factory=DataSettings)
     model: GPTConfig = field(default_factory=GPTConfig)
@@ -221,11 +221,11 @@ class Recipe:
         kind, floor = self.average.kind, self.train.min_lr
         if kind != "none" and self.qat.levels is not None:
             raise ConfigError(
-                f"average {kind} of weights that train on {self.qat.levels} levels lies between the levels, and what "
-                "training found is lost; leave one of the two out"
+                f"average {kind} of weights that train on {self.qat.levels} levels lies between the levels, which "
+                "loses the result of training; turn one of the two off"
             )
-        waiting = {"swa_below": self.average.swa_below if kind == "swa" else None, "qat below": self.qat.below}
-        for name, below in waiting.items():
+        thresholds = {"swa_below": self.average.swa_below if kind == "swa" else None, "qat below": self.qat.below}
+        for name, below in thresholds.items():
             if below is not None and below <= floor:
                 raise ConfigError(
                     f"{name} is {below:g}, but the learning rates never fall below min_lr {floor:g} of their peaks; "
@@ -233,21 +233,21 @@ class Recipe:
                 )
 
         if self.data.order == "packed" and not self.model.isolate_documents:
-            raise ConfigError("data order packed leaves it to attention to end documents; set model.isolate_documents")
+            raise ConfigError("data order packed separates documents by attention only; set model.isolate_documents")
         if self.data.order == "packed" and self.model.rope_train_seq_len:
             raise ConfigError(
-                f"rope_train_seq_len {self.model.rope_train_seq_len} would turn packed rows, which are longer than any "
-                "sequence, by another base than scoring does; set it to 0 or choose another data order"
+                f"rope_train_seq_len {self.model.rope_train_seq_len} would rotate packed rows, which are longer than "
+                "any sequence, by another base than scoring does; set it to 0, or choose another data order"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, ready for JSON."""
+        """Return the settings as nested plain values, ready for JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
-        """The inverse of `to_dict`.
+        """Return the recipe with the settings `values`; the inverse of `to_dict`.
 
         Raises:
             ConfigError: a key is unknown or a value out of range.
@@ -255,12 +255,12 @@ class Recipe:
         return _build(cls, values)
 
     def to_toml(self) -> str:
-        """The recipe as a file `load_recipe` reads back to an equal one."""
+        """Return the recipe as TOML, which `load_recipe` reads back to an equal recipe."""
         return to_toml(self.to_dict())
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that change with any setting."""
+        """Eight hexadecimal digits that change with any setting."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -302,7 +302,7 @@ def load_recipe(file: str | os.PathLike[str] | None = None, flags: Sequence[str]
     """Resolve a recipe: defaults, then `file`, then the environment, then `flags` (`["--model.num-layers", "4"]`).
 
     Raises:
-        ConfigError: an unknown key (with the nearest known one), a value of the wrong type or out of range.
+        ConfigError: a key is unknown (the message names the nearest one), or a value has the wrong type or range.
     """
     app = App(name="recipe", config=configuration(file), help_flags=[], version_flags=[])
 

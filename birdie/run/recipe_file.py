@@ -1,4 +1,7 @@
-"""Where a recipe file enters the command line: kept apart from `recipe` so that asking for help loads no torch."""
+"""Recipe files as sources of settings for the command line.
+
+This module is separate from `recipe` so that `birdie --help` does not import torch.
+"""
 
 import difflib
 import os
@@ -24,49 +27,48 @@ MOVED = {
     "lora": "evaluation.ttt_lora",
     "phased": "evaluation.ttt_multi_phase",
 }
-"""Tables of earlier recipes, and where their settings are now; for error messages only."""
-ABOUT = "about"  # a table that sets nothing: what a recipe is, and what is known of it
-PROGRAM = "program"  # the settings of another program than `birdie train`, which [about] then names as `runs`
+"""Tables of earlier recipe versions → the tables that replaced them; for error messages only."""
+ABOUT = "about"  # table that describes the recipe and sets nothing
+PROGRAM = "program"  # settings of a program other than `birdie train`; [about] then names the program in `runs`
 
 
 def configuration(file: str | os.PathLike[str] | None) -> tuple[Dict, ...]:
-    """The cyclopts configuration sources: the variables that are no single setting's, then the recipe file.
+    """Return cyclopts configuration sources for `file`: joint environment variables first, then the recipe file.
 
     Raises:
-        ConfigError: there is no such file, it is not TOML, another program runs it, or a variable has no such value.
+        ConfigError: the file does not exist, is not TOML or is for another program, or a variable has a wrong value.
     """
-    content = {} if file is None else contents(file)
+    content = {} if file is None else read_recipe_file(file)
     about = content.pop(ABOUT, {})
     if "runs" in about:
-        raise elsewhere(str(file), about["runs"])
+        raise wrong_program(str(file), about["runs"])
     return sources(content, str(file))
 
 
 def sources(content: Mapping[str, Any], name: str) -> tuple[Dict, ...]:
-    """The cyclopts configuration sources where the recipe's settings are `content`, called `name` in errors.
+    """Return cyclopts configuration sources for settings `content`, which errors refer to as `name`.
 
     Raises:
-        ConfigError: a variable has no such value.
+        ConfigError: an environment variable has a wrong value.
     """
-    found = {"environment": settings(os.environ, content), name: dict(content)}
+    tables = {"environment": settings(os.environ, content), name: dict(content)}
     return tuple(
         Dict(values, use_commands_as_keys=False, allow_unknown=False, source=source)
-        for source, values in found.items()
+        for source, values in tables.items()
         if values
     )
 
 
-def elsewhere(file: str, runs: str) -> ConfigError:
-    """What to say where a recipe of another program is to be trained."""
-    return ConfigError(f"{file} is no recipe of birdie train; run it with: {runs} --recipe {file}")
+def wrong_program(file: str, runs: str) -> ConfigError:
+    """Return the error for training a recipe of another program."""
+    return ConfigError(f"{file} is not a recipe of birdie train; run it with: {runs} --recipe {file}")
 
 
-def contents(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Everything in a recipe file, its tables known by name and nothing more.
+def read_recipe_file(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of a recipe file; only the names of its tables are checked.
 
     Raises:
-        ConfigError: there is no such file, it is not TOML, a table has another name than a recipe's, or it is for two
-            programs.
+        ConfigError: the file does not exist or is not TOML, a table is unknown, or the file is for two programs.
     """
     try:
         content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
@@ -79,16 +81,16 @@ def contents(file: str | os.PathLike[str]) -> dict[str, Any]:
             nearest = [MOVED[key]] if key in MOVED else difflib.get_close_matches(key, SETTINGS, 1)
             raise ConfigError(f"{file} has no setting {key!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
         if key in (*TABLES, ABOUT, PROGRAM) and not isinstance(value, dict):
-            raise ConfigError(f"{file} gives {key} a value; it is a table: write [{key}] and its settings below it")
+            raise ConfigError(f"{file} sets the table {key} to a value; write [{key}] and its settings below it")
     if (PROGRAM in content) != ("runs" in content.get(ABOUT, {})):
-        raise ConfigError(f"{file}: [about] runs and [program] go together, a program and its settings; give both")
+        raise ConfigError(f"{file} has only one of [about] runs and [program], which go together; give both or neither")
     if PROGRAM in content and any(key in SETTINGS for key in content):
-        raise ConfigError(f"{file} has [program] and settings of birdie train, too; a recipe is for one of them")
+        raise ConfigError(f"{file} has both [program] and settings of birdie train; a recipe is for one of them")
     return content
 
 
 def explain(error: CycloptsError) -> str:
-    """A cyclopts error as one line; what our own checks said comes through unchanged."""
+    """Return the message of a cyclopts error as one line; the message of a BirdieError stays unchanged."""
     cause = error.__cause__
     if isinstance(cause, BirdieError):
         return str(cause)

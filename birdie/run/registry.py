@@ -1,10 +1,10 @@
-"""The recipes that ship with birdie, by name: what each is, what is known of its results, and what it still needs.
+"""Registry of the recipes that ship with birdie, by name, with their descriptions and recorded results.
 
     recipes/sota.toml: [about] title, source, parameters, bytes, step_ms, bpb, needs;  then settings as in any recipe
     recipes/resnet_spectral.toml: [about] … runs = "python -m …";  then [program], the settings of that program
 
-Figures of records are their authors', on eight H100s. `needs` names what a record has and birdie has not yet: the rest
-of the recipe runs, and its figures are then not to be expected.
+Figures of records are their authors', on eight H100s. `needs` lists techniques of a record that birdie does not
+support: the recipe runs without them, and does not reach the record's figures.
 """
 
 import dataclasses
@@ -17,23 +17,23 @@ from typing import Any
 
 from birdie.errors import ConfigError
 from birdie.run.recipe import Recipe, load_recipe
-from birdie.run.recipe_file import ABOUT, PROGRAM, contents, elsewhere
+from birdie.run.recipe_file import ABOUT, PROGRAM, read_recipe_file, wrong_program
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a recipe says of itself.
+    """Description of a recipe: the table [about] of its file.
 
     Attributes:
-        title: in a few words.
-        source: whose it is, and of when.
-        parameters: of the model, exactly.
-        bytes: of model and code.
-        step_ms: milliseconds of a step.
-        bpb: bits per byte of the validation text.
-        accuracy: share of test images that are right.
-        needs: techniques that the record has and this version has not.
-        runs: the program it is for, where that is not `birdie train`.
+        title: a few words.
+        source: author and date.
+        parameters: exact number of parameters of the model.
+        bytes: size of model and code.
+        step_ms: milliseconds per step.
+        bpb: bits per byte on the validation split.
+        accuracy: fraction of test images classified correctly.
+        needs: techniques of the record that birdie does not support.
+        runs: command that runs the recipe, if that is not `birdie train`.
     """
 
     title: str = ""
@@ -48,10 +48,10 @@ class About:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], file: Path | str) -> "About":
-        """From a table of a recipe file.
+        """Return the description in the table [about] of a recipe file.
 
         Raises:
-            ConfigError: it holds what is none of these.
+            ConfigError: the table has an unknown key.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         for key in values:
@@ -61,76 +61,76 @@ class About:
         return cls(**fields)
 
     def unmeasured(self) -> "About":
-        """The same without figures: of what was changed."""
+        """Return the description without figures, for a recipe whose settings were changed."""
         return About(self.title, self.source, needs=self.needs)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A recipe of the book, or a file."""
+class RegisteredRecipe:
+    """Recipe of the registry, or in a file that the user named."""
 
     name: str
     path: Path
     about: About
 
     def recipe(self) -> Recipe:
-        """Its settings, whatever the environment says.
+        """Return the settings of the file; the environment is ignored.
 
         Raises:
-            ConfigError: the file is no recipe, or another program's.
+            ConfigError: the file is not a valid recipe, or it is for another program.
         """
         if self.about.runs is not None:
-            raise elsewhere(str(self.path), self.about.runs)
+            raise wrong_program(str(self.path), self.about.runs)
         try:
-            return Recipe.from_dict({key: value for key, value in contents(self.path).items() if key != ABOUT})
+            return Recipe.from_dict({key: value for key, value in read_recipe_file(self.path).items() if key != ABOUT})
         except (TypeError, ValueError) as error:
-            load_recipe(self.path)  # says which setting has a value of another kind
-            raise ConfigError(f"{self.path} has a value of the wrong kind: {error}") from error
+            load_recipe(self.path)  # raises an error that names the setting with the wrong type
+            raise ConfigError(f"{self.path} has a value of the wrong type: {error}") from error
 
     def settings(self) -> dict[str, Any]:
-        """Everything it sets, in plain values: of `birdie train`, or of the program that runs it."""
+        """Return all settings as plain values: those of `birdie train`, or of the program that runs the recipe."""
         if self.about.runs is None:
             return self.recipe().to_dict()
-        return {PROGRAM: contents(self.path)[PROGRAM]}
+        return {PROGRAM: read_recipe_file(self.path)[PROGRAM]}
 
 
 def folder() -> Path:
-    """Where the recipes lie: beside the package in a checkout, else where the installer put them."""
-    beside = Path(__file__).resolve().parents[2] / "recipes"
-    return beside if beside.is_dir() else Path(sys.prefix) / "share" / "birdie" / "recipes"
+    """Return the folder of the recipes: in a checkout beside the package, otherwise where the installer put it."""
+    checkout = Path(__file__).resolve().parents[2] / "recipes"
+    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "birdie" / "recipes"
 
 
-def book() -> Iterator[Known]:
-    """All recipes that ship, by name."""
+def shipped_recipes() -> Iterator[RegisteredRecipe]:
+    """Yield all recipes that ship with birdie, by name."""
     for path in sorted(folder().glob("*.toml")):
-        yield _known(path)
+        yield _read(path)
 
 
-def find(name: str) -> Known:
-    """The recipe called `name`, or the file.
+def find(name: str) -> RegisteredRecipe:
+    """Return the recipe called `name`, or the one in the file `name`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such recipe.
     """
     if name.endswith(".toml"):
-        return _known(Path(name))
+        return _read(Path(name))
     names = [path.stem for path in sorted(folder().glob("*.toml"))]
     if name in names:
-        return _known(folder() / f"{name}.toml")
+        return _read(folder() / f"{name}.toml")
     nearest = difflib.get_close_matches(name, names, 1)
     hint = f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(names)}, or give a .toml file"
     raise ConfigError(f"there is no recipe {name!r}{hint}")
 
 
-def _known(path: Path) -> Known:
-    return Known(path.stem, path, About.of(contents(path).get(ABOUT, {}), path))
+def _read(path: Path) -> RegisteredRecipe:
+    return RegisteredRecipe(path.stem, path, About.of(read_recipe_file(path).get(ABOUT, {}), path))
 
 
-def changes(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(setting, here, there) of what two recipes (`Known.settings`) have different, in the order of settings."""
-    for key in {**one, **other}:
-        here, there = one.get(key), other.get(key)
-        if isinstance(here, dict) and isinstance(there, dict):
-            yield from changes(here, there, f"{prefix}{key}.")
-        elif here != there:
-            yield f"{prefix}{key}", here, there
+def changes(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (setting, left value, right value) for each difference of two recipes (`RegisteredRecipe.settings`)."""
+    for key in {**left, **right}:
+        left_value, right_value = left.get(key), right.get(key)
+        if isinstance(left_value, dict) and isinstance(right_value, dict):
+            yield from changes(left_value, right_value, f"{prefix}{key}.")
+        elif left_value != right_value:
+            yield f"{prefix}{key}", left_value, right_value

@@ -1,17 +1,17 @@
-"""The records' commands are understood: every variable is a setting, is told to be missing, or needs none."""
+"""Every variable of the records' commands is a setting, is logged as not supported, or needs no setting."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import ConfigError
-from birdie.run.environment import CHOICES, LATER, NEEDLESS, RULES, remarks
+from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE, remarks
 from birdie.run.recipe import Recipe, load_recipe
 from tests.conftest import challenge_variables
 
@@ -81,28 +81,28 @@ EXPECTED = {
         "evaluation.batch_seqs": 256,
     },
 }  # fmt: skip
-MISSING = {
+UNSUPPORTED = {
     "tenth layer": [],
     "#549": [],
     "#1493": [],
-    "#1855": ["of their own for attention", "low-rank correction"],
+    "#1855": ["separate clipping widths", "low-rank correction"],
     "ternary": ["fitting a temperature", "fp8 storage", "YaRN"],
 }
 
 
 def variables(command: str) -> dict[str, str]:
-    return dict(each.split("=", 1) for each in command.split())
+    return dict(pair.split("=", 1) for pair in command.split())
 
 
-def joint() -> Iterator[str]:
+def joint_variables() -> Iterator[str]:
     yield from CHOICES
     for rule in RULES:
         yield from rule.variables
 
 
-def later() -> Iterator[str]:
-    for each in LATER:
-        yield from (*each.variables, *each.details)
+def unavailable_variables() -> Iterator[str]:
+    for technique in UNAVAILABLE:
+        yield from (*technique.variables, *technique.details)
 
 
 def resolved(monkeypatch: pytest.MonkeyPatch, command: str, file: Path | None = None, *flags: str) -> Recipe:
@@ -116,48 +116,50 @@ def value(recipe: Recipe, setting: str) -> object:
 
 
 @pytest.mark.parametrize("record", COMMANDS)
-def test_a_record_command_becomes_its_recipe(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_a_record_sets_its_recipe(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = resolved(monkeypatch, COMMANDS[record])
     assert {setting: value(recipe, setting) for setting in EXPECTED[record]} == EXPECTED[record]
 
 
 @pytest.mark.parametrize("record", COMMANDS)
 def test_every_variable_of_a_command_is_accounted_for(record: str) -> None:
-    known = {*challenge_variables(Recipe), *joint(), *later(), *NEEDLESS, *OTHERS}
+    known = {*challenge_variables(Recipe), *joint_variables(), *unavailable_variables(), *IGNORED, *OTHERS}
     assert set(variables(COMMANDS[record])) <= known
 
 
 @pytest.mark.parametrize("record", COMMANDS)
-def test_what_is_missing_is_one_line_each(record: str) -> None:
-    told = [line for line in remarks(variables(COMMANDS[record])) if "not available" in line]
-    assert len(told) == len(MISSING[record])
-    for line, words in zip(told, MISSING[record], strict=True):
-        assert words in line
+def test_each_unsupported_technique_is_one_line_of_the_log(record: str) -> None:
+    lines = [line for line in remarks(variables(COMMANDS[record])) if "not available" in line]
+    assert len(lines) == len(UNSUPPORTED[record])
+    for line, technique in zip(lines, UNSUPPORTED[record], strict=True):
+        assert technique in line
 
 
-def test_a_variable_has_one_meaning() -> None:
-    every = [*challenge_variables(Recipe), *joint(), *later(), *NEEDLESS, *OTHERS]
-    assert len(every) == len(set(every))
+def test_no_variable_has_two_meanings() -> None:
+    names = [*challenge_variables(Recipe), *joint_variables(), *unavailable_variables(), *IGNORED, *OTHERS]
+    assert len(names) == len(set(names))
 
 
-def test_what_is_switched_off_is_not_missed() -> None:
+def test_only_techniques_that_are_on_are_logged() -> None:
     assert list(remarks({"TTT_ENABLED": "0", "TTT_LR": "0.002", "TEMP_SCALING": "0.0", "ROPE_TYPE": "rope"})) == []
     assert list(remarks({"FP_STORAGE": "1"})) == [
-        "FP_STORAGE is set, but fp8 storage is not available in this version; going on without"
+        "FP_STORAGE is set, but fp8 storage is not available in this version; the run continues without"
     ]
     assert list(remarks({"COMPRESSOR": "brotli"})) == [
-        "COMPRESSOR sets nothing here: the file is coded by birdie's own coder"
+        "COMPRESSOR has no effect: birdie codes the file with its own entropy coder"
     ]
 
 
-def test_of_two_averages_the_one_that_is_left_out_is_told() -> None:
+def test_the_average_without_effect_is_logged() -> None:
     assert list(remarks(variables("EMA_ENABLED=1 SWA_ENABLED=1 LAWA_ENABLED=0"))) == [
-        "SWA_ENABLED is set beside EMA_ENABLED, which outweighs it, as in the records: there is one average"
+        "SWA_ENABLED has no effect: a run has one average, and EMA_ENABLED takes precedence, as in the records"
     ]
     assert list(remarks(variables("EMA_ENABLED=0 EMA_DECAY=0.997 SWA_ENABLED=1"))) == []
 
 
-def test_a_switch_takes_back_its_own_average_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_that_is_off_cancels_only_its_own_average_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('[average]\nkind = "swa"\nswa_every = 7\n')
     kept = resolved(monkeypatch, "EMA_ENABLED=0", file).average
@@ -180,17 +182,17 @@ def test_a_switch_takes_back_its_own_average_of_the_file(tmp_path: Path, monkeyp
         ("TTT_ENABLED=0 PHASED_TTT_ENABLED=1", "windows", "windows", "windows"),
     ],
 )
-def test_learning_at_test_time_is_switched(
+def test_variables_select_the_mode_of_test_time_training(
     command: str, alone: str, on_sgd: str, on_phased: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "recipe.toml"
-    for held, expected in (("windows", alone), ("ttt-sgd", on_sgd), ("ttt-multi-phase", on_phased)):
-        file.write_text(f'[evaluation]\nmode = "{held}"\n')
+    for in_file, expected in (("windows", alone), ("ttt-sgd", on_sgd), ("ttt-multi-phase", on_phased)):
+        file.write_text(f'[evaluation]\nmode = "{in_file}"\n')
         with monkeypatch.context() as fresh:
-            assert resolved(fresh, command, file).evaluation.mode == expected, held
+            assert resolved(fresh, command, file).evaluation.mode == expected, in_file
 
 
-def test_adapters_are_switched_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_select_the_parts_that_lora_adapts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('[evaluation.ttt_lora]\nparts = ["q", "head"]\n')
     for command, path, expected in (
@@ -203,7 +205,7 @@ def test_adapters_are_switched_one_by_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolved(monkeypatch, "TTT_WARM_START_A=1 TTT_LORA_ALPHA=144").evaluation.ttt_lora.warm_a
 
 
-def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     typos = "NUM_LAYER=3 SMEAR_GATE_ENABLE=1 TTT_ENABLE=1 EDITOR=vi"
     assert resolved(monkeypatch, typos) == Recipe()
     assert list(remarks(variables(typos))) == []
@@ -243,16 +245,18 @@ def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ("VAL_BATCH_TOKENS=4096", "validation.batch_tokens", 4096),
     ],
 )
-def test_switches_and_pairs(command: str, setting: str, expected: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_changes_its_setting(
+    command: str, setting: str, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert value(resolved(monkeypatch, command), setting) == expected
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
-        ("SMEAR=2", "SMEAR is '2'; it is a switch: give 1 or 0"),
+        ("SMEAR=2", "SMEAR is '2'; it is a switch; give 1 or 0"),
         ("SPARSE_ATTN_GATE_ENABLED=1 GATED_ATTN_ENABLED=1", "attn_gate"),
-        ("EMA_ENABLED=yes", "EMA_ENABLED is 'yes'; it is a switch: give 1 or 0"),
+        ("EMA_ENABLED=yes", "EMA_ENABLED is 'yes'; it is a switch; give 1 or 0"),
         ("EMA_DECAY=slow", "EMA_DECAY is 'slow'; give a number"),
         ("EMA_DECAY=1", "ema_decay is 1.0; it must be at least 0 and below 1"),
         ("EMA_ENABLED=1 BITNET_GROUP_SIZE=128", "average ema of weights that train on ternary levels"),
@@ -264,14 +268,16 @@ def test_switches_and_pairs(command: str, setting: str, expected: object, monkey
         ("VE_ENABLED=1", "layer 9, but the model has layers 0 to 8"),
     ],
 )
-def test_a_wrong_value_is_one_sentence(command: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_is_one_sentence(command: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as error:
         resolved(monkeypatch, command)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_they_rank_above_the_file_and_below_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_override_the_file_and_flags_override_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('[model]\nattn_gate = "sparse"\nsmear = "fixed"\nvalue_embed_layers = [2]\n')
     model = resolved(monkeypatch, "SPARSE_ATTN_GATE_ENABLED=0 SMEAR_GATE_ENABLED=0 VE_ENABLED=1", file).model
@@ -280,14 +286,16 @@ def test_they_rank_above_the_file_and_below_flags(tmp_path: Path, monkeypatch: p
     assert (model.attn_gate, model.smear) == ("dense", "gated")
 
 
-def settings_with_variables(kind: type, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+def settings_with_variables(kind: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if dataclasses.is_dataclass(hint):
             yield from settings_with_variables(hint, f"{prefix}{name}.")
-        yield from ((prefix + name, each.env_var) for each in getattr(hint, "__metadata__", ()) if each.env_var)
+        for parameter in getattr(hint, "__metadata__", ()):
+            if parameter.env_var:
+                yield prefix + name, parameter.env_var
 
 
-def test_the_page_has_every_variable_once_with_its_meaning() -> None:
+def test_the_documentation_has_every_variable_once_with_its_meaning() -> None:
     def quoted(names: Sequence[str]) -> str:
         return ", ".join(f"`{name}`" for name in names)
 
@@ -297,12 +305,12 @@ def test_the_page_has_every_variable_once_with_its_meaning() -> None:
         *(f"| {quoted(names)} | `{setting}` |" for setting, names in settings_with_variables(Recipe)),
         *(f'| `{name}=1` | `model.{setting} = "{word}"` |' for name, (setting, word) in CHOICES.items()),
         *(f"| {quoted(rule.variables)} | {quoted(rule.settings)} |" for rule in RULES),
-        *(f"| {quoted((*x.variables, *x.details))} | {x.what.rpartition(' ')[0]} |" for x in LATER),
-        *(f"| `{name}` | {why} |" for name, why in NEEDLESS.items()),
+        *(f"| {quoted((*x.variables, *x.details))} | {x.technique.rpartition(' ')[0]} |" for x in UNAVAILABLE),
+        *(f"| `{name}` | {why} |" for name, why in IGNORED.items()),
     ]
 
 
-def test_birdie_train_hears_them_without_a_file(
+def test_birdie_train_reads_variables_without_a_recipe_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SMEAR", "2")

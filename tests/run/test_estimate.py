@@ -1,4 +1,4 @@
-"""What is estimated is what is there: counts equal those of real models and steps, forecasts hold on runs left out."""
+"""Estimates equal the counts of real models and steps; forecasts hold on published runs that were left out."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 TINY = GPTConfig(vocab_size=32, num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2)
 SHAPES = {
     "plain": TINY,
-    "loops": dataclasses.replace(TINY, num_loops=2, loop_start=1, loop_end=2),
+    "depth recurrence": dataclasses.replace(TINY, num_loops=2, loop_start=1, loop_end=2),
     "techniques": dataclasses.replace(
         TINY, tie_embeddings=False, activation="swiglu", bigram_vocab_size=16, bigram_dim=8, attn_gate="dense"
     ),
@@ -51,50 +51,52 @@ def tiny_recipe(**train: Any) -> Recipe:
 
 
 @pytest.mark.parametrize("name", ["baseline", "sota"])
-def test_parameters_by_group_are_those_of_the_model(name: str) -> None:
+def test_parameters_by_group_sum_to_those_of_a_recipe_model(name: str) -> None:
     config = find(name).recipe().model
     with torch.device("meta"):
-        whole = sum(p.numel() for p in GPT(config).parameters())
-    assert sum(groups(config).values()) == whole
+        count = sum(p.numel() for p in GPT(config).parameters())
+    assert sum(groups(config).values()) == count
 
 
-def test_parameters_are_those_of_a_model_that_is_built() -> None:
+def test_parameters_by_group_sum_to_those_of_a_built_model() -> None:
     for config in SHAPES.values():
         assert sum(groups(config).values()) == sum(p.numel() for p in GPT(config).parameters())
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_flops_are_those_torch_counts(name: str) -> None:
-    """Products to the unit; attention, which torch counts whole where it is products, by half."""
+def test_flops_equal_the_counts_of_torch(name: str) -> None:
+    """Matrix products are exact; attention is half of what torch counts, which ignores the causal mask."""
     config, ids = SHAPES[name], torch.randint(32, (2, 16))
     model = GPT(config)
     with FlopCounterMode(display=False) as products:
         model.loss(ids, ids).backward()  # type: ignore[no-untyped-call]
     with torch.device("meta"):
-        shapes, nothing = GPT(config), torch.zeros((2, 16), dtype=torch.int64)
+        meta_model, meta_ids = GPT(config), torch.zeros((2, 16), dtype=torch.int64)
     with FlopCounterMode(display=False) as everything:
-        shapes.loss(nothing, nothing).backward()  # type: ignore[no-untyped-call]
-    found = training_cost(config, 2, 16, torch.float32, depth_recurrence=True)
-    assert found.matrix_flops == products.get_total_flops()
-    assert 2 * found.attention_flops == everything.get_total_flops() - products.get_total_flops()
+        meta_model.loss(meta_ids, meta_ids).backward()  # type: ignore[no-untyped-call]
+    cost = training_cost(config, 2, 16, torch.float32, depth_recurrence=True)
+    assert cost.matrix_flops == products.get_total_flops()
+    assert 2 * cost.attention_flops == everything.get_total_flops() - products.get_total_flops()
 
 
-def test_loops_are_counted_as_they_run() -> None:
-    plain, looped = (training_cost(SHAPES["loops"], 2, 16, torch.float32, depth_recurrence=on) for on in (False, True))
-    assert looped.attention_flops * 3 == plain.attention_flops * 7  # layers 0 1 2 1 2 1 2
-    assert looped.kept_bytes > plain.kept_bytes
-    assert looped.kernels > plain.kernels
+def test_repeated_layers_are_counted_for_each_pass() -> None:
+    plain, recurrent = (
+        training_cost(SHAPES["depth recurrence"], 2, 16, torch.float32, depth_recurrence=on) for on in (False, True)
+    )
+    assert recurrent.attention_flops * 3 == plain.attention_flops * 7  # layers 0 1 2 1 2 1 2
+    assert recurrent.kept_bytes > plain.kept_bytes
+    assert recurrent.kernels > plain.kernels
 
 
 @pytest.mark.parametrize("shape", [(32, 64), (64, 32), (16, 16)])
-def test_newton_schulz_is_counted_to_the_unit(shape: tuple[int, int]) -> None:
+def test_newton_schulz_flops_equal_the_counts_of_torch(shape: tuple[int, int]) -> None:
     with FlopCounterMode(display=False) as counted:
         newton_schulz(torch.randn(shape), 5)
     assert newton_schulz_flops(torch.Size(shape), 5) == counted.get_total_flops()
 
 
-def test_the_kept_bytes_are_those_autograd_saves() -> None:
-    """On a CPU, whose fused attention keeps what the count says it does."""
+def test_kept_bytes_equal_the_tensors_saved_by_autograd() -> None:
+    """On a CPU, whose fused attention saves exactly the tensors that are counted."""
     ids, model, kept = torch.randint(32, (2, 16)), GPT(TINY), {}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -104,18 +106,20 @@ def test_the_kept_bytes_are_those_autograd_saves() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.loss(ids, ids)
-    held = sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in weights)
-    # a table of rotations is made once and kept by the model; the heads of the real attention lie interleaved
-    assert training_cost(TINY, 2, 16, torch.float32, depth_recurrence=False).kept_bytes == pytest.approx(held, rel=0.05)
+    saved = sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in weights)
+    # the model keeps a rotary table, and stores the heads of its attention interleaved
+    assert training_cost(TINY, 2, 16, torch.float32, depth_recurrence=False).kept_bytes == pytest.approx(
+        saved, rel=0.05
+    )
 
 
 @pytest.fixture
 def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of float tensors that are summed over the ranks, on a rank whose peer adds nothing and updates nothing."""
-    found: list[int] = []
+    """Bytes of each float tensor that is summed over the ranks, on a rank whose peer adds nothing."""
+    sizes: list[int] = []
 
     def count(tensor: torch.Tensor) -> PendingTensor:
-        found.append(tensor.nbytes if tensor.is_floating_point() else 0)
+        sizes.append(tensor.nbytes if tensor.is_floating_point() else 0)
         return PendingTensor(None, lambda: tensor)
 
     def share(_world: World, tensor: torch.Tensor, _room: torch.Tensor) -> PendingTensor:
@@ -125,17 +129,17 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(World, "start_sum_", lambda _, tensor: count(tensor))
     monkeypatch.setattr(World, "start_reduce_scatter", share)
     monkeypatch.setattr(World, "start_all_gather", lambda *arguments: PendingTensor(None, lambda: arguments[-1]))
-    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the square of the norm
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)  # the clock, and the squared norm
     for name in ("broadcast", "barrier"):
         monkeypatch.setattr(dist, name, lambda *_, **__: None)
-    return found
+    return sizes
 
 
-def test_the_bytes_reduced_are_those_of_a_step(reduced: list[int]) -> None:
+def test_reduced_bytes_equal_those_of_a_real_step(reduced: list[int]) -> None:
     world = World(0, 2)
-    going = iter(fit(tiny_model(), TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world))
+    steps = iter(fit(tiny_model(), TinyBatches(world), tiny_settings(), OPTIMIZERS, world=world))
     reduced.clear()
-    next(going)
+    next(steps)
     expected = load(tiny_recipe(), 2, torch.float32, depth_recurrence=False)
     assert expected.reduced_bytes == sum(reduced)
     assert expected.sent_bytes == expected.reduced_bytes  # 2 · (2 − 1) / 2 of it
@@ -164,10 +168,10 @@ def test_a_schedule_ends_by_steps_or_by_the_cap() -> None:
         schedule(tiny_recipe(), h100(8))
 
 
-def test_loops_that_begin_late_slow_the_rest_down() -> None:
+def test_depth_recurrence_that_starts_late_slows_only_the_later_steps() -> None:
     recipe = dataclasses.replace(
         tiny_recipe(iterations=10**6, max_wallclock_seconds=10),
-        model=dataclasses.replace(SHAPES["loops"], enable_looping_at=0.25),
+        model=dataclasses.replace(SHAPES["depth recurrence"], enable_looping_at=0.25),
     )
     plan = schedule(recipe, h100(1))
     assert plan.step_s < plan.mean_s < plan.recurrent_s
@@ -175,8 +179,8 @@ def test_loops_that_begin_late_slow_the_rest_down() -> None:
     assert plan.steps == pytest.approx(expected, abs=2)
 
 
-def test_gaussian_bits_are_the_entropy() -> None:
-    """½ log₂ 2πe − log₂ of the step in deviations, and little more; three symbols at most log₂ 3 and their scales."""
+def test_gaussian_bits_are_close_to_the_entropy() -> None:
+    """½ log₂ 2πe − log₂ of the scale in sigmas, for fine scales; three symbols take at most log₂ 3 and their scales."""
     assert gaussian_bits(parse_spec("sdclip:bits=6,clip_sigmas=12.85"), (512, 512)) == pytest.approx(3.329, abs=0.05)
     assert gaussian_bits(parse_spec("sigma:0.2"), (512, 512)) == pytest.approx(2.047 - math.log2(0.2), abs=0.05)
     fine, coarse = (gaussian_bits(parse_spec(spec), (512, 512)) for spec in ("int8", "int8:level_stride=4"))
@@ -185,7 +189,7 @@ def test_gaussian_bits_are_the_entropy() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int5", "ternary", "fp16"])
-def test_the_artifact_of_gaussian_weights_has_the_bytes_that_are_foretold(scheme: str, tmp_path: Path) -> None:
+def test_the_estimated_size_holds_for_an_artifact_of_gaussian_weights(scheme: str, tmp_path: Path) -> None:
     config = GPTConfig(vocab_size=256, num_layers=2, model_dim=128, num_heads=2, num_kv_heads=2)
     recipe = Recipe(model=config, export=ExportSettings(scheme=scheme, coder="fast"))
     model = GPT(config)
@@ -193,34 +197,34 @@ def test_the_artifact_of_gaussian_weights_has_the_bytes_that_are_foretold(scheme
     for p in model.parameters():
         torch.nn.init.normal_(p, generator=generator)
     saved = birdie.save(model, tmp_path / "model.birdie", scheme=recipe.export.schemes(), coder="fast")
-    found = artifact(recipe)
-    assert found.bytes == pytest.approx(saved.bytes, rel=0.02)
-    assert found.low < saved.bytes < found.high
+    estimate = artifact(recipe)
+    assert estimate.bytes == pytest.approx(saved.bytes, rel=0.02)
+    assert estimate.low < saved.bytes < estimate.high
 
 
-def test_a_budget_is_what_the_artifact_takes() -> None:
-    found = artifact(Recipe(export=ExportSettings(budget="16MB")))
-    assert found.bytes == found.budget == 16_000_000
-    assert found.bits_per_weight == pytest.approx(8 * 16e6 / 17_059_912)
+def test_the_estimated_size_is_the_budget_if_there_is_one() -> None:
+    estimate = artifact(Recipe(export=ExportSettings(budget="16MB")))
+    assert estimate.bytes == estimate.budget == 16_000_000
+    assert estimate.bits_per_weight == pytest.approx(8 * 16e6 / 17_059_912)
 
 
-def test_a_history_is_told_once(tmp_path: Path) -> None:
+def test_a_history_has_one_entry_per_step(tmp_path: Path) -> None:
     for step in (0, 100, 200, 300):
         history.record(tmp_path, Entry(step, 10.0 * step, 3 - step / 1000))
-    history.cut(tmp_path, 200)  # resumed there
+    history.truncate(tmp_path, 200)  # resumed from step 200
     history.record(tmp_path, Entry(250, 2500, 2.7))
     history.record(tmp_path, Entry(250, 2600, 2.6))
-    assert [each.step for each in history.read(tmp_path)] == [0, 100, 200, 250]
+    assert [entry.step for entry in history.read(tmp_path)] == [0, 100, 200, 250]
     assert history.read(tmp_path)[-1] == Entry(250, 2600, 2.6)
     for line in ("{}", "[1]", '{"step": Infinity, "train_ms": 1, "bpb": 2}', '{"step": 3'):
         (tmp_path / history.NAME).write_text(line + "\n")
         with pytest.raises(DataError, match=r"history.jsonl cannot be read"):
             history.read(tmp_path)
-    history.cut(tmp_path, 10)  # a run goes on all the same
+    history.truncate(tmp_path, 10)  # a damaged history does not stop the run
     assert history.read(tmp_path) == []
 
 
-def test_a_run_keeps_its_validations_and_goes_on_with_them(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_validations_of_an_uninterrupted_run(tmp_path: Path) -> None:
     list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=tmp_path))
     recipe = dataclasses.replace(
         tiny_recipe(iterations=8),
@@ -231,20 +235,21 @@ def test_a_run_keeps_its_validations_and_goes_on_with_them(tmp_path: Path) -> No
         device="cpu",
     )
     folder = tmp_path / "run"
-    told: list[Validated] = []
+    validations: list[Validated] = []
     for event in Run(recipe, folder).train():
-        told += [event] if isinstance(event, Validated) else []
+        validations += [event] if isinstance(event, Validated) else []
         if isinstance(event, Step) and event.number == 5:
-            break  # killed: the last checkpoint is that of step 3, and 4 was validated
-    assert [each.step for each in history.read(folder)] == [0, 2, 4]
-    told = told[:2] + [each for each in Run(recipe, folder).train(resume=True) if isinstance(each, Validated)]
-    kept = history.read(folder)
-    assert [each.step for each in kept] == [0, 2, 4, 6, 8]
-    assert [(each.step, each.bpb) for each in kept] == [(each.step, each.score.bpb) for each in told]
+            break  # killed: the last checkpoint is of step 3, the last validation of step 4
+    assert [entry.step for entry in history.read(folder)] == [0, 2, 4]
+    resumed = [event for event in Run(recipe, folder).train(resume=True) if isinstance(event, Validated)]
+    entries = history.read(folder)
+    assert [entry.step for entry in entries] == [0, 2, 4, 6, 8]
+    expected = [(event.step, event.score.bpb) for event in (*validations[:2], *resumed)]
+    assert [(entry.step, entry.bpb) for entry in entries] == expected
 
 
 def test_forecasts_hold_on_runs_that_were_left_out() -> None:
-    """Each published run foretold by the others: nine in ten within the interval, which narrows as the run goes on."""
+    """Each published run is forecast from the others: nine in ten within the interval, which narrows over the run."""
     rows = held_out(CURVES)
     inside = [row["low"] <= row["end"] <= row["high"] for row in rows]
     assert sum(inside) / len(inside) >= 0.9
@@ -253,7 +258,7 @@ def test_forecasts_hold_on_runs_that_were_left_out() -> None:
     assert not all(row["high"] - row["low"] > 0.2 for row in rows), "an interval that wide says nothing"
 
 
-def test_a_forecast_needs_something_to_go_by() -> None:
+def test_a_forecast_needs_a_valid_history() -> None:
     settings = TrainSettings(iterations=1000, max_wallclock_seconds=0)
     with pytest.raises(DataError, match="has none yet"):
         forecast([], settings)
@@ -269,52 +274,54 @@ def test_a_forecast_needs_something_to_go_by() -> None:
     assert (ended.low, ended.bpb, ended.high) == (1.4, 1.4, 1.4)
 
 
-def answer(capsys: pytest.CaptureFixture[str], *tokens: str) -> dict[str, Any]:
+def estimate_json(capsys: pytest.CaptureFixture[str], *tokens: str) -> dict[str, Any]:
     with pytest.raises(SystemExit):
         main(["estimate", *tokens, "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
-def test_the_command_answers_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.toml").write_text(
         tiny_recipe(iterations=1000, accumulation=8, train_batch_tokens=128).to_toml()
     )
     for step in (0, 200, 400):
         history.record(tmp_path, Entry(step, float(step), 3.0 - step / 1000))
-    found = answer(capsys, str(tmp_path))
-    assert set(found) == {
+    result = estimate_json(capsys, str(tmp_path))
+    assert set(result) == {
         *("name", "parameters", "artifact", "step", "communication", "machines", "recorded", "forecast")
     }
-    assert found["parameters"]["total"] == sum(found["parameters"]["groups"].values())
-    assert found["forecast"]["steps"] == 1000
-    assert found["forecast"]["low"] < found["forecast"]["bpb"] < found["forecast"]["high"]
-    assert [each["devices"] for each in found["machines"]] == [1, 8, 1]
-    assert all(each["step_ms"] > 0 and each["memory"]["total"] > 0 for each in found["machines"])
+    assert result["parameters"]["total"] == sum(result["parameters"]["groups"].values())
+    assert result["forecast"]["steps"] == 1000
+    assert result["forecast"]["low"] < result["forecast"]["bpb"] < result["forecast"]["high"]
+    assert [machine["devices"] for machine in result["machines"]] == [1, 8, 1]
+    assert all(machine["step_ms"] > 0 and machine["memory"]["total"] > 0 for machine in result["machines"])
     with pytest.raises(SystemExit) as done:
         main(["estimate", str(tmp_path / "recipe.toml")])
     assert done.value.code == 0
     assert "Newton–Schulz" in capsys.readouterr().out
 
 
-def test_what_cannot_be_estimated_is_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean sota" in answer(capsys, "sotta")["error"]["message"]
-    assert "no recipe.toml" in answer(capsys, str(tmp_path))["error"]["message"]
+def test_a_recipe_that_cannot_be_estimated_is_an_error_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean sota" in estimate_json(capsys, "sotta")["error"]["message"]
+    assert "no recipe.toml" in estimate_json(capsys, str(tmp_path))["error"]["message"]
     (tmp_path / "recipe.toml").write_text(tiny_recipe().to_toml())
-    assert "has none yet" in answer(capsys, str(tmp_path))["error"]["message"]
+    assert "has none yet" in estimate_json(capsys, str(tmp_path))["error"]["message"]
 
 
-def test_micro_batches_are_counted() -> None:
-    """Of one tokens go through as often as they take less room; the work of a step stays what it is."""
-    span = tiny_recipe(iterations=10, accumulation=4, train_batch_tokens=256)
-    plain = load(span, 2, torch.float32, depth_recurrence=False)
-    found = {}
+def test_smaller_micro_batches_need_more_micro_steps_and_less_memory() -> None:
+    """The FLOPs of a step do not change."""
+    recipe = tiny_recipe(iterations=10, accumulation=4, train_batch_tokens=256)
+    plain = load(recipe, 2, torch.float32, depth_recurrence=False)
+    loads = {}
     for tokens in (32, 64, 128, 256):
-        train = dataclasses.replace(span.train, micro_batch_tokens=tokens)
-        found[tokens] = load(dataclasses.replace(span, train=train), 2, torch.float32, depth_recurrence=False)
-    assert [found[tokens].micro_steps for tokens in found] == [4, 2, 1, 1]
-    assert found[64] == plain
-    assert found[128] == found[256]
-    assert found[128].flops == pytest.approx(plain.flops)
-    assert found[32].flops == pytest.approx(plain.flops)
-    assert found[32].cost.kept_bytes < plain.cost.kept_bytes < found[128].cost.kept_bytes
+        train = dataclasses.replace(recipe.train, micro_batch_tokens=tokens)
+        loads[tokens] = load(dataclasses.replace(recipe, train=train), 2, torch.float32, depth_recurrence=False)
+    assert [loads[tokens].micro_steps for tokens in loads] == [4, 2, 1, 1]
+    assert loads[64] == plain
+    assert loads[128] == loads[256]
+    assert loads[128].flops == pytest.approx(plain.flops)
+    assert loads[32].flops == pytest.approx(plain.flops)
+    assert loads[32].cost.kept_bytes < plain.cost.kept_bytes < loads[128].cost.kept_bytes

@@ -1,5 +1,5 @@
-"""Scoring an artifact from Python: a request outranks the recipe, all modes score the same targets, and what would have
-no effect, or would lose a file, is refused before the work."""
+"""Scoring an artifact from Python: requests override the recipe, all modes score the same targets, and settings without
+effect, or that would overwrite a file, are errors before the work starts."""
 
 import dataclasses
 from contextlib import nullcontext
@@ -16,15 +16,18 @@ from birdie.data.prepare import prepare
 from birdie.errors import BirdieError, ConfigError, DataError, OutputError
 from birdie.golf.audit import rules
 from birdie.golf.audit.scoring import batched_losses, check_adaptation, scorer_of
+from birdie.model.cache import Cache
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.rotary import Rotary
 from birdie.run.evaluation import Evaluation, evaluate
-from birdie.run.recipe import DataSettings, Recipe, TrainSettings, ValidationSettings
+from birdie.run.recipe import DataSettings, Recipe
 from birdie.score import streaming
+from birdie.score.bpb import ValidationSettings
 from birdie.score.reference import reference_losses
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
 from birdie.score.streaming import StreamingMode
+from birdie.train.settings import TrainSettings
 
 BOS = 1
 LENGTH = 32
@@ -143,11 +146,10 @@ def test_the_audit_sees_a_rotary_base_that_reveals_where_a_document_ends(
 
 def test_segments_side_by_side_are_limited_by_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    cache = streaming.Cache
 
     def recording(model: GPT, count: int, *more: Any, **named: Any) -> Any:
         rows.append(count)
-        return cache(model, count, *more, **named)
+        return Cache(model, count, *more, **named)
 
     monkeypatch.setattr(streaming, "Cache", recording)
     settings: dict[str, Any] = {"mode": "streaming", "streaming": {"chunk": 8, "segments": 9}}

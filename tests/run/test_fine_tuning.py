@@ -1,7 +1,8 @@
-"""Laws of training to a size: the file is just under its budget, it is the model in memory, errors are clear."""
+"""Fine-tuning to a size: the file is just under its budget and equals the model in memory; errors name the cause."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.spectral.wrap import wrapped
 from birdie.errors import BudgetError, ConfigError, DataError
-from birdie.run import fine_tuning as finetune
-from birdie.run.fine_tuning import Tuned, fine_tune
+from birdie.run import fine_tuning
+from birdie.run.fine_tuning import FineTuneStep, fine_tune
 from tests.compress.spectral.test_wrap import data, mlp
 
 Batch = tuple[Tensor, Tensor]
@@ -22,8 +23,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def tuned(model: nn.Module, **settings: object) -> list[Tuned]:
-    return list(fine_tune(model, [data()], loss, rate=3e-3, **settings))  # type: ignore[arg-type]
+def tune(model: nn.Module, **settings: Any) -> list[FineTuneStep]:
+    return list(fine_tune(model, [data()], loss, rate=3e-3, **settings))
 
 
 @pytest.mark.parametrize("budget", [700, 1_000])
@@ -31,7 +32,7 @@ def test_the_file_is_just_under_its_budget(budget: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
-    steps = tuned(model, steps=120, budget=budget)
+    steps = tune(model, steps=120, budget=budget)
     size = birdie.save(model, tmp_path / "x.birdie").bytes
     assert 0.95 * budget <= size <= budget
     assert steps[-1].bytes == size
@@ -40,27 +41,27 @@ def test_the_file_is_just_under_its_budget(budget: int, tmp_path: Path) -> None:
     assert steps[-1].loss < steps[0].loss
 
 
-def test_the_model_in_memory_is_the_one_in_the_file(tmp_path: Path) -> None:
+def test_the_file_holds_the_model_in_memory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model, transform="identity")
-    tuned(model, steps=60, bits=3.0)
+    tune(model, steps=60, bits=3.0)
     birdie.save(model, tmp_path / "x.birdie")
     x, _ = data()
     assert torch.equal(birdie.load(tmp_path / "x.birdie", into=mlp())(x), model(x))
 
 
-def test_bits_are_a_target_too() -> None:
+def test_bits_per_weight_can_be_the_target() -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
-    steps = tuned(model, steps=120, bits=2.5)
+    steps = tune(model, steps=120, bits=2.5)
     assert float(birdie.quantization_loss(model).detach()) == pytest.approx(2.5, rel=0.1)
     assert all(step.bytes is None for step in steps)
 
 
 class Uneven(nn.Module):
-    """Two layers side by side, one of which counts a hundred times as much."""
+    """Sum of two linear layers, of which `loud` has a hundred times the weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,56 +72,56 @@ class Uneven(nn.Module):
         return out
 
 
-def test_what_matters_more_starts_with_finer_steps() -> None:
+def test_the_more_sensitive_layer_starts_with_finer_scales() -> None:
     torch.manual_seed(0)
     model = Uneven()
     birdie.spectral(model, transform="identity")
     next(fine_tune(model, [data()], loss, steps=1, bits=8.0, network_rate=1e-9))
-    quiet, loud = (float(each.weight.steps()[0].detach()) for each in wrapped(model))
+    quiet, loud = (float(module.weight.steps()[0].detach()) for module in wrapped(model))
     assert quiet / loud == pytest.approx(100, rel=0.2)
 
 
-def test_seeds_start_and_end_alike(tmp_path: Path) -> None:
-    """Ten files within 5 % of one another, from ten starts within 1 %."""
+def test_sizes_hardly_depend_on_the_seed(tmp_path: Path) -> None:
+    """Ten initial estimates are within 1 % of their mean, and the ten files within 5 % of theirs."""
     starts, sizes = [], []
     for seed in range(10):
         torch.manual_seed(seed)
         model = mlp()
         birdie.spectral(model, transform="dct")
         starts.append(float(birdie.quantization_loss(model).detach()))
-        tuned(model, steps=60, budget=800)
+        tune(model, steps=60, budget=800)
         sizes.append(birdie.save(model, tmp_path / "x.birdie").bytes)
-    for values, share in ((starts, 0.01), (sizes, 0.05)):
-        middle = sum(values) / len(values)
-        assert all(abs(value - middle) < share * middle for value in values), values
+    for values, tolerance in ((starts, 0.01), (sizes, 0.05)):
+        mean = sum(values) / len(values)
+        assert all(abs(value - mean) < tolerance * mean for value in values), values
 
 
-def test_without_a_target_it_is_plain_training() -> None:
+def test_fine_tuning_without_a_target_is_plain_training() -> None:
     torch.manual_seed(0)
-    model, same = mlp(), mlp()
-    same.load_state_dict(model.state_dict())
-    steps = tuned(model, steps=20)
-    optimizer = torch.optim.Adam(same.parameters(), lr=3e-3)
-    loss(same, data()).backward()  # type: ignore[no-untyped-call]
+    model, reference = mlp(), mlp()
+    reference.load_state_dict(model.state_dict())
+    steps = tune(model, steps=20)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=3e-3)
+    loss(reference, data()).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    first = loss(same, data())
-    assert steps[1].loss == pytest.approx(float(first.detach()))
+    second = loss(reference, data())
+    assert steps[1].loss == pytest.approx(float(second.detach()))
     assert steps[0].bits is steps[0].weight is steps[0].bytes is None
 
 
-def test_a_model_that_was_loaded_goes_on_at_its_size(tmp_path: Path) -> None:
+def test_a_loaded_model_can_be_tuned_to_a_smaller_budget(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
-    tuned(model, steps=100, budget=1_000)
+    tune(model, steps=100, budget=1_000)
     birdie.save(model, tmp_path / "x.birdie")
     second = birdie.load(tmp_path / "x.birdie", into=mlp())
     birdie.spectral(second)
-    tuned(second, steps=100, budget=900)
+    tune(second, steps=100, budget=900)
     assert birdie.save(second, tmp_path / "y.birdie").bytes <= 900
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_contradictory_settings_are_errors() -> None:
     model = mlp()
     with pytest.raises(ConfigError, match="nothing in the model is spectral"):
         fine_tune(model, [data()], loss, steps=5, bits=2)
@@ -135,16 +136,16 @@ def test_what_cannot_be_is_refused() -> None:
         fine_tune(model, [data()], loss, steps=5, budget=100)
 
 
-def test_a_size_that_is_not_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_is_not_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     birdie.spectral(model)
-    monkeypatch.setattr(finetune, "_measure", lambda *_: None)
-    monkeypatch.setattr(finetune, "at_bits", lambda *_, **__: None)  # steps stay where control has them
+    monkeypatch.setattr(fine_tuning, "_set_scales", lambda *_: None)
+    monkeypatch.setattr(fine_tuning, "at_bits", lambda *_, **__: None)  # scales stay as the control sets them
     with pytest.raises(BudgetError, match=r"after 2 steps the file has .* give more steps or bytes"):
         list(fine_tune(model, [data()], loss, steps=1, budget=600))
 
 
-def test_batches_that_end_are_told() -> None:
+def test_batches_that_cannot_restart_are_an_error() -> None:
     def once() -> Iterator[Batch]:
         yield data()
 
@@ -152,7 +153,7 @@ def test_batches_that_end_are_told() -> None:
         list(fine_tune(mlp(), once(), loss, steps=2))
 
 
-def test_a_loss_that_is_not_finite_is_told_and_leaves_the_weights() -> None:
+def test_a_loss_that_is_not_finite_is_an_error_and_does_not_change_the_weights() -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
@@ -164,7 +165,7 @@ def test_a_loss_that_is_not_finite_is_told_and_leaves_the_weights() -> None:
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
 
 
-def test_the_network_is_given_back_when_training_ends_or_is_left() -> None:
+def test_the_network_is_released_when_training_ends_or_is_stopped() -> None:
     torch.manual_seed(0)
     model = mlp()
     birdie.spectral(model)
@@ -175,7 +176,7 @@ def test_the_network_is_given_back_when_training_ends_or_is_left() -> None:
             break
     assert offset.grad is not None
     assert not bool(offset.grad)
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     model.zero_grad()
     birdie.quantization_loss(model).backward()  # type: ignore[no-untyped-call]
     assert bool(offset.grad)

@@ -1,4 +1,4 @@
-"""What a run lacks is found before its clock starts: a failure is one sentence, a doubt one line."""
+"""Preflight checks find missing resources before the clock starts: a failure is one sentence, a warning one line."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,16 @@ from birdie.data.shards import write_shard
 from birdie.errors import ConfigError
 from birdie.run import preflight
 from birdie.run.estimate import parameters
-from birdie.run.events import Checked
+from birdie.run.events import Check, Checked
 from birdie.run.pipeline import Run
-from birdie.run.preflight import Check, Facts, attention_kernel, checks, facts_here, ready_coder, require
+from birdie.run.preflight import (
+    Facts,
+    attention_kernel,
+    collect_facts,
+    require_no_failure,
+    run_checks,
+    warm_up_coder,
+)
 from birdie.run.recipe import Recipe
 from birdie.runtime.distributed import World
 
@@ -54,22 +61,22 @@ PLENTY = Facts(
 )
 
 
-def found(recipe: Recipe = RECIPE, **changes: Any) -> dict[str, Check]:
-    return {check.name: check for check in checks(recipe, replace(PLENTY, **changes))}
+def results(recipe: Recipe = RECIPE, **changes: Any) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(recipe, replace(PLENTY, **changes))}
 
 
 def training(**changes: Any) -> Recipe:
     return replace(RECIPE, train=replace(RECIPE.train, **changes))
 
 
-def test_where_there_is_plenty_all_pass() -> None:
-    assert {check.state for check in found().values()} == {"pass"}
-    assert list(found()) == ["ranks", "memory", "disk", "text", "attention", "coder", "versions"]
-    require(list(found().values()))
+def test_all_checks_pass_with_enough_resources() -> None:
+    assert {check.state for check in results().values()} == {"pass"}
+    assert list(results()) == ["ranks", "memory", "disk", "text", "attention", "coder", "versions"]
+    require_no_failure(list(results().values()))
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "changes", "said"),
+    ("name", "state", "changes", "message"),
     [
         ("ranks", "fail", {"ranks": 3}, "3 ranks do not divide accumulation 4"),
         ("ranks", "warn", {"cores": 1}, "1 core"),
@@ -77,10 +84,10 @@ def test_where_there_is_plenty_all_pass() -> None:
         ("memory", "pass", {"memory": None}, "is not known"),
         ("disk", "fail", {"disk": 1000}, "choose another --folder"),
         ("text", "fail", {"unread": ("a.bin cannot be read (it is cut)",)}, "a.bin cannot be read"),
-        ("text", "warn", {"train_tokens": 512}, "text is seen 5.0 times"),
+        ("text", "warn", {"train_tokens": 512}, "5.0 epochs"),
         ("attention", "warn", {"kernel": "MATH"}, "it will be slow"),
-        ("attention", "pass", {"kernel": None}, "does not say"),
-        ("coder", "fail", {"coder_s": None}, "no artifact would come of it"),
+        ("attention", "pass", {"kernel": None}, "does not report"),
+        ("coder", "fail", {"coder_s": None}, "no artifact could be exported"),
         ("versions", "warn", {"torch": "2.8.1"}, "older than 2.9"),
         ("versions", "warn", {"idle_gpu": True}, "cannot use the NVIDIA GPU"),
         ("versions", "pass", {"torch": "2.11.0+cu130", "cuda": "13.0"}, "CUDA 13.0"),
@@ -89,79 +96,80 @@ def test_where_there_is_plenty_all_pass() -> None:
         ("network", "warn", {"device": "cuda", "environment": (("NCCL_IB_DISABLE", "1"),)}, "NCCL_IB_DISABLE"),
     ],
 )
-def test_each_lack_is_found(name: str, state: str, changes: dict[str, Any], said: str) -> None:
-    check = found(**changes)[name]
+def test_a_missing_resource_gives_its_check_a_warning_or_failure(
+    name: str, state: str, changes: dict[str, Any], message: str
+) -> None:
+    check = results(**changes)[name]
     assert check.state == state
-    assert said in check.says
+    assert message in check.says
     assert check.line == f"preflight {state}: {name}: {check.says}"
-    others = {other.state for other in found(**changes).values() if other.name != name}
-    assert others <= {"pass"}
+    assert all(other.state == "pass" for other in results(**changes).values() if other.name != name)
 
 
-def test_memory_warns_between_what_is_exact_and_what_is_estimated() -> None:
-    needed = preflight._needed(RECIPE, PLENTY)
+def test_memory_warns_between_the_exact_and_the_estimated_need() -> None:
+    needed = preflight._memory_estimate(RECIPE, PLENTY)
     fixed = needed.total - needed.activations - needed.logits
-    assert fixed >= 3 * 4 * parameters(RECIPE)  # weights, gradients, at least one moment of float32
-    for there, state in ((fixed - 1, "fail"), (fixed, "warn"), (needed.total - 1, "warn"), (needed.total, "pass")):
-        assert found(memory=there)["memory"].state == state
+    assert fixed >= 3 * 4 * parameters(RECIPE)  # weights, gradients and at least one moment in float32
+    for memory, state in ((fixed - 1, "fail"), (fixed, "warn"), (needed.total - 1, "warn"), (needed.total, "pass")):
+        assert results(memory=memory)["memory"].state == state
 
 
-def test_the_disk_holds_two_checkpoints_and_the_export() -> None:
+def test_the_disk_must_hold_two_checkpoints_and_the_export() -> None:
     count = parameters(RECIPE)
-    assert found(disk=24 * count)["disk"].state == "fail"  # two checkpoints of three float32 numbers a weight
-    assert found(disk=31 * count)["disk"].state == "pass"
+    assert results(disk=24 * count)["disk"].state == "fail"  # two checkpoints of three float32 numbers a weight
+    assert results(disk=31 * count)["disk"].state == "pass"
 
 
-def test_a_clock_may_end_a_run_before_its_text_does() -> None:
-    check = found(training(iterations=10**7, max_wallclock_seconds=60.0), train_tokens=2560)["text"]
+def test_too_few_tokens_pass_if_the_time_cap_may_end_the_run_first() -> None:
+    check = results(training(iterations=10**7, max_wallclock_seconds=60.0), train_tokens=2560)["text"]
     assert check.state == "pass"
     assert "last for 10 steps" in check.says
-    assert found(training(iterations=10), train_tokens=2560)["text"].state == "pass"
-    assert found(training(iterations=11), train_tokens=2560)["text"].state == "warn"
+    assert results(training(iterations=10), train_tokens=2560)["text"].state == "pass"
+    assert results(training(iterations=11), train_tokens=2560)["text"].state == "warn"
 
 
-def test_all_failures_are_one_sentence() -> None:
+def test_all_failures_are_listed_in_one_sentence() -> None:
     with pytest.raises(ConfigError) as raised:
-        require(list(found(memory=1, disk=1).values()))
+        require_no_failure(list(results(memory=1, disk=1).values()))
     assert "smaller model" in str(raised.value)
     assert "--folder" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_facts_are_those_of_this_machine(tmp_path: Path) -> None:
+def test_facts_describe_this_machine(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
-    here = facts_here(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
-    assert (here.device, here.ranks, here.train_tokens, here.unread) == ("cpu", 1, 50, ())
-    assert here.disk > 0
-    assert here.memory is None or here.memory > 10**6
-    assert here.coder_s is not None
-    assert here.torch == torch.__version__
+    facts = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
+    assert (facts.device, facts.ranks, facts.train_tokens, facts.unread) == ("cpu", 1, 50, ())
+    assert facts.disk > 0
+    assert facts.memory is None or facts.memory > 10**6
+    assert facts.coder_s is not None
+    assert facts.torch == torch.__version__
     (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
-    broken = facts_here(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
+    broken = collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World())
     assert len(broken.unread) == 1
     assert "a.bin" in broken.unread[0]
 
 
-def test_the_kernel_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_reports_the_attention_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attention_kernel(RECIPE, CPU) in {"FLASH_ATTENTION", "MATH"}
     monkeypatch.delattr(torch, "_fused_sdp_choice")
     assert attention_kernel(RECIPE, CPU) is None
 
 
-def test_a_coder_that_does_not_work_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_up_a_broken_coder_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ImportError
 
-    assert ready_coder(RECIPE) is not None
+    assert warm_up_coder(RECIPE) is not None
     monkeypatch.setattr(preflight, "load_file", broken)
-    assert ready_coder(RECIPE) is None
+    assert warm_up_coder(RECIPE) is None
 
 
-def test_facts_leave_the_random_numbers_alone(tmp_path: Path) -> None:
+def test_collecting_facts_does_not_change_the_random_state(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.bin", np.arange(50, dtype=np.uint16))
-    before = torch.get_rng_state()
-    checks(RECIPE, facts_here(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World()))
-    assert torch.equal(torch.get_rng_state(), before)
+    state = torch.get_rng_state()
+    run_checks(RECIPE, collect_facts(RECIPE, tmp_path, [tmp_path / "a.bin"], 50, CPU, World()))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.fixture
@@ -174,7 +182,7 @@ def run(tmp_path: Path) -> Run:
     return Run(replace(RECIPE, data=replace(RECIPE.data, path=str(data))), tmp_path / "run")
 
 
-def test_a_run_is_checked_before_anything_else(run: Run) -> None:
+def test_the_first_event_of_a_run_is_its_preflight(run: Run) -> None:
     first = next(iter(run.train()))
     assert isinstance(first, Checked)
     assert [check.name for check in first.checks] == [
@@ -189,7 +197,7 @@ def test_a_run_is_checked_before_anything_else(run: Run) -> None:
     assert run.checks == list(first.checks)
 
 
-def test_a_failure_ends_a_run_before_it_trains(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_ends_a_run_before_it_trains(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "free_memory", lambda _device, _ranks: 1000)
     monkeypatch.setattr("birdie.run.pipeline.fit", pytest.fail)
     with pytest.raises(ConfigError, match="weights, gradients and optimizer take"):
@@ -197,17 +205,17 @@ def test_a_failure_ends_a_run_before_it_trains(run: Run, monkeypatch: pytest.Mon
     assert not (run.folder / "checkpoints").exists()
 
 
-def test_a_forced_last_step_is_what_text_must_last_for() -> None:
-    """It ends the run whatever the clock says, so the clock is no excuse for too little text."""
+def test_too_few_tokens_warn_up_to_a_forced_last_step() -> None:
+    """The forced step ends the run regardless of the time cap, so the cap cannot end it first."""
     forced = replace(RECIPE, train=replace(RECIPE.train, force_stop_step=8, max_wallclock_seconds=600))
-    check = found(forced, train_tokens=1024)["text"]
+    check = results(forced, train_tokens=1024)["text"]
     assert check.state == "warn"
-    assert "8 are planned: text is seen 2.0 times" in check.says
+    assert "8 are planned: 2.0 epochs" in check.says
 
 
-def test_pages_of_files_count_as_free_in_a_container(tmp_path: Path) -> None:
+def test_the_page_cache_counts_as_free_memory_in_a_container(tmp_path: Path) -> None:
     for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 200\ninactive_file 500\nactive_file 150\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert preflight._control_group(10**6, tmp_path) == 750
+    assert preflight._control_group_memory(10**6, tmp_path) == 750
     (tmp_path / "memory.max").write_text("max")
-    assert preflight._control_group(10**6, tmp_path) == 10**6
+    assert preflight._control_group_memory(10**6, tmp_path) == 10**6

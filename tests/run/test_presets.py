@@ -1,4 +1,4 @@
-"""A recipe that is shrunk keeps its shares, is a valid recipe, and runs."""
+"""Presets keep the fractions of a recipe; the shrunk recipe is valid and trains."""
 
 import dataclasses
 import json
@@ -8,68 +8,69 @@ from typing import Any
 import pytest
 
 from birdie.cli import main
-from birdie.cli.recipe import parameters, settings_of
+from birdie.cli.recipe import settings_of
 from birdie.compress.rate.size import parse_size
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
 from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
+from birdie.run.estimate import parameters
 from birdie.run.pipeline import Run
-from birdie.run.presets import SCALES, scaled
+from birdie.run.presets import PRESETS, apply_preset
 from birdie.run.recipe import CalibrationSettings, DataSettings, Recipe
-from birdie.run.registry import Known, book, find
+from birdie.run.registry import RegisteredRecipe, find, shipped_recipes
 from birdie.train.loop import Step
 
-RECORDS = [known for known in book() if known.about.source and known.about.runs is None]
-EACH = pytest.mark.parametrize("known", RECORDS, ids=lambda known: known.name)
+RECORDS = [entry for entry in shipped_recipes() if entry.about.source and entry.about.runs is None]
+EVERY_RECORD = pytest.mark.parametrize("entry", RECORDS, ids=lambda entry: entry.name)
 
 
-@EACH
-@pytest.mark.parametrize("scale", SCALES)
-def test_shares_are_kept(known: Known, scale: str) -> None:
-    whole, small = known.recipe(), settings_of(known, scale)
-    before, after = whole.model, small.model
-    assert parameters(small) < parameters(whole) / 4
-    assert before.num_heads // before.num_kv_heads == after.num_heads // after.num_kv_heads
-    assert after.vocab_size == before.vocab_size
-    assert (before.xsa_last_n == before.num_layers) == (after.xsa_last_n == after.num_layers)
-    assert bool(before.value_embed_layers) == bool(after.value_embed_layers)
-    assert bool(before.bigram_vocab_size) == bool(after.bigram_vocab_size)
-    assert abs(after.rotary_dims / after.head_dim - before.rotary_dims / before.head_dim) <= 2 / after.head_dim
-    if before.num_loops and after.num_layers >= 3:
-        assert after.loop_end < after.num_layers - 1, "what follows the loop still does"
-    assert (before.parallel_start_layer is None) == (after.parallel_start_layer is None)
-    if whole.export.budget is not None and small.export.budget is not None:
-        per_weight = parse_size(whole.export.budget) / parameters(whole)
+@EVERY_RECORD
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_keeps_the_fractions_of_a_recipe(entry: RegisteredRecipe, preset: str) -> None:
+    full, small = entry.recipe(), settings_of(entry, preset)
+    old, new = full.model, small.model
+    assert parameters(small) < parameters(full) / 4
+    assert old.num_heads // old.num_kv_heads == new.num_heads // new.num_kv_heads
+    assert new.vocab_size == old.vocab_size
+    assert (old.xsa_last_n == old.num_layers) == (new.xsa_last_n == new.num_layers)
+    assert bool(old.value_embed_layers) == bool(new.value_embed_layers)
+    assert bool(old.bigram_vocab_size) == bool(new.bigram_vocab_size)
+    assert abs(new.rotary_dims / new.head_dim - old.rotary_dims / old.head_dim) <= 2 / new.head_dim
+    if old.num_loops and new.num_layers >= 3:
+        assert new.loop_end < new.num_layers - 1, "layers after the repeated ones must remain"
+    assert (old.parallel_start_layer is None) == (new.parallel_start_layer is None)
+    if full.export.budget is not None and small.export.budget is not None:
+        per_weight = parse_size(full.export.budget) / parameters(full)
         assert parse_size(small.export.budget) / parameters(small) == pytest.approx(per_weight, rel=1e-3)
-    assert small.train.max_wallclock_seconds <= SCALES[scale].seconds
-    assert small.train.train_batch_tokens <= SCALES[scale].batch_tokens
+    assert small.train.max_wallclock_seconds <= PRESETS[preset].seconds
+    assert small.train.train_batch_tokens <= PRESETS[preset].batch_tokens
 
 
-@EACH
-def test_what_is_counted_in_steps_becomes_a_share_of_the_run(known: Known) -> None:
-    whole, small = known.recipe(), settings_of(known, "cpu")
-    if whole.train.warmdown_fraction is not None:
-        assert small.train.warmdown_fraction == whole.train.warmdown_fraction
-    elif known.about.step_ms is not None:
-        steps = 1000 * whole.train.max_wallclock_seconds / known.about.step_ms
-        assert small.train.warmdown_fraction == pytest.approx(whole.train.warmdown_iters / steps, rel=1e-3)
-    assert small.optimizer.matrix_lr == whole.optimizer.matrix_lr
+@EVERY_RECORD
+def test_a_warmdown_in_steps_becomes_a_fraction_of_the_run(entry: RegisteredRecipe) -> None:
+    full, small = entry.recipe(), settings_of(entry, "cpu")
+    if full.train.warmdown_fraction is not None:
+        assert small.train.warmdown_fraction == full.train.warmdown_fraction
+    elif entry.about.step_ms is not None:
+        steps = 1000 * full.train.max_wallclock_seconds / entry.about.step_ms
+        assert small.train.warmdown_fraction == pytest.approx(full.train.warmdown_iters / steps, rel=1e-3)
+    assert small.optimizer.matrix_lr == full.optimizer.matrix_lr
 
 
-def test_what_is_small_already_keeps_its_time_and_batch() -> None:
+def test_a_preset_does_not_change_the_batch_of_a_small_recipe() -> None:
     laptop = find("laptop").recipe()
-    small = scaled(laptop, "cpu")
+    small = apply_preset(laptop, "cpu")
     assert small.train.train_batch_tokens == laptop.train.train_batch_tokens
     assert small.train.warmdown_fraction == laptop.train.warmdown_fraction
 
 
-def test_another_scale_is_told() -> None:
-    with pytest.raises(ConfigError, match="no scale 'moon'; choose cpu or smoke"):
-        scaled(Recipe(), "moon")
+def test_an_unknown_preset_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no preset 'moon'; choose --preset cpu or smoke"):
+        apply_preset(Recipe(), "moon")
 
 
-def told(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) -> dict[str, Any]:
+def run_json(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) -> dict[str, Any]:
     with pytest.raises(SystemExit) as ended:
         main([str(token) for token in (*tokens, "--json")])
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -77,15 +78,15 @@ def told(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) -> dic
     return answer
 
 
-def test_show_says_what_train_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = told(capsys, "recipe", "show", "sota", "--scale", "cpu")
+def test_show_prints_the_recipe_that_train_would_use(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run_json(capsys, "recipe", "show", "sota", "--scale", "cpu")
     assert Recipe.from_dict(shown["recipe"]) == settings_of(find("sota"), "cpu")
-    assert set(shown["expected"].values()) == {None}, "a record's figures are not those of the scaled"
+    assert set(shown["expected"].values()) == {None}, "a record's figures do not hold under a preset"
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Flags that point at a few documents whose tokens are bytes, and fit the model to them."""
+    """Flags for a data set of a few documents with bytes as tokens, and for a model of its vocabulary."""
     root = tmp_path_factory.mktemp("text")
     (root / "text.txt").write_text("\n".join(f"def f{n}(x): return x + {n}" for n in range(3000)))
     for _ in prepare(file_corpus([str(root / "text.txt")], documents="line"), "bytes", root):
@@ -95,9 +96,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--data.path", folder, "--data.tokenizer", "bytes", "--model.vocab-size", str(tokenizer.vocab_size)]
 
 
-@EACH
-def test_every_record_trains_at_the_smallest_scale(known: Known, text: list[str], tmp_path: Path) -> None:
-    recipe = settings_of(known, "smoke")
+@EVERY_RECORD
+def test_every_record_trains_under_the_smallest_preset(
+    entry: RegisteredRecipe, text: list[str], tmp_path: Path
+) -> None:
+    recipe = settings_of(entry, "smoke")
     recipe = dataclasses.replace(
         recipe,
         data=DataSettings(path=text[1], tokenizer="bytes"),
@@ -107,29 +110,29 @@ def test_every_record_trains_at_the_smallest_scale(known: Known, text: list[str]
     )
     run = Run(recipe, tmp_path)
     steps = [event for event in run.train() if isinstance(event, Step)]
-    assert len(steps) == SCALES["smoke"].iterations
+    assert len(steps) == PRESETS["smoke"].iterations
     assert steps[-1].loss < steps[0].loss
 
 
-def test_flags_win_over_the_scale_and_the_scale_over_the_recipe(
+def test_flags_override_the_preset_and_the_preset_overrides_the_recipe(
     text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--scale=smoke", *text, "--train.iterations", "2"]
-    answer = told(capsys, "train", "baseline", "--folder", tmp_path / "run", *flags)
+    answer = run_json(capsys, "train", "baseline", "--folder", tmp_path / "run", *flags)
     assert answer["steps"] == 2
     assert find(str(tmp_path / "run" / "recipe.toml")).recipe().model.model_dim == 64
 
 
-def test_a_scale_needs_no_recipe(text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = told(capsys, "train", "--scale", "smoke", "--folder", tmp_path, *text)
-    assert answer["steps"] == SCALES["smoke"].iterations
+def test_a_preset_needs_no_recipe(text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "train", "--scale", "smoke", "--folder", tmp_path, *text)
+    assert answer["steps"] == PRESETS["smoke"].iterations
 
 
-def test_a_name_that_is_no_recipe_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = told(capsys, "train", "basline", "--scale", "cpu", code=1)
+def test_an_unknown_recipe_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "train", "basline", "--scale", "cpu", code=1)
     assert answer["error"]["message"].startswith("there is no recipe 'basline'; did you mean baseline")
 
 
-def test_a_recipe_that_was_not_read_is_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = told(capsys, "train", "--folder", "x", "baseline", code=1)
+def test_a_recipe_after_the_flags_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "train", "--folder", "x", "baseline", code=1)
     assert answer["error"]["message"] == "name the recipe first: birdie train baseline …"

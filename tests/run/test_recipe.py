@@ -1,4 +1,4 @@
-"""A recipe resolves default < file < environment < flag, writes itself down, and names what it does not know."""
+"""A recipe resolves default < file < environment < flag, is written to a file and read back, and names unknown keys."""
 
 import dataclasses
 from pathlib import Path
@@ -11,7 +11,7 @@ from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.recipe_file import SETTINGS
-from birdie.run.registry import book
+from birdie.run.registry import shipped_recipes
 
 
 @pytest.fixture
@@ -21,12 +21,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", [known.path for known in book() if known.about.runs is None], ids=lambda p: p.name)
-def test_every_recipe_that_ships_is_understood(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", [entry.path for entry in shipped_recipes() if entry.about.runs is None], ids=lambda p: p.name
+)
+def test_every_shipped_recipe_is_valid(path: Path) -> None:
     assert (load_recipe(path) == Recipe()) == (path.stem == "baseline")
 
 
-def test_defaults_are_the_challenge() -> None:
+def test_defaults_are_the_baseline_of_the_challenge() -> None:
     recipe = load_recipe()
     assert recipe == Recipe()
     assert recipe.model.num_layers == 9
@@ -34,7 +36,7 @@ def test_defaults_are_the_challenge() -> None:
     assert recipe.optimizer.matrix_lr == 0.04
 
 
-def test_later_sources_win(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_sources_override_earlier_ones(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_recipe(file).model.num_layers == 4
     monkeypatch.setenv("NUM_LAYERS", "5")
     assert load_recipe(file).model.num_layers == 5
@@ -43,7 +45,7 @@ def test_later_sources_win(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_recipe(file).export.int4_layers == (1, 2)
 
 
-def test_the_record_command_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_a_record_command_set_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "VOCAB_SIZE": "1024", "MAX_WALLCLOCK_SECONDS": "600", "VAL_LOSS_EVERY": "200", "TRAIN_LOG_EVERY": "50",
         "NUM_LAYERS": "10", "MATRIX_LR": "0.02", "SCALAR_LR": "0.02", "TIED_EMBED_LR": "0.03",
@@ -62,7 +64,7 @@ def test_the_record_command_is_understood(monkeypatch: pytest.MonkeyPatch) -> No
     assert recipe.export.schemes()[0] == ("blocks.3.*", "int8:level_stride=4")
 
 
-def test_what_is_written_reads_back(file: Path, tmp_path: Path) -> None:
+def test_a_written_recipe_reads_back(file: Path, tmp_path: Path) -> None:
     recipe = load_recipe(file, ["--export.budget", "2MB", "--data.path", 'a "quoted" näme'])
     copy = tmp_path / "copy.toml"
     copy.write_text(recipe.to_toml())
@@ -70,8 +72,8 @@ def test_what_is_written_reads_back(file: Path, tmp_path: Path) -> None:
     assert Recipe.from_dict(recipe.to_dict()) == recipe
 
 
-def test_tables_in_a_table_are_written_and_read_back(tmp_path: Path) -> None:
-    """A default that a mode changes, None, and a tuple."""
+def test_nested_tables_are_written_and_read_back(tmp_path: Path) -> None:
+    """They hold a default that a mode changes, None, and a tuple."""
     flags = ["--evaluation.mode", "ttt-multi-phase", "--evaluation.ttt-multi-phase.phases", "2"]
     flags += ["--evaluation.ttt-lora.parts", "k", "--evaluation.ttt-lora.parts", "o", "--evaluation.ngram.orders", "3"]
     recipe = load_recipe(flags=flags)
@@ -90,7 +92,7 @@ def test_the_digest_changes_with_any_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--model.num-layer", "4"], "model.num-layers"),
         (["--model.num-layers", "four"], "four"),
@@ -104,10 +106,10 @@ def test_the_digest_changes_with_any_setting() -> None:
         (["--validation.every", "-1"], "every is -1"),
     ],
 )
-def test_a_wrong_flag_is_one_clear_sentence(flags: list[str], said: str) -> None:
+def test_a_wrong_flag_is_one_clear_sentence(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_recipe(flags=flags)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -119,7 +121,7 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("model = 3", "[model]"),
         ("modle = 3", "model"),
@@ -131,19 +133,19 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path: Path) -> None:
         ("[evaluation.ttt_sgd]\nrate = 8", "Did you mean"),
     ],
 )
-def test_what_is_no_setting_of_a_recipe_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unknown_setting_in_a_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
         load_recipe(path)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_tables_of_a_file_are_those_of_a_recipe() -> None:
     assert set(SETTINGS) == {field.name for field in dataclasses.fields(Recipe)}
 
 
-def test_a_file_that_is_not_toml_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
     path.write_text("[model\n")
     with pytest.raises(ConfigError, match="broken"):
@@ -176,14 +178,14 @@ def test_plain_bytes_are_exact(size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-1", "1e6", "12 parsecs", "0", "0.1"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_size_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)
 
 
-def test_packed_rows_and_a_base_that_grows_with_the_row_exclude_each_other() -> None:
-    """A packed row is longer than any sequence, so training would turn it by another base than scoring does."""
+def test_packed_rows_and_a_rotary_base_that_depends_on_the_length_exclude_each_other() -> None:
+    """A packed row is longer than any sequence, so training would use another rotary base than scoring."""
     packed = ["--data.order", "packed", "--model.isolate-documents"]
     assert load_recipe(flags=packed).data.order == "packed"
-    with pytest.raises(ConfigError, match="rope_train_seq_len 2048 would turn packed rows"):
+    with pytest.raises(ConfigError, match="rope_train_seq_len 2048 would rotate packed rows"):
         load_recipe(flags=[*packed, "--model.rope-train-seq-len", "2048"])

@@ -1,4 +1,4 @@
-"""A run with every technique on says what is active, goes on as if it was never stopped, and its file is the model."""
+"""A run with every technique on logs the active ones, resumes bit for bit, and exports a file that is its model."""
 
 import dataclasses
 from pathlib import Path
@@ -28,11 +28,19 @@ TECHNIQUES = {**EVERYTHING, "enable_looping_at": 0.5}
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     root = tmp_path_factory.mktemp("data")
     list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
-    train = {"iterations": 8, "warmdown_iters": 4, "warmup_steps": 2, "max_wallclock_seconds": 0, "accumulation": 2}
     return Recipe(
         data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
         model=GPTConfig(vocab_size=260, num_layers=5, model_dim=32, num_heads=2, num_kv_heads=1, **TECHNIQUES),
-        train=TrainSettings(train_batch_tokens=4 * LENGTH, train_seq_len=LENGTH, compute_dtype="float32", **train),
+        train=TrainSettings(
+            iterations=8,
+            warmdown_iters=4,
+            warmup_steps=2,
+            train_batch_tokens=4 * LENGTH,
+            train_seq_len=LENGTH,
+            accumulation=2,
+            max_wallclock_seconds=0,
+            compute_dtype="float32",
+        ),
         validation=ValidationSettings(every=0, max_tokens=500),
         calibration=CalibrationSettings(data="own", tokens=1024),
         export=ExportSettings(coder="fast"),
@@ -41,53 +49,53 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     )
 
 
-def finished(
+def train(
     recipe: Recipe, folder: Path, *, resume: bool = False, stop_after: int | None = None
 ) -> tuple[Run, list[str]]:
-    told: list[str] = []
-    run = Run(recipe, folder, notify=told.append)
+    log: list[str] = []
+    run = Run(recipe, folder, notify=log.append)
     for _ in run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after):
         pass
-    return run, told
+    return run, log
 
 
 def test_a_run_reports_active_techniques_and_depth_recurrence(recipe: Recipe, tmp_path: Path) -> None:
-    _, told = finished(recipe, tmp_path)
-    assert [line for line in told if "depth recurrence from" in line] == [
+    _, log = train(recipe, tmp_path)
+    assert [line for line in log if "depth recurrence from" in line] == [
         "depth recurrence from step 5 on: layers 0,1,2,1,2,1,2,3,4"
     ]
-    active = [line for line in told if line.startswith("active: ")]
+    active = [line for line in log if line.startswith("active: ")]
     for technique in ("bigram and trigram", "gated smear", "value embeddings", "sparse gate", "gated skips", "streams"):
         assert any(technique in line for line in active), technique
 
 
 @pytest.mark.parametrize("stop_after", [3, 6])
-def test_stopping_before_or_after_loops_came_on_changes_nothing(
+def test_stopping_before_or_after_depth_recurrence_starts_changes_nothing(
     recipe: Recipe, tmp_path: Path, stop_after: int
 ) -> None:
-    whole, _ = finished(recipe, tmp_path / "whole")
-    finished(recipe, tmp_path / "parts", stop_after=stop_after)
-    parts, _ = finished(recipe, tmp_path / "parts", resume=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, parts.model.state_dict()[name]), name
+    uninterrupted, _ = train(recipe, tmp_path / "uninterrupted")
+    train(recipe, tmp_path / "stopped", stop_after=stop_after)
+    resumed, _ = train(recipe, tmp_path / "stopped", resume=True)
+    for name, weight in uninterrupted.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
-def test_the_file_is_the_model_calibrated_on_its_own_samples(recipe: Recipe, tmp_path: Path) -> None:
-    run, _ = finished(recipe, tmp_path)
+def test_the_artifact_of_a_model_calibrated_on_its_samples_decodes_to_the_model(recipe: Recipe, tmp_path: Path) -> None:
+    run, _ = train(recipe, tmp_path)
     summary = run.export(tmp_path / "model.birdie", budget=30_000)
     assert summary.bytes <= 30_000
-    model, same, _ = load_gpt(tmp_path / "model.birdie", torch.device("cpu"))
-    assert same == recipe
+    model, decoded_recipe, _ = load_gpt(tmp_path / "model.birdie", torch.device("cpu"))
+    assert decoded_recipe == recipe
     assert model.depth_recurrence
-    held = load(tmp_path / "model.birdie")
+    decoded = load(tmp_path / "model.birdie")
     ids = torch.randint(2, 260, (2, LENGTH))
-    twin = run.model_of({name: weight.float() for name, weight in held.items()}).eval()
+    twin = run.model_of({name: weight.float() for name, weight in decoded.items()}).eval()
     torch.testing.assert_close(model(ids), twin(ids))
-    nearer = (model(ids) - run.model.eval()(ids)).abs().mean()
-    assert nearer < 0.1 * run.model(ids).std()
+    error = (model(ids) - run.model.eval()(ids)).abs().mean()
+    assert error < 0.1 * run.model(ids).std()
 
 
-def test_techniques_are_settings_of_file_environment_and_flag_alike(
+def test_techniques_can_be_set_by_file_environment_and_flag(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
@@ -101,7 +109,7 @@ def test_techniques_are_settings_of_file_environment_and_flag_alike(
     assert dataclasses.replace(GPTConfig(), mlp_mult=3).mlp_hidden == 1536
 
 
-def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_packed_run_with_a_sequence_length_schedule_resumes_bit_for_bit(recipe: Recipe, tmp_path: Path) -> None:
     packed = dataclasses.replace(
         recipe,
         data=dataclasses.replace(recipe.data, order="packed"),
@@ -116,12 +124,12 @@ def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe:
         ),
         train=dataclasses.replace(recipe.train, seq_len_start=8, seq_schedule_fraction=0.5, micro_batch_tokens="auto"),
     )
-    whole, told = finished(packed, tmp_path / "whole")
-    finished(packed, tmp_path / "parts", stop_after=3)
-    parts, _ = finished(packed, tmp_path / "parts", resume=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, parts.model.state_dict()[name]), name
-    for words in (
+    uninterrupted, log = train(packed, tmp_path / "uninterrupted")
+    train(packed, tmp_path / "stopped", stop_after=3)
+    resumed, _ = train(packed, tmp_path / "stopped", resume=True)
+    for name, weight in uninterrupted.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    for message in (
         "micro-batches of 128 tokens, 1 to a step",
         "documents: ",
         "warm-up ran 3 step sizes",
@@ -129,37 +137,37 @@ def test_a_packed_run_with_growing_sequences_goes_on_as_if_never_stopped(recipe:
         "active: isolated documents",
         "active: attention window: layers 0, 1 attend to the last 20 positions",
     ):
-        assert any(words in line for line in told), words
+        assert any(message in line for line in log), message
 
 
-def test_a_run_of_several_lengths_goes_on_with_them_alone(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_with_mixed_sequence_lengths_resumes_with_the_same_lengths_only(recipe: Recipe, tmp_path: Path) -> None:
     model = GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
     recipe = dataclasses.replace(recipe, model=model)
     mixed = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, mixed_seq_lens=(LENGTH, 8)))
-    whole, told = finished(mixed, tmp_path / "whole")
-    assert "mixed sequence lengths: rank 0: 32 and 8" in told
-    assert any("rank 0 took 512 tokens as 16 sequences of 32, 512 tokens as 64 sequences of 8" in line for line in told)
-    finished(mixed, tmp_path / "parts", stop_after=3)
+    uninterrupted, log = train(mixed, tmp_path / "uninterrupted")
+    assert "mixed sequence lengths: rank 0: 32 and 8" in log
+    assert any("rank 0 took 512 tokens as 16 sequences of 32, 512 tokens as 64 sequences of 8" in line for line in log)
+    train(mixed, tmp_path / "stopped", stop_after=3)
     with pytest.raises(
         ConfigError, match=r"cannot resume: train.mixed_seq_lens is \[\], but the run in .* has \[32, 8\]"
     ):
-        finished(recipe, tmp_path / "parts", resume=True)
-    parts, _ = finished(mixed, tmp_path / "parts", resume=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, parts.model.state_dict()[name]), name
+        train(recipe, tmp_path / "stopped", resume=True)
+    resumed, _ = train(mixed, tmp_path / "stopped", resume=True)
+    for name, weight in uninterrupted.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
-def test_a_restart_goes_on_with_what_its_own_job_left_and_with_nothing_else(recipe: Recipe, tmp_path: Path) -> None:
-    """torchrun starts ranks anew after any failure, a refusal to overwrite another run among them."""
+def test_a_restart_resumes_the_checkpoint_of_its_own_job_only(recipe: Recipe, tmp_path: Path) -> None:
+    """torchrun restarts ranks after any failure, also after a refusal to overwrite another run."""
 
     def attempt(number: int, job: str, stop_after: int | None = None) -> list[str]:
-        told: list[str] = []
-        run = Run(recipe, tmp_path / "run", world=World(restarts=number, job=job), notify=told.append)
+        log: list[str] = []
+        run = Run(recipe, tmp_path / "run", world=World(restarts=number, job=job), notify=log.append)
         events = list(run.train(stop=lambda: run.steps + 1 == stop_after))
-        return [*told, *(f"resumed at {event.resumed_at}" for event in events if isinstance(event, Started))]
+        return [*log, *(f"resumed at {event.resumed_at}" for event in events if isinstance(event, Started))]
 
     attempt(0, "one", stop_after=3)
     for number in (0, 1):
-        with pytest.raises(ConfigError, match="holds a run already"):
+        with pytest.raises(ConfigError, match="already holds a run"):
             attempt(number, "another")
     assert "resumed at 3" in attempt(1, "one")
