@@ -79,7 +79,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) ->
 
 
 def test_show_prints_the_recipe_that_train_would_use(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = run_json(capsys, "recipe", "show", "sota", "--scale", "cpu")
+    shown = run_json(capsys, "recipe", "show", "sota", "--preset", "cpu")
     assert Recipe.from_dict(shown["recipe"]) == settings_of(find("sota"), "cpu")
     assert set(shown["expected"].values()) == {None}, "a record's figures do not hold under a preset"
 
@@ -117,19 +117,19 @@ def test_every_record_trains_under_the_smallest_preset(
 def test_flags_override_the_preset_and_the_preset_overrides_the_recipe(
     text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--scale=smoke", *text, "--train.iterations", "2"]
+    flags = ["--preset=smoke", *text, "--train.iterations", "2"]
     answer = run_json(capsys, "train", "baseline", "--folder", tmp_path / "run", *flags)
     assert answer["steps"] == 2
     assert find(str(tmp_path / "run" / "recipe.toml")).recipe().model.model_dim == 64
 
 
 def test_a_preset_needs_no_recipe(text: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run_json(capsys, "train", "--scale", "smoke", "--folder", tmp_path, *text)
+    answer = run_json(capsys, "train", "--preset", "smoke", "--folder", tmp_path, *text)
     assert answer["steps"] == PRESETS["smoke"].iterations
 
 
 def test_an_unknown_recipe_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run_json(capsys, "train", "basline", "--scale", "cpu", code=1)
+    answer = run_json(capsys, "train", "basline", "--preset", "cpu", code=1)
     assert answer["error"]["message"].startswith("there is no recipe 'basline'; did you mean baseline")
 
 
