@@ -38,7 +38,7 @@ from tests.compress.matrices import (
 
 
 class Promise(NamedTuple):
-    """How near a scheme comes to any tensor.
+    """Largest errors of a scheme.
 
     Attributes:
         error: squared error of Gaussian rows of different deviations, as a share of their squares.
@@ -68,8 +68,8 @@ PROMISES = {
     "bf16": Promise(3.8e-6, 1.1, 0.002),
     "trellis:sigma=0.3": Promise(0.0074, 0.17, 0.26),
     "gptq": Promise(0.018, 0.16, 0.24),
-    "ternary": Promise(0.26, 0.41, 0.026),
-    "binary": Promise(0.53, 1.1, 0.026),
+    "ternary": Promise(0.26, 0.41, 0.023),
+    "binary": Promise(0.53, 1.1, 0.023),
     "codebook:k=16": Promise(0.015, 0.066, 1e-6, keeps_zero_rows=False),
     "rotation:bits=4": Promise(0.019, 0.18, 0.36),
     "lowrank:rank=4,base=int6": Promise(0.00038, 0.00073, 1e-6),
@@ -86,8 +86,8 @@ PROMISES = {
     "trellis:1": Promise(0.0096, 0.17, 0.16),
     "trellis:8": Promise(0.0078, 0.17, 0.26),
     "trellis:states=32,sigma=0.3,per_tensor": Promise(0.0074, 0.17, 0.26),
-    "ternary:group_size=5": Promise(0.17, 0.41, 0.026),
-    "binary:group_size=7": Promise(0.46, 1.1, 0.026),
+    "ternary:group_size=5": Promise(0.17, 0.41, 0.023),
+    "binary:group_size=7": Promise(0.46, 1.1, 0.023),
     "codebook:k=4": Promise(0.25, 0.27, 1e-6, keeps_zero_rows=False),
     "codebook:k=7,per_row": Promise(0.054, 0.14, 1e-6),
     "codebook:k=256": Promise(9.4e-6, 0.0067, 1e-6, keeps_zero_rows=False),
@@ -110,6 +110,12 @@ PROMISES = {
     "tucker:base=trellis:states=8,sigma=0.05": Promise(0.00021, 0.038, 0.0097),
     "tucker:base=spectral:identity,sigma=0.05": Promise(0.00028, 0.022, 1e-6),
     "tucker:base=ternary": Promise(0.37, 0.41, 0.026),
+    "tucker:base=int8": Promise(0.00017, 0.022, 0.0028),
+    "tucker:base=spectral:auto,sigma=0.1": Promise(0.0011, 0.086, 1e-6),
+    "tucker:base=spectral:dct,edge=4,sigma=0.1": Promise(0.0012, 0.085, 1e-6, keeps_zero_rows=False),
+    "spectral:dct": Promise(0.0095, 0.18, 1e-6, keeps_zero_rows=False),
+    "spectral:wavelet97": Promise(0.01, 0.21, 1e-6, keeps_zero_rows=False),
+    "sdclip:bits=2,clip_sigmas=2.5": Promise(0.62, 1.1, 0.026),
     "squares:0.1": Promise(0.035, 1.0, 1e-6),
 }
 
@@ -129,7 +135,7 @@ SPECS = list(dict.fromkeys([*EXAMPLES, *PROMISES]))
 FLOATS = ("lossless", "fp16", "bf16")  # which keep floating-point numbers; all others quantize
 QUANTIZERS = [spec for spec in SPECS if spec not in FLOATS]
 FORMS = ["gaussian", "zeros", "constant", "ties", "zero rows", "outlier", "huge", "tiny"]
-SHAPES = [(1,), (9,), (1, 1), (7, 5), (1, 90), (60, 1), (10, 8, 5), (6, 4, 3, 3), (2, 3, 4, 3, 3)]
+SHAPES = [(), (1,), (9,), (1, 1), (7, 5), (1, 90), (60, 1), (10, 8, 5), (6, 4, 3, 3), (2, 3, 4, 3, 3)]
 HUGE = 1 << 40
 
 
@@ -235,12 +241,14 @@ def test_tensors_come_back_in_their_shape_and_dtype_within_the_error_of_the_sche
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("spec", SPECS)
-def test_small_and_narrow_tensors_come_back_nearer_than_zeros(spec: str, shape: tuple[int, ...]) -> None:
-    weight = random_weight(*shape)
+def test_small_and_narrow_tensors_come_back_too(spec: str, shape: tuple[int, ...]) -> None:
+    """The error is within three times that of larger tensors."""
+    weight = random_weight(*shape) if shape else torch.tensor(-0.7)
     encoded = encode(spec, weight)
     assert_matches_layout(encoded)
     assert decode(encoded).shape == weight.shape
-    assert squared_error(weight, encoded) <= float(weight.double().square().sum())
+    bound = min(1, 3 * promise(spec).error) * float(weight.double().square().sum())
+    assert float((decode(encoded).double() - weight.double()).square().sum()) <= bound
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -267,7 +275,7 @@ def test_encoding_twice_gives_the_same_streams_on_any_number_of_threads(spec: st
 def test_views_are_encoded_as_what_they_hold_and_weights_never_changed(spec: str) -> None:
     base = random_weight(24, 30)
     original = base.clone()
-    for view in (base.T, base[::3, 1::2], base[:, :1].expand(24, 9), base[3]):
+    for view in (base.T, base[::3, 1::2], base[:, :1].expand(24, 9), base[3], base[3, 4]):
         assert_same(encode(spec, view), encode(spec, view.contiguous()))
     parameter = torch.nn.Parameter(base)
     assert_same(encode(spec, parameter), encode(spec, base))
@@ -280,7 +288,11 @@ def test_a_sensitivity_and_a_price_of_bits_change_neither_the_layout_nor_what_ca
     weight, dead = random_weight(20, 24), torch.ones(24).double()
     dead[3:9] = 0
     hessian, output = covariance(24) * dead * dead[:, None], covariance(20)
-    for sensitivity in (Sensitivity(hessian, output.diagonal().clone(), output), Sensitivity(torch.zeros(24, 24))):
+    for sensitivity in (
+        Sensitivity(hessian, output.diagonal().clone(), output),
+        Sensitivity(torch.ones(24, 24), torch.ones(20), torch.eye(20)),
+        Sensitivity(torch.zeros(24, 24), torch.ones(20)),
+    ):
         for lam in (0.0, 1e-4):
             encoded = encode(spec, weight, sensitivity, lam)
             assert_same(encode(spec, weight, sensitivity, lam), encoded)
@@ -337,7 +349,7 @@ def test_what_is_no_tensor_of_real_numbers_is_refused(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", QUANTIZERS)
 def test_a_finer_scale_leaves_less_error_in_more_bytes(spec: str) -> None:
-    """That is how a byte budget is met; where a scheme's precision is fixed, there is none to steer."""
+    """A byte budget is met that way; a scheme of fixed precision returns None."""
     scheme, weight = parse_spec(spec), gaussian(32, 40)
     fine, coarse = scheme.at_scale(0.1), scheme.at_scale(0.4)
     if fine is None or coarse is None:
@@ -384,13 +396,13 @@ def hostile_params(params: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def test_impossible_parameters_are_a_corrupt_file_and_allocate_nothing(spec: str) -> None:
     """Each is refused, or means another form of the same tensor, such as a grid without groups."""
     encoded = encode(spec, matrix())
-    own = decoder(encoded.scheme)
+    decoding = decoder(encoded.scheme)
     refused = 0
     tracemalloc.start()
     try:
         for params in hostile_params(encoded.params):
             try:
-                layout = own.layout(encoded.shape, encoded.dtype, params)
+                layout = decoding.layout(encoded.shape, encoded.dtype, params)
             except ArtifactError:
                 refused += 1
                 continue
@@ -414,11 +426,11 @@ def test_quantized_tensors_of_another_kind_are_a_corrupt_file(spec: str) -> None
 def test_layout_and_cost_of_a_huge_tensor_allocate_nothing(spec: str) -> None:
     """A file may name any shape; only what is decoded is checked against the limit of its bytes."""
     encoded = encode(spec, matrix())
-    own, shape = decoder(encoded.scheme), (1 << 30, 1 << 30)
+    decoding, shape = decoder(encoded.scheme), (1 << 30, 1 << 30)
     tracemalloc.start()
     try:
-        layout = own.layout(shape, encoded.dtype, encoded.params)
-        cost = own.cost(shape, encoded.dtype, encoded.params)
+        layout = decoding.layout(shape, encoded.dtype, encoded.params)
+        cost = decoding.cost(shape, encoded.dtype, encoded.params)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     except ArtifactError:  # parameters that are bound to the shape, such as ranks
         return
