@@ -64,13 +64,14 @@ def test_the_last_bit_is_worth_the_same_in_every_matrix() -> None:
     weights, known = matrices(), sensitivities()
     allocation = allocate(weights, known, Trellis(4))
     fine, coarse = allocation.encode(-3.5).tensors, allocation.encode(-2.5).tensors
+    sizes = {name: (coded_bytes(fine[name]), coded_bytes(coarse[name])) for name in weights}
     worth = [
         (loss(known[name], weights[name], coarse[name]) - loss(known[name], weights[name], fine[name]))
-        / (8 * (coded_bytes(fine[name]) - coded_bytes(coarse[name])))
+        / (8 * (sizes[name][0] - sizes[name][1]))
         for name in weights
     ]
     assert max(worth) < 1.25 * min(worth)
-    bits = [8 * coded_bytes(fine[name]) / weights[name].numel() for name in weights]
+    bits = [8 * sizes[name][0] / weights[name].numel() for name in weights]
     assert max(bits) > min(bits) + 0.5, "bits go to the matrices that count"
 
 

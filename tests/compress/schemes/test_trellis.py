@@ -84,17 +84,14 @@ def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_
     )
     plain = Trellis(1, rate=0.0).encode("w", weight, sensitivity=replace(known, output=None), lam=1e-4)
     assert loss(known, weight, plain) < 0.9 * loss(known, weight, rounded)
-    # Both minimise the same tr(G E H Eᵀ) at steps of their own, so they are compared at equal bytes.
-    one, both = (Trellis(8, output=output) for output in (False, True))
-    points = []
-    for scheme in (one, both):
-        lams = [1e-5 * 4**power for power in range(3)]
-        curve = [scheme.encode("w", weight, sensitivity=known, lam=lam) for lam in lams]
-        points.append(([size(point) for point in curve], [loss(known, weight, point) for point in curve]))
-    (bytes_one, loss_one), (bytes_both, loss_both) = points
-    at = bytes_both[1]
-    interpolated = np.exp(np.interp(at, bytes_one[::-1], np.log(loss_one[::-1])))
-    assert loss_both[1] < 0.97 * interpolated
+    # Both minimize the same tr(G E H Eᵀ) at scales of their own, so they are compared at equal bytes.
+    curve = [
+        Trellis(8, output=False).encode("w", weight, sensitivity=known, lam=1e-5 * 4**power) for power in (2, 1, 0)
+    ]
+    sizes, losses = [size(point) for point in curve], [loss(known, weight, point) for point in curve]
+    both = Trellis(8, output=True).encode("w", weight, sensitivity=known, lam=4e-5)
+    interpolated = np.exp(np.interp(size(both), sizes, np.log(losses)))
+    assert loss(known, weight, both) < 0.97 * interpolated
 
 
 def test_a_larger_lambda_costs_fewer_bytes_and_more_loss() -> None:
@@ -158,16 +155,16 @@ def test_rate_counts_bits_against_errors() -> None:
     assert size(cheap) < 0.97 * size(kept)
 
 
-@pytest.mark.parametrize("states", [4, 8])
-def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid(states: int) -> None:
-    """Bits above ½ log₂(variance / error) on 200,000 samples: by at least 0.12 less than with plain steps."""
+def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid() -> None:
+    """Bits above ½ log₂(variance / error) on 200,000 samples: by at least 0.12 less than on a plain grid."""
     source = torch.randn(500, 400, generator=torch.Generator().manual_seed(0))
     gaps = []
-    for scheme in (Trellis(1, sigma=0.3), Trellis(states, sigma=0.35)):
+    for scheme in (Trellis(1, sigma=0.3), Trellis(4, sigma=0.35), Trellis(8, sigma=0.35)):
         encoded = scheme.encode("w", source)
         error = float(((decode(encoded) - source) ** 2).mean())
         gaps.append(8 * size(encoded) / source.numel() - 0.5 * math.log2(1 / error))
-    assert 0 < gaps[1] < gaps[0] - 0.12
+    assert min(gaps) > 0
+    assert max(gaps[1:]) < gaps[0] - 0.12
 
 
 @settings(max_examples=30, deadline=None)  # the first example compiles
