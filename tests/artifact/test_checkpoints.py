@@ -34,7 +34,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def saved(content: Any, **options: Any) -> bytes:
-    """What torch.save writes."""
+    """Return the bytes that torch.save writes."""
     buffer = io.BytesIO()
     torch.save(content, buffer, **options)
     return buffer.getvalue()
@@ -69,24 +69,24 @@ def test_packed_torch_files(tmp_path: Path, packer: str) -> None:
 
 
 def test_what_a_lossless_copy_keeps(tmp_path: Path) -> None:
-    """A .ptz whole; of all else the one state dict, where there is one, and the whole where there are several."""
+    """All of a .ptz; of other files the one state dict where there is one, and everything where there are several."""
     nested = {"model": state(), "step": 3}
     (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(nested)))
-    content, whole = read_checkpoint(tmp_path / "x.ptz")
-    assert whole
+    content, is_complete = read_checkpoint(tmp_path / "x.ptz")
+    assert is_complete
     assert content["step"] == 3
     assert equal(content["model"], state())
     torch.save(nested, tmp_path / "x.pt")
-    content, whole = read_checkpoint(tmp_path / "x.pt")
-    assert not whole
+    content, is_complete = read_checkpoint(tmp_path / "x.pt")
+    assert not is_complete
     assert equal(content, state())
     torch.save({"model": state(), "ema": state()}, tmp_path / "x.pt")
-    content, whole = read_checkpoint(tmp_path / "x.pt")
-    assert whole
+    content, is_complete = read_checkpoint(tmp_path / "x.pt")
+    assert is_complete
     assert content.keys() == {"model", "ema"}
     save_file(state(), tmp_path / "x.safetensors")
-    content, whole = read_checkpoint(tmp_path / "x.safetensors")
-    assert not whole
+    content, is_complete = read_checkpoint(tmp_path / "x.safetensors")
+    assert not is_complete
     assert equal(content, state())
     with pytest.raises(WeightsError, match=r"not a file that torch\.save writes"):
         read_object(tmp_path / "x.safetensors")

@@ -85,9 +85,9 @@ def test_a_thousand_tensors_cost_a_few_bytes_each() -> None:
 
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
     data = container.to_bytes(sample(), b"{}")
-    for place in range(8 * len(data)):
+    for position in range(8 * len(data)):
         damaged = bytearray(data)
-        damaged[place // 8] ^= 1 << place % 8
+        damaged[position // 8] ^= 1 << position % 8
         with pytest.raises(ArtifactError):
             read_all(bytes(damaged))
     for length in range(len(data)):

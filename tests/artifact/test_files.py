@@ -56,7 +56,7 @@ def test_lossless_returns_every_bit_of_every_dtype(tmp_path: Path, coder: Any) -
 
 def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
     state = small_model()
-    before = {name: weight.clone() for name, weight in state.items()}
+    originals = {name: weight.clone() for name, weight in state.items()}
     summary = birdie.save(state, tmp_path / "x.birdie")
     loaded = birdie.load(tmp_path / "x.birdie")
     for name in ("tok_emb.weight", "blocks.0.w"):
@@ -72,7 +72,7 @@ def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
         "steps": "lossless",
         "tok_emb.weight": "alias",
     }
-    assert all(torch.equal(state[name], before[name]) for name in state)
+    assert all(torch.equal(state[name], originals[name]) for name in state)
 
 
 def test_tied_tensors_stay_tied_and_cost_nothing(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "match"),
     [
         ({"quality": 0.01}, "quality"),
         ({"calibration": ()}, "calibration is not"),
@@ -183,15 +183,15 @@ def test_a_folder_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_one_clear_sentence(
-    tmp_path: Path, settings: dict[str, Any], said: str
+    tmp_path: Path, settings: dict[str, Any], match: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=match):
         birdie.save(small_model(), tmp_path / "new" / "x.birdie", **settings)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "match"),
     [
         ({"device": "bogus"}, "device 'bogus' is unknown"),
         ({"device": "cuda:99"}, "device 'cuda:99' is unknown or not available"),
@@ -203,9 +203,9 @@ def test_settings_that_make_no_sense_are_one_clear_sentence(
     ],
 )
 def test_loading_into_what_cannot_be_is_refused_before_the_file_is_read(
-    tmp_path: Path, settings: dict[str, Any], said: str
+    tmp_path: Path, settings: dict[str, Any], match: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=match):
         birdie.load(tmp_path / "missing.birdie", **settings)
 
 
@@ -236,7 +236,7 @@ def test_one_worker_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("item", "said"),
+    ("item", "match"),
     [
         ({"a": 1}, "'a' is a int"),
         ({3: torch.ones(1)}, "item 3"),
@@ -253,8 +253,8 @@ def test_one_worker_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ([torch.ones(1)], "the model is a list"),
     ],
 )
-def test_what_is_not_a_plain_tensor_is_refused(tmp_path: Path, item: Any, said: str) -> None:
-    with pytest.raises(WeightsError, match=said):
+def test_what_is_not_a_plain_tensor_is_refused(tmp_path: Path, item: Any, match: str) -> None:
+    with pytest.raises(WeightsError, match=match):
         birdie.save(item, tmp_path / "x.birdie")
 
 
@@ -313,7 +313,7 @@ def test_summary_and_metadata(tmp_path: Path) -> None:
 
 
 def test_progress_reaches_its_end(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[float, float | None]] = []
     birdie.save(
         small_model(),
         tmp_path / "x.birdie",
@@ -321,7 +321,7 @@ def test_progress_reaches_its_end(tmp_path: Path) -> None:
         coder="fast",
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert all(done <= total for done, total in seen)
+    assert all(total is not None and done <= total for done, total in seen)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1]
 
@@ -378,11 +378,11 @@ def test_metadata_that_is_not_ours_is_refused(tmp_path: Path, metadata: bytes) -
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[bytearray], None]], Path]:
     """Write the model's file with one change made to its bytes."""
     folder = tmp_path_factory.mktemp("damaged")
-    birdie.save(small_model(), folder / "whole.birdie", coder="fast")
-    whole = (folder / "whole.birdie").read_bytes()
+    birdie.save(small_model(), folder / "original.birdie", coder="fast")
+    original = (folder / "original.birdie").read_bytes()
 
     def write(change: Callable[[bytearray], None]) -> Path:
-        data = bytearray(whole)
+        data = bytearray(original)
         change(data)
         (folder / "damaged.birdie").write_bytes(data)
         return folder / "damaged.birdie"

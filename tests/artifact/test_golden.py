@@ -133,7 +133,9 @@ def test_the_reference_decoder_reads_the_golden_trellis(tmp_path: Path) -> None:
     states, _, along = entry.params[:3]
     shapes = [tuple(matrix.shape), (matrix.shape[0], 1), (matrix.shape[1], 1)][: 3 if along else 2]
     coded = zip(entry.streams, shapes, [states, 1, 1], strict=False)
-    streams = [reference.decode(stream.coder, stream.payload, *shape, paths) for stream, shape, paths in coded]
+    streams = [
+        reference.decode(stream.coder, stream.payload, rows, columns, paths) for stream, (rows, columns), paths in coded
+    ]
     assert matrix.tolist() == decode_trellis(entry.params, streams)
 
 

@@ -21,7 +21,7 @@ from birdie.errors import ArtifactError, WeightsError
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality that minds types, dtypes, order of keys, NaN payloads and what takes gradients."""
+    """Return whether two objects are equal in types, dtypes, order of keys, NaN payloads and what takes gradients."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -118,9 +118,9 @@ def test_metadata_of_a_state_dict_is_kept() -> None:
 
 
 def with_metadata(state: dict[str, Tensor], metadata: Any) -> OrderedDict[str, Tensor]:
-    made = OrderedDict(state)
-    vars(made)["_metadata"] = metadata
-    return made
+    ordered = OrderedDict(state)
+    vars(ordered)["_metadata"] = metadata
+    return ordered
 
 
 @pytest.mark.parametrize("where", ["top", "m"])

@@ -83,20 +83,20 @@ def mixed() -> dict[str, Any]:
 
 @pytest.mark.parametrize("content", [export, mixed, lambda: torch.ones(3), lambda: [torch.ones(1), 2]])
 def test_what_torch_load_gives_comes_back(content: Any, tmp_path: Path) -> None:
-    before = loaded(content())
-    summary = save_object(before, tmp_path / "x.birdie", coder="fast")
+    original = loaded(content())
+    summary = save_object(original, tmp_path / "x.birdie", coder="fast")
     after = load_object(tmp_path / "x.birdie")
-    assert same(after, before)
-    assert same(loaded(after), before)
+    assert same(after, original)
+    assert same(loaded(after), original)
     assert summary.tree is not None
 
 
 def test_tied_tensors_stay_tied_and_views_keep_their_values(tmp_path: Path) -> None:
-    before = loaded(mixed())
-    save_object(before, tmp_path / "x.birdie", coder="fast")
+    original = loaded(mixed())
+    save_object(original, tmp_path / "x.birdie", coder="fast")
     after = load_object(tmp_path / "x.birdie")
     assert after["tied"][0].data_ptr() == after["tied"][1]["again"].data_ptr()
-    assert same(after["views"], before["views"])
+    assert same(after["views"], original["views"])
 
 
 def test_the_same_object_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_metadata_of_many_values_is_refused_before_it_is_parsed(tmp_path: Path) 
 
 
 def ask(capsys: pytest.CaptureFixture[str], *tokens: object) -> dict[str, Any]:
-    """What a command answers with --json."""
+    """Return what a command prints with --json."""
     assert run(build_app, [*map(str, tokens), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert isinstance(answer, dict)

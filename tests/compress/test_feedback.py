@@ -15,7 +15,7 @@ Matrix = NDArray[np.float64]
 
 
 def covariance(size: int, seed: int, rank: int | None = None) -> Matrix:
-    """Of correlated inputs whose scales differ."""
+    """Return the covariance of correlated inputs whose scales differ."""
     rng = np.random.default_rng(seed)
     mixed = rng.normal(size=(rank or 4 * size, size)) @ (np.eye(size) + 0.4 * rng.normal(size=(size, size)))
     mixed = mixed * np.exp(0.5 * rng.normal(size=size))
@@ -27,7 +27,7 @@ def damped(matrix: Matrix, share: float) -> Matrix:
 
 
 def known(hessian: Matrix | None = None, output: Matrix | None = None) -> Sensitivity:
-    as_tensor = [None if each is None else torch.from_numpy(each) for each in (hessian, output)]
+    as_tensor = [None if matrix is None else torch.from_numpy(matrix) for matrix in (hessian, output)]
     return Sensitivity(as_tensor[0], None if as_tensor[1] is None else as_tensor[1].diagonal(), as_tensor[1])
 
 
@@ -37,18 +37,18 @@ def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) 
     """After each column the rest is where it makes tr(E H Eᵀ) least, given what is quantized already."""
     rng = np.random.default_rng(seed)
     weight, hessian = rng.normal(size=(3, columns)), covariance(columns, seed)
-    found = feedback(known(hessian), 3, columns)
-    assert found.feeds_columns
-    assert sorted(found.order) == list(range(columns))
-    assert (np.diff(hessian.diagonal()[found.order]) <= 0).all(), "the largest first"
-    h = damped(hessian, INPUT_DAMPING)[np.ix_(found.order, found.order)]
-    start = weight[:, found.order]
+    shared = feedback(known(hessian), 3, columns)
+    assert shared.feeds_columns
+    assert sorted(shared.order) == list(range(columns))
+    assert (np.diff(hessian.diagonal()[shared.order]) <= 0).all(), "the largest first"
+    h = damped(hessian, INPUT_DAMPING)[np.ix_(shared.order, shared.order)]
+    start = weight[:, shared.order]
     left, total = start.copy(), 0.0
     for j in range(columns):
         error = left[:, j] - np.rint(left[:, j])
         left[:, j] -= error
-        left[:, j + 1 :] -= error[:, None] * found.columns[j, j + 1 :]
-        total += float(found.column_weight[found.order[j]] * (error**2).sum())
+        left[:, j + 1 :] -= error[:, None] * shared.columns[j, j + 1 :]
+        total += float(shared.column_weight[shared.order[j]] * (error**2).sum())
         done, rest = slice(0, j + 1), slice(j + 1, columns)
         if j + 1 < columns:
             best = start[:, rest] + (start[:, done] - left[:, done]) @ h[done, rest] @ np.linalg.inv(h[rest, rest])
@@ -76,8 +76,8 @@ def test_a_row_left_out_costs_its_energy(columns: int, seed: int) -> None:
 def test_rows_below_a_block_move_to_where_least_squares_puts_them(rows: int) -> None:
     rng = np.random.default_rng(rows)
     output = covariance(rows, rows)
-    found = feedback(known(None, output), rows, 4)
-    assert not found.feeds_columns
+    shared = feedback(known(None, output), rows, 4)
+    assert not shared.feeds_columns
     g = damped(output, OUTPUT_DAMPING)
     start = rng.normal(size=rows)
     target, total = start.copy(), 0.0
@@ -86,28 +86,28 @@ def test_rows_below_a_block_move_to_where_least_squares_puts_them(rows: int) -> 
         block = slice(first, done.stop)
         error = target[block] - np.rint(target[block])
         target[block] -= error
-        target[rest] -= error @ found.rows[block, rest]
+        target[rest] -= error @ shared.rows[block, rest]
         schur = g[block, block].copy()
         if rest.stop > rest.start:
             inverse = np.linalg.inv(g[rest, rest])
             best = start[rest] + inverse @ g[rest, done] @ (start[done] - target[done])
             np.testing.assert_allclose(target[rest], best, rtol=1e-4, atol=1e-4)
             schur -= g[block, rest] @ inverse @ g[rest, block]
-        np.testing.assert_allclose(found.row_weight[block], schur.diagonal(), rtol=1e-6)
+        np.testing.assert_allclose(shared.row_weight[block], schur.diagonal(), rtol=1e-6)
         total += float(error @ schur @ error)
-        assert not found.rows[block, : block.stop].any(), "within a block the trellis is searched as a whole"
+        assert not shared.rows[block, : block.stop].any(), "within a block the trellis is searched as a whole"
     errors = start - target
     assert errors @ g @ errors == pytest.approx(total, rel=1e-4)
 
 
 def test_without_sensitivity_all_weigh_alike_and_nothing_is_fed() -> None:
     for nothing in (None, Sensitivity()):
-        found = feedback(nothing, 5, 7)
-        assert not found.feeds_columns
-        assert not found.columns.any()
-        assert found.rows.size == 0
-        assert found.row_weight.tolist() == [1] * 5
-        assert found.column_weight.tolist() == [1] * 7
+        shared = feedback(nothing, 5, 7)
+        assert not shared.feeds_columns
+        assert not shared.columns.any()
+        assert shared.rows.size == 0
+        assert shared.row_weight.tolist() == [1] * 5
+        assert shared.column_weight.tolist() == [1] * 7
 
 
 def test_outputs_are_fed_only_where_asked_and_where_there_is_a_later_block() -> None:
@@ -121,8 +121,8 @@ def test_outputs_are_fed_only_where_asked_and_where_there_is_a_later_block() -> 
 
 def test_rows_that_hardly_count_are_floored() -> None:
     fisher = torch.tensor([0.0, 1e-9, 1.0, 3.0])
-    found = feedback(Sensitivity(None, fisher), 4, 2).row_weight
-    np.testing.assert_allclose(found, np.maximum(fisher.numpy(), FLOOR * 1.0), rtol=1e-6)
+    row_weight = feedback(Sensitivity(None, fisher), 4, 2).row_weight
+    np.testing.assert_allclose(row_weight, np.maximum(fisher.numpy(), FLOOR * 1.0), rtol=1e-6)
     assert feedback(Sensitivity(None, torch.zeros(4)), 4, 2).row_weight.tolist() == [1] * 4
 
 
@@ -141,14 +141,14 @@ def test_rows_that_hardly_count_are_floored() -> None:
 )
 def test_any_finite_matrix_gives_finite_factors(hessian: Matrix) -> None:
     """Singular ones, dead columns, what rounding made indefinite."""
-    before = hessian.copy()
-    found = feedback(known(hessian), 3, 6)
-    for values in (found.columns, found.column_weight):
+    original = hessian.copy()
+    shared = feedback(known(hessian), 3, 6)
+    for values in (shared.columns, shared.column_weight):
         assert np.isfinite(values).all()
-    assert (found.column_weight > 0).all()
-    assert sorted(found.order) == list(range(6))
-    assert (hessian == before).all()
-    wide = np.kron(hessian, np.eye(7))
+    assert (shared.column_weight > 0).all()
+    assert sorted(shared.order) == list(range(6))
+    assert (hessian == original).all()
+    wide = np.asarray(np.kron(hessian, np.eye(7)), np.float64)
     rows = feedback(known(None, wide), 42, 2)
     assert np.isfinite(rows.rows).all()
     assert (np.isfinite(rows.row_weight) & (rows.row_weight > 0)).all()
@@ -157,10 +157,10 @@ def test_any_finite_matrix_gives_finite_factors(hessian: Matrix) -> None:
 def test_a_dead_column_takes_no_part() -> None:
     hessian = covariance(6, 3)
     hessian[2] = hessian[:, 2] = 0
-    found = feedback(known(hessian), 3, 6)
-    assert found.order[-1] == 2
-    assert found.columns[:, -1].tolist() == [0] * 5 + [1]
-    assert found.column_weight[2] == pytest.approx(INPUT_DAMPING * hessian.diagonal().mean())
+    shared = feedback(known(hessian), 3, 6)
+    assert shared.order[-1] == 2
+    assert shared.columns[:, -1].tolist() == [0] * 5 + [1]
+    assert shared.column_weight[2] == pytest.approx(INPUT_DAMPING * hessian.diagonal().mean())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -28,20 +28,20 @@ def model() -> dict[str, Encoded]:
 
 
 def ones(encoded: dict[str, Encoded]) -> int:
-    return sum(int((np.abs(each.streams[0]) == 1).sum()) for name, each in encoded.items() if name != "c")
+    return sum(int((np.abs(tensor.streams[0]) == 1).sum()) for name, tensor in encoded.items() if name != "c")
 
 
 @settings(deadline=None)
 @given(count=st.integers(0, 700))
 def test_exactly_so_many_ones_become_zero_and_nothing_else_changes(count: int) -> None:
-    before = model()
-    after = prune(before, count)
-    total = ones(before)
+    original = model()
+    after = prune(original, count)
+    total = ones(original)
     assert ones(after) == max(0, total - count)
-    assert before["c"] is after["c"]
+    assert original["c"] is after["c"]
     gone, left = [], []
     for name in ("b", "a", "t"):
-        old, new = before[name], after[name]
+        old, new = original[name], after[name]
         changed = old.streams[0] != new.streams[0]
         assert (np.abs(old.streams[0])[changed] == 1).all()
         assert not new.streams[0][changed].any()
@@ -55,20 +55,20 @@ def test_exactly_so_many_ones_become_zero_and_nothing_else_changes(count: int) -
 
 
 def test_a_sensitivity_says_what_is_cheap() -> None:
-    before = {"w": Grid(sigma=1.0).encode("w", torch.randn(8, 32, generator=torch.Generator().manual_seed(0)))}
+    unpruned = {"w": Grid(sigma=1.0).encode("w", torch.randn(8, 32, generator=torch.Generator().manual_seed(0)))}
     mass = torch.ones(32)
     mass[:16] = 1e-4
-    told = {"w": Sensitivity(hessian=torch.diag(mass))}
-    count = int((np.abs(before["w"].streams[0][:, :16]) == 1).sum())
-    after = prune(before, count, sensitivities=told)["w"].streams[0]
+    sensitivities = {"w": Sensitivity(hessian=torch.diag(mass))}
+    count = int((np.abs(unpruned["w"].streams[0][:, :16]) == 1).sum())
+    after = prune(unpruned, count, sensitivities=sensitivities)["w"].streams[0]
     assert not (np.abs(after[:, :16]) == 1).any()
-    np.testing.assert_array_equal(after[:, 16:], before["w"].streams[0][:, 16:])
+    np.testing.assert_array_equal(after[:, 16:], unpruned["w"].streams[0][:, 16:])
 
 
 def test_a_pruned_model_is_smaller_and_decodes() -> None:
-    before = {"w": Grid(sigma=0.7).encode("w", torch.randn(64, 256, generator=torch.Generator().manual_seed(0)))}
-    after = prune(before, 1000)
-    sizes = [len(coder.encode(each["w"].streams[0]).payload) for each in (before, after)]
+    unpruned = {"w": Grid(sigma=0.7).encode("w", torch.randn(64, 256, generator=torch.Generator().manual_seed(0)))}
+    after = prune(unpruned, 1000)
+    sizes = [len(coder.encode(encoded["w"].streams[0]).payload) for encoded in (unpruned, after)]
     assert sizes[1] < 0.99 * sizes[0]
     assert decode(after["w"]).shape == (64, 256)
 

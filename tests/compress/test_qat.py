@@ -74,8 +74,15 @@ def test_layers_see_the_levels_that_ternary_will_store(shape: tuple[int, ...], g
     torch.testing.assert_close(again, stored, rtol=1e-6, atol=0)  # levels stay what they are
 
 
+def parameter_of(layer: nn.Module) -> nn.Parameter:
+    """Return the weight that the optimizer sees, not the quantized one that `layer.weight` returns."""
+    parameter = layer._parameters["weight"]
+    assert parameter is not None
+    return parameter
+
+
 def test_a_layer_learns_on_levels() -> None:
-    """Where inputs leave a choice of weights, that among three values a row is better than rounding afterwards."""
+    """Training on three values a row beats rounding afterwards, as the inputs leave a choice of weights."""
     torch.manual_seed(0)
     x = torch.randn(512, 8) @ torch.randn(8, 64)
     y = torch.tanh(x @ torch.randn(64, 64) / 20)
@@ -90,7 +97,7 @@ def test_a_layer_learns_on_levels() -> None:
             optimizer.zero_grad()
             (layer(x) - y).square().mean().backward()
             optimizer.step()
-        stored = decode(Ternary(group_size=64).encode("w", layer._parameters["weight"].detach()))
+        stored = decode(Ternary(group_size=64).encode("w", parameter_of(layer).detach()))
         assert all(len(row.abs().unique()) <= 2 for row in stored)
         return float((x @ stored.T - y).square().mean())
 
@@ -105,25 +112,26 @@ def test_gradients_pass_straight_through(rounding: Any) -> None:
     prepared.switch(True)
     coefficients = torch.randn(96, 64)
     (layer.weight * coefficients).sum().backward()
-    gradient = layer._parameters["weight"].grad
+    gradient = parameter_of(layer).grad
+    assert gradient is not None
     assert torch.equal(gradient, coefficients)
-    assert not torch.equal(layer.weight, layer._parameters["weight"])
+    assert not torch.equal(layer.weight, parameter_of(layer))
 
 
 def test_names_and_values_of_the_state_stay() -> None:
     model = two_layers()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    originals = {name: weight.clone() for name, weight in model.state_dict().items()}
     parameters = dict(model.named_parameters())
     prepared = Qat(bits=2).prepare(model)
     prepared.switch(True)
     assert dict(model.named_parameters()).keys() == parameters.keys()
     assert all(a is b for a, b in zip(model.parameters(), parameters.values(), strict=True))
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    model.load_state_dict({name: weight + 1 for name, weight in before.items()})
-    assert torch.equal(parameters["0.weight"], before["0.weight"] + 1)
+    assert all(torch.equal(weight, originals[name]) for name, weight in model.state_dict().items())
+    model.load_state_dict({name: weight + 1 for name, weight in originals.items()})
+    assert torch.equal(parameters["0.weight"], originals["0.weight"] + 1)
     prepared.remove()
-    assert type(model[0]) is nn.Linear
-    assert model[0].weight is parameters["0.weight"]
+    assert type(model.get_submodule("0")) is nn.Linear
+    assert model.get_parameter("0.weight") is parameters["0.weight"]
     pickle.dumps(model)
 
 
@@ -163,15 +171,15 @@ def test_the_switch_works_under_the_compiler_without_a_new_graph(backend: str) -
     """The flag is read by the graph: it is not a constant of it, and flipping it costs no recompilation."""
     if backend == "eager":
         layers, x = two_layers(), torch.randn(5, 64)
-        model, layer, loss = layers, layers[0], lambda: layers(x).square().mean()
+        model, layer, loss = layers, layers.get_submodule("0"), lambda: layers(x).square().mean()
     else:
         gpt, batch = small_gpt(), some_batch()
         for p in gpt.parameters():
             if p.ndim == 2:
                 nn.init.normal_(p, std=0.1)
-        model, layer, loss = gpt, gpt.blocks[0].mlp.fc, lambda: gpt.loss(*batch)
+        model, layer, loss = gpt, gpt.get_submodule("blocks.0.mlp.fc"), lambda: gpt.loss(*batch)
     prepared = Qat(bits=3).prepare(model)
-    weight = layer._parameters["weight"]
+    weight = parameter_of(layer)
     plain = loss().item()  # also makes the rotary tables, which graphs depend on
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
@@ -205,8 +213,8 @@ def test_noise_is_uniform_over_a_step_and_new_at_each_use() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(512, 64, bias=False)
     Qat(sigma=0.5, rounding="noise").prepare(layer).switch(True)
-    step = Qat(sigma=0.5).scale(layer._parameters["weight"].detach())
-    first, second = ((layer.weight - layer._parameters["weight"]).detach() / step for _ in range(2))
+    step = Qat(sigma=0.5).scale(parameter_of(layer).detach())
+    first, second = ((layer.weight - parameter_of(layer)).detach() / step for _ in range(2))
     assert not torch.equal(first, second)
     assert first.abs().max() <= 0.5 + 1e-4
     assert first.std().item() == pytest.approx(math.sqrt(1 / 12), rel=0.02)
@@ -244,7 +252,8 @@ def test_the_gradient_of_the_rate_is_the_slope_of_the_estimate() -> None:
 @lru_cache
 def trained(qat: Qat | None) -> tuple[GPT, list[str]]:
     """A model after 60 quick steps, and the log."""
-    model, lines = small_gpt(), []
+    model = small_gpt()
+    lines: list[str] = []
     prepared = qat.prepare(model, lines.append) if qat else None
     settings = tiny_settings(iterations=60, warmdown_iters=30, accumulation=1)
     optimizers = OptimizerSettings(matrix_lr=0.05, newton_schulz_dtype="float32")
@@ -270,9 +279,9 @@ def losses(model: GPT, grid: Grid) -> tuple[float, float]:
 @pytest.mark.parametrize("qat", [Qat(bits=2), Qat(bits=2, start=0.5), Qat(bits=2, below=0.9, rounding="soft")])
 def test_it_narrows_the_quantization_gap(qat: Qat) -> None:
     (model, lines), (plain, none) = trained(qat), trained(None)
-    (before, after), (plain_before, plain_after) = losses(model, Grid(bits=2)), losses(plain, Grid(bits=2))
-    assert after - before < 0.5 * (plain_after - plain_before)
-    assert after < plain_after
+    (start_loss, end_loss), (plain_start, plain_end) = losses(model, Grid(bits=2)), losses(plain, Grid(bits=2))
+    assert end_loss - start_loss < 0.5 * (plain_end - plain_start)
+    assert end_loss < plain_end
     assert len(lines) == 1
     assert "12 tensors, 65,536 weights" in lines[0]
     assert not none
@@ -312,13 +321,13 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_stopped() -> None:
         prepared = Qat(bits=3, start=0.5, rounding="soft", rate=0.1).prepare(model)
         return fit(model, TinyBatches(), tiny_settings(iterations=10), OPTIMIZERS, hooks=[prepared], **more)
 
-    whole = list(start(small_gpt()))
+    sequence = list(start(small_gpt()))
     first = start(small_gpt())
     for step in first:
         if step.number == 7:
             break
     rest = list(start(small_gpt(seed=1), resume=first.state()))
-    assert [step.loss for step in rest] == [step.loss for step in whole[7:]]
+    assert [step.loss for step in rest] == [step.loss for step in sequence[7:]]
 
 
 def test_the_line_in_the_log_says_how_far_weights_move() -> None:

@@ -165,9 +165,9 @@ def test_the_docs_list_every_word_and_option() -> None:
     table = DOCS.read_text(encoding="utf-8").partition("| spec | is | options |")[2].partition("\n\n")[0]
     listed: dict[str, set[str]] = {}
     for row in table.splitlines()[2:]:
-        specs, _, options = row.strip("| ").split(" | ")
+        specs, _, text = row.strip("| ").split(" | ")
         for spec in re.findall(r"`(\w+)", specs):
-            listed[spec] = set(re.findall(r"`(\w+)(?:=[^`]*)?`", options))
+            listed[spec] = set(re.findall(r"`(\w+)(?:=[^`]*)?`", text))
     lossy = {name: word for name, word in registry.words().items() if word.scheme.quantizes}
     assert listed.keys() == lossy.keys() - {f"int{bits}" for bits in range(3, 8)}
     for name, options in listed.items():

@@ -56,7 +56,10 @@ def long_names(count: int) -> bytes:
     return b"\x00" + varint(4096) + first + b"!!!" + b"".join(rest)
 
 
-def side(*parts: tuple[int, int | np.ndarray]) -> bytes:
+Numbers = tuple[int, int | np.ndarray]
+
+
+def side(*parts: Numbers) -> bytes:
     """Side information of (context, number or numbers), with its length before it."""
     writer = Writer()
     for context, number in parts:
@@ -65,20 +68,20 @@ def side(*parts: tuple[int, int | np.ndarray]) -> bytes:
     return varint(words.size) + words.astype("<u2").tobytes()
 
 
-def alphabet(size: int, *, listed: bool = False) -> list[tuple[int, int | np.ndarray]]:
+def alphabet(size: int, *, listed: bool = False) -> list[Numbers]:
     """0 … size - 1."""
-    shown: tuple[int, int | np.ndarray] = (4, np.zeros(size - 1, int)) if listed else (2, 0)
+    shown: Numbers = (4, np.zeros(size - 1, int)) if listed else (2, 0)
     return [(0, int(listed)), (1, 0), (3, size - 1), shown]
 
 
-def rows_foretold(rows: int) -> list[tuple[int, int | np.ndarray]]:
-    """Each row but the first from the one before, and none from the means."""
-    before = np.minimum(np.arange(rows), 1)
-    return [(22, 1), (58, before), (59, 0 * before), (61, 0 * before), (62, np.full(rows - 1, 16))]
+def predicted_by_rows(rows: int) -> list[Numbers]:
+    """Predict each row but the first from the one above, and none from the means."""
+    above = np.minimum(np.arange(rows), 1)
+    return [(22, 1), (58, above), (59, 0 * above), (61, 0 * above), (62, np.full(rows - 1, 16))]
 
 
-def taps_foretold(height: int, width: int) -> list[tuple[int, int | np.ndarray]]:
-    """Each symbol of a kernel from all that may foretell it."""
+def predicted_by_taps(height: int, width: int) -> list[Numbers]:
+    """Predict each symbol of a kernel from all symbols that the format allows."""
     taps = len(prediction.tap_offsets((height, width)))
     return [
         (22, 2),
@@ -90,7 +93,7 @@ def taps_foretold(height: int, width: int) -> list[tuple[int, int | np.ndarray]]
 def one_symbol(
     rows: int,
     columns: int,
-    foretold: list[tuple[int, int | np.ndarray]] | None = None,
+    predicted: list[Numbers] | None = None,
     split: bool = False,
     classes: int = 1,
     size: int = 1,
@@ -100,8 +103,8 @@ def one_symbol(
     With more classes than one, the others have tables of all symbols.
     """
     parts = [(0, 2), (1, 0)] if split else alphabet(size)
-    parts += [(5, 0), (6, 7), (7, classes - 1), *(foretold or [(22, 0)])]
-    if foretold:
+    parts += [(5, 0), (6, 7), (7, classes - 1), *(predicted or [(22, 0)])]
+    if predicted:
         parts += [(23, 0)]
     if classes > 1:
         parts += [(24, 0) for _ in range(rows)]
@@ -122,15 +125,15 @@ def one_symbol(
 def no_words(
     rows: int,
     columns: int,
-    foretold: list[tuple[int, int | np.ndarray]] | None = None,
+    predicted: list[Numbers] | None = None,
     size: int = 8,
     low: int = 0,
     listed: bool = False,
 ) -> Stream:
     """A stream of coder 5 without any words, which is all that a run of the likeliest symbols takes."""
     chunks = -(-rows // max(1, (1 << 20) // columns))
-    model = [(5, 0), (23, 0), (8, low), (6, 96), (7, 0), (9, np.array([3, 3]))]
-    data = side(*alphabet(size, listed=listed), *model, *(foretold or [(22, 0)]), (21, np.zeros(chunks, int)))
+    model: list[Numbers] = [(5, 0), (23, 0), (8, low), (6, 96), (7, 0), (9, np.array([3, 3]))]
+    data = side(*alphabet(size, listed=listed), *model, *(predicted or [(22, 0)]), (21, np.zeros(chunks, int)))
     tail = bytes([low]) + bytes(4 + (low * rows * columns + 7) // 8) if low else b""
     return Stream(coder.MIXED, data + tail)
 
@@ -157,16 +160,16 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "float32 of one symbol": lambda: artifact(1, FLOAT, SIDE, SIDE, *[one_symbol(SIDE, SIDE)] * 4),
     "float32 of one symbol, 4 GiB": lambda: artifact(1, FLOAT, HUGE, HUGE, *[one_symbol(HUGE, HUGE)] * 4),
     "tables of 4,096 symbols": lambda: artifact(1, SHORT, 64, SIDE, one_symbol(64, SIDE, classes=32, size=4096)),
-    "rows from rows": lambda: artifact(1, SIGNED, ROWS, 8, one_symbol(ROWS, 8, rows_foretold(ROWS))),
-    "rows of one from rows": lambda: artifact(1, SIGNED, ROWS, 1, one_symbol(ROWS, 1, rows_foretold(ROWS))),
-    "kernels of 64": lambda: artifact(1, SIGNED, SIDE, SIDE, one_symbol(SIDE, SIDE, taps_foretold(8, 8))),
+    "rows from rows": lambda: artifact(1, SIGNED, ROWS, 8, one_symbol(ROWS, 8, predicted_by_rows(ROWS))),
+    "rows of one from rows": lambda: artifact(1, SIGNED, ROWS, 1, one_symbol(ROWS, 1, predicted_by_rows(ROWS))),
+    "kernels of 64": lambda: artifact(1, SIGNED, SIDE, SIDE, one_symbol(SIDE, SIDE, predicted_by_taps(8, 8))),
     "mixed": lambda: artifact(1, SIGNED, SIDE, 1 << 9, no_words(SIDE, 1 << 9)),
     "mixed float32 of 4 GiB": lambda: artifact(1, FLOAT, HUGE, HUGE, *[no_words(HUGE, HUGE)] * 4),
     "mixed, one row": lambda: artifact(1, SIGNED, 1, LONG, no_words(1, LONG)),
     "mixed, one column": lambda: artifact(1, SIGNED, LONG, 1, no_words(LONG, 1)),
-    "mixed, rows from rows": lambda: artifact(1, SIGNED, ROWS, 8, no_words(ROWS, 8, rows_foretold(ROWS))),
-    "mixed, rows of one from rows": lambda: artifact(1, SIGNED, ROWS, 1, no_words(ROWS, 1, rows_foretold(ROWS))),
-    "mixed, kernels of 64": lambda: artifact(1, SIGNED, SIDE, 1 << 9, no_words(SIDE, 1 << 9, taps_foretold(1, 64))),
+    "mixed, rows from rows": lambda: artifact(1, SIGNED, ROWS, 8, no_words(ROWS, 8, predicted_by_rows(ROWS))),
+    "mixed, rows of one from rows": lambda: artifact(1, SIGNED, ROWS, 1, no_words(ROWS, 1, predicted_by_rows(ROWS))),
+    "mixed, kernels of 64": lambda: artifact(1, SIGNED, SIDE, 1 << 9, no_words(SIDE, 1 << 9, predicted_by_taps(1, 64))),
     "mixed, 4,096 listed": lambda: artifact(1, SHORT, 99, SIDE, no_words(99, SIDE, size=4096, low=3, listed=True)),
 }
 
@@ -177,7 +180,7 @@ SECONDS = 12  # of processors; what these files once took was minutes
 
 
 def decoded_mib(data: bytes) -> int:
-    """What the file says it decodes to; 0 for one that cannot be opened or is not ours to decode."""
+    """Return the MiB that the file says it decodes to, at least 1; 0 for one that cannot be opened."""
     try:
         entry = Reader(data).entry("bomb")
     except ArtifactError:
@@ -217,9 +220,9 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         for name, bomb in BOMBS.items():
             data = bomb()
             start = time.perf_counter()
-            outcome = attempt(data, Path(place))
+            outcome = attempt(data, Path(folder))
             sys.stdout.write(f"{name} ({len(data):,} bytes): {time.perf_counter() - start:.2f} s, {outcome}\n")

@@ -64,7 +64,7 @@ def decode_streams(data: bytes, _: Path) -> Content:
         if rows * columns > MAX_BYTES:
             raise ArtifactError("refused by the bound of the test")
         for stream in entry.streams:
-            hints = Hints(states=next((each for each in entry.params if abs(each) in STATES), 1))
+            hints = Hints(states=next((number for number in entry.params if abs(number) in STATES), 1))
             values = coder.decode(stream.coder, stream.payload, rows, columns, hints, threads=1)
             if values.shape != (rows, columns) or values.dtype not in ("i1", "i2", "i4"):
                 raise BrokenError(f"{name} decoded to {values.dtype} {values.shape}, not {(rows, columns)}")
@@ -103,7 +103,7 @@ Mutate = Callable[[Seed, random.Random], bytes]
 
 @dataclass(frozen=True)
 class Target:
-    """What is fed.
+    """A decoder under test, and how its files are damaged.
 
     Attributes:
         decode: (file, a path it may use) → what it holds, comparable.
@@ -127,7 +127,7 @@ TARGETS = {
 
 @dataclass
 class Report:
-    """What became of the mutants.
+    """Outcomes of the mutants.
 
     Attributes:
         counts: by target, mutation and outcome.
@@ -154,7 +154,7 @@ class Report:
 
 
 def run(count: int, first: int, progress: Callable[[int], object] = int) -> Report:
-    """Try the mutants `first` … `first + count - 1` in this process; `progress` hears of each before it is tried."""
+    """Try the mutants `first` … `first + count - 1` in this process, and call `progress` with the number of each."""
     torch.set_num_threads(1)
     report = Report()
     with seeds.short_chunks(), tempfile.TemporaryDirectory(dir=_quick_folder()) as folder:
@@ -163,7 +163,7 @@ def run(count: int, first: int, progress: Callable[[int], object] = int) -> Repo
             name: [(seed, target.decode(seed.data, path)) for seed in target.sound()]
             for name, target in TARGETS.items()
         }
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with _limited():
             for index in range(first, first + count):
                 progress(index)
@@ -174,7 +174,7 @@ def run(count: int, first: int, progress: Callable[[int], object] = int) -> Repo
                     if len(report.failures) >= MAX_FAILURES:
                         break
         report.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        report.growth = report.peak - (before << 10)
+        report.growth = report.peak - (start << 10)
     return report
 
 
@@ -186,12 +186,12 @@ def _quick_folder() -> str | None:
 def _limited() -> Iterator[None]:
     """ROOM of address space more than now, and no timer left running afterwards."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, limit[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_AS, limit)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -206,14 +206,14 @@ def _attempt(index: int, sound: dict[str, list[tuple[Seed, Content]]], path: Pat
     # No handler: a kernel that hangs would not let one run, so the timer kills.
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        found = target.decode(data, path)
+        decoded = target.decode(data, path)
     except ArtifactError:
         return f"{name}, {how}: refused"
     if how == "bytes":
-        if found != content:
+        if decoded != content:
             raise BrokenError(f"{name}: damage went unnoticed")
         return f"{name}, {how}: the same"
-    if index % 8 == 1 and found != target.decode(data, path):
+    if index % 8 == 1 and decoded != target.decode(data, path):
         raise BrokenError(f"{name}, {how}: decoded to something else the second time")
     return f"{name}, {how}: accepted"
 
@@ -223,8 +223,8 @@ def campaign(count: int, first: int, jobs: int = 1, *, checked: bool = False) ->
     report = Report()
     with ThreadPoolExecutor(jobs) as pool:
         starts = range(first, first + count, BATCH)
-        for found in pool.map(lambda at: _batch(min(BATCH, first + count - at), at, checked), starts):
-            report.add(found)
+        for batch in pool.map(lambda at: _batch(min(BATCH, first + count - at), at, checked), starts):
+            report.add(batch)
             sys.stderr.write(f"{report.counts.total():,} tried, {len(report.failures):,} failures\n")
     return report
 
@@ -236,22 +236,22 @@ def _batch(count: int, first: int, checked: bool) -> Report:
     if checked:
         cache = Path(tempfile.gettempdir()) / f"birdie-checked-kernels-{os.getuid()}"
         quiet |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
-    with tempfile.NamedTemporaryFile() as place:
+    with tempfile.NamedTemporaryFile() as progress:
         while first < end and len(report.failures) < MAX_FAILURES:
-            place.truncate(8)
-            place.seek(0)
-            place.write(struct.pack("<q", -1))
-            place.flush()
-            command = [sys.executable, "-m", "tests.hostile.fuzz", "--inside", place.name]
+            progress.truncate(8)
+            progress.seek(0)
+            progress.write(struct.pack("<q", -1))
+            progress.flush()
+            command = [sys.executable, "-m", "tests.hostile.fuzz", "--inside", progress.name]
             command += ["--count", str(end - first), "--seed", str(first)]
             done = subprocess.run(
                 command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2], env=os.environ | quiet
             )
             if done.returncode == 0:
-                found = json.loads(done.stdout.splitlines()[-1])
-                report.add(Report(Counter(found["counts"]), found["failures"], found["peak"], found["growth"]))
+                outcome = json.loads(done.stdout.splitlines()[-1])
+                report.add(Report(Counter(outcome["counts"]), outcome["failures"], outcome["peak"], outcome["growth"]))
                 break
-            (reached,) = struct.unpack("<q", Path(place.name).read_bytes())
+            (reached,) = struct.unpack("<q", Path(progress.name).read_bytes())
             if reached < 0:
                 raise BrokenError(f"the batch from {first} never began: {done.stderr[-2000:]}")
             report.failures.append(f"mutant {reached}: the process ended with {done.returncode}: {done.stderr[-500:]}")
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        with Path(options.inside).open("r+b") as place, mmap.mmap(place.fileno(), 8) as shared:
+        with Path(options.inside).open("r+b") as progress, mmap.mmap(progress.fileno(), 8) as shared:
             report = run(options.count, options.seed, lambda index: struct.pack_into("<q", shared, 0, index))
         sys.stdout.write(json.dumps(vars(report)) + "\n")
         return

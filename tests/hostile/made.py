@@ -135,8 +135,8 @@ def _shape(size: int, noise: np.random.Generator) -> frequency_tables.Descriptio
     knots = noise.integers(
         0, (frequency_tables.MAX_LOG >> coarseness) + 1, frequency_tables.knot_count(high - low + 1, stride)
     )
-    places = np.sort(noise.integers(low, high + 1, noise.integers(0, 4)))
-    spikes = [(int(place), int(noise.integers(-400, 100))) for place in places]
+    positions = np.sort(noise.integers(low, high + 1, noise.integers(0, 4)))
+    spikes = [(int(position), int(noise.integers(-400, 100))) for position in positions]
     return frequency_tables.Description(low, high, stride, coarseness, tuple(knots.tolist()), tuple(spikes))
 
 

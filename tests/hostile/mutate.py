@@ -55,35 +55,38 @@ def data(seed: Seed, rng: random.Random) -> bytes:
 def payload(seed: Seed, rng: random.Random) -> bytes:
     """Bytes of one payload, and sometimes its coder."""
     entries = list(seed.entries)
-    found = [(i, j) for i, entry in enumerate(entries) for j in range(len(entry.streams))]
-    at, place = rng.choice(found)
-    stream = entries[at].streams[place]
+    streams = [(i, j) for i, entry in enumerate(entries) for j in range(len(entry.streams))]
+    at, index = rng.choice(streams)
+    stream = entries[at].streams[index]
     code = rng.choice([stream.coder] * 6 + [rng.randrange(8)])
-    return _with(seed, entries, at, place, Stream(code, edit(stream.payload, rng)))
+    return _with(seed, entries, at, index, Stream(code, edit(stream.payload, rng)))
 
 
 def numbers(seed: Seed, rng: random.Random) -> bytes:
     """One to three numbers of side information, changed, removed or repeated; without any, as `payload`."""
     if not seed.sides:
         return payload(seed, rng)
-    (at, place), side = rng.choice(list(seed.sides.items()))
+    (at, index), side = rng.choice(list(seed.sides.items()))
     contexts, values = side.contexts, side.numbers
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if not values.size:
             break
         # Each context is as likely as any other, however many numbers it has.
-        index = int(rng.choice(np.flatnonzero(contexts == rng.choice(np.unique(contexts)))))
+        position = int(rng.choice(np.flatnonzero(contexts == rng.choice(np.unique(contexts)))))
         kind = rng.randrange(8)
         if kind == 0:
-            contexts, values = np.delete(contexts, index), np.delete(values, index)
+            contexts, values = np.delete(contexts, position), np.delete(values, position)
         elif kind == 1:
-            contexts, values = np.insert(contexts, index, contexts[index]), np.insert(values, index, values[index])
+            contexts, values = (
+                np.insert(contexts, position, contexts[position]),
+                np.insert(values, position, values[position]),
+            )
         else:
             values = values.copy()
-            values[index] = _changed(int(values[index]), (*_NUMBERS, *_LARGE), rng)
+            values[position] = _changed(int(values[position]), (*_NUMBERS, *_LARGE), rng)
     entries = list(seed.entries)
-    code = entries[at].streams[place].coder
-    return _with(seed, entries, at, place, Stream(code, Side(contexts, values, side.rest).payload(code)))
+    code = entries[at].streams[index].coder
+    return _with(seed, entries, at, index, Stream(code, Side(contexts, values, side.rest).payload(code)))
 
 
 def _changed(value: int, others: tuple[int, ...], rng: random.Random) -> int:
@@ -140,10 +143,10 @@ def tree(seed: Seed, rng: random.Random) -> bytes:
     if len(metadata) < 3:
         return header(seed, rng)
     about = json.loads(metadata)
-    places = list(_places(about))
-    holder, key = rng.choice(places)
-    other, source = rng.choice(places)
-    values = [
+    slots = list(_slots(about))
+    holder, key = rng.choice(slots)
+    other, source = rng.choice(slots)
+    values: list[Any] = [
         None,
         True,
         0,
@@ -181,15 +184,15 @@ def tree(seed: Seed, rng: random.Random) -> bytes:
     return container.to_bytes(entries, json.dumps(about).encode())
 
 
-def _places(node: Any) -> list[tuple[Any, Any]]:
-    """(list or dict, key) of everything inside."""
+def _slots(node: Any) -> list[tuple[Any, Any]]:
+    """Return (list or dict, key) of everything inside."""
     keys = range(len(node)) if isinstance(node, list) else list(node) if isinstance(node, dict) else []
-    return [place for key in keys for place in ((node, key), *_places(node[key]))]
+    return [slot for key in keys for slot in ((node, key), *_slots(node[key]))]
 
 
-def _with(seed: Seed, entries: list[Entry], at: int, place: int, stream: Stream) -> bytes:
+def _with(seed: Seed, entries: list[Entry], at: int, index: int, stream: Stream) -> bytes:
     streams = list(entries[at].streams)
-    streams[place] = stream
+    streams[index] = stream
     entries[at] = dataclasses.replace(entries[at], streams=tuple(streams))
     return container.to_bytes(entries, seed.reader.metadata)
 
@@ -199,8 +202,8 @@ def _fields(seed: Seed) -> list[int | bytes]:
     entries = list(seed.entries)
     names = [b"", *(entry.name.encode() for entry in entries)]
     out: list[int | bytes] = [len(seed.reader.metadata), seed.reader.metadata, len(entries)]
-    for before, name in pairwise(names):
-        shared = next((i for i, (a, b) in enumerate(zip(before, name, strict=False)) if a != b), len(before))
+    for previous, name in pairwise(names):
+        shared = next((i for i, (a, b) in enumerate(zip(previous, name, strict=False)) if a != b), len(previous))
         out += [shared, len(name) - shared, name[shared:]]
     out += [bytes([entry.scheme]) for entry in entries] + [bytes([entry.dtype]) for entry in entries]
     for entry in entries:

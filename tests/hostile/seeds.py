@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from birdie.artifact import container, repack
 from birdie.artifact.container import ALIAS, Entry, Stream
 from birdie.artifact.save import save as save_file
-from birdie.entropy import coder, mixed, numbers, side_information, static, trellis
+from birdie.entropy import coder, mixed, numbers, raw, side_information, static, trellis
 from birdie.entropy import payload as payloads
 from birdie.entropy.varint import varint
 
@@ -106,7 +106,7 @@ def arrays() -> dict[str, tuple[Values, tuple[int, int]]]:
     )
     smooth = np.cumsum(rng.normal(0, 2, (16, 16, 9)), -1).reshape(16, 144)
     numbers_far = np.concatenate([np.arange(6), [900, 70_000, 2**30, -(2**31)]])
-    found = {
+    numbers = {
         "plain": (rng.normal(0, 3, (20, 40)), (1, 1)),
         "classes": (wide, (1, 1)),
         "columns first": (wide.T, (1, 1)),
@@ -117,16 +117,16 @@ def arrays() -> dict[str, tuple[Values, tuple[int, int]]]:
         "split": (np.clip(rng.standard_cauchy((40, 30)) * 2000, -(2**30), 2**30), (1, 1)),
         "vector": (rng.normal(0, 20, (1, 700)), (1, 1)),
     }
-    return {name: (np.rint(values).astype(np.int64), kernel) for name, (values, kernel) in found.items()}
+    return {name: (np.rint(values).astype(np.int64), kernel) for name, (values, kernel) in numbers.items()}
 
 
 def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
     """Name, array, coder, payload, states of the trellis whose paths it holds."""
     rng = np.random.default_rng(3)
     plain = rng.normal(0, 3, (9, 9)).round().astype(int)
-    yield "constant", np.full((3, 5), -4), coder.CONSTANT, coder.raw.encode_constant(-4), 1
+    yield "constant", np.full((3, 5), -4), coder.CONSTANT, raw.encode_constant(-4), 1
     yield "bytes", plain & 255, coder.BYTES, (plain & 255).astype(np.uint8).tobytes(), 1
-    yield "packed", plain, coder.PACKED, coder.raw.encode_packed(plain, int(plain.min()), int(plain.max())), 1
+    yield "packed", plain, coder.PACKED, raw.encode_packed(plain, int(plain.min()), int(plain.max())), 1
     yield "numbers", plain, coder.NUMBERS, numbers.encode(plain), 1
     rising = np.arange(90).reshape(90, 1) // 3
     yield "running", rising, coder.NUMBERS, numbers.encode(rising), 1
@@ -178,10 +178,10 @@ def _written(save: Callable[[Path], object]) -> Seed:
         reader = container.Reader(path.read_bytes())
         sides = {}
         for at, name in enumerate(reader.names):
-            for place, stream in enumerate(reader.read(name).streams):
+            for index, stream in enumerate(reader.read(name).streams):
                 side = _side(stream.coder, stream.payload, known)
                 if side is not None:
-                    sides[at, place] = side
+                    sides[at, index] = side
         return Seed(path.read_bytes(), sides)
 
 

@@ -25,7 +25,7 @@ def test_mutants_are_refused_or_harmless() -> None:
 
 
 def test_a_decoder_that_breaks_is_told_with_the_number_of_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the fuzzer is for, seen to work."""
+    """The fuzzer notices the failures that it is meant to find."""
     target = fuzz.TARGETS["tree"]
     sound = [seed.data for seed in target.sound()]
 

@@ -263,7 +263,7 @@ class _Trial:
         decoded = self.symbols(scale) * (scale / self.gains)
         if self.transform.kind not in LIFTING:  # orthonormal: errors of coefficients are errors of weights
             return float(np.mean((decoded - self.coefficients) ** 2))
-        return float((self.transform.inverse(torch.from_numpy(decoded)) - self.weight).square().mean())
+        return float((self.transform.inverse(torch.from_numpy(np.asarray(decoded))) - self.weight).square().mean())
 
     def matched(self, scale: float, error: float) -> float:
         """Return the scale near `scale` that leaves `error`, by bisection."""

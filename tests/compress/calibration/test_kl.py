@@ -37,8 +37,8 @@ def log_probabilities(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(3).log_softmax(-1)
 
 
-def told(call: Callable[[Tensor], Any], logits: Tensor) -> list[Tensor]:
-    """What is seen when a loss gives `logits` to `call`."""
+def captured(call: Callable[[Tensor], Any], logits: Tensor) -> list[Tensor]:
+    """Return the log-probabilities that are seen when a loss gives `logits` to `call`."""
     return predictions(nn.Identity(), logits, lambda module, batch: call(module(batch)))
 
 
@@ -56,15 +56,15 @@ def told(call: Callable[[Tensor], Any], logits: Tensor) -> list[Tensor]:
 )
 def test_however_it_is_called_the_same_is_seen(call: Callable[[Tensor], Tensor]) -> None:
     logits = torch.randn(4, CLASSES)
-    (seen,) = told(call, logits)
+    (seen,) = captured(call, logits)
     assert torch.equal(seen, logits.log_softmax(-1))
 
 
 def test_a_single_prediction_has_no_batch() -> None:
     logits = torch.randn(CLASSES)
-    (seen,) = told(lambda x: F.cross_entropy(x, torch.tensor(2)), logits)
+    (seen,) = captured(lambda x: F.cross_entropy(x, torch.tensor(2)), logits)
     assert torch.equal(seen, logits.log_softmax(-1)[None])
-    (ignored,) = told(lambda x: F.cross_entropy(x, torch.tensor(-100)), logits)
+    (ignored,) = captured(lambda x: F.cross_entropy(x, torch.tensor(-100)), logits)
     assert ignored.shape == (0, CLASSES)
 
 
@@ -73,13 +73,13 @@ def test_every_cross_entropy_counts_and_none_is_computed() -> None:
         assert F.cross_entropy(x, torch.arange(4)) == 0
         assert F.cross_entropy(x[:2], torch.arange(2), reduction="none").tolist() == [0, 0]
 
-    first, second = told(twice, torch.randn(4, CLASSES))
+    first, second = captured(twice, torch.randn(4, CLASSES))
     assert torch.equal(first[:2], second)
 
 
 def test_a_loss_without_cross_entropy_is_refused() -> None:
     with pytest.raises(ConfigError, match="cross_entropy"):
-        told(torch.sum, torch.randn(4, CLASSES))
+        captured(torch.sum, torch.randn(4, CLASSES))
 
 
 def test_kl_is_the_definitions_and_so_is_its_gradient() -> None:
@@ -129,27 +129,27 @@ def test_different_predictions_do_not_compare(theirs: list[tuple[int, int]]) -> 
 def test_a_judge_leaves_the_module_as_it_was() -> None:
     module = net().train()
     module[3].eval()
-    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    originals = {name: weight.clone() for name, weight in module.state_dict().items()}
     assert HeldOutKL(module, some_batches(), nats)(net(1).state_dict()) > 0
     assert [part.training for part in module] == [True, True, True, False]
-    assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
+    assert all(torch.equal(weight, originals[name]) for name, weight in module.state_dict().items())
 
 
 def test_a_judge_remembers_what_it_is_not_told_again() -> None:
     judge, other = HeldOutKL(net(), some_batches(), nats), net(1).state_dict()
-    whole = judge(other)
-    assert judge({"3.bias": other["3.bias"] + torch.arange(CLASSES)}) != whole
-    assert judge({"3.bias": other["3.bias"]}) == whole
+    complete = judge(other)
+    assert judge({"3.bias": other["3.bias"] + torch.arange(CLASSES)}) != complete
+    assert judge({"3.bias": other["3.bias"]}) == complete
 
 
 def test_a_judge_means_over_targets_however_they_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (torch.cat(parts) for parts in zip(*some_batches(4), strict=True))
-    whole = HeldOutKL(net(), [(x, y)], nats)(net(1).state_dict())
+    complete = HeldOutKL(net(), [(x, y)], nats)(net(1).state_dict())
     uneven = HeldOutKL(net(), [(x[:5], y[:5]), (x[5:], y[5:])], nats)(net(1).state_dict())
-    assert uneven == pytest.approx(whole, rel=1e-6)
+    assert uneven == pytest.approx(complete, rel=1e-6)
     monkeypatch.setattr("birdie.compress.calibration.kl._CACHED", 0)
     forgetful = HeldOutKL(net(), [(x, y)], nats)
-    assert [forgetful(net(1).state_dict()) for _ in range(2)] == [whole, whole]
+    assert [forgetful(net(1).state_dict()) for _ in range(2)] == [complete, complete]
 
 
 def test_a_judge_refuses_what_tells_nothing() -> None:

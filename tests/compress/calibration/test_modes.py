@@ -14,13 +14,13 @@ def modes(module: nn.Module) -> list[bool]:
 def test_each_part_comes_back_to_its_own_mode(training: bool) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Sequential(nn.BatchNorm1d(2)))
     net[1].eval()
-    before = modes(net)
+    original = modes(net)
     with in_mode(net.modules(), training=training):
         assert modes(net) == [training] * 5
-    assert modes(net) == before
+    assert modes(net) == original
     with pytest.raises(ZeroDivisionError), in_mode(net.modules(), training=training):
         raise ZeroDivisionError
-    assert modes(net) == before
+    assert modes(net) == original
 
 
 def test_what_is_not_named_keeps_its_mode() -> None:

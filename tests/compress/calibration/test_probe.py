@@ -52,14 +52,14 @@ def without_gradients(module: nn.Module, batch: Batch) -> Tensor:
 def test_hessians_are_those_of_a_full_calibration_and_rows_are_counted() -> None:
     module, data = Convolved().eval(), batches()
     full = calibrate(module, data, loss)
-    found = calibrate(module, data, without_gradients, gradients=False)
-    assert list(found) == list(full)
+    calibrated = calibrate(module, data, without_gradients, gradients=False)
+    assert list(calibrated) == list(full)
     for name in ("conv.weight", "head.weight"):
-        ours, theirs = found[name].hessian, full[name].hessian
+        ours, theirs = calibrated[name].hessian, full[name].hessian
         assert ours is not None
         torch.testing.assert_close(ours, theirs)
-        assert found[name].row_fisher is None
-    rows = found["embed.weight"].row_fisher
+        assert calibrated[name].row_fisher is None
+    rows = calibrated["embed.weight"].row_fisher
     assert rows is not None
     used = torch.bincount(torch.cat([ids for ids, _ in data]).flatten(), minlength=20).float()
     torch.testing.assert_close(rows / rows.sum(), used / used.sum())
@@ -67,31 +67,31 @@ def test_hessians_are_those_of_a_full_calibration_and_rows_are_counted() -> None
 
 def test_what_a_matrix_is_worth_explains_the_kl_of_rounding_it() -> None:
     module, data = Convolved().eval(), batches()
-    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    originals = {name: weight.clone() for name, weight in module.state_dict().items()}
     judge = HeldOutKL(module, data[-2:], loss)
-    found = probe(judge, data[:-2], without_gradients)
-    for name, weight in before.items():
+    probed = probe(judge, data[:-2], without_gradients)
+    for name, weight in originals.items():
         assert torch.equal(module.state_dict()[name], weight)
         if weight.ndim < 2:
             continue
         rounded = decode(Grid(sigma=SIGMA).encode(name, weight))
-        errors, rows, hessian = (rounded - weight).flatten(1), found[name].row_fisher, found[name].hessian
+        errors, rows, hessian = (rounded - weight).flatten(1), probed[name].row_fisher, probed[name].hessian
         assert rows is not None
         assert hessian is not None
         nats = 0.5 * float(torch.einsum("i,ij,jk,ik->", rows, errors, hessian, errors))
-        assert nats == pytest.approx(judge(before | {name: rounded}), rel=1e-3)
+        assert nats == pytest.approx(judge(originals | {name: rounded}), rel=1e-3)
 
 
 def test_it_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
     module, data = Convolved().eval(), batches(20)
     known = CalibrationResult.of(module.state_dict(), (module, data, without_gradients), gradients=False)
-    judge, found = HeldOutKL(module, batches(4, seed=9), loss), []
+    judge, divergences = HeldOutKL(module, batches(4, seed=9), loss), []
     for calibration in (None, known):
         summary = birdie.save(module, tmp_path / "x", bits=5, calibration=calibration)
         assert summary.budget is not None
         assert summary.bytes <= summary.budget
-        found.append(judge(birdie.load(tmp_path / "x")))
-    assert found[1] < 0.9 * found[0]
+        divergences.append(judge(birdie.load(tmp_path / "x")))
+    assert divergences[1] < 0.9 * divergences[0]
 
 
 def test_bad_input_is_named() -> None:

@@ -41,13 +41,13 @@ FLOATS = ("up.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.runn
 
 def net() -> Net:
     torch.manual_seed(0)
-    made = Net()
+    module = Net()
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in module.parameters():
             weight.add_(torch.randn_like(weight) * 0.3)
         for _ in range(50):
-            made(torch.randn(64, 12) * 2)
-    return made.eval()
+            module(torch.randn(64, 12) * 2)
+    return module.eval()
 
 
 def some_batches(count: int = 10, seed: int = 1) -> list[Batch]:
@@ -83,18 +83,18 @@ def held_out_kl(module: nn.Module, state: dict[str, Tensor]) -> float:
 def test_it_lowers_the_kl_on_data_it_has_not_seen() -> None:
     module = net()
     state = decoded(module)
-    found = refit(module, state, FLOATS, some_batches(), nats, steps=60, lr=0.03)
-    assert held_out_kl(module, state | found) < 0.7 * held_out_kl(module, state)
+    tuned = refit(module, state, FLOATS, some_batches(), nats, steps=60, lr=0.03)
+    assert held_out_kl(module, state | tuned) < 0.7 * held_out_kl(module, state)
 
 
 def test_no_input_is_changed() -> None:
     module, batches = net().train(), some_batches()
     state = decoded(module)
-    before = {name: weight.clone() for name, weight in (module.state_dict() | state).items()}
+    originals = {name: weight.clone() for name, weight in (module.state_dict() | state).items()}
     weights = {name: weight.clone() for name, weight in module.state_dict().items()}
     inputs = [x.clone() for x, _ in batches]
     refit(module, state, FLOATS, batches, nats, steps=8)
-    assert all(torch.equal(weight, before[name]) for name, weight in state.items())
+    assert all(torch.equal(weight, originals[name]) for name, weight in state.items())
     assert all(torch.equal(weight, weights[name]) for name, weight in module.state_dict().items())
     assert all(torch.equal(x, y) for (x, _), y in zip(batches, inputs, strict=True))
     assert module.training
@@ -106,21 +106,21 @@ def test_what_is_worse_is_not_returned() -> None:
     module = net()
     state = decoded(module, Grid(bits=8))
     judged: list[float] = []
-    found = refit(
+    tuned = refit(
         module, state, FLOATS, some_batches(), nats, steps=8, lr=50.0, progress=lambda _, kl: judged.append(kl)
     )
     assert len(judged) > 1
     assert min(judged[1:]) > judged[0]
-    assert found.keys() == set(FLOATS)
-    assert all(torch.equal(found[name], state[name]) for name in FLOATS)
+    assert tuned.keys() == set(FLOATS)
+    assert all(torch.equal(tuned[name], state[name]) for name in FLOATS)
 
 
 def test_what_it_reports_at_its_best_is_what_it_returns() -> None:
     module, judged = net(), dict[int, float]()
     state = decoded(module)
-    found = refit(module, state, FLOATS, some_batches(), nats, steps=30, progress=judged.__setitem__)
+    tuned = refit(module, state, FLOATS, some_batches(), nats, steps=30, progress=judged.__setitem__)
     again = dict[int, float]()
-    refit(module, state | found, FLOATS, some_batches(), nats, steps=0, progress=again.__setitem__)
+    refit(module, state | tuned, FLOATS, some_batches(), nats, steps=0, progress=again.__setitem__)
     assert again[0] == pytest.approx(min(judged.values()), rel=1e-6)
     assert next(iter(judged)) == 0
     assert list(judged)[-1] == 30
@@ -128,9 +128,9 @@ def test_what_it_reports_at_its_best_is_what_it_returns() -> None:
 
 def test_what_it_returns_is_what_a_file_holds() -> None:
     module = net()
-    found = refit(module, decoded(module), FLOATS, some_batches(), nats, steps=30)
-    assert all(torch.equal(as_stored(name, weight), weight) for name, weight in found.items())
-    assert all(weight.dtype is torch.float32 for weight in found.values())
+    tuned = refit(module, decoded(module), FLOATS, some_batches(), nats, steps=30)
+    assert all(torch.equal(as_stored(name, weight), weight) for name, weight in tuned.items())
+    assert all(weight.dtype is torch.float32 for weight in tuned.values())
 
 
 def test_what_took_sixteen_bits_still_does() -> None:
@@ -175,8 +175,8 @@ def test_a_seed_decides_everything() -> None:
 def test_running_statistics_and_integers_stay() -> None:
     module = net()
     state = decoded(module)
-    found = refit(module, state, FLOATS, some_batches(), nats, steps=20)
-    assert torch.equal(found["norm.running_mean"], state["norm.running_mean"])
+    tuned = refit(module, state, FLOATS, some_batches(), nats, steps=20)
+    assert torch.equal(tuned["norm.running_mean"], state["norm.running_mean"])
     with pytest.raises(ConfigError, match=r"cannot tune 'norm\.num_batches_tracked' of torch\.int64"):
         refit(module, state, ["norm.num_batches_tracked"], some_batches(), nats)
 
@@ -185,17 +185,17 @@ def test_what_the_loss_does_not_use_stays() -> None:
     module = net()
     module.spare = nn.Linear(3, 4)
     state = decoded(module)
-    found = refit(module, state, ["spare.bias"], some_batches(), nats, steps=20)
-    assert torch.equal(found["spare.bias"], state["spare.bias"])
+    tuned = refit(module, state, ["spare.bias"], some_batches(), nats, steps=20)
+    assert torch.equal(tuned["spare.bias"], state["spare.bias"])
 
 
 def test_tied_tensors_stay_tied() -> None:
     module = net()
     module.other = nn.Module()
     module.other.bias = module.down.bias
-    found = refit(module, decoded(module), ["down.bias", "other.bias"], some_batches(), nats, steps=20)
-    assert torch.equal(found["down.bias"], found["other.bias"])
-    assert not torch.equal(found["down.bias"], decoded(module)["down.bias"])
+    tuned = refit(module, decoded(module), ["down.bias", "other.bias"], some_batches(), nats, steps=20)
+    assert torch.equal(tuned["down.bias"], tuned["other.bias"])
+    assert not torch.equal(tuned["down.bias"], decoded(module)["down.bias"])
 
 
 def test_labels_are_not_looked_at_but_for_what_is_ignored() -> None:
@@ -210,15 +210,15 @@ def test_labels_are_not_looked_at_but_for_what_is_ignored() -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_any_loss_that_hands_over_logits_will_do(reduction: str) -> None:
-    """Logits (batch, classes, places), any reduction, and what the loss does with the result."""
+    """Logits may be (batch, classes, positions), reduced in any way, and the loss may go on with the result."""
     module = net()
     state = decoded(module)
 
     def loss(module: nn.Module, batch: Batch) -> Tensor:
         logits = module(batch[0]).view(8, 8, 6).transpose(1, 2)
-        each = F.cross_entropy(input=logits, target=batch[1].view(8, 8), reduction=reduction)
-        assert each.shape == ((8, 8) if reduction == "none" else ())
-        return each.mean()
+        losses = F.cross_entropy(input=logits, target=batch[1].view(8, 8), reduction=reduction)
+        assert losses.shape == ((8, 8) if reduction == "none" else ())
+        return losses.mean()
 
     plain = refit(module, state, FLOATS, some_batches(), nats, steps=10)["down.bias"]
     torch.testing.assert_close(refit(module, state, FLOATS, some_batches(), loss, steps=10)["down.bias"], plain)
@@ -227,8 +227,8 @@ def test_any_loss_that_hands_over_logits_will_do(reduction: str) -> None:
 def test_an_exact_model_is_returned_as_it_is() -> None:
     module = net()
     state = {name: weight.clone() for name, weight in module.state_dict().items()}
-    found = refit(module, state, FLOATS, some_batches(), nats, steps=10)
-    assert all(torch.equal(found[name], state[name]) for name in FLOATS)
+    tuned = refit(module, state, FLOATS, some_batches(), nats, steps=10)
+    assert all(torch.equal(tuned[name], state[name]) for name in FLOATS)
 
 
 def test_what_cannot_be_refitted_is_refused() -> None:

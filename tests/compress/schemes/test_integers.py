@@ -44,7 +44,9 @@ def test_any_range_comes_back(dtype: torch.dtype, low: int, span: int, rising: b
     weight = torch.from_numpy(bits.view(np.uint8)).view(dtype).reshape(6, 11)
     encoded = Lossless().encode("w", weight)
     layout = decoder("lossless").layout(encoded.shape, encoded.dtype, encoded.params)
-    assert [(each.rows, each.columns) for each in layout] == [stream.shape for stream in encoded.streams]
+    assert [(stream_layout.rows, stream_layout.columns) for stream_layout in layout] == [
+        stream.shape for stream in encoded.streams
+    ]
     assert torch.equal(decode(encoded), weight)
 
 
@@ -86,10 +88,10 @@ def test_counters_and_indices_cost_what_they_hold() -> None:
 
 def test_encoding_changes_nothing_and_reads_views() -> None:
     base = torch.arange(120).reshape(12, 10) ** 2
-    before = base.clone()
+    original = base.clone()
     for view in (base.T, base[::3, 1::2], base[:1].expand(5, 10), base[3, 4]):
         assert torch.equal(decode(Lossless().encode("w", view)), view)
-    assert torch.equal(base, before)
+    assert torch.equal(base, original)
 
 
 @pytest.mark.parametrize(
@@ -134,14 +136,16 @@ def test_what_a_dtype_cannot_hold_is_a_corrupt_file(form: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES[LISTED], ids=str)
 def test_floats_of_few_magnitudes_cost_what_integers_do(dtype: torch.dtype) -> None:
-    """What was rounded to a grid, with a signed zero, a NaN of its own and infinities among it."""
+    """Floats rounded to a grid, with a signed zero, a NaN and infinities among them."""
     integers = torch.round(torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * 3) + 0.0  # no −0.0
     weight = (integers * 0.0123).to(dtype)
     weight[0, :4] = torch.tensor([-0.0, float("inf"), float("-inf"), float("nan")])
     encoded = Lossless().encode("w", weight)
     layout = decoder("lossless").layout(encoded.shape, encoded.dtype, encoded.params)
     assert encoded.params[0] == LISTED
-    assert [(each.rows, each.columns) for each in layout] == [stream.shape for stream in encoded.streams]
+    assert [(stream_layout.rows, stream_layout.columns) for stream_layout in layout] == [
+        stream.shape for stream in encoded.streams
+    ]
     assert torch.equal(decode(encoded).view(torch.uint8), weight.view(torch.uint8))
     alone = len(coder.encode(integers.int().numpy(), effort="fast").payload)
     assert stored(encoded) < alone + 200

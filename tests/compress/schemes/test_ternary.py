@@ -13,7 +13,7 @@ from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
-from birdie.errors import ArtifactError, ConfigError, WeightsError
+from birdie.errors import ArtifactError, ConfigError
 from tests.compress.matrices import random_weight
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -61,11 +61,11 @@ def test_no_other_symbols_and_scale_are_better(seed: int, weighted: bool) -> Non
         if q.any():
             scale = (mass * row * q).sum() / (mass * q * q).sum()
             best = min(best, float((mass * (row - scale * q) ** 2).sum()))
-    told = Sensitivity(hessian=torch.diag(torch.from_numpy(mass)))
+    sensitivity = Sensitivity(hessian=torch.diag(torch.from_numpy(mass)))
     weight = torch.from_numpy(row)[None].float()
-    found = error(weight, Ternary().encode("w", weight, sensitivity=told), torch.from_numpy(mass))
+    achieved = error(weight, Ternary().encode("w", weight, sensitivity=sensitivity), torch.from_numpy(mass))
     total = float((mass * row**2).sum())
-    assert found <= best + 0.0225**2 * total + 1e-6 * total
+    assert achieved <= best + 0.0225**2 * total + 1e-6 * total
 
 
 def test_zeros_gain_over_binary_and_smaller_groups_over_larger() -> None:
@@ -98,24 +98,13 @@ def test_a_price_on_bits_makes_zeros() -> None:
     assert errors == sorted(errors)
 
 
-@pytest.mark.parametrize("scheme", [Ternary(), Ternary(3), Ternary(binary=True)])
-@pytest.mark.parametrize("value", [0.0, 1.0, -3e38, 1e-30])
-def test_constants_are_kept_to_the_resolution_of_a_step(scheme: Ternary, value: float) -> None:
-    weight = torch.full((3, 10), value)
-    torch.testing.assert_close(decode(scheme.encode("w", weight)), weight, rtol=0.023, atol=0)
-
-
 @pytest.mark.parametrize("scheme", [Ternary(), Ternary(binary=True)])
 def test_what_is_below_the_smallest_step_is_kept_losslessly(scheme: Ternary) -> None:
     for weight in (random_weight(8, 16) * 1e-42, random_weight(8, 16).double() * 1e-60):
         assert torch.equal(decode(scheme.encode("w", weight)), weight)
 
 
-def test_wrong_input_is_refused_in_words() -> None:
-    with pytest.raises(WeightsError, match="NaN"):
-        Ternary().encode("w", torch.full((2, 2), float("nan")))
-    with pytest.raises(WeightsError, match="int64"):
-        Ternary().encode("w", torch.arange(4))
+def test_options_and_sensitivities_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="group_size=0"):
         Ternary(0)
     with pytest.raises(ConfigError, match="calibrate again"):
@@ -150,15 +139,15 @@ def test_a_symbol_of_two_is_a_corrupt_file() -> None:
 )
 def test_a_grouped_grid_is_a_grid_for_each_group(group: int, scheme: dict[str, float], dtype: torch.dtype) -> None:
     weight = random_weight(6, 33).to(dtype)
-    whole = decode(Grid(**scheme, group_size=group).encode("w", weight))  # type: ignore[arg-type]
+    grouped = decode(Grid(**scheme, group_size=group).encode("w", weight))  # type: ignore[arg-type]
     for start in range(0, 33, group):
         part = weight[:, start : start + group]
-        assert torch.equal(whole[:, start : start + group], decode(Grid(**scheme).encode("w", part)))  # type: ignore[arg-type]
+        assert torch.equal(grouped[:, start : start + group], decode(Grid(**scheme).encode("w", part)))  # type: ignore[arg-type]
 
 
 def test_wide_groups_are_decoded_block_by_block_alike() -> None:
     """Groups wider than what the kernel works on at a time, and not a multiple of it."""
     weight = random_weight(2, 13_000)
-    whole = decode(Grid(bits=6, group_size=5000).encode("w", weight))
+    grouped = decode(Grid(bits=6, group_size=5000).encode("w", weight))
     parts = [decode(Grid(bits=6).encode("w", weight[:, at : at + 5000])) for at in (0, 5000, 10_000)]
-    assert torch.equal(whole, torch.cat(parts, dim=1))
+    assert torch.equal(grouped, torch.cat(parts, dim=1))

@@ -20,7 +20,7 @@ from birdie.compress.schemes.grid import MAX_SYMBOL
 from birdie.compress.schemes.trellis import Trellis, row_and_column_scales
 from birdie.entropy import coder
 from birdie.entropy.trellis import STATES, machine
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -29,7 +29,8 @@ def size(encoded: Encoded) -> int:
     """Bytes of all streams as a file has them."""
     layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
     return sum(
-        len(coder.encode(stream, each.hints).payload) for stream, each in zip(encoded.streams, layout, strict=True)
+        len(coder.encode(stream, expected.hints).payload)
+        for stream, expected in zip(encoded.streams, layout, strict=True)
     )
 
 
@@ -83,34 +84,31 @@ def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_
     )
     plain = Trellis(1, rate=0.0).encode("w", weight, sensitivity=replace(known, output=None), lam=1e-4)
     assert loss(known, weight, plain) < 0.9 * loss(known, weight, rounded)
-    # Both minimise the same tr(G E H Eᵀ) at steps of their own, so they are compared at equal bytes.
-    one, both = (Trellis(8, output=output) for output in (False, True))
-    points = []
-    for scheme in (one, both):
-        lams = [1e-5 * 4**power for power in range(3)]
-        curve = [scheme.encode("w", weight, sensitivity=known, lam=lam) for lam in lams]
-        points.append(([size(each) for each in curve], [loss(known, weight, each) for each in curve]))
-    (bytes_one, loss_one), (bytes_both, loss_both) = points
-    at = bytes_both[1]
-    interpolated = np.exp(np.interp(at, bytes_one[::-1], np.log(loss_one[::-1])))
-    assert loss_both[1] < 0.97 * interpolated
+    # Both minimize the same tr(G E H Eᵀ) at scales of their own, so they are compared at equal bytes.
+    curve = [
+        Trellis(8, output=False).encode("w", weight, sensitivity=known, lam=1e-5 * 4**power) for power in (2, 1, 0)
+    ]
+    sizes, losses = [size(point) for point in curve], [loss(known, weight, point) for point in curve]
+    both = Trellis(8, output=True).encode("w", weight, sensitivity=known, lam=4e-5)
+    interpolated = np.exp(np.interp(size(both), sizes, np.log(losses)))
+    assert loss(known, weight, both) < 0.97 * interpolated
 
 
 def test_a_larger_lambda_costs_fewer_bytes_and_more_loss() -> None:
     known, weight = sensitivity(80, 64), weights(80, 64)
-    found = [Trellis(8).encode("w", weight, sensitivity=known, lam=1e-6 * 8**power) for power in range(5)]
-    sizes, losses = [size(each) for each in found], [loss(known, weight, each) for each in found]
+    curve = [Trellis(8).encode("w", weight, sensitivity=known, lam=1e-6 * 8**power) for power in range(5)]
+    sizes, losses = [size(encoded) for encoded in curve], [loss(known, weight, encoded) for encoded in curve]
     assert all(more < fewer for fewer, more in pairwise(sizes))
     assert all(more > fewer for fewer, more in pairwise(losses))
 
 
 def test_a_step_finer_by_lambda_pays_lambda_a_bit() -> None:
-    """What λ means: −d(½ loss)/d(bits) = λ, in nats; at high rate, a trellis of steps set by the loss."""
+    """λ is the price of a bit: −d(½ loss)/d(bits) = λ, in nats; at high rate, a trellis of steps set by the loss."""
     known, weight = sensitivity(160, 128), weights(160, 128)
     lam = 1e-6
     fine, coarse = (
-        Trellis(8, output=False).encode("w", weight, sensitivity=replace(known, output=None), lam=each)
-        for each in (lam / 2, lam * 2)
+        Trellis(8, output=False).encode("w", weight, sensitivity=replace(known, output=None), lam=price)
+        for price in (lam / 2, lam * 2)
     )
     only_rows = replace(known, output=torch.diag(known.output.diagonal()))  # type: ignore[union-attr]
     saved = loss(only_rows, weight, coarse) / 2 - loss(only_rows, weight, fine) / 2
@@ -128,7 +126,7 @@ def test_short_columns_lose_nothing_where_one_path_runs_along_the_rows(shape: tu
 
 
 def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all numbers near a few weights; and stretches that overlap find what one search finds."""
+    """No other numbers near a few weights are better, and overlapping stretches agree with a single search."""
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(2, 3, generator=generator)
     encoded = Trellis(4, sigma=0.8, rate=0.0).encode("w", weight)
@@ -139,9 +137,9 @@ def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.Monk
         other = decode(replace(encoded, streams=(numbers, *encoded.streams[1:])))
         assert float(((other - weight) ** 2).sum()) >= least * 0.9999
     source = torch.randn(40, 50, generator=generator)
-    whole = Trellis(8, sigma=0.3).encode("w", source)
+    at_once = Trellis(8, sigma=0.3).encode("w", source)
     monkeypatch.setattr(viterbi, "STRETCH", 300)
-    assert (Trellis(8, sigma=0.3).encode("w", source).streams[0] == whole.streams[0]).all()
+    assert (Trellis(8, sigma=0.3).encode("w", source).streams[0] == at_once.streams[0]).all()
 
 
 def test_rows_alike_share_one_step_and_others_have_their_own() -> None:
@@ -157,16 +155,16 @@ def test_rate_counts_bits_against_errors() -> None:
     assert size(cheap) < 0.97 * size(kept)
 
 
-@pytest.mark.parametrize("states", [4, 8])
-def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid(states: int) -> None:
-    """Bits above ½ log₂(variance / error) on 200,000 samples: by at least 0.12 less than with plain steps."""
+def test_a_gaussian_source_comes_nearer_to_the_bound_than_on_any_grid() -> None:
+    """Bits above ½ log₂(variance / error) on 200,000 samples: by at least 0.12 less than on a plain grid."""
     source = torch.randn(500, 400, generator=torch.Generator().manual_seed(0))
     gaps = []
-    for scheme in (Trellis(1, sigma=0.3), Trellis(states, sigma=0.35)):
+    for scheme in (Trellis(1, sigma=0.3), Trellis(4, sigma=0.35), Trellis(8, sigma=0.35)):
         encoded = scheme.encode("w", source)
         error = float(((decode(encoded) - source) ** 2).mean())
         gaps.append(8 * size(encoded) / source.numel() - 0.5 * math.log2(1 / error))
-    assert 0 < gaps[1] < gaps[0] - 0.12
+    assert min(gaps) > 0
+    assert max(gaps[1:]) < gaps[0] - 0.12
 
 
 @settings(max_examples=30, deadline=None)  # the first example compiles
@@ -192,16 +190,16 @@ def test_any_tensor_comes_back_in_its_shape_and_dtype_within_its_steps(
     elif form in ("huge", "small"):
         weight = weight * (1e36 if form == "huge" else 1e-30) if dtype not in (torch.float16,) else weight * 1e4
     weight = weight.to(dtype)
-    before = weight.clone()
+    original = weight.clone()
     rows, columns = matrix.shape
     known = Sensitivity(torch.eye(columns), torch.ones(rows)) if lam else None
     encoded = Trellis(states).encode("w", weight, sensitivity=known, lam=lam)
-    found = decode(encoded)
-    assert torch.equal(weight, before)
-    assert (found.shape, found.dtype) == (weight.shape, weight.dtype)
-    assert bool(torch.isfinite(found).all())
+    decoded = decode(encoded)
+    assert torch.equal(weight, original)
+    assert (decoded.shape, decoded.dtype) == (weight.shape, weight.dtype)
+    assert bool(torch.isfinite(decoded).all())
     if encoded.scheme == "lossless":
-        assert torch.equal(found, weight)
+        assert torch.equal(decoded, weight)
         return
     assert np.abs(encoded.streams[0]).max() <= MAX_SYMBOL
     again = Trellis(states).encode("w", weight, sensitivity=known, lam=lam)
@@ -209,7 +207,7 @@ def test_any_tensor_comes_back_in_its_shape_and_dtype_within_its_steps(
     assert all((one == two).all() for one, two in zip(again.streams, encoded.streams, strict=True))
     if lam == 0:  # steps by spread: each number within two steps, and a row's error well below what is in it
         row, _ = row_and_column_scales(encoded)
-        off = (found.double() - weight.double()).reshape(rows, columns).abs()
+        off = (decoded.double() - weight.double()).reshape(rows, columns).abs()
         allowed = 2.5 * torch.from_numpy(row).double()[:, None] + 0.01 * weight.double().reshape(rows, columns).abs()
         assert bool((off <= allowed).all())
 
@@ -220,10 +218,10 @@ def test_zero_tensors_are_kept_and_zero_rows_stay_zero() -> None:
         weight = weights(30, columns)
         weight[7:9] = weight[29] = 0
         for known in (None, Sensitivity(torch.eye(columns), torch.ones(30))):
-            found = decode(Trellis(8).encode("w", weight, sensitivity=known, lam=1e-4))
-            assert float(found[[7, 8, 29]].abs().max()) < 1e-30
+            decoded = decode(Trellis(8).encode("w", weight, sensitivity=known, lam=1e-4))
+            assert float(decoded[[7, 8, 29]].abs().max()) < 1e-30
             if columns == 40:
-                assert not found[[7, 8, 29]].any()
+                assert not decoded[[7, 8, 29]].any()
 
 
 def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
@@ -234,58 +232,31 @@ def test_rows_are_left_out_for_what_all_of_their_inputs_lose_together() -> None:
 
     def left_out(mean: float) -> int:
         seen = inputs + mean
-        told = Sensitivity(seen.T @ seen / len(seen), torch.ones(32))
-        return int((decode(Trellis().encode("w", weight, sensitivity=told, lam=0.02)) == 0).all(1).sum())
+        sensitivity = Sensitivity(seen.T @ seen / len(seen), torch.ones(32))
+        return int((decode(Trellis().encode("w", weight, sensitivity=sensitivity, lam=0.02)) == 0).all(1).sum())
 
     assert 0 == left_out(10.0) < left_out(0.0) < 32
 
 
-def test_vectors_and_views_are_encoded_as_what_they_hold() -> None:
-    weight = weights(40, 30)
-    whole = Trellis(8, sigma=0.3).encode("w", weight.T)
-    assert torch.equal(decode(whole), decode(Trellis(8, sigma=0.3).encode("w", weight.T.contiguous())))
-    assert decode(Trellis(8).encode("w", weight.reshape(-1))).shape == (1200,)
-
-
-def test_singular_hessians_and_dead_inputs_are_no_trouble() -> None:
-    weight = weights(48, 40)
-    for hessian in (torch.zeros(40, 40), torch.ones(40, 40), torch.diag(torch.arange(40.0).clamp_max(1))):
-        known = Sensitivity(hessian, torch.ones(48), torch.eye(48))
-        found = decode(Trellis(8).encode("w", weight, sensitivity=known, lam=1e-5))
-        assert bool(torch.isfinite(found).all())
-        assert float((found - weight).abs().max()) < 10 * float(weight.abs().max())
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_a_number_is_refused(bad: float) -> None:
-    weight = weights(4, 20)
-    weight[2, 3] = bad
-    with pytest.raises(WeightsError, match=r"'some\.weight' holds 1 NaN or infinite"):
-        Trellis().encode("some.weight", weight)
-
-
-def test_other_tensors_and_settings_are_refused() -> None:
-    for weight in (torch.ones(3, 4, dtype=torch.int32), torch.zeros(0, 4), torch.ones(2, 2, dtype=torch.complex64)):
-        with pytest.raises(WeightsError, match="use lossless"):
-            Trellis().encode("w", weight)
+def test_options_out_of_range_are_refused() -> None:
     for settings_ in ({"states": 2}, {"states": 128}, {"sigma": 0.0}, {"sigma": 1e6}, {"sigma": math.nan},
                       {"rate": -0.1}, {"rate": math.nan}):  # fmt: skip
         with pytest.raises(ConfigError, match="choose"):
-            Trellis(**settings_)  # type: ignore[arg-type]
+            Trellis(**settings_)
 
 
 def test_a_draft_is_a_plain_grid_of_about_the_same_size() -> None:
     known, weight = sensitivity(128, 100), weights(128, 100)
     shared = feedback(known, 128, 100)
     scale = 0.02 * float(np.exp(np.log(shared.row_weight).mean() / 2 + np.log(shared.column_weight).mean() / 2))
-    full, draft = (Trellis(32).encode_with("w", weight, shared, scale, draft=each) for each in (False, True))
+    full, draft = (Trellis(32).encode_with("w", weight, shared, scale, draft=coarse) for coarse in (False, True))
     assert (full.params[0], draft.params[0]) == (32, 1)
     assert full.params[1:] == draft.params[1:]
     assert size(draft) == pytest.approx(size(full), rel=0.15)
 
 
 def test_the_distortion_of_each_trellis_is_what_it_says() -> None:
-    """Of nearest paths on a fine grid, in squared steps; the bound on how much a trellis can do for errors alone."""
+    """Nearest paths on a fine grid, in squared steps: the bound on what a trellis can do for errors alone."""
     source = torch.rand(4000, 16, generator=torch.Generator().manual_seed(1)) * 60
     for states in STATES:
         encoded = Trellis(states, sigma=0.06, rate=0.0).encode("w", source)

@@ -83,7 +83,7 @@ def test_paths_start_again_at_each_chunk(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_values_beyond_a_dtype_are_clamped_to_its_range(dtype: torch.dtype) -> None:
     numbers = np.array([[MAX_SYMBOL], [-MAX_SYMBOL], [2**31 - 1], [1]], np.int32)
-    tensor = decode(encoded(numbers, (4, 16, 16, 2000, 0), np.zeros(4), np.full(1, 47), dtype=dtype))
+    tensor = decode(encoded(numbers, (4, 16, 16, 2000, 0), np.zeros(4, np.int32), np.full(1, 47), dtype=dtype))
     most = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
     clamped = torch.tensor([most, -most, most], dtype=torch.float64).to(dtype)
     assert torch.equal(tensor[:3, 0], clamped)

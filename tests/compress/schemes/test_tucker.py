@@ -1,14 +1,11 @@
 """Tucker in the file: core and factors come back from bytes alone, in sums of one order, and pay for few components."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import birdie
 from birdie.artifact.codes import scheme_codes
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Scheme
@@ -28,7 +25,7 @@ from birdie.compress.schemes.tucker import (
     smaller_by_tucker,
 )
 from birdie.compress.spectral.transforms import Transform
-from birdie.errors import ArtifactError, ConfigError, WeightsError
+from birdie.errors import ArtifactError, ConfigError
 from tests.compress.matrices import coded_bytes
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -46,24 +43,24 @@ GRID = (2, 0)  # an inner tensor on a grid
 def few(*shape: int, rank: int = 3, seed: int = 0) -> torch.Tensor:
     """A sum of few outer products, of falling size, and a little noise."""
     source = torch.Generator().manual_seed(seed)
-    found = 0.01 * torch.randn(shape, generator=source)
+    total = 0.01 * torch.randn(shape, generator=source)
     for k in range(rank):
         part = torch.ones(())
         for size in shape:
             part = part[..., None] * torch.randn(size, generator=source)
-        found = found + part / (k + 1)
-    return found
+        total = total + part / (k + 1)
+    return total
 
 
-def error(weight: torch.Tensor, found: Encoded) -> float:
-    """Of the squares, the share that is lost."""
+def error(weight: torch.Tensor, encoded: Encoded) -> float:
+    """Return the share of the squares that is lost."""
     wide = weight.double()
-    return float((decode(found).double() - wide).square().sum() / wide.square().sum())
+    return float((decode(encoded).double() - wide).square().sum() / wide.square().sum())
 
 
-def matches_layout(found: Encoded) -> None:
-    layout = decoder(found.scheme).layout(found.shape, found.dtype, found.params)
-    for stream, expected in zip(found.streams, layout, strict=True):
+def matches_layout(encoded: Encoded) -> None:
+    layout = decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
+    for stream, expected in zip(encoded.streams, layout, strict=True):
         assert stream.shape == (expected.rows, expected.columns)
 
 
@@ -79,29 +76,27 @@ def test_few_components_come_back_whatever_holds_them(
 ) -> None:
     weight = few(*shape, seed=seed).to(dtype)
     scheme = Tucker(0.995, base=base)
-    one, other = scheme.encode("w", weight), scheme.encode("w", weight)
-    assert one.params == other.params
-    assert all(np.array_equal(a, b) for a, b in zip(one.streams, other.streams, strict=True))
-    matches_layout(one)
-    back = decode(one)
+    encoded = scheme.encode("w", weight)
+    matches_layout(encoded)
+    back = decode(encoded)
     assert (back.shape, back.dtype) == (weight.shape, dtype)
-    assert error(weight, one) < 0.03
+    assert error(weight, encoded) < 0.03
 
 
 def test_it_is_taken_and_pays_where_components_are_few() -> None:
     for shape in ((64, 80), (24, 20, 3, 3)):
         weight = few(*shape)
-        found = Tucker(0.999, base=Grid(sigma=0.05)).encode("w", weight)
+        encoded = Tucker(0.999, base=Grid(sigma=0.05)).encode("w", weight)
         plain = Grid(sigma=0.1).encode("w", weight)
-        assert found.scheme == "tucker"
-        assert error(weight, found) < error(weight, plain)
-        assert coded_bytes(found) < 0.5 * coded_bytes(plain)
+        assert encoded.scheme == "tucker"
+        assert error(weight, encoded) < error(weight, plain)
+        assert coded_bytes(encoded) < 0.5 * coded_bytes(plain)
 
 
 def test_an_automatic_choice_takes_it_where_it_is_smaller_at_equal_error() -> None:
     for shape in ((64, 80), (24, 20, 3, 3)):
         weight = few(*shape)
-        plain, auto = (Spectral(each, 0.3).encode("w", weight) for each in (Transform("identity"), "auto"))
+        plain, auto = (Spectral(transform, 0.3).encode("w", weight) for transform in (Transform("identity"), "auto"))
         assert auto.scheme == "tucker"
         assert error(weight, auto) <= 1.1 * error(weight, plain)
         assert coded_bytes(auto) < 0.8 * coded_bytes(plain)
@@ -112,8 +107,8 @@ def test_an_automatic_choice_takes_it_where_it_is_smaller_at_equal_error() -> No
 def test_an_automatic_choice_leaves_it_where_there_is_nothing_to_cut() -> None:
     noise = torch.randn(64, 80, generator=torch.Generator().manual_seed(0))
     for weight, sigma in ((noise, 0.3), (noise, 2.0), (torch.zeros(64, 80), 0.3), (few(12, 10), 0.3)):
-        found = Spectral(Transform("identity"), sigma).encode("w", weight)
-        assert smaller_by_tucker("w", weight, found, sigma) is found
+        encoded = Spectral(Transform("identity"), sigma).encode("w", weight)
+        assert smaller_by_tucker("w", weight, encoded, sigma) is encoded
 
 
 def test_every_base_leaves_about_the_error_of_its_steps() -> None:
@@ -131,10 +126,10 @@ def test_every_base_leaves_about_the_error_of_its_steps() -> None:
 def test_the_core_makes_up_for_what_factors_lost() -> None:
     """Fitted to the quantized factors it leaves less than the core of the exact ones."""
     weight = few(32, 40, rank=4)
-    found = Tucker(0.999, base=Grid(sigma=0.3)).encode("w", weight)
-    ranks = found.params[:2]
+    encoded = Tucker(0.999, base=Grid(sigma=0.3)).encode("w", weight)
+    ranks = encoded.params[:2]
     assert ranks != (32, 40)
-    projected = error(weight, found)
+    projected = error(weight, encoded)
     left, _, right = torch.linalg.svd(weight, full_matrices=False)
     spoiled = left[:, : ranks[0]] + 0.3 * weight.std() * 12**-0.5 * torch.randn(32, ranks[0])
     core = left[:, : ranks[0]].T @ weight @ right[: ranks[1]].T
@@ -145,23 +140,12 @@ def test_the_core_makes_up_for_what_factors_lost() -> None:
 def test_what_is_not_cut_is_as_the_base_alone() -> None:
     noise = torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
     for weight in (noise, few(30), few(1, 1)):
-        found, base = Tucker().encode("w", weight), Grid(sigma=0.3).encode("w", weight)
-        assert found.scheme == "grid"
-        assert torch.equal(decode(found), decode(base))
+        encoded, base = Tucker().encode("w", weight), Grid(sigma=0.3).encode("w", weight)
+        assert encoded.scheme == "grid"
+        assert torch.equal(decode(encoded), decode(base))
     nine = torch.ones(2, 2, 2, 2, 2, 2, 2, 2, 2)
     assert Tucker().encode("w", nine).scheme == "grid"
     assert Tucker(ranks=(19, 19)).encode("w", noise).scheme == "grid"  # more numbers than there were
-
-
-def test_zeros_constants_and_extremes_survive() -> None:
-    assert not decode(Tucker().encode("w", torch.zeros(6, 7))).any()
-    constant = torch.full((16, 17), -3.25)
-    torch.testing.assert_close(decode(Tucker().encode("w", constant)), constant, rtol=1e-4, atol=0)
-    for magnitude in (1e-44, 1e-38, 1e-20, 1e20, 1e36):
-        weight = torch.ones(12, 1) * torch.linspace(-1, 1, 20) * magnitude
-        for base in (Grid(sigma=0.05), Trellis(8, 0.05), Spectral(Transform("identity"), 0.05)):
-            back = decode(Tucker(base=base).encode("w", weight))
-            assert bool(((back.double() - weight.double()).abs() <= 0.2 * magnitude).all())
 
 
 def test_the_sum_is_the_one_that_the_format_describes() -> None:
@@ -175,7 +159,7 @@ def test_the_sum_is_the_one_that_the_format_describes() -> None:
         (last, np.array([[-1], [9]], np.int32), np.array([[2], [-30]])),
     )
     streams = (core, steps[0], *inner[0], *inner[1])
-    found = decode(Encoded("tucker", (4, 4), torch.float64, params, streams)).tolist()  # type: ignore[arg-type]
+    decoded = decode(Encoded("tucker", (4, 4), torch.float64, params, streams)).tolist()
 
     def step(index: int) -> float:
         table = {0: 8388608, 2: 9147842, 3: 9552851, 5: 10417458, 9: 12388516, 15: 16065917}
@@ -186,7 +170,7 @@ def test_the_sum_is_the_one_that_the_format_describes() -> None:
     kept = zip(last.tolist(), (-1, 9), (2, -30), strict=True)
     v = [[float(np.float32(x * step(k))) * step(s) for x in row] for row, k, s in kept]
     line = [v[0][j] * float(np.float32(a[0])) + v[1][j] * float(np.float32(a[1])) for j in range(4)]
-    assert found == [[float(np.float32(u[i] * line[j])) for j in range(4)] for i in range(4)]
+    assert decoded == [[float(np.float32(u[i] * line[j])) for j in range(4)] for i in range(4)]
 
 
 @settings(deadline=None, max_examples=40)
@@ -202,10 +186,10 @@ def test_products_along_an_axis_are_what_einsum_says(shape: list[int], length: i
 def test_products_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     x, factor = rng.standard_normal((7, 5, 11)), rng.standard_normal((5, 9))
-    whole = multiply(x, factor, 1)
+    at_once = multiply(x, factor, 1)
     for part in (1, 9, 20, 70):
         monkeypatch.setattr("birdie.compress.schemes.tucker._BLOCK", part)
-        np.testing.assert_array_equal(multiply(x, factor, 1), whole)
+        np.testing.assert_array_equal(multiply(x, factor, 1), at_once)
 
 
 def test_inner_codes_are_those_of_the_file() -> None:
@@ -262,31 +246,18 @@ def test_whatever_a_file_says_is_refused_or_decoded_to_finite_numbers(
         layout = decoder("tucker").layout(shape, dtype, params)
         streams = tuple(
             np.full(
-                (each.rows, each.columns), index if each.hints.role == "scales" else symbol, np.int64
-            ).clip(np.iinfo(each.dtype).min, np.iinfo(each.dtype).max).astype(each.dtype)
-            for each in layout
+                (stream.rows, stream.columns), index if stream.hints.role == "scales" else symbol, np.int64
+            ).clip(np.iinfo(stream.dtype).min, np.iinfo(stream.dtype).max).astype(stream.dtype)
+            for stream in layout
         )  # fmt: skip
-        found = decode(Encoded("tucker", shape, dtype, params, streams))
+        decoded = decode(Encoded("tucker", shape, dtype, params, streams))
     except ArtifactError:
         return
-    assert found.shape == torch.Size(shape)
-    assert bool(found.isfinite().all())
+    assert decoded.shape == torch.Size(shape)
+    assert bool(decoded.isfinite().all())
 
 
-def test_a_file_of_each_loads(tmp_path: Path) -> None:
-    path = tmp_path / "m.birdie"
-    state = {f"{index}": few(24, 20, 3, 3, seed=index) for index in range(len(BASES))}
-    rules = [(name, Tucker(0.995, base=base)) for name, base in zip(state, BASES, strict=True)]
-    summary = birdie.save(state, path, scheme=rules, coder="fast")
-    assert {row.scheme for row in summary.tensors} == {"tucker"}
-    loaded = birdie.load(path)
-    for name, weight in state.items():
-        assert torch.equal(loaded[name], decode(dict(rules)[name].encode(name, weight)))
-
-
-def test_wrong_input_is_refused_in_words() -> None:
-    with pytest.raises(WeightsError, match="NaN"):
-        Tucker().encode("w", torch.full((2, 2), float("nan")))
+def test_ranks_and_bases_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="ranks"):
         Tucker(ranks=(2, 2, 2)).encode("w", few(12, 10))
     for base in (LowRank(), Rotation()):

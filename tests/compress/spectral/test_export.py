@@ -1,4 +1,4 @@
-"""Laws of storing what was trained: the file is the model in memory under plain names, its size as foretold."""
+"""Laws of storing what was trained: the file is the model in memory under plain names, its size as predicted."""
 
 import subprocess
 import sys
@@ -11,12 +11,12 @@ from torch import nn
 import birdie
 from birdie.compress.spectral.wrap import quantization_loss, spectral, wrapped
 from birdie.errors import ArtifactError, ConfigError, WeightsError
-from tests.compress.spectral.test_wrap import MODELS, made, mlp, trained
+from tests.compress.spectral.test_wrap import MODELS, built, mlp, trained
 
 FRESH = """
 import sys, torch, birdie
-from tests.compress.spectral.test_wrap import made
-model, x = made(sys.argv[1])
+from tests.compress.spectral.test_wrap import built
+model, x = built(sys.argv[1])
 birdie.load(sys.argv[2], into=model.train(False))
 torch.save(model(x).detach(), sys.argv[3])
 """
@@ -25,23 +25,23 @@ torch.save(model(x).detach(), sys.argv[3])
 @pytest.mark.parametrize("transform", ["identity", "dct", "wavelet97", "hadamard"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_is_the_model_in_memory(name: str, transform: str, tmp_path: Path) -> None:
-    model, x = made(name)
+    model, x = built(name)
     q_net = spectral(model.train(False), transform=transform, init_bits=5)
     q_net.settle()
     expected = model(x).detach()
     summary = birdie.save(model, tmp_path / "x.birdie")
-    plain, _ = made(name)
+    plain, _ = built(name)
     assert {row.name for row in summary.tensors} == set(plain.state_dict())
-    found = birdie.load(tmp_path / "x.birdie", into=plain.train(False))(x).detach()
+    logits = birdie.load(tmp_path / "x.birdie", into=plain.train(False))(x).detach()
     if transform == "identity":
-        assert torch.equal(found, expected)
+        assert torch.equal(logits, expected)
     else:
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_fresh_process_gives_the_same(tmp_path: Path) -> None:
-    model, x = made("lstm")
+    model, x = built("lstm")
     q_net = spectral(model.train(False), transform="identity", init_bits=5)
     q_net.settle()
     birdie.save(model, tmp_path / "x.birdie")
@@ -68,9 +68,9 @@ def test_training_shrinks_the_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = mlp()
     q_net = spectral(model, transform="dct")
-    before = birdie.save(model, tmp_path / "before").bytes
+    unpruned = birdie.save(model, tmp_path / "unpruned").bytes
     trained(model, 80, 0.1, list(q_net.parameters()))
-    assert birdie.save(model, tmp_path / "after").bytes < 0.6 * before
+    assert birdie.save(model, tmp_path / "after").bytes < 0.6 * unpruned
 
 
 def test_what_was_loaded_goes_on_training(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_what_was_loaded_goes_on_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sequential", "tied"])
 def test_compressed_weights_load_back(name: str, tmp_path: Path) -> None:
-    model, x = made(name)
+    model, x = built(name)
     q_net = spectral(model, transform="dct", init_bits=4)
     q_net.settle()
     compressed = birdie.compress_weights(model)
     torch.save(compressed, tmp_path / "x.pt")
-    plain, _ = made(name)
+    plain, _ = built(name)
     assert compressed.keys() == plain.state_dict().keys()
     birdie.load_weights(torch.load(tmp_path / "x.pt", weights_only=True), into=plain)
     torch.testing.assert_close(plain(x), model(x), rtol=1e-4, atol=1e-5)
@@ -118,7 +118,7 @@ def test_coefficients_that_are_not_finite_are_named(tmp_path: Path) -> None:
 
 
 def test_a_spectral_model_takes_no_calibration(tmp_path: Path) -> None:
-    model, x = made("sequential")
+    model, x = built("sequential")
     spectral(model, transform="dct")
     with pytest.raises(ConfigError, match="as it was trained"):
         birdie.save(model, tmp_path / "x", bits=3, calibration=(model, [x], lambda net, batch: net(batch).sum()))

@@ -45,11 +45,11 @@ def test_conv1d_is_a_linear_layer_with_its_weight_turned(example: ModuleType) ->
 
 def test_every_matrix_is_wrapped_once_and_the_head_stays_tied(example: ModuleType) -> None:
     net = model(example)
-    plain = {name: each for name, each in net.state_dict().items() if each.ndim == 2}
+    plain = {name: weight for name, weight in net.state_dict().items() if weight.ndim == 2}
     birdie.spectral(net, transform="identity", init_bits=3)
-    names = {each.name for each in wrapped(net)}
+    names = {layer.name for layer in wrapped(net)}
     assert names == set(plain)
-    parts = {each.name: each.weight for each in wrapped(net)}
+    parts = {layer.name: layer.weight for layer in wrapped(net)}
     assert parts["lm_head.weight"] is parts["transformer.wte.weight"]
     assert len({id(part) for part in parts.values()}) == len(plain) - 1
     assert remove(net).lm_head.weight is net.transformer.wte.weight  # type: ignore[union-attr]
@@ -61,19 +61,19 @@ def test_a_file_gives_the_same_model_with_the_plain_names(example: ModuleType, t
     q_net = birdie.spectral(net, transform="identity", init_bits=3)
     loss = nn.functional.cross_entropy(net(tokens()).flatten(0, 1), tokens().flatten())
     torch.autograd.backward(loss + 0.1 * birdie.quantization_loss(net))
-    for each in wrapped(net):
-        assert each.coefficients.grad is not None, each.name
-        assert bool(each.coefficients.grad.any()), each.name
+    for layer in wrapped(net):
+        assert layer.coefficients.grad is not None, layer.name
+        assert bool(layer.coefficients.grad.any()), layer.name
     with torch.no_grad():
         for weight in net.parameters():
             assert weight.grad is not None
-            weight -= 0.1 * weight.grad
+            weight.sub_(0.1 * weight.grad)
     q_net.settle()
     birdie.save(net, tmp_path / "x.birdie")
     assert set(birdie.load(tmp_path / "x.birdie")) == names
     fresh = birdie.load(tmp_path / "x.birdie", into=model(example, seed=1))
     assert torch.equal(fresh(tokens()), net(tokens()))
-    assert fresh.lm_head.weight is fresh.transformer.wte.weight
+    assert fresh.get_parameter("lm_head.weight") is fresh.get_parameter("transformer.wte.weight")
     lazy = birdie.load(tmp_path / "x.birdie", into=model(example, seed=2), lazy=True)
     assert torch.equal(lazy(tokens()), fresh(tokens()))
     assert torch.equal(copy.deepcopy(net)(tokens()), net(tokens()))
@@ -85,10 +85,10 @@ def test_the_example_makes_a_smaller_model_that_loads(
 ) -> None:
     source = Path(torch.__file__).parent.parent  # any text: the whole library takes a second to read
     monkeypatch.setattr(example.sysconfig, "get_path", lambda _: str(source / "torch" / "nn"))
-    found = example.main([*SMALL])
-    said = capsys.readouterr().out
-    assert f"{found['small']:,} bytes" in said
-    assert found["small"] <= found["bytes"] / 3
-    assert found["apart"] < 1e-4
-    assert found["tied"]
-    assert found["after"] < 8  # bits of a byte of which nothing is known
+    outcome = example.main([*SMALL])
+    output = capsys.readouterr().out
+    assert f"{outcome['small']:,} bytes" in output
+    assert outcome["small"] <= outcome["bytes"] / 3
+    assert outcome["apart"] < 1e-4
+    assert outcome["tied"]
+    assert outcome["after"] < 8  # bits of a byte of which nothing is known

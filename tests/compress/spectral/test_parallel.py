@@ -12,7 +12,7 @@ from tests.compress.spectral.test_wrap import data, mlp
 from tests.ranks import start_ranks
 
 
-def train_as_rank(rank: int, world: int, rendezvous: str, found: str) -> None:
+def train_as_rank(rank: int, world: int, rendezvous: str, results: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     torch.manual_seed(0)
@@ -27,7 +27,7 @@ def train_as_rank(rank: int, world: int, rendezvous: str, found: str) -> None:
         # One step without the rate: the network must not be missed then.
         (loss if step == 1 else loss + 0.1 * quantization_loss(model)).backward()
         optimizer.step()
-    torch.save([weight.detach() for weight in q_net.network.parameters()], f"{found}.{rank}")
+    torch.save([weight.detach() for weight in q_net.network.parameters()], f"{results}.{rank}")
     distributed.destroy_process_group()
 
 
@@ -47,9 +47,9 @@ def test_compiled_is_eager() -> None:
     torch.manual_seed(0)
     model, (x, y) = mlp(), data()
     spectral(model, transform="dct")
-    found = []
+    results = []
     for forward in (model, torch.compile(model, backend="aot_eager")):
         model.zero_grad()
         F.cross_entropy(forward(x), y).backward()
-        found.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
-    torch.testing.assert_close(found[0], found[1])
+        results.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    torch.testing.assert_close(results[0], results[1])

@@ -28,11 +28,11 @@ def fitted(x: Tensor, step: float) -> Tensor:
     tails = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.Adam([tails], lr=0.2)
     for _ in range(15):
-        found = bits_of(x, torch.full((1, 1), step), tails)
+        bits = bits_of(x, torch.full((1, 1), step), tails)
         optimizer.zero_grad()
-        found.backward()
+        bits.backward()
         optimizer.step()
-    return found.detach()
+    return bits.detach()
 
 
 @pytest.mark.parametrize("kind", ["normal", "laplace", "scaled", "sparse"])
@@ -111,7 +111,7 @@ def test_slopes_are_those_of_the_formula(step: float, compiled: bool, monkeypatc
     moments = [value + (moved - moved.detach()) for value, moved in zip(means(hard), means(q), strict=True)]
     plain_bits(q, moments, torch.tensor([0.3])).backward()
     torch.testing.assert_close(x.grad, other.grad, check_dtype=False, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(steps.grad.sum(), width.grad, check_dtype=False, rtol=1e-3, atol=1e-3)  # type: ignore[union-attr, arg-type]
+    torch.testing.assert_close(steps.grad.sum(), width.grad, check_dtype=False, rtol=1e-3, atol=1e-3)  # type: ignore[union-attr]
     free = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
     plain_bits(hard, means(hard), free).backward()
     torch.testing.assert_close(tails.grad, free.grad, check_dtype=False, rtol=1e-3, atol=1e-3)
@@ -119,12 +119,12 @@ def test_slopes_are_those_of_the_formula(step: float, compiled: bool, monkeypatc
 
 def worked(x: Tensor, steps: Tensor) -> list[Tensor]:
     """The value and all slopes."""
-    x, steps, tails = (each.clone().requires_grad_(True) for each in (x, steps, torch.full((1,), -0.7)))
+    x, steps, tails = (tensor.clone().requires_grad_(True) for tensor in (x, steps, torch.full((1,), -0.7)))
     value = bits_of(x, steps, tails)
     (2 * value).backward()
-    found = [value.detach(), x.grad, steps.grad, tails.grad]
-    assert all(each is not None for each in found)
-    return found  # type: ignore[return-value]
+    gradients = [value.detach(), x.grad, steps.grad, tails.grad]
+    assert all(tensor is not None for tensor in gradients)
+    return gradients  # type: ignore[return-value]
 
 
 def alike(first: Tensor, second: Tensor) -> None:
@@ -142,12 +142,12 @@ def test_compiled_is_the_tensors(kind: str, step: float, many: bool, monkeypatch
         if many
         else torch.full((1, 1), step)
     )
-    found = worked(x, steps)
+    results = worked(x, steps)
     without = bits_of(x, steps, torch.full((1,), -0.7))
     monkeypatch.setattr(rate, "_compiled", rate._in_tensors)
-    for first, second in zip(found, worked(x, steps), strict=True):
+    for first, second in zip(results, worked(x, steps), strict=True):
         alike(first, second)
-    assert torch.equal(without, found[0])
+    assert torch.equal(without, results[0])
 
 
 def test_layouts_do_not_matter_and_what_is_no_number_stays_none() -> None:
@@ -155,16 +155,16 @@ def test_layouts_do_not_matter_and_what_is_no_number_stays_none() -> None:
     for first, second in zip(worked(x.T.contiguous().T, steps), worked(x, steps), strict=True):
         assert torch.equal(first, second)
     x[3, 5] = float("nan")
-    assert all(bool(each.isnan().any()) for each in worked(x, steps))
+    assert all(bool(tensor.isnan().any()) for tensor in worked(x, steps))
 
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate, "_compiled", rate._in_tensors)
-    found = []
+    results = []
     for chunk in (1 << 18, 500):
         monkeypatch.setattr(rate, "_CHUNK", chunk)
-        found.append(worked(source("scaled"), torch.full((1, 1), 0.5)))
-    for first, second in zip(*found, strict=True):
+        results.append(worked(source("scaled"), torch.full((1, 1), 0.5)))
+    for first, second in zip(*results, strict=True):
         alike(first, second)
 
 

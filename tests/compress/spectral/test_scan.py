@@ -18,42 +18,42 @@ def block(*sizes: int) -> np.ndarray:
 @settings(deadline=None)
 @given(sizes=SIZES)
 def test_orders_are_permutations(sizes: tuple[int, ...]) -> None:
-    places = block(*sizes)
+    points = block(*sizes)
     for order in (raster, zigzag, morton):
-        assert sorted(order(places)) == list(range(len(places)))
-    assert list(raster(places)) == list(range(len(places)))
-    sums = places[zigzag(places)].sum(axis=1)
+        assert sorted(order(points)) == list(range(len(points)))
+    assert list(raster(points)) == list(range(len(points)))
+    sums = points[zigzag(points)].sum(axis=1)
     assert (np.diff(sums) >= 0).all()
 
 
 @settings(deadline=None)
 @given(sizes=SIZES.filter(len))
 def test_morton_rises_in_interleaved_bits(sizes: tuple[int, ...]) -> None:
-    """Python integers of any length are the judge."""
+    """Python integers of any length are the reference."""
 
-    def code(place: np.ndarray) -> int:
-        bits = [f"{int(part):04b}" for part in place]
+    def code(point: np.ndarray) -> int:
+        bits = [f"{int(part):04b}" for part in point]
         return int("".join("".join(column) for column in zip(*bits, strict=True)), 2)
 
-    places = block(*sizes)
-    codes = [code(places[index]) for index in morton(places)]
+    points = block(*sizes)
+    codes = [code(points[index]) for index in morton(points)]
     assert codes == sorted(set(codes))
 
 
 def test_morton_knows_no_64_bits() -> None:
     """Twenty axes of sixteen bits are 320 bits of code."""
-    places = np.random.default_rng(0).integers(0, 1 << 16, (500, 20))
+    points = np.random.default_rng(0).integers(0, 1 << 16, (500, 20))
 
-    def code(place: np.ndarray) -> int:
-        return int("".join(str(int(part) >> bit & 1) for bit in reversed(range(16)) for part in place), 2)
+    def code(point: np.ndarray) -> int:
+        return int("".join(str(int(part) >> bit & 1) for bit in reversed(range(16)) for part in point), 2)
 
-    codes = [code(places[index]) for index in morton(places)]
+    codes = [code(points[index]) for index in morton(points)]
     assert codes == sorted(codes)
 
 
 def test_zigzag_turns_as_in_jpeg() -> None:
-    found = [tuple(place) for place in block(3, 3)[zigzag(block(3, 3))].tolist()]
-    assert found == [(0, 0), (0, 1), (1, 0), (2, 0), (1, 1), (0, 2), (1, 2), (2, 1), (2, 2)]
+    turns = [tuple(point) for point in block(3, 3)[zigzag(block(3, 3))].tolist()]
+    assert turns == [(0, 0), (0, 1), (1, 0), (2, 0), (1, 1), (0, 2), (1, 2), (2, 1), (2, 2)]
 
 
 @settings(deadline=None)
@@ -66,16 +66,16 @@ def test_layouts_are_undone(sizes: tuple[int, ...], scan: Scan, axes: Axes) -> N
     if not scan.fits(sizes, axes):
         assert scan.layout == "blocks"
         return
-    places = np.arange(int(np.prod(sizes))).reshape(sizes)
-    matrix = scan.arrange(places, axes)
+    numbers = np.arange(int(np.prod(sizes))).reshape(sizes)
+    matrix = scan.arrange(numbers, axes)
     assert matrix.shape == scan.matrix(sizes, axes)
-    assert sorted(matrix.ravel().tolist()) == list(range(places.size))
-    np.testing.assert_array_equal(scan.restore(matrix, sizes, axes), places)
+    assert sorted(matrix.ravel().tolist()) == list(range(numbers.size))
+    np.testing.assert_array_equal(scan.restore(matrix, sizes, axes), numbers)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_rows_of_planes_and_columns_of_blocks_have_one_class(order: str) -> None:
-    """What has one scale lies together, and the lowest frequencies come first."""
+    """Coefficients of one scale lie together, and the lowest frequencies come first."""
     axes, shape = Axes("dct", 4, 1), (8, 12, 3, 3)
     classes = np.stack(np.meshgrid(*axes.classes(shape), indexing="ij"), axis=-1)
     numbers = np.ravel_multi_index(tuple(np.moveaxis(classes, -1, 0)), axes.counts(shape))

@@ -55,7 +55,7 @@ def test_the_inverse_undoes_and_both_decoders_agree(
 @pytest.mark.parametrize("shape", [(300, 5), (5, 300), (2, 700, 3), (4, 4, 4, 257)])
 @pytest.mark.parametrize("transform", SOME)
 def test_long_axes_are_undone_alike(transform: Transform, shape: tuple[int, ...]) -> None:
-    """Where wavelets are lifted instead of multiplied, and Hadamard matrices have several factors."""
+    """Long wavelets are lifted instead of multiplied, and Hadamard matrices have several factors."""
     weight = noise(*shape)
     coefficients = transform.forward(weight)
     torch.testing.assert_close(transform.inverse(coefficients), weight, rtol=0, atol=1e-11)
@@ -68,20 +68,20 @@ def test_long_axes_are_undone_alike(transform: Transform, shape: tuple[int, ...]
 @given(shape=SHAPES, kind=st.sampled_from(["dct", "hadamard"]), edge=st.integers(2, 20))
 def test_rotations_keep_lengths(shape: tuple[int, ...], kind: str, edge: int) -> None:
     weight = noise(*shape)
-    found = Transform(kind, edge).forward(weight)
-    torch.testing.assert_close(found.square().sum(), weight.square().sum(), rtol=1e-12, atol=1e-12)
+    coefficients = Transform(kind, edge).forward(weight)
+    torch.testing.assert_close(coefficients.square().sum(), weight.square().sum(), rtol=1e-12, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=40)
 @given(shape=SHAPES, edge=st.integers(2, 20))
 def test_a_constant_block_has_one_coefficient(shape: tuple[int, ...], edge: int) -> None:
     transform = Transform("dct", edge)
-    found = transform.forward(torch.full(shape, 3.0, dtype=torch.float64))
+    coefficients = transform.forward(torch.full(shape, 3.0, dtype=torch.float64))
     lowest = torch.ones(shape, dtype=torch.bool)
     for axis, classes in enumerate(transform.classes(shape)):
         lowest &= (classes == 0).reshape([-1 if other == axis else 1 for other in range(len(shape))])
-    assert float(found[~lowest].abs().sum()) < 1e-10
-    assert bool((found[lowest] > 1).all())
+    assert float(coefficients[~lowest].abs().sum()) < 1e-10
+    assert bool((coefficients[lowest] > 1).all())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 16, 64])
@@ -94,8 +94,8 @@ def test_the_basis_is_the_cosines(size: int) -> None:
 @pytest.mark.parametrize("size", [4, 8, 9, 32, 33])
 def test_ramps_vanish_in_the_details(size: int) -> None:
     """5/3 details are free of ramps and 9/7 details of cubics, away from the ends; constants have none anywhere."""
-    places = np.arange(size, dtype=np.float64)
-    for kind, signal, margin in (("wavelet53", 2 * places + 1, 1), ("wavelet97", places**3, 3)):
+    positions = np.arange(size, dtype=np.float64)
+    for kind, signal, margin in (("wavelet53", 2 * positions + 1, 1), ("wavelet97", positions**3, 3)):
         signal = signal[:, None].copy()
         lift(signal, kind, 1, back=False)
         inside = signal[(size + 1) // 2 :][margin:-margin]
@@ -132,30 +132,30 @@ def test_hadamard_is_the_rotation_of_files() -> None:
         weight = noise(*shape)
         columns = weight.numpy().reshape(rows_columns(shape)).T.copy()
         rotate(columns, 0, back=False)
-        found = Transform("hadamard").forward(weight).numpy().reshape(rows_columns(shape))
-        np.testing.assert_allclose(found, columns.T, rtol=0, atol=1e-12)
+        coefficients = Transform("hadamard").forward(weight).numpy().reshape(rows_columns(shape))
+        np.testing.assert_allclose(coefficients, columns.T, rtol=0, atol=1e-12)
 
 
 def test_kernels_alone_leave_channels_be() -> None:
     weight = noise(4, 5, 3, 3)
-    found = Transform(axes="kernel").forward(weight)
-    torch.testing.assert_close(found[2, 3], Transform().forward(weight[2, 3]))
+    coefficients = Transform(axes="kernel").forward(weight)
+    torch.testing.assert_close(coefficients[2, 3], Transform().forward(weight[2, 3]))
     flat = noise(6, 7)
     assert torch.equal(Transform(axes="kernel").forward(flat), flat)
-    assert [int(each.max()) for each in Transform(axes="kernel").classes((4, 5, 3, 3))] == [0, 0, 2, 2]
+    assert [int(classes.max()) for classes in Transform(axes="kernel").classes((4, 5, 3, 3))] == [0, 0, 2, 2]
 
 
 def test_classes_are_frequencies_and_bands() -> None:
-    assert [each.tolist() for each in Transform(edge=4).classes((3, 6))] == [[0, 1, 2], [0, 1, 2, 3, 0, 1]]
+    assert [classes.tolist() for classes in Transform(edge=4).classes((3, 6))] == [[0, 1, 2], [0, 1, 2, 3, 0, 1]]
     assert Transform("wavelet53", levels=2).classes((7,))[0].tolist() == [0, 0, 1, 1, 2, 2, 2]
-    assert [each.tolist() for each in Transform("hadamard").classes((2, 3))] == [[0, 0], [0, 0, 0]]
+    assert [classes.tolist() for classes in Transform("hadamard").classes((2, 3))] == [[0, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_are_computed_in_thirty_two(dtype: torch.dtype) -> None:
     weight = noise(16, 24).to(dtype)
-    found = Transform().forward(weight)
-    assert torch.equal(found, Transform().forward(weight.float()).to(dtype))
+    coefficients = Transform().forward(weight)
+    assert torch.equal(coefficients, Transform().forward(weight.float()).to(dtype))
 
 
 def test_autocast_does_not_round_weights() -> None:
@@ -176,11 +176,11 @@ def test_what_inference_kept_serves_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "match"),
     [({"kind": "haar"}, "haar"), ({"edge": 1}, "edge=1"), ({"levels": 0}, "levels=0"), ({"axes": "rows"}, "rows")],
 )
-def test_wrong_settings_are_refused_in_words(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_settings_are_refused_in_words(settings: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
         Transform(**settings)  # type: ignore[arg-type]
 
 

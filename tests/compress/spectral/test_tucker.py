@@ -19,12 +19,12 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 @given(shape=SHAPES, seed=st.integers(0, 99), energy=st.floats(0.05, 1))
 def test_what_is_kept_is_what_was_asked_for(shape: tuple[int, ...], seed: int, energy: float) -> None:
     weight = noise(*shape, seed=seed)
-    found = tucker(weight, energy=energy)
-    total, lost = float(weight.square().sum()), float((found.inverse() - weight).square().sum())
+    parts = tucker(weight, energy=energy)
+    total, lost = float(weight.square().sum()), float((parts.inverse() - weight).square().sum())
     assert lost <= (1 - energy) * total + 1e-9 * total
-    assert lost == pytest.approx(total - float(found.core.square().sum()), abs=1e-9 * total + 1e-12)
-    assert found.numel <= weight.numel()
-    for factor in found.factors:
+    assert lost == pytest.approx(total - float(parts.core.square().sum()), abs=1e-9 * total + 1e-12)
+    assert parts.numel <= weight.numel()
+    for factor in parts.factors:
         if factor is not None:
             torch.testing.assert_close(factor.mT @ factor, torch.eye(factor.shape[1], dtype=factor.dtype))
 
@@ -32,16 +32,16 @@ def test_what_is_kept_is_what_was_asked_for(shape: tuple[int, ...], seed: int, e
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (5, 4, 3, 3), (7,)])
 def test_full_ranks_keep_everything(shape: tuple[int, ...]) -> None:
     weight = noise(*shape)
-    found = tucker(weight, ranks=shape)
-    assert found.factors == (None,) * len(shape)
-    assert torch.equal(found.inverse(), weight)
+    parts = tucker(weight, ranks=shape)
+    assert parts.factors == (None,) * len(shape)
+    assert torch.equal(parts.inverse(), weight)
 
 
 def test_a_matrix_is_cut_as_eckart_and_young_say() -> None:
     weight = noise(12, 20)
-    found = tucker(weight, ranks=(4, 20))
+    parts = tucker(weight, ranks=(4, 20))
     beyond = torch.linalg.svdvals(weight)[4:].square().sum()
-    torch.testing.assert_close((found.inverse() - weight).square().sum(), beyond)
+    torch.testing.assert_close((parts.inverse() - weight).square().sum(), beyond)
     both = tucker(weight, ranks=(4, 4))
     torch.testing.assert_close((both.inverse() - weight).square().sum(), beyond)
     diagonal = torch.diag(both.core.abs().diagonal())
@@ -51,10 +51,10 @@ def test_a_matrix_is_cut_as_eckart_and_young_say() -> None:
 def test_what_has_few_components_becomes_small() -> None:
     left, right, core = noise(32, 3), noise(24, 2), noise(3, 2, 3, 3)
     weight = torch.einsum("ai,bj,ijkl->abkl", left, right, core)
-    found = tucker(weight, energy=1 - 1e-12)
-    assert tuple(found.core.shape) == (3, 2, 3, 3)
-    assert found.numel < 0.05 * weight.numel()
-    torch.testing.assert_close(found.inverse(), weight)
+    parts = tucker(weight, energy=1 - 1e-12)
+    assert tuple(parts.core.shape) == (3, 2, 3, 3)
+    assert parts.numel < 0.05 * weight.numel()
+    torch.testing.assert_close(parts.inverse(), weight)
 
 
 def test_zeros_constants_and_sixteen_bits() -> None:
@@ -66,17 +66,17 @@ def test_zeros_constants_and_sixteen_bits() -> None:
 
 
 def test_gradients_reach_core_and_factors() -> None:
-    found = tucker(noise(6, 5, 3), ranks=(3, 2, 3))
-    parts = [found.core, *(each for each in found.factors if each is not None)]
+    decomposition = tucker(noise(6, 5, 3), ranks=(3, 2, 3))
+    parts = [decomposition.core, *(factor for factor in decomposition.factors if factor is not None)]
     for part in parts:
         part.requires_grad_()
-    torch.autograd.backward(found.inverse().square().sum())
+    torch.autograd.backward(decomposition.inverse().square().sum())
     assert all(part.grad is not None and bool(part.grad.any()) for part in parts)
 
 
 @pytest.mark.parametrize(
-    ("about", "said"), [({"energy": 0.0}, "energy"), ({"ranks": (2,)}, "ranks"), ({"ranks": (5, 1)}, "ranks")]
+    ("settings", "match"), [({"energy": 0.0}, "energy"), ({"ranks": (2,)}, "ranks"), ({"ranks": (5, 1)}, "ranks")]
 )
-def test_wrong_settings_are_refused_in_words(about: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        tucker(noise(4, 6), **about)  # type: ignore[arg-type]
+def test_wrong_settings_are_refused_in_words(settings: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        tucker(noise(4, 6), **settings)  # type: ignore[arg-type]

@@ -34,7 +34,8 @@ class Bare(nn.Module):
         self.more = nn.ParameterList([nn.Parameter(torch.randn(20, 16)), nn.Parameter(torch.randn(3))])
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.matrix @ self.more[0]
+        out: Tensor = x @ self.matrix @ self.more[0]
+        return out
 
 
 class Recurrent(nn.Module):
@@ -77,7 +78,7 @@ MODELS = {
 }
 
 
-def made(name: str) -> tuple[nn.Module, Tensor]:
+def built(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     build, inputs = MODELS[name]
     return build(), inputs()
@@ -102,21 +103,21 @@ def trained(model: nn.Module, steps: int, weight: float, extra: list[nn.Paramete
 @pytest.mark.parametrize("transform", ["identity", "dct", "wavelet53", "hadamard"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_function_stays_to_fine_rounding_and_every_coefficient_gets_a_gradient(name: str, transform: str) -> None:
-    model, x = made(name)
+    model, x = built(name)
     model.train(False)
-    before = model(x).detach()
+    plain = model(x).detach()
     spectral(model, transform=transform, init_bits=16)
     after = model(x)
-    assert float((after - before).detach().norm() / before.norm()) < 1e-3
+    assert float((after - plain).detach().norm() / plain.norm()) < 1e-3
     (after.square().sum() + quantization_loss(model)).backward()
-    for each in wrapped(model):
-        assert each.coefficients.grad is not None
-        assert bool(each.coefficients.grad.any())
+    for layer in wrapped(model):
+        assert layer.coefficients.grad is not None
+        assert bool(layer.coefficients.grad.any())
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_removing_leaves_plain_parameters_with_the_quantized_weights(name: str) -> None:
-    model, x = made(name)
+    model, x = built(name)
     model.train(False)
     names = [key for key, _ in model.named_parameters()]
     spectral(model, transform="dct", init_bits=4)
@@ -127,24 +128,24 @@ def test_removing_leaves_plain_parameters_with_the_quantized_weights(name: str) 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_removing_without_rounding_leaves_the_weights_as_training_moved_them(name: str) -> None:
-    model, x = made(name)
+    model, x = built(name)
     model.train(False)
-    before = model(x).detach()
+    original = model(x).detach()
     spectral(model, transform="dct", init_bits=3)
-    assert not torch.allclose(model(x), before, atol=1e-4)
-    torch.testing.assert_close(remove(model, rounded=False)(x), before, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(x), original, atol=1e-4)
+    torch.testing.assert_close(remove(model, rounded=False)(x), original, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_copies_and_state_dicts_carry_everything(name: str) -> None:
-    model, x = made(name)
+    model, x = built(name)
     model.train(False)
     spectral(model, transform="dct", init_bits=5)
     model(x)
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for weight in model.parameters():
-            weight += 0.01
+            weight.add_(0.01)
     changed = model(x).detach()
     assert not torch.equal(twin(x), changed)
     twin.load_state_dict(model.state_dict())
@@ -156,7 +157,7 @@ def test_copies_and_state_dicts_carry_everything(name: str) -> None:
 @pytest.mark.parametrize("bits", [3.0, 10.0])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_rate_starts_where_it_is_told_to(name: str, bits: float) -> None:
-    model, _ = made(name)
+    model, _ = built(name)
     spectral(model, init_bits=bits, transform="dct")
     assert float(quantization_loss(model).detach()) == pytest.approx(bits, abs=0.1)
 
@@ -184,14 +185,14 @@ def test_training_makes_it_small_and_the_network_takes_part() -> None:
     torch.manual_seed(0)
     model = mlp()
     q_net = spectral(model, transform="dct")
-    before = [weight.clone() for weight in q_net.network.parameters()]
+    originals = [weight.clone() for weight in q_net.network.parameters()]
     trained(model, 60, 0.1, list(q_net.parameters()))
     assert float(quantization_loss(model).detach()) < 6
-    assert all(not torch.equal(one, two) for one, two in zip(before, q_net.network.parameters(), strict=True))
+    assert all(not torch.equal(one, two) for one, two in zip(originals, q_net.network.parameters(), strict=True))
 
 
 def test_tied_weights_stay_one_parametrization() -> None:
-    model, x = made("tied")
+    model, x = built("tied")
     count = len(list(model.parameters()))
     q_net = spectral(model, transform="dct")
     assert len(list(model.parameters())) == count + len(list(q_net.network.parameters()))
@@ -209,22 +210,22 @@ def test_tied_weights_stay_one_parametrization() -> None:
 
 @pytest.mark.parametrize("rounding", ["straight", "noise", "leaky"])
 def test_evaluation_is_the_same_whatever_training_sees(rounding: str) -> None:
-    model, x = made("sequential")
+    model, x = built("sequential")
     spectral(model, transform="identity", rounding=rounding, init_bits=3)  # type: ignore[arg-type]
     seen = model(x).detach()
     model.train(False)
     assert torch.equal(model(x), model(x))
     assert torch.equal(seen, model(x)) == (rounding == "straight")
-    for each in wrapped(model):
-        step = each.weight.spread(each.weight.steps()[0])
-        assert torch.equal(getattr(each.module, each.attribute), each.symbols * step)
+    for layer in wrapped(model):
+        step = layer.weight.spread(layer.weight.steps()[0])
+        assert torch.equal(getattr(layer.module, layer.attribute), layer.symbols * step)
 
 
 def test_the_leaky_floor_leaks() -> None:
     x = torch.tensor([-1.5, -0.25, 0.0, 0.75, 2.5], requires_grad=True)
-    found = leaky_floor(x, m=0.1)
-    torch.testing.assert_close(found, x.detach().floor() + 0.1 * (x.detach() - x.detach().floor()))
-    found.sum().backward()
+    floored = leaky_floor(x, m=0.1)
+    torch.testing.assert_close(floored, x.detach().floor() + 0.1 * (x.detach() - x.detach().floor()))
+    floored.sum().backward()
     torch.testing.assert_close(x.grad, torch.full((5,), 0.1))
 
 
@@ -248,7 +249,7 @@ def test_automatically_smooth_kernels_take_a_transform_and_noise_takes_none() ->
             weight.normal_()
         model[0].weight.copy_(torch.randn(16, 8, 1, 1).expand(16, 8, 5, 5) + 0.1 * torch.randn(16, 8, 5, 5))  # type: ignore[operator]
     spectral(model)
-    kinds = [(each.weight.transform.kind, each.weight.transform.axes) for each in wrapped(model)]
+    kinds = [(layer.weight.transform.kind, layer.weight.transform.axes) for layer in wrapped(model)]
     assert kinds == [("dct", "kernel"), ("identity", "all"), ("identity", "all")]
 
 
@@ -256,7 +257,7 @@ def test_automatically_smooth_kernels_take_a_transform_and_noise_takes_none() ->
 def test_weights_that_are_not_finite_are_named_and_nothing_is_wrapped(bad: float) -> None:
     model = mlp()
     with torch.no_grad():
-        model[2].weight[0, 0] = bad  # type: ignore[index, union-attr]
+        model[2].weight[0, 0] = bad  # type: ignore[index]
     with pytest.raises(WeightsError, match=r"2\.weight"):
         spectral(model)
     assert not list(wrapped(model))
@@ -265,8 +266,8 @@ def test_weights_that_are_not_finite_are_named_and_nothing_is_wrapped(bad: float
 def test_tensors_by_pattern_and_a_transform_for_each() -> None:
     model = mlp()
     spectral(model, tensors="0.*", transform=lambda name, weight: Transform("dct", edge=4 if "0" in name else 8))  # noqa: ARG005
-    (each,) = wrapped(model)
-    assert (each.name, each.weight.transform.edge) == ("0.weight", 4)
+    (layer,) = wrapped(model)
+    assert (layer.name, layer.weight.transform.edge) == ("0.weight", 4)
 
 
 @pytest.mark.parametrize(
