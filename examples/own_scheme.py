@@ -20,9 +20,8 @@ def layout(shape, dtype, params):
 def decode(encoded):
     """Return symbol · |symbol| · unit: only products, which are the same bits on every machine."""
     symbols, units = encoded.streams[0].astype(np.float64), encoded.streams[1].view(np.float32)
-    limit = torch.finfo(encoded.dtype).max
-    values = torch.from_numpy(symbols * np.abs(symbols) * units).clamp(-limit, limit).to(encoded.dtype)
-    return values.reshape(encoded.shape)
+    values, limit = symbols * np.abs(symbols) * units, torch.finfo(encoded.dtype).max
+    return torch.from_numpy(values.clip(-limit, limit).reshape(encoded.shape)).to(encoded.dtype)
 
 
 @register
@@ -38,11 +37,11 @@ class Squares(Scheme):
         return Squares(sigma)
 
     def encode(self, name, weight, *, sensitivity=None, lam=0.0):
-        if not (weight.is_floating_point() and weight.numel() and weight.isfinite().all()):
-            raise birdie.WeightsError(f"tensor {name!r} ({weight.dtype}) is empty or has values that are not finite")
+        bad = (~weight.isfinite()).sum()
+        if bad or weight.numel() == 0 or not weight.is_floating_point():
+            raise birdie.WeightsError(f"{weight.dtype} tensor {name!r} has {bad} values not finite, or none at all")
         rows = weight.detach().double().numpy().reshape(len(weight) if weight.ndim > 1 else 1, -1)
-        smallest = np.abs(rows).max(axis=1, keepdims=True) / 2**16  # of a row that hardly varies
-        units = np.maximum(self.scale * rows.std(axis=1, keepdims=True), smallest).clip(1e-30).astype(np.float32)
+        units = np.fmax(self.scale * rows.std(1), abs(rows).max(1) / 2**16).clip(1e-30).astype(np.float32)[:, None]
         symbols = np.rint(np.sign(rows) * np.sqrt(np.abs(rows) / units)).astype(np.int32)
         return Encoded("squares", tuple(weight.shape), weight.dtype, (), (symbols, units.view(np.int32)))
 

@@ -4,7 +4,6 @@ A scheme added to `birdie.compress.schemes` is tested by the example of its `Spe
 `PROMISES` holds it to smaller errors. What one scheme alone promises is in `tests/compress/schemes`.
 """
 
-import importlib
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +19,12 @@ from torch import Tensor
 import birdie
 from birdie.compress import registry
 from birdie.compress.registry import decode, decoder, options_of, parse_spec
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.cast import SIXTEEN_BIT, Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import applicable, default_scheme
 from birdie.errors import ArtifactError, WeightsError
+from tests.compress.example_scheme import SQUARES
 from tests.compress.matrices import (
     DTYPES,
     coded_bytes,
@@ -120,16 +120,6 @@ PROMISES = {
 }
 
 
-def example_scheme() -> type[Scheme]:
-    """Import the scheme of examples/own_scheme.py, and leave the registry as it was for all other tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_foreign", {})
-        scheme: type[Scheme] = importlib.import_module("examples.own_scheme").Squares
-    registry.words.cache_clear()
-    return scheme
-
-
-SQUARES = example_scheme()
 EXAMPLES = [word.example for word in registry.words().values()]
 SPECS = list(dict.fromkeys([*EXAMPLES, *PROMISES]))
 FLOATS = ("lossless", "fp16", "bf16")  # which keep floating-point numbers; all others quantize

@@ -1,5 +1,6 @@
 """Quantization-aware training on the weights that any scheme would store, also a scheme from another package."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,22 @@ import torch
 from torch import nn
 
 import birdie
+from birdie.compress import registry
 from birdie.compress.qat import Qat
 from birdie.compress.registry import decode, parse_spec
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import no_message
-from examples import own_scheme
+from tests.compress.example_scheme import SQUARES
 
-SPECS = ("int4", "codebook:k=16", "rotation:bits=4", "trellis:states=8,sigma=0.4", own_scheme.Squares.decoder.name)
+SPECS = ("int4", "codebook:k=16", "rotation:bits=4", "trellis:states=8,sigma=0.4", SQUARES.decoder.name)
+
+
+@pytest.fixture(autouse=True)
+def _register_example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_foreign", {})
+    registry.register(SQUARES)
+    yield
+    registry.words.cache_clear()
 
 
 def network() -> nn.Sequential:
