@@ -16,7 +16,8 @@ from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPTConfig
 from birdie.run.evaluation import evaluate
-from birdie.run.pipeline import Run, Validated
+from birdie.run.events import Validated
+from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.runtime.distributed import World
 from birdie.score.bpb import ValidationSettings
@@ -290,13 +291,30 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A run with depth recurrence from its middle on."""
     root = tmp_path_factory.mktemp("data")
     list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
-    train = {"iterations": 8, "warmdown_iters": 4, "warmup_steps": 2, "max_wallclock_seconds": 0, "accumulation": 2}
-    loops = {"num_loops": 1, "loop_start": 1, "loop_end": 2, "enable_looping_at": 0.5}
-    shape = {"vocab_size": 260, "num_layers": 3, "model_dim": 32, "num_heads": 2, "num_kv_heads": 1, "mlp_mult": 4}
     return Recipe(
         data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
-        model=GPTConfig(**shape, **loops),
-        train=TrainSettings(train_batch_tokens=4 * LENGTH, train_seq_len=LENGTH, compute_dtype="float32", **train),
+        model=GPTConfig(
+            vocab_size=260,
+            num_layers=3,
+            model_dim=32,
+            num_heads=2,
+            num_kv_heads=1,
+            mlp_mult=4,
+            num_loops=1,
+            loop_start=1,
+            loop_end=2,
+            enable_looping_at=0.5,
+        ),
+        train=TrainSettings(
+            iterations=8,
+            warmdown_iters=4,
+            warmup_steps=2,
+            max_wallclock_seconds=0,
+            accumulation=2,
+            train_batch_tokens=4 * LENGTH,
+            train_seq_len=LENGTH,
+            compute_dtype="float32",
+        ),
         average=AverageSettings("ema", ema_decay=0.7),
         validation=ValidationSettings(every=3, max_tokens=500),
         export=ExportSettings(scheme="fp16", coder="fast"),

@@ -84,6 +84,7 @@ def test_after_kill_9_the_curve_is_bit_identical(tmp_path: Path) -> None:
     """The process saves after every step and is killed at an arbitrary moment."""
     command = [sys.executable, "-m", "tests.train.test_checkpoint", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    assert process.stdout is not None
     for line in process.stdout:
         if int(line) == 10:
             process.send_signal(signal.SIGKILL)
