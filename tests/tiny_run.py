@@ -7,6 +7,7 @@ from torch import Tensor
 
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
+from birdie.train.loop import Fit
 from birdie.train.optimizers import OptimizerSettings
 from birdie.train.settings import TrainSettings
 from tests.model.technique_table import EVERYTHING as EVERYTHING
@@ -39,8 +40,15 @@ class TinyBatches:
 
 def tiny_model(seed: int = 0, **changes: Any) -> GPT:
     torch.manual_seed(seed)
-    shape = {"vocab_size": VOCAB, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
+    shape: dict[str, Any] = {"vocab_size": VOCAB, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2}
     return GPT(GPTConfig(**(shape | changes)))
+
+
+def trained_model(run: Fit) -> GPT:
+    """Return the model of a training run."""
+    model = run._model
+    assert isinstance(model, GPT)
+    return model
 
 
 def tiny_settings(**changes: Any) -> TrainSettings:

@@ -42,7 +42,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     trial = Trial("XSA, all", 1, 100)
     results.add(results.key("run", trial.change, trial.seed, trial.steps), {"bpb": 2.5, "parameters": 7})
     run_trials([trial], Results(path), tmp_path, 1)  # would fail without text
-    monkeypatch.setitem(ablation.CHANGES, "XSA, all", {"xsa_last_n": 3})  # type: ignore[arg-type]
+    monkeypatch.setitem(ablation.CHANGES, "XSA, all", {"xsa_last_n": 3})
     assert Results.key("run", trial.change, trial.seed, trial.steps) not in Results(path).known
 
 

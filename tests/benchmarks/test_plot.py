@@ -1,6 +1,7 @@
 """The chart of coders is valid SVG with a circle and a label for every measured coder."""
 
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from benchmarks.plot import svg
 
 
 def test_the_plot_is_svg_with_every_measured_coder() -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"codec": "birdie max", "bytes": 1000, "decode_s": 0.5, "symbols": 2000},
         {"codec": "a <rival> & co", "bytes": 1100, "decode_s": 2.0, "symbols": 2000},
         {"codec": "absent", "bytes": None, "decode_s": None, "symbols": 2000},

@@ -4,6 +4,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points()
 
 def test_birdies_rows_are_decoded_files_and_have_the_pinned_keys() -> None:
     model = subject()
-    settings = [
+    settings: list[tuple[str, str, dict[str, Any]]] = [
         ("birdie", "exact", {"lossless": True, "coder": "fast", "calibration": None}),
         ("birdie", "coarse", {"scheme": "int4", "coder": "fast"}),
     ]

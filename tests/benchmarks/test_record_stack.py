@@ -18,7 +18,7 @@ def test_hessians_are_of_the_inputs_that_each_weight_multiplies() -> None:
     hessians = record_stack.hessians(model, [(ids, ids), (ids[:1], ids[:1])], names)
     with torch.no_grad():
         heads = [model._hidden(part).reshape(-1, 32).double() for part in (ids, ids[:1])]
-    expected = sum(head.T @ head for head in heads)
+    expected = torch.stack([head.T @ head for head in heads]).sum(0)
     assert torch.allclose(hessians["tok_emb.weight"], expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(hessians["blocks.0.attn.c_q.weight"], hessians["blocks.0.attn.c_v.weight"])  # one input
     assert hessians["blocks.1.mlp.proj.weight"].shape == (64, 64)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks import quality
-from benchmarks.resnet import CLASSES, ResNet, load_resnet, normalized
+from benchmarks.resnet import CLASSES, Block, ResNet, load_resnet, normalized
 from benchmarks.rivals import NotInstalledError
 from birdie.errors import WeightsError
 from tests.benchmarks.small_gpt import generator
@@ -15,7 +15,8 @@ from tests.benchmarks.small_gpt import generator
 
 def test_shortcuts_have_no_weights_and_halve_the_image() -> None:
     model = ResNet(1)
-    block = model.layer2[0]
+    block = model.get_submodule("layer2.0")
+    assert isinstance(block, Block)
     assert not [name for name, _ in block.named_parameters() if "conv" not in name and "bn" not in name]
     nn.init.zeros_(block.bn2.weight)
     nn.init.zeros_(block.bn2.bias)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks import row_class_ans
 
@@ -9,7 +10,7 @@ from benchmarks import row_class_ans
 def test_row_class_ans_is_lossless() -> None:
     random = np.random.default_rng(0)
     scales = random.choice([0.5, 3.0, 40.0], (200, 1))
-    arrays = [
+    arrays: list[NDArray[np.integer]] = [
         np.rint(scales * random.standard_normal((200, 37))).astype(np.int16),
         np.full((3, 5), 7, np.int8),
         random.integers(-300, 300, (9, 1)).astype(np.int16),

@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_step_rows_are_relative_to_the_plain_network(monkeypatch: pytest.MonkeyP
     def peak(command: list[str], **_: object) -> argparse.Namespace:
         return argparse.Namespace(stdout=str(10.0 + 5 * spectral.WAYS.index(command[-1])))
 
-    monkeypatch.setattr(spectral.subprocess, "run", peak)
+    monkeypatch.setattr(subprocess, "run", peak)
     rows = spectral.step_rows(argparse.Namespace(net="small", transform="identity", turns=3))
     assert [row["way"] for row in rows] == list(spectral.WAYS)
     assert rows[0]["over_plain"] == 1

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from benchmarks import train
+from birdie.model.gpt import GPTConfig
 
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = train.GPTConfig(vocab_size=256, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
+    config = GPTConfig(vocab_size=256, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1)
     monkeypatch.setattr(train, "CONFIG", config)
     settings = dataclasses.replace(train.SETTINGS, train_batch_tokens=128, train_seq_len=32, accumulation=2)
     monkeypatch.setattr(train, "SETTINGS", settings)

@@ -223,7 +223,7 @@ def test_loading_a_state_prefetches_the_first_batches(
     """The first step after the warm-up then does not wait; the position stays that of the state."""
     batches = Batches(paths, batch_tokens=BATCH, seq_len=SEQ, order=order)
     state, (first, second, third) = batches.state_dict(), draw(batches, 3)
-    make, indices = batches._make, []
+    make, indices = batches._make, list[int]()
     monkeypatch.setattr(batches, "_make", lambda index: indices.append(index) or make(index))
     batches.load_state_dict(state)
     assert indices[:2] == [0, 1]

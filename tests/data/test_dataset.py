@@ -53,18 +53,18 @@ def test_a_split_that_is_not_opened_may_be_missing(tmp_path: Path) -> None:
     """Scoring needs validation shards only, also beside a `dataset.json` that counts both splits."""
     fill(tmp_path, "fineweb_val_000000.bin")
     info().write(tmp_path)
-    data = open_dataset(tmp_path, splits=("val",))
+    data = open_dataset(tmp_path, splits=["val"])
     assert (data.train, data.train_tokens, data.val_tokens) == ((), 0, 100)
     assert check_tokenizer(data, ByteTokenizer()) == []
     info(101).write(tmp_path)
     with pytest.raises(DataError, match="counts 101 validation"):
-        open_dataset(tmp_path, splits=("val",))
+        open_dataset(tmp_path, splits=["val"])
 
 
 def test_without_training_shards_a_tokenizer_is_checked_on_validation_shards(tmp_path: Path) -> None:
     fill(tmp_path, "fineweb_val_000000.bin", tokens=np.concatenate(([1], ByteTokenizer().encode("some text"))))
     (tmp_path / "fineweb_train_000000.bin").write_bytes(b"damaged")
-    assert len(check_tokenizer(open_dataset(tmp_path, splits=("val",)), ByteTokenizer())) == 1
+    assert len(check_tokenizer(open_dataset(tmp_path, splits=["val"]), ByteTokenizer())) == 1
 
 
 def test_mixed_vocabularies_are_refused(tmp_path: Path) -> None:

@@ -132,7 +132,8 @@ def test_operators_count_no_bytes_unless_escaped() -> None:
     table = tokenizer.byte_table()
 
     def count(*ids: int) -> list[int]:
-        return table.count_document(np.array(ids, np.uint16), tokenizer.bos_id).tolist()
+        counts: list[int] = table.count_document(np.array(ids, np.uint16), tokenizer.bos_id).tolist()
+        return counts
 
     assert count(title, a) == [0, 1]
     assert count(escape, title, title, a) == [0, 3, 0, 1]

@@ -27,7 +27,7 @@ def models(draw: st.DrawFn, largest: int = LARGEST) -> Model:
 
 
 @st.composite
-def cases(draw: st.DrawFn, largest: int = LARGEST) -> tuple[Integers, Model]:
+def cases(draw: st.DrawFn, largest: int = LARGEST) -> tuple[NDArray[np.uint16], Model]:
     """Symbols around the zero of a model, which need not fit its scale."""
     model = draw(models(largest))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -38,7 +38,7 @@ def cases(draw: st.DrawFn, largest: int = LARGEST) -> tuple[Integers, Model]:
 
 @settings(max_examples=25, deadline=None)
 @given(cases())
-def test_any_symbols_come_back_from_any_model_by_both_decoders(case: tuple[Integers, Model]) -> None:
+def test_any_symbols_come_back_from_any_model_by_both_decoders(case: tuple[NDArray[np.uint16], Model]) -> None:
     symbols, model = case
     words = context_mixing.encode(symbols, model)
     out = np.empty_like(symbols)
@@ -52,7 +52,7 @@ def test_any_symbols_come_back_from_any_model_by_both_decoders(case: tuple[Integ
 @settings(max_examples=150, deadline=None)
 @given(cases(mixing_tables.SCALES - 1), st.data())
 def test_damaged_words_give_an_error_or_symbols_of_the_alphabet(
-    case: tuple[Integers, Model], data: st.DataObject
+    case: tuple[NDArray[np.uint16], Model], data: st.DataObject
 ) -> None:
     symbols, model = case
     words = context_mixing.encode(symbols, model)

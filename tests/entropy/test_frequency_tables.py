@@ -20,8 +20,8 @@ def histograms(draw: st.DrawFn) -> NDArray[np.int64]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     size = draw(st.integers(1, 400))
     middle, width = draw(st.integers(0, size - 1)), draw(st.sampled_from([0.1, 3.0, 40.0]))
-    counts = 1e4 * np.exp(-np.abs(np.arange(size) - middle) / width)
-    counts = rng.poisson(counts) if draw(st.booleans()) else rng.integers(0, 3, size) * rng.integers(0, 50, size)
+    expected = 1e4 * np.exp(-np.abs(np.arange(size) - middle) / width)
+    counts = rng.poisson(expected) if draw(st.booleans()) else rng.integers(0, 3, size) * rng.integers(0, 50, size)
     counts[middle] += 1
     return counts.astype(np.int64)
 

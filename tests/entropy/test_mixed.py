@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from birdie.entropy import mixed, static
+from birdie.entropy import mixed, prediction, static
 from tests.reference.streams import near_copies, smooth_kernels
 
 Integers = NDArray[np.integer]
@@ -54,7 +54,7 @@ def test_predictions_are_used_where_they_save_bytes(
     values: Integers, kernel: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted = cost(values, kernel)
-    monkeypatch.setattr(mixed.prediction, "candidates", lambda *_: [])
+    monkeypatch.setattr(prediction, "candidates", lambda *_: [])
     assert predicted < 0.9 * cost(values, kernel)
 
 

@@ -22,8 +22,9 @@ NEAR = arrays.arrays(np.int64, SHAPES, elements=st.integers(-40, 40))
 @given(st.one_of(NEAR, FAR))
 def test_any_int32_comes_back_from_both_decoders(values: Integers) -> None:
     payload = numbers.encode(values)
-    assert (numbers.decode(payload, *values.shape, INT32, 1) == values).all()
-    assert reference.decode_numbers(payload, *values.shape) == values.tolist()
+    rows, columns = values.shape
+    assert (numbers.decode(payload, rows, columns, INT32, 1) == values).all()
+    assert reference.decode_numbers(payload, rows, columns) == values.tolist()
 
 
 def test_smooth_values_cost_their_differences_and_a_hundred_of_them_little() -> None:

@@ -12,7 +12,9 @@ from birdie.errors import ArtifactError
 from tests.reference import decoder as reference
 
 Integers = NDArray[np.integer]
-INT8, UINT8, INT32 = (np.dtype(kind) for kind in (np.int8, np.uint8, np.int32))
+INT8: np.dtype[np.integer] = np.dtype(np.int8)
+UINT8: np.dtype[np.integer] = np.dtype(np.uint8)
+INT32: np.dtype[np.integer] = np.dtype(np.int32)
 VALUES = st.integers(-(2**31), 2**31 - 1)
 ANY = arrays.arrays(np.int64, arrays.array_shapes(min_dims=2, max_dims=2, max_side=20), elements=VALUES)
 
@@ -34,17 +36,18 @@ def test_a_constant_takes_the_fewest_bytes_that_hold_it(value: int) -> None:
 @given(ANY, st.sampled_from([1 << 20, 64]))
 def test_packed_values_come_back_and_take_the_bits_of_their_range(values: Integers, block: int) -> None:
     low, high = int(values.min()), int(values.max())
+    rows, columns = values.shape
     if low == high:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(raw, "_BLOCK", block)
         payload = raw.encode_packed(values, low, high)
-        assert (raw.decode_packed(payload, *values.shape, INT32, 1) == values).all()
-    assert reference.decode_plain(2, payload, *values.shape) == values.tolist()
+        assert (raw.decode_packed(payload, rows, columns, INT32, 1) == values).all()
+    assert reference.decode_plain(2, payload, rows, columns) == values.tolist()
     assert len(payload) == 5 + -(-values.size * (high - low).bit_length() // 8)
     for damaged in (payload[:-1], payload + b"\0", b"\0" + payload[1:], payload[:4]):
         with pytest.raises(ArtifactError, match=f"{len(damaged):,}"):
-            raw.decode_packed(damaged, *values.shape, INT32, 1)
+            raw.decode_packed(damaged, rows, columns, INT32, 1)
 
 
 def test_bytes_are_the_values_and_must_be_as_many() -> None:

@@ -67,6 +67,7 @@ def walks(draw: st.DrawFn) -> tuple[Integers, int]:
 @given(walks(), st.sampled_from([1 << 20, 40]), st.sampled_from(["max", "fast"]))
 def test_any_numbers_come_back_under_any_states(case: tuple[Integers, int], chunk: int, effort: Effort) -> None:
     values, states = case
+    rows, columns = values.shape
     hints = Hints(states=states)
     with pytest.MonkeyPatch.context() as patch:
         for module in (trellis, reference, reference_mixed):
@@ -74,17 +75,17 @@ def test_any_numbers_come_back_under_any_states(case: tuple[Integers, int], chun
         coded = coder.encode(values, hints, effort)
         assert coder.encode(values, hints, effort) == coded
         for threads in (1, 2):
-            decoded = coder.decode(coded.coder, coded.payload, *values.shape, hints, threads=threads)
+            decoded = coder.decode(coded.coder, coded.payload, rows, columns, hints, threads=threads)
             assert (decoded == values).all()
         if values.min() == values.max():
             return
         payload = static.encode(values, (1, 1), states)
-        assert reference.decode(coder.STATIC, payload, *values.shape, states) == values.tolist()
-        assert (static.decode(payload, *values.shape, np.dtype(np.int32), 2, states) == values).all()
-        payload = mixed.encode(values, (1, 1), states)
-        if payload is not None:
-            assert reference.decode(coder.MIXED, payload, *values.shape, states) == values.tolist()
-            assert (mixed.decode(payload, *values.shape, np.dtype(np.int32), 2, states) == values).all()
+        assert reference.decode(coder.STATIC, payload, rows, columns, states) == values.tolist()
+        assert (static.decode(payload, rows, columns, np.dtype(np.int32), 2, states) == values).all()
+        mixed_payload = mixed.encode(values, (1, 1), states)
+        if mixed_payload is not None:
+            assert reference.decode(coder.MIXED, mixed_payload, rows, columns, states) == values.tolist()
+            assert (mixed.decode(mixed_payload, rows, columns, np.dtype(np.int32), 2, states) == values).all()
 
 
 @pytest.mark.parametrize("effort", ["max", "fast"])

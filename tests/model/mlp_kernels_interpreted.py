@@ -7,7 +7,10 @@ TRITON_INTERPRET=1 python tests/model/mlp_kernels_interpreted.py     # as test_m
 
 import json
 import sys
+from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
@@ -15,11 +18,14 @@ from torch.nn.functional import leaky_relu
 from birdie.model import mlp_kernels
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.mlp_kernels import leaky_square_mlp
+from tests.model.technique_table import blocks_of
 
 Errors = dict[str, float | str]
 
 
-def eager(x: Tensor, up: Tensor, down: Tensor, slope: float) -> Tensor:
+def eager(inputs: Sequence[Tensor], slope: float) -> Tensor:
+    """Compute the MLP of x, up and down by plain operations."""
+    x, up, down = inputs
     return leaky_relu(x @ up.mT, slope).square() @ down.mT
 
 
@@ -30,10 +36,10 @@ def mlp(rows: int, dim: int, hidden: int) -> Errors:
     inputs = [(torch.randn(shape, generator=generator) / shape[1] ** 0.5).requires_grad_() for shape in shapes]
     outer = torch.randn((rows, dim), generator=generator)
     exact_inputs = [x.detach().double().requires_grad_() for x in inputs]
-    exact = eager(*exact_inputs, 0.5)
+    exact = eager(exact_inputs, 0.5)
     expected = [exact, *torch.autograd.grad(exact, exact_inputs, outer.double())]
     result: Errors = {}
-    for name, y in (("kernel", leaky_square_mlp(*inputs, 0.5)[0]), ("eager", eager(*inputs, 0.5))):
+    for name, y in (("kernel", leaky_square_mlp(*inputs, 0.5)[0]), ("eager", eager(inputs, 0.5))):
         values = [y, *torch.autograd.grad(y, inputs, outer)]
         errors = [(v.double() - w).abs().max() / w.abs().max() for v, w in zip(values, expected, strict=True)]
         result[name] = float(torch.stack(errors).max().detach())
@@ -43,26 +49,26 @@ def mlp(rows: int, dim: int, hidden: int) -> Errors:
 def model() -> Errors:
     """Return differences between a model with fused MLPs, eager and compiled to one graph, and the eager model."""
     torch.manual_seed(0)
-    shape = {"vocab_size": 40, "num_layers": 2, "model_dim": 16, "num_heads": 2, "num_kv_heads": 1}
-    gpt = GPT(GPTConfig(**shape, activation="leaky_relu2"))  # type: ignore[arg-type]
+    shape: dict[str, Any] = {"vocab_size": 40, "num_layers": 2, "model_dim": 16, "num_heads": 2, "num_kv_heads": 1}
+    gpt = GPT(GPTConfig(**shape, activation="leaky_relu2"))
     with torch.no_grad():
         for p in gpt.parameters():
             p.normal_(std=0.3)
-    ids, weight = torch.randint(0, 40, (2, 8)), gpt.blocks[0].mlp.fc.weight  # type: ignore[union-attr]
+    ids, weight = torch.randint(0, 40, (2, 8)), blocks_of(gpt)[0].mlp.fc.weight
 
     def gradient(fused: bool, compiled: bool = False) -> tuple[float, Tensor]:
-        for block in gpt.blocks:
-            block.mlp.fused = fused  # type: ignore[union-attr, assignment]
+        for block in blocks_of(gpt):
+            block.mlp.fused = fused
         compute = torch.compile(gpt.loss, fullgraph=True, backend="aot_eager") if compiled else gpt.loss
         value = compute(ids, ids.roll(-1, 1))
-        (result,) = torch.autograd.grad(value, weight)  # type: ignore[arg-type]
+        (result,) = torch.autograd.grad(value, weight)
         return float(value.detach()), result
 
     eager_value, eager_gradient = gradient(False)
     calls: list[int] = []
-    mlp_kernels.leaky_square_mlp = lambda *inputs: calls.append(1) or leaky_square_mlp(*inputs)
-    fused_value, fused_gradient = gradient(True)
-    mlp_kernels.leaky_square_mlp = leaky_square_mlp
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlp_kernels, "leaky_square_mlp", lambda *inputs: calls.append(1) or leaky_square_mlp(*inputs))
+        fused_value, fused_gradient = gradient(True)
     compiled_value, compiled_gradient = gradient(True, compiled=True)
     return {
         "calls": len(calls),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from birdie.errors import ConfigError
+from birdie.model.block import Block
 from birdie.model.config import GPTConfig
 from birdie.model.gpt import GPT
 
@@ -89,6 +90,11 @@ def randomized(config: GPTConfig, seed: int = 0) -> GPT:
             if name == "softcaps":
                 p.copy_(torch.tensor([2.0, 3.0]))
     return model
+
+
+def blocks_of(model: GPT) -> list[Block]:
+    """Return the layers of a model; to a type checker `model.blocks` are modules of any class."""
+    return [block for block in model.blocks if isinstance(block, Block)]
 
 
 def tokens(*shape: int, seed: int = 1) -> Tensor:
@@ -174,8 +180,8 @@ def attention(
                 y = y - (y @ unit) * unit
             if c.attn_gate != "none":
                 inputs = c.model_dim if c.attn_gate == "dense" else c.gate_window
-                scale = c.sparse_gate_scale if c.attn_gate == "sparse" else 1
-                gate = torch.sigmoid(scale * (w[p + "head_gate"][h] @ x[t, :inputs]))
+                factor = c.sparse_gate_scale if c.attn_gate == "sparse" else 1.0
+                gate = torch.sigmoid(factor * (w[p + "head_gate"][h] @ x[t, :inputs]))
                 y = y * gate * (2 if c.attn_gate == "output" else 1)
             rows.append(y)
         heads.append(torch.stack(rows))

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.model.adapters import PARTS, Adapters
+from birdie.model.adapters import PARTS, Adapters, Part
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.model.techniques.depth_recurrence import layer_order
-from tests.model.technique_table import ALL, EVERYTHING, SMALL, randomized, tokens, with_settings
+from tests.model.technique_table import ALL, EVERYTHING, SMALL, blocks_of, randomized, tokens, with_settings
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,7 +75,8 @@ def test_a_pair_is_a_low_rank_change_of_the_weight(change: dict[str, Any]) -> No
         logits = model(ids)
     with torch.no_grad():
         for (part, run), b in adapters.up.items():
-            attn = model.blocks[run].attn
+            attn = blocks_of(model)[run].attn
+            assert model.lm_head is not None
             linear = {"q": attn.c_q, "k": attn.c_k, "v": attn.c_v, "head": model.lm_head}[part]
             linear.weight += 1.5 * b[0] @ adapters.down[part, run][0]
     torch.testing.assert_close(logits, model(ids), rtol=1e-4, atol=1e-4)
@@ -89,7 +90,8 @@ def test_adapters_parallel_to_attention_and_mlp_read_their_inputs() -> None:
     def record(_module: Any, inputs: Any, output: Any) -> None:
         calls.append((inputs[0], output[0] if isinstance(output, tuple) else output))
 
-    parts = {"o": model.blocks[2].attn, "mlp": model.blocks[2].mlp}
+    block = blocks_of(model)[2]
+    parts: dict[Part, torch.nn.Module] = {"o": block.attn, "mlp": block.mlp}
     for module in parts.values():
         module.register_forward_hook(record)
     with adapters.attached(model):
@@ -178,9 +180,10 @@ def test_bfloat16_is_close_to_float32() -> None:
 
 def test_impossible_adapters_are_refused() -> None:
     model = GPT(SMALL)
-    for parts in (("q", "q"), ("gate",)):
+    wrong: Any
+    for wrong in (("q", "q"), ("gate",)):
         with pytest.raises(ConfigError, match=", ".join(PARTS)):
-            Adapters(model, 1, 4, parts=parts)
+            Adapters(model, 1, 4, parts=wrong)
     with pytest.raises(ConfigError, match="rank 0 and 2 rows"):
         Adapters(model, 2, 0)
     adapters = Adapters(model, 2, 4)

@@ -21,6 +21,7 @@ from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import OptimizerSettings
 from birdie.train.settings import TrainSettings
 from tests.model.packed_text import BOS, CPU, attentive_model, document_text
+from tests.model.technique_table import blocks_of
 from tests.model.varlen_reference import KERNELS, flash3
 
 
@@ -113,7 +114,7 @@ def test_a_window_hides_earlier_positions() -> None:
     assert difference[4:].max() == 0
     assert (full(ids) - full(other)).abs().amax(-1)[0, 4:].max() > 1e-6
     model = attentive_model(attn_window=4, attn_window_layers=(1,))
-    assert [block.attn.windowed for block in model.blocks] == [False, True, False]
+    assert [block.attn.windowed for block in blocks_of(model)] == [False, True, False]
 
 
 def test_the_cache_has_the_same_windows_and_documents() -> None:

@@ -35,6 +35,7 @@ def test_a_package_that_cannot_be_loaded_counts_as_missing(tmp_path: Path, monke
 
 def test_the_stand_in_kernel_equals_sdpa() -> None:
     q, k, v = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
-    y = segments_one_by_one(*(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 9]), 9, 0)
+    flat_q, flat_k, flat_v = (x[0].transpose(0, 1) for x in (q, k, v))
+    y = segments_one_by_one(flat_q, flat_k, flat_v, torch.tensor([0, 9]), 9, 0)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(y.transpose(0, 1)[None], expected)

@@ -78,14 +78,19 @@ def test_the_gradient_of_the_loss_is_that_of_the_formulas() -> None:
     """A small step along the gradient changes the reference loss by the linear prediction."""
     model, ids, targets = randomized(SMALL), tokens(1, 6), tokens(1, 6, seed=2)
     model.loss(ids, targets).backward()
-    step = 1e-3 / math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    square = sum(gradient.square().sum().item() for gradient in gradients.values())
+    step = 1e-3 / math.sqrt(square)
 
     def reference_loss(sign: float) -> float:
         moved = GPT(SMALL)
-        moved.load_state_dict({name: p.detach() + sign * step * p.grad for name, p in model.named_parameters()})
+        moved.load_state_dict(
+            {name: p.detach() + sign * step * gradients[name] for name, p in model.named_parameters()}
+        )
         return F.cross_entropy(reference_logits(moved, ids[0].tolist()), targets[0]).item()
 
-    predicted = 2 * step * sum(p.grad.square().sum().item() for p in model.parameters())
+    predicted = 2 * step * square
     assert reference_loss(1) - reference_loss(-1) == pytest.approx(predicted, rel=1e-2)
 
 
@@ -115,7 +120,9 @@ def test_bfloat16_is_close_to_float32_and_leaves_the_masters_alone() -> None:
     loss = model.loss(ids, targets)
     assert loss.item() == pytest.approx(exact, rel=0.02)
     loss.backward()
-    assert {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    for p in model.parameters():
+        assert p.grad is not None
+        assert p.dtype == p.grad.dtype == torch.float32
 
 
 def test_the_seed_decides_the_initial_weights() -> None:

@@ -1,5 +1,7 @@
 """Sampling follows the model: temperature 0 takes the argmax, a seed decides the draws, the context is cropped."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -46,7 +48,7 @@ def test_the_limit_of_low_temperatures_is_greedy(model: GPT, temperature: float,
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 50.0}, {"temperature": 50.0, "top_k": 9}, {"temperature": 0}])
-def test_only_ids_below_vocab_size_are_drawn(model: GPT, settings: dict) -> None:
+def test_only_ids_below_vocab_size_are_drawn(model: GPT, settings: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(0)
     draws = set(generate(model, START, 200, vocab_size=5, generator=generator, **settings))
     assert draws <= set(range(5))
@@ -77,7 +79,7 @@ def test_only_the_last_tokens_of_the_context_count(model: GPT) -> None:
         ({"ids": torch.tensor([30])}, "30…30 .* vocabulary of 30"),
     ],
 )
-def test_arguments_out_of_range_are_refused_at_the_call(model: GPT, arguments: dict, message: str) -> None:
+def test_arguments_out_of_range_are_refused_at_the_call(model: GPT, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         generate(model, **{"ids": START, "tokens": 1, **arguments})
 
@@ -109,6 +111,6 @@ def test_the_number_of_parallel_sequences_changes_only_the_draws(model: GPT, mon
 
 
 @pytest.mark.parametrize("change", [{"count": 0}, {"length": 0}, {"first": 30}, {"temperature": -1.0}])
-def test_impossible_sequences_are_refused(model: GPT, change: dict) -> None:
+def test_impossible_sequences_are_refused(model: GPT, change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         sample_sequences(model, **{"count": 1, "length": 4, "first": 1, **change})

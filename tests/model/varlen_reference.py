@@ -39,8 +39,8 @@ def flash3() -> attention_kernels.Kernels:
         assert causal
         batch, length = q.shape[:2]
         offsets = torch.arange(0, (batch + 1) * length, length)
-        flat = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
-        return segments_one_by_one(*flat, offsets, length, window_size[0] + 1).view_as(q)
+        flat_q, flat_k, flat_v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+        return segments_one_by_one(flat_q, flat_k, flat_v, offsets, length, window_size[0] + 1).view_as(q)
 
     return attention_kernels.flash3(SimpleNamespace(flash_attn_func=plain, flash_attn_varlen_func=varlen))
 

@@ -1,6 +1,6 @@
 """Context mixing in plain integers (format.md, from "Tables of coder 5" on), with the names of the format."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.reference.mixing_tables import tables
 from tests.reference.trellis import after
@@ -45,7 +45,7 @@ class Chunk:
     def cdf(self, position: int, scale: int) -> int:
         return self.prior[hold((position * self.tables["inverse"][scale] >> 14) + 2048, 0, 4096)]
 
-    def tree(self) -> list[tuple]:
+    def tree(self) -> list[tuple[Any, ...]]:
         """(low, split, high, depth, children), a child being a node or -1 - symbol."""
         scale = self.scale
         middles = [64 * (s - self.zero) for s in range(self.size)]

@@ -5,6 +5,7 @@ It shares no code with birdie and prefers plainness to speed. It does not look f
 
 from dataclasses import dataclass
 from math import isqrt
+from typing import Any
 
 from tests.reference import prediction
 from tests.reference.mixed import decode_mixed
@@ -96,7 +97,7 @@ class Side:
     size: int
     transposed: int
     precision: int
-    predicted: tuple
+    predicted: tuple[Any, ...]
     zero: int
     paired: int
     kinds: list[int]
@@ -146,7 +147,8 @@ def decode_static(payload: bytes, rows: int, columns: int, states: int = 1) -> l
 
 
 def split_values(grid: list[list[int]], low: bytes, center: int) -> list[list[int]]:
-    out, at = [], 0
+    out: list[list[int]] = []
+    at = 0
     for row in grid:
         out.append([])
         for token in row:

@@ -1,6 +1,7 @@
 """Coder 5 in plain integers, without the context mixing (format.md, "Side information of coder 5")."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from tests.reference import prediction
 from tests.reference.context_mixing import Chunk, Model
@@ -21,7 +22,7 @@ class Side:
     scale: int
     prior: str
     pseudo_counts: tuple[int, int]
-    predicted: tuple
+    predicted: tuple[Any, ...]
     words: list[int]
     shape: tuple[int, int]
 

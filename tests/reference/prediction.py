@@ -1,11 +1,13 @@
 """Linear prediction of symbols by symbols before them, in plain integers (format.md, "Prediction")."""
 
+from typing import Any
+
 from tests.reference.side_information import Bits
 
 Grid = list[list[int]]
 
 
-def take(bits: Bits, rows: int) -> tuple:
+def take(bits: Bits, rows: int) -> tuple[Any, ...]:
     """Return ("none",), ("rows", distances, weights) or ("taps", weights by offset)."""
     kind = bits.number(22)
     if kind == 0:
@@ -23,7 +25,7 @@ def take(bits: Bits, rows: int) -> tuple:
     return ("taps", {offset: [bits.signed(64 + i) for _ in range(n)] for i, offset in enumerate(taps)})
 
 
-def add(predicted: tuple, residuals: Grid, zero: int, size: int) -> Grid:
+def add(predicted: tuple[Any, ...], residuals: Grid, zero: int, size: int) -> Grid:
     """Return the symbols that have these residuals."""
     if predicted[0] == "none":
         return residuals
@@ -51,7 +53,9 @@ def from_rows(distances: Grid, weights: Grid, symbols: Grid, row: int, column: i
     return (total + 1024) >> 11
 
 
-def from_taps(weights: dict, symbols: Grid, row: int, column: int, columns: int, zero: int) -> int:
+def from_taps(
+    weights: dict[tuple[int, int], list[int]], symbols: Grid, row: int, column: int, columns: int, zero: int
+) -> int:
     total = 0
     for (up, left), shares in weights.items():
         if row - up >= 0 and 0 <= column - left < columns and shares[column % len(shares)]:

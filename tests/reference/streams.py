@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import coder, mixed, numbers, raw, static
+from birdie.entropy.coder import Coded
 from birdie.entropy.hints import Hints
 from tests.reference import decoder as reference
 from tests.reference import mixed as reference_mixed
-from tests.reference.side_information import opened
+from tests.reference.side_information import Bits, opened, words_of
 from tests.reference.trellis import after
 
 Integers = NDArray[np.integer]
@@ -32,7 +33,7 @@ class Feature:
         """Hints that encoder and decoder share."""
         return Hints(kernel=self.kernel, states=self.states)
 
-    def coded(self) -> coder.Coded:
+    def coded(self) -> Coded:
         """Code the array."""
         low, high = int(self.values.min()), int(self.values.max())
         write: dict[int, Callable[[], bytes | None]] = {
@@ -45,22 +46,24 @@ class Feature:
         }
         payload = write[self.coder]()
         assert payload is not None
-        return coder.Coded(self.coder, payload)
+        return Coded(self.coder, payload)
 
 
-def facts(coded: coder.Coded, rows: int, columns: int) -> dict[str, object]:
+def facts(coded: Coded, rows: int, columns: int) -> dict[str, object]:
     """Return the facts that the side information of coder 3, 4 or 5 states."""
     if coded.coder == coder.NUMBERS:
-        return {"running": reference.Bits(reference.words_of(coded.payload)).number(0) == 1}
+        return {"running": Bits(words_of(coded.payload)).number(0) == 1}
     if coded.coder < coder.NUMBERS:
         return {}
     bits, _ = opened(coded.payload)
+    side: reference.Side | reference_mixed.Side
+    more: dict[str, object]
     if coded.coder == coder.STATIC:
-        side = reference.described(bits, rows, columns)
-        more: dict[str, object] = {"classes": max(side.kinds) > 0, "paired": bool(side.paired)}
+        side = static_side = reference.described(bits, rows, columns)
+        more = {"classes": max(static_side.kinds) > 0, "paired": bool(static_side.paired)}
     else:
-        side = reference_mixed.described(bits, rows, columns)
-        more = {"low": side.low, "prior": side.prior}
+        side = mixed_side = reference_mixed.described(bits, rows, columns)
+        more = {"low": mixed_side.low, "prior": mixed_side.prior}
     gaps = {b - a for a, b in zip(side.values[:-1], side.values[1:], strict=True)} if side.values else set()
     kind = "split" if side.values is None else "listed" if len(gaps) > 1 else f"step {gaps.pop()}"
     return {
@@ -82,7 +85,8 @@ def near_copies(rows: int = 64, columns: int = 24) -> Integers:
     """Return `rows` rows that nearly agree, and half as many that do not."""
     rng = np.random.default_rng(1)
     base = np.repeat(rng.normal(0, 40, (1, columns)), rows, 0) + rng.normal(0, 0.7, (rows, columns))
-    return np.rint(np.concatenate([base, rng.normal(0, 40, (rows // 2, columns))])).astype(np.int32)
+    values: Integers = np.rint(np.concatenate([base, rng.normal(0, 40, (rows // 2, columns))])).astype(np.int32)
+    return values
 
 
 def smooth_kernels(outputs: int = 24, inputs: int = 12, side: int = 3) -> Integers:
@@ -153,6 +157,6 @@ FEATURES: dict[str, Feature] = {
 
 
 @cache
-def stream(name: str) -> coder.Coded:
+def stream(name: str) -> Coded:
     """Return the stream of a feature, coded once."""
     return FEATURES[name].coded()

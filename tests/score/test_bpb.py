@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from birdie.errors import DataError
 from birdie.runtime.distributed import World
 from birdie.score import windows
-from birdie.score.bpb import bits_per_byte
+from birdie.score.bpb import Score, bits_per_byte
 
 BOS, VOCABULARY = 1, 16
 CPU = torch.device("cpu")
@@ -45,8 +46,8 @@ def stream(length: int, seed: int = 0) -> np.ndarray:
     return tokens
 
 
-def score(tokens: np.ndarray, **changes: object):
-    chosen = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": CPU} | changes
+def score(tokens: np.ndarray, **changes: Any) -> Score:
+    chosen: dict[str, Any] = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": CPU} | changes
     return bits_per_byte(Bigram(), tokens, Table(), **chosen)
 
 
@@ -72,7 +73,7 @@ def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> 
 def test_bytes_by_token_count_as_the_table_does(batch_tokens: int) -> None:
     tokens, table = stream(1000), Table()
     counts = np.concatenate(([9], table.count(tokens[:-1], tokens[1:]))).astype(np.uint16)  # the first is no target
-    chosen = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
+    chosen: dict[str, Any] = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
     by_token, by_table = (bits_per_byte(Bigram(), tokens, source, **chosen) for source in (counts, table))
     assert (by_token.bytes, by_token.bpb, by_token.ci95) == (by_table.bytes, by_table.bpb, by_table.ci95)
     assert bits_per_byte(Bigram(), tokens, 2 * counts, **chosen).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
@@ -91,15 +92,18 @@ def test_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 class ThreadedWorld(World):
     """A rank among threads: sums are those of all threads."""
 
+    _sums: list[Tensor]
+    _barrier: Barrier
+
     def __init__(self, rank: int, size: int, sums: list[Tensor], barrier: Barrier) -> None:
         super().__init__(rank, size)
-        object.__setattr__(self, "_shared", (sums, barrier))
+        object.__setattr__(self, "_sums", sums)  # World is frozen
+        object.__setattr__(self, "_barrier", barrier)
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        sums, barrier = self._shared
-        sums.append(tensor)
-        barrier.wait(timeout=30)
-        return torch.stack(sums).sum(0)
+        self._sums.append(tensor)
+        self._barrier.wait(timeout=30)
+        return torch.stack(self._sums).sum(0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

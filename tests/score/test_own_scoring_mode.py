@@ -22,7 +22,7 @@ from birdie.data.prepare import prepare
 from birdie.errors import ConfigError, RuleError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import evaluate
-from birdie.run.recipe import DataSettings, Recipe, TrainSettings
+from birdie.run.recipe import DataSettings, Recipe
 from birdie.score.accumulator import Accumulator
 from birdie.score.evaluator import score
 from birdie.score.ledger import Ledger
@@ -31,6 +31,7 @@ from birdie.score.ngram import NgramScorer, NgramSettings
 from birdie.score.reference import WindowScorer, reference_losses
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings, register
+from birdie.train.settings import TrainSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_scoring_mode.py"
@@ -149,7 +150,7 @@ def test_it_has_a_name_a_table_and_flags(mode_class: Any) -> None:
     with pytest.raises(ConfigError, match="'online-temperature'"):
         register(dataclasses.make_dataclass("Other", [], bases=(mode_class,), frozen=True))
     flags = command.optional_fields(EvaluationSettings)
-    table = next(flag for flag in dataclasses.fields(flags) if flag.name == "online_temperature").type
+    table: Any = next(flag for flag in dataclasses.fields(flags) if flag.name == "online_temperature").type
     assert [flag.name for flag in dataclasses.fields(table.__args__[0])] == ["spread"]
     parsed = flags(mode="online-temperature", online_temperature=table.__args__[0](spread=0.3))
     assert command.explicit(parsed) == changes

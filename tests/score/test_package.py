@@ -217,12 +217,13 @@ def test_a_package_does_not_change_the_score(
         return str(error.value)
 
     assert "32 scored, not of 64 × 32 tokens, 8 scored" in refused("0.pt2", stride=8)
-    for settings, reason in (
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"mode": "streaming", "streaming": {"chunk": 8}}, "mode streaming needs more"),
         ({"temperature": 0.9}, "temperature 0.9 needs more"),
         ({"ngram": {"enabled": True}}, "n-gram bias needs more"),
-    ):
-        assert reason in refused("0.pt2", **settings)
+    )
+    for change, reason in changes:
+        assert reason in refused("0.pt2", **change)
     assert "none.pt2" in refused("none.pt2", World(0, 2))
 
 

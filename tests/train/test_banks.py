@@ -55,7 +55,9 @@ def test_gradients_arrive_in_the_bank() -> None:
             gpt.loss(ids(), ids().roll(1)).backward()
     for bank in banks:
         for name, gradient in bank.split(bank.gradient):
-            assert torch.equal(gradient, matrices(plain)[name].grad)
+            expected = matrices(plain)[name].grad
+            assert expected is not None
+            assert torch.equal(gradient, expected)
         bank.zero_grad()
         assert not bank.gradient.any()
 

@@ -193,7 +193,7 @@ def test_an_eager_pass_saves_a_graph() -> None:
 
     def graphs(eager_first: bool) -> int:
         torch._dynamo.reset()
-        start, model = compile_counts(), tiny_model()
+        start, model = compile_counts(), tiny_model(num_layers=1)
         if eager_first:
             eager_pass(model, LENGTH, CPU)
         loss = torch.compile(model.loss, dynamic=False)
@@ -207,7 +207,9 @@ def test_an_eager_pass_saves_a_graph() -> None:
 @pytest.mark.usefixtures("graphs_only")
 def test_a_compiled_run_compiles_only_before_its_clock() -> None:
     lines: list[str] = []
-    run = fit(tiny_model(), TinyBatches(), tiny_settings(warmup_steps=2, iterations=2, compile=True), OPTIMIZERS)
+    run = fit(
+        tiny_model(num_layers=1), TinyBatches(), tiny_settings(warmup_steps=2, iterations=2, compile=True), OPTIMIZERS
+    )
     report = CompileReport(None, lines.append)
     report.begin_warmup()
     run.warm_up()
@@ -220,7 +222,7 @@ def test_a_compiled_run_compiles_only_before_its_clock() -> None:
         "torch.compile: 1 graph compiled before the clock",
         "active: torch.compile: no graph compiled inside the clock",
     ]
-    plain = fit(tiny_model(), TinyBatches(), tiny_settings(iterations=2), OPTIMIZERS)
+    plain = fit(tiny_model(num_layers=1), TinyBatches(), tiny_settings(iterations=2), OPTIMIZERS)
     assert losses == pytest.approx([step.loss for step in plain], abs=1e-5)
 
 
@@ -230,7 +232,8 @@ def test_a_graph_inside_the_clock_is_reported() -> None:
     report = CompileReport(None, lines.append)
     report.begin_warmup()
     report.end_warmup(save=True)
-    list(fit(tiny_model(), TinyBatches(), tiny_settings(warmup_steps=0, iterations=2, compile=True), OPTIMIZERS))
+    settings = tiny_settings(warmup_steps=0, iterations=2, compile=True)
+    list(fit(tiny_model(num_layers=1), TinyBatches(), settings, OPTIMIZERS))
     report.end_run()
     assert report.late_graphs == 2
     assert "2 graphs compiled inside the clock; more warmup_steps" in lines[-1]

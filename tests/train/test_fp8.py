@@ -17,13 +17,15 @@ from birdie.data.prepare import prepare
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.model.layers import Linear
-from birdie.run.pipeline import Run, Validated
+from birdie.run.events import Validated
+from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe, load_recipe
 from birdie.score.bpb import ValidationSettings
 from birdie.train import fp8 as fp8_module
 from birdie.train.fp8 import Float8, prepare_fp8, remove_fp8
 from birdie.train.loop import Fit, fit
-from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.model.technique_table import blocks_of
+from tests.tiny_run import CHUNK_TOKENS, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, trained_model
 
 CPU = torch.device("cpu")
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed (extra gpu)")
@@ -42,6 +44,13 @@ class Layer(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([Linear(inputs, outputs)])
 
+    @property
+    def weight(self) -> Tensor:
+        """Return the matrix of the layer."""
+        weight = self.blocks[0].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.blocks[0](x)
         return out
@@ -59,7 +68,7 @@ def emulate(model: nn.Module, lines: list[str] | None = None) -> Float8:
 def test_products_and_gradients_are_those_of_rounded_tensors(seed: int, dtype: torch.dtype, size: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     layer = Layer(16, 32)
-    weight = layer.blocks[0].weight
+    weight = layer.weight
     with torch.no_grad():
         weight.copy_(torch.randn(32, 16, generator=generator))
     x = (torch.randn(3, 16, 16, generator=generator) * 10**size).to(dtype).requires_grad_()
@@ -71,6 +80,7 @@ def test_products_and_gradients_are_those_of_rounded_tensors(seed: int, dtype: t
     g8 = rounded(gradient, torch.float8_e5m2)
     assert y.dtype is dtype
     assert weight.grad is not None
+    assert x.grad is not None
     assert weight.grad.dtype is torch.float32
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6 * 10**size}
     if dtype is torch.bfloat16:
@@ -93,10 +103,10 @@ def test_weights_stay_the_same_objects_under_the_same_names() -> None:
     assert set(float8.names) == {
         name for name, p in parameters.items() if name.startswith("blocks.") and p.ndim == 2 and "mix" not in name
     }
-    assert type(model.blocks[0].attn.c_q) is not classes["blocks.0.attn.c_q"]
+    assert type(blocks_of(model)[0].attn.c_q) is not classes["blocks.0.attn.c_q"]
     remove_fp8(model)
     assert {name: type(part) for name, part in model.named_modules()} == classes
-    assert "linear_mm_config" not in vars(model.blocks[0].attn.c_q)
+    assert "linear_mm_config" not in vars(blocks_of(model)[0].attn.c_q)
 
 
 @needs_torchao
@@ -114,7 +124,7 @@ def test_scoring_uses_the_float_model() -> None:
 @needs_torchao
 def test_fp8_reads_the_quantized_weights_of_quantization_aware_training() -> None:
     layer, qat = Layer(64, 64), Qat(bits=2)
-    parent, weight = type(layer.blocks[0]), layer.blocks[0].weight
+    parent, weight = type(layer.blocks[0]), layer.weight
     preparation = qat.prepare(layer)
     emulate(layer)
     preparation.switch(True)
@@ -160,10 +170,11 @@ def test_a_run_in_fp8_resumes_bit_for_bit() -> None:
     first = [next(steps).loss for _ in range(3)]
     other = start(fp8="emulate", iterations=6)
     losses(other)
-    rest = fit(other._model, TinyBatches(), part._settings, OPTIMIZERS, resume=part.state())
+    rest = fit(trained_model(other), TinyBatches(), part._settings, OPTIMIZERS, resume=part.state())
     assert first + losses(rest) == curve
     assert all(
-        torch.equal(p, q) for p, q in zip(rest._model.parameters(), uninterrupted._model.parameters(), strict=True)
+        torch.equal(p, q)
+        for p, q in zip(*(trained_model(run).parameters() for run in (rest, uninterrupted)), strict=True)
     )
 
 
@@ -172,8 +183,8 @@ def test_resuming_in_another_precision_is_reported() -> None:
     part, lines = start(fp8="emulate"), list[str]()
     next(iter(part))
     settings = dataclasses.replace(part._settings, fp8="off")
-    fit(part._model, TinyBatches(), settings, OPTIMIZERS, resume=part.state(), notify=lines.append)
-    assert all(type(part) is Linear for part in part._model.modules() if isinstance(part, nn.Linear))
+    fit(trained_model(part), TinyBatches(), settings, OPTIMIZERS, resume=part.state(), notify=lines.append)
+    assert all(type(part) is Linear for part in trained_model(part).modules() if isinstance(part, nn.Linear))
     assert lines == ["resuming with fp8 = off; the checkpoint was trained with emulate"]
 
 
@@ -183,7 +194,7 @@ def test_the_compiler_traces_one_graph() -> None:
     emulate(layer)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), layer(x))
-    assert not torch.equal(compiled(x), x @ layer.blocks[0].weight.T)
+    assert not torch.equal(compiled(x), x @ layer.weight.T)
 
 
 @needs_torchao
@@ -196,8 +207,9 @@ def test_the_log_has_the_matrices_and_the_rounding_errors() -> None:
     assert lines[0].endswith("emulated; 4 with dimensions that are not multiples of 16 are excluded")
     ids, targets = TinyBatches().next()
     with torch.no_grad():
-        model.blocks[0].attn.c_q.weight.fill_(1e-9)
-        model.blocks[0].attn.c_q.weight[0, 0] = 7.0
+        weight = blocks_of(model)[0].attn.c_q.weight
+        weight.fill_(1e-9)
+        weight[0, 0] = 7.0
     line = float8.diagnostics(lambda: model.loss(ids, targets))
     assert "weights 7 and 17 %" in line  # 1,023 of the 6,144 that do not start at zero
     assert "gradients" in line

@@ -15,7 +15,17 @@ from birdie.train.checkpoint import Checkpoint
 from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import OptimizerSettings
 from tests.ranks import run_in_process_group
-from tests.tiny_run import CHUNKS, LENGTH, OPTIMIZERS, SEQUENCES, VOCAB, TinyBatches, tiny_model, tiny_settings
+from tests.tiny_run import (
+    CHUNKS,
+    LENGTH,
+    OPTIMIZERS,
+    SEQUENCES,
+    VOCAB,
+    TinyBatches,
+    tiny_model,
+    tiny_settings,
+    trained_model,
+)
 
 
 def start(optimizers: OptimizerSettings = OPTIMIZERS, **changes: Any) -> Fit:
@@ -159,7 +169,7 @@ def test_accumulation_does_not_change_the_gradient() -> None:
 def test_clipping_bounds_the_gradient_that_the_optimizers_see() -> None:
     run = start(optimizers=OptimizerSettings(grad_clip_norm=0.01), iterations=1)
     (step,) = run
-    norm = torch.stack([p.grad.norm() for p in run._model.parameters() if p.grad is not None]).norm()
+    norm = torch.stack([p.grad.norm() for p in trained_model(run).parameters() if p.grad is not None]).norm()
     assert step.grad_norm > 0.01
     assert norm.item() == pytest.approx(0.01, rel=1e-3)
 
@@ -168,7 +178,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update() -> None:
     run = start()
     steps = iter(run)
     next(steps)
-    model = run._model
+    model = trained_model(run)
     with torch.no_grad():
         model.skip_weights[0, 0] = float("nan")
     weight = model.tok_emb.weight.detach().clone()

@@ -29,7 +29,7 @@ from tests.ranks import run_in_process_group
 from tests.tiny_run import CHUNKS, LENGTH, OPTIMIZERS, STEP_TOKENS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
 CPU, BOS = torch.device("cpu"), 1
-MIXED = {"mixed_seq_lens": (16, 4)}
+MIXED: dict[str, Any] = {"mixed_seq_lens": (16, 4)}
 
 
 class RecordingGPT(GPT):

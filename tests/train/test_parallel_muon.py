@@ -173,7 +173,7 @@ def test_weight_decay_shrinks_the_parameters_of_its_groups(group: str) -> None:
     """With a gradient of zero a step only decays, by learning rate times decay times multiplier."""
     model = tiny_model()
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
-    settings = OptimizerSettings(**SETTINGS, **{group: 0.5})
+    settings = OptimizerSettings(**(SETTINGS | {group: 0.5}))
     optimizers = optimizers_of(model, settings, World(), torch.float32)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from birdie.runtime.nvtx import nvtx_range, recording
 from birdie.train import profile as profiling
 from birdie.train.loop import Fit, fit
 from birdie.train.profile import Capture, Timeline, account, layer_ranges, profile
-from tests.tiny_run import EVERYTHING, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.model.technique_table import blocks_of
+from tests.tiny_run import EVERYTHING, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings, trained_model
 
 CPU = torch.device("cpu")
 TOPS = {"data", "transfer", "forward", "backward", "clip", "optimizer", "techniques", "bookkeeping"}
@@ -28,7 +30,7 @@ def start(model: GPT | None = None, **changes: int) -> Fit:
 
 
 Tree = list[tuple[str, int, "Tree"]]
-trees = st.recursive(
+trees: st.SearchStrategy[Tree] = st.recursive(
     st.just([]),
     lambda below: st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), below), max_size=3),
     max_leaves=12,
@@ -99,7 +101,7 @@ def test_a_step_of_training_is_made_of_named_parts() -> None:
     rows = dict(result.rows())
     for top in ("forward", "backward"):
         assert rows[top] == pytest.approx(sum(ms for name, ms in rows.items() if name.startswith(f"{top}/")))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in run._model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trained_model(run).modules())
 
 
 def test_backward_has_the_reverse_order_of_forward() -> None:
@@ -133,7 +135,7 @@ def test_a_model_without_blocks_has_no_layer_ranges() -> None:
 def test_a_profiled_run_is_the_same_run(warmup_steps: int, tmp_path: Path) -> None:
     plain, profiled = start(warmup_steps=warmup_steps), start(warmup_steps=warmup_steps)
     profiled.warm_up()
-    result = profile(profiled, profiled._model, CPU, tmp_path / "profile")
+    result = profile(profiled, trained_model(profiled), CPU, tmp_path / "profile")
     assert (profiled.step, profiled.train_ms) == (0, 0)
     assert [step.loss for step in plain] == [step.loss for step in profiled]
     a, b = plain.state(), profiled.state()
@@ -156,7 +158,7 @@ def test_a_profiled_run_is_the_same_run(warmup_steps: int, tmp_path: Path) -> No
 def test_a_requested_stop_ends_the_profile(tmp_path: Path) -> None:
     batches = TinyBatches()
     run = fit(tiny_model(), batches, tiny_settings(), OPTIMIZERS, stop=lambda: batches.position > 9)
-    assert profile(run, run._model, CPU, tmp_path) is None
+    assert profile(run, trained_model(run), CPU, tmp_path) is None
     assert (run.step, batches.position) == (0, 0)
     assert list(run) == []
     assert run.interrupted
@@ -166,9 +168,9 @@ def test_a_requested_stop_ends_the_profile(tmp_path: Path) -> None:
 def test_an_attached_profiler_gets_ten_steps_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    monkeypatch.setattr(profiling.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(profiling.torch.cuda.profiler, "start", lambda: calls.append("start"))
-    monkeypatch.setattr(profiling.torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
     with Capture() as capture:
         for step in range(1, 30):
             capture.before_step()
@@ -191,15 +193,16 @@ def test_layers_have_ranges_where_a_profiler_is_attached_and_nothing_is_compiled
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     run = start(compile=compiled)
     steps = iter(run)
+    assert isinstance(steps, Generator)
     next(steps)
-    hooks = run._model.blocks[0].attn._forward_hooks
+    hooks = blocks_of(trained_model(run))[0].attn._forward_hooks
     assert bool(hooks) is not compiled
     steps.close()
     assert not hooks
 
 
 def test_no_capture_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling.torch.cuda.profiler, "start", pytest.fail)
+    monkeypatch.setattr(torch.cuda.profiler, "start", pytest.fail)
     with Capture() as capture:
         for _ in range(20):
             capture.before_step()

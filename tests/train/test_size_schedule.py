@@ -22,8 +22,8 @@ from birdie.train.size_schedule import SizeSchedule, StepSize, warmup_fractions
 from tests.ranks import run_in_process_group
 from tests.tiny_run import CHUNKS, LENGTH, OPTIMIZERS, STEP_TOKENS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
-SCHEDULED = {"seq_len_start": 4, "seq_schedule_fraction": 0.5}
-BOTH = {**SCHEDULED, "batch_tokens_start": STEP_TOKENS // 4, "batch_schedule_fraction": 0.7}
+SCHEDULED: dict[str, Any] = {"seq_len_start": 4, "seq_schedule_fraction": 0.5}
+BOTH: dict[str, Any] = {**SCHEDULED, "batch_tokens_start": STEP_TOKENS // 4, "batch_schedule_fraction": 0.7}
 
 
 def start(model: GPT | None = None, world: World | None = None, more: dict[str, Any] | None = None, **to: Any) -> Fit:
@@ -188,10 +188,10 @@ def test_warm_up_leaves_a_full_queue_at_the_first_batch(tmp_path: Path) -> None:
     def loader() -> Batches:
         return Batches([tmp_path / "a_train_0.bin"], batch_tokens=STEP_TOKENS, seq_len=LENGTH, accumulation=CHUNKS)
 
-    batches, indices = loader(), []
+    batches, indices = loader(), list[int]()
     run = fit(tiny_model(), batches, settings, OPTIMIZERS)
     make = batches._make
-    batches._make = lambda index: indices.append(index) or make(index)  # type: ignore[method-assign, assignment]
+    batches._make = lambda index: indices.append(index) or make(index)  # type: ignore[assignment]  # a lambda
     run.warm_up()
     ahead = batches._prefetcher
     assert ahead is not None

@@ -50,7 +50,7 @@ class DepthRecurrence:
 
     def __init__(self, model: "GPT", notify: Notify = no_message) -> None:
         self.model, self._notify, self._reported = model, notify, False
-        self.changes = (model.config.enable_looping_at,)
+        self.changes: tuple[float, ...] = (model.config.enable_looping_at,)
 
     def before_step(self, step: int, fraction: float, multiplier: float) -> None:  # noqa: ARG002  the hook's signature
         """Set the recurrence of the next step; a function of `fraction` alone, so that resuming is exact."""

@@ -22,7 +22,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreparedData
     corpus = file_corpus([text], validation_fraction=0.1)
     datasets = {}
     for name, tokenizer, size in (("sp400", 400, 6_000), ("byte260", "bytes", 30_000)):
-        *_, last = prepare(corpus, tokenizer, root / "data", shard_tokens=size)  # type: ignore[arg-type]
+        *_, last = prepare(corpus, tokenizer, root / "data", shard_tokens=size)
         assert isinstance(last, PreparedDataset)
         datasets[name] = last
     return datasets

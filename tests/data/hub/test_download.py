@@ -15,6 +15,7 @@ import pytest
 
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.data.byte_accounting import check_bytes
 from birdie.data.corpus import file_corpus
 from birdie.data.dataset import DatasetInfo, check_tokenizer, open_dataset
 from birdie.data.hub import download as download_module
@@ -77,7 +78,7 @@ def test_added_shards_are_counted_as_if_downloaded_together(hub: Hub, data: Path
 
 def test_validation_alone_can_be_downloaded(hub: Hub, data: Path) -> None:
     result = get(hub, data, 0)
-    assert open_dataset(result.folder, splits=("val",)).val_tokens == result.info.val.tokens > 0
+    assert open_dataset(result.folder, splits=["val"]).val_tokens == result.info.val.tokens > 0
     assert result.info.train.tokens == 0
 
 
@@ -283,8 +284,9 @@ def test_a_tokenizer_that_does_not_match_the_shards_is_refused(hub: Hub, data: P
 def test_a_byte_table_that_is_wrong_for_the_text_is_refused(
     hub: Hub, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = download_module.check_bytes
-    monkeypatch.setattr(download_module, "check_bytes", lambda *arguments: replace(check(*arguments), table_bytes=1))
+    monkeypatch.setattr(
+        download_module, "check_bytes", lambda *arguments: replace(check_bytes(*arguments), table_bytes=1)
+    )
     with pytest.raises(DataError, match="the byte table of sp400 counts 1 bytes"):
         get(hub, data)
     assert not list(data.rglob("*.bin"))

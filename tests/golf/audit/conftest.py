@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from birdie.data.shards import ShardWriter
+from birdie.data.shards import ShardWriter, Split
 from birdie.data.tokenizer import ByteTokenizer
 from birdie.run.history import Entry, record
 from birdie.run.recipe import DataSettings
@@ -20,7 +20,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     texts = inspect.getsource(argparse).split("\n\n")[:44]
     tokenizer = ByteTokenizer()
-    for split, part in (("train", texts[:40]), ("val", texts[40:])):
+    parts: dict[Split, list[str]] = {"train": texts[:40], "val": texts[40:]}
+    for split, part in parts.items():
         with ShardWriter(folder, split) as shards:
             for text in part:
                 shards.write(np.insert(tokenizer.encode(text), 0, tokenizer.bos_id))

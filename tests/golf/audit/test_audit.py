@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,18 +16,19 @@ from birdie.errors import ConfigError, DataError
 from birdie.golf.audit import audit as module
 from birdie.golf.audit.audit import audit
 from birdie.golf.audit.deadline import FOLDER_SECONDS
+from birdie.golf.audit.log_checks import check_log
 from birdie.golf.audit.rules import CAUSAL, RULES, RUNS, SEEDS, SIZE, TRAIN_TIME
 from tests.golf.audit.audited_logs import baseline, later
 from tests.golf.audit.submissions import ROOT, write_submission
 
-Ask = Callable[..., tuple[int, dict, str]]
+Ask = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run `birdie audit PATH … --json`; returns exit code, the JSON object, stderr."""
 
-    def call(*arguments: object) -> tuple[int, dict, str]:
+    def call(*arguments: object) -> tuple[int, dict[str, Any], str]:
         code = run(build_app, ["audit", *map(str, arguments), "--json"])
         out, err = capsys.readouterr()
         (line,) = out.splitlines()
@@ -135,8 +137,7 @@ def test_the_time_limit_is_kept_and_reported(tmp_path: Path, monkeypatch: pytest
     late = {finding.rule for finding in report.findings if "out of time" in finding.evidence}
     assert {SEEDS, SIZE, TRAIN_TIME} <= late
     assert not report.failed
-    check = module.check_log
-    monkeypatch.setattr(module, "check_log", lambda log, **options: time.sleep(0.2) or check(log, **options))
+    monkeypatch.setattr(module, "check_log", lambda log, **options: time.sleep(0.2) or check_log(log, **options))
     report = audit(folder, seconds=0.5)
     assert report.result(TRAIN_TIME) == "pass"  # what was read before counts
     assert any("out of time" in finding.evidence for finding in report.of(SEEDS))

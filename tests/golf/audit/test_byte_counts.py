@@ -57,7 +57,7 @@ def stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
 
 def changed(table: ByteTable, pieces: Pieces, kind: str) -> ByteTable:
     """Return `table` with one of the mistakes people made."""
-    base, spaced, boundary = (array.copy() for array in (table.base_bytes, table.has_leading_space, table.is_boundary))
+    base, spaced, boundary = table.base_bytes.copy(), table.has_leading_space.copy(), table.is_boundary.copy()
     size = len(pieces.names)
     marked = np.array([name.startswith(SPACE) for name in pieces.names])
     literal = np.array([len(name.encode()) for name in pieces.names], np.int16)
@@ -178,11 +178,13 @@ def test_a_stream_cut_within_a_character_is_right() -> None:
 
 
 def test_progress_ends_at_the_end() -> None:
-    seen = []
+    seen: list[tuple[float, float | None]] = []
     tokens = stream(bpe(), words(3))
     check_bytes(bpe(), tokens, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (len(tokens), len(tokens))
-    assert seen == sorted(seen)
+    counts = [done for done, _ in seen]
+    assert counts[-1] == len(tokens)
+    assert counts == sorted(counts)
+    assert {total for _, total in seen} == {len(tokens)}
 
 
 def test_a_vocabulary_without_a_lone_space() -> None:
@@ -194,7 +196,8 @@ def test_a_vocabulary_without_a_lone_space() -> None:
     assert finding.result == "fail"
     assert "15 bytes and the decoded text has 11 (+4" in finding.evidence
     assert "no piece for a lone space" in finding.evidence
-    table = ByteTable(*(np.zeros(tokenizer.vocab_size, kind) for kind in (np.int16, np.bool_, np.bool_)))
+    size = tokenizer.vocab_size
+    table = ByteTable(np.zeros(size, np.int16), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
     assert any("no piece for a lone space" in mistake.name for mistake in table_mistakes(table, tokenizer))
 
 

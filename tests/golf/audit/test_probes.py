@@ -78,7 +78,8 @@ class Remembering:
     def __call__(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         p = np.array([0.5 if self.last.get(i) == token else 0.1 for i, token in enumerate(tokens)])
         self.last = dict(enumerate(tokens.tolist()))
-        return -np.log(p[1:])
+        nats: NDArray[np.float64] = -np.log(p[1:])
+        return nats
 
 
 @pytest.mark.parametrize(

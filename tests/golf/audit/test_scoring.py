@@ -14,13 +14,13 @@ from birdie.golf.audit.scoring import CachedWindows
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import DataSettings
 from birdie.score.ledger import Ledger
-from birdie.score.mode import TrainingReport
+from birdie.score.mode import Scoring, TrainingReport
 from birdie.score.ngram import NgramSettings
 from birdie.score.reference import WindowScorer
 from birdie.score.streaming import StreamingMode
 from birdie.score.ttt import sgd
-from birdie.score.ttt.sgd import SGDTrainer
-from birdie.score.windows import score_windows
+from birdie.score.ttt.sgd import SGDSettings, SGDTrainer
+from birdie.score.windows import Windows, score_windows
 from tests.golf.audit.submissions import save_artifact
 
 
@@ -91,7 +91,7 @@ def test_learning_after_scoring_passes(text: DataSettings, tmp_path: Path, mode:
 def test_learning_before_scoring_fails(text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scorer that learns from each chunk before it scores it, and hides that from the ledger."""
 
-    def cheat(scoring, windows, settings):
+    def cheat(scoring: Scoring, windows: Windows, settings: SGDSettings) -> TrainingReport:
         tokens, trainer = scoring.tokens, SGDTrainer(scoring.model, settings)
         hidden = Ledger(len(tokens) - 1)
         hidden.score(0, len(tokens) - 1)
@@ -108,7 +108,7 @@ def test_learning_before_scoring_fails(text: DataSettings, tmp_path: Path, monke
 def test_learning_that_the_ledger_refuses_fails(
     text: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def early(scoring, _windows, _settings):
+    def early(scoring: Scoring, _windows: Windows, _settings: SGDSettings) -> None:
         scoring.sink.ledger.learn((0, len(scoring.tokens) - 1))
 
     monkeypatch.setattr(sgd, "score_chunks", early)

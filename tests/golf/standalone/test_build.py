@@ -27,6 +27,7 @@ from birdie.entropy import mixed, static
 from birdie.errors import ConfigError
 from birdie.golf.standalone import build as standalone
 from birdie.golf.standalone import decode
+from birdie.golf.standalone.bundle import bundle
 from tests.artifact.states import every_dtype, same_bits, small_model
 from tests.reference.streams import FEATURES
 
@@ -281,7 +282,7 @@ def test_encoders_are_not_included(built: dict[str, standalone.Standalone]) -> N
 
 def bundled(effort: Any) -> ast.Module:
     exports = standalone.EXPORTS | {"main": (standalone.ENTRY, "main")}
-    return standalone.bundle(exports, standalone.refusals(effort), standalone.REFUSAL).tree
+    return bundle(exports, standalone.refusals(effort), standalone.REFUSAL).tree
 
 
 def test_a_decoder_needs_python_numpy_numba_and_torch_alone(built: dict[str, standalone.Standalone]) -> None:

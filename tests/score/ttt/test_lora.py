@@ -212,8 +212,10 @@ def test_steps_are_those_of_torch(beta1: float) -> None:
     optimizer.reset()
     fresh = RowAdamW(ours, settings)
     one, other = ours[0].clone(), ours[0].clone()
+    gradient = torchs[0].grad
+    assert gradient is not None
     for adamw, tensor in ((optimizer, one), (fresh, other)):
-        adamw.step(1, slice(0, 3), [tensor], [torchs[0].grad])
+        adamw.step(1, slice(0, 3), [tensor], [gradient])
     torch.testing.assert_close(one, other)
 
 

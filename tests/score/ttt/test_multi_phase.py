@@ -80,7 +80,8 @@ def test_without_phases_it_is_the_batches() -> None:
     nats, report, accumulator = by_documents(progress=lambda *update: seen.append(update))
     assert np.array_equal(nats, scored(tiny_gpt(), stream()))
     accumulator.ledger.close()
-    assert seen[-1] == (len(nats), len(nats))
+    done, total = seen[-1]
+    assert done == total == len(nats)
     assert report.tokens == accumulator.ledger.learned
     assert report.chunks == 3
     assert f" {len(DOCUMENTS)} documents" in report.diagnostics

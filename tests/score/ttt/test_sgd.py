@@ -50,7 +50,8 @@ class Bytes:
     """Every token but BOS stands for a byte."""
 
     def count(self, previous: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        return (targets != BOS).astype(np.int64) + 0 * previous
+        counts: np.ndarray = (targets != BOS).astype(np.int64) + 0 * previous
+        return counts
 
 
 def tiny_gpt(**changes: Any) -> GPT:
@@ -140,7 +141,8 @@ class ReferenceScorer:
             self.chunks_trained += 1
         with torch.no_grad():
             window = self.history[int(self.windows.begins[row]) : self.position + 1]
-            return self.model(torch.tensor([window]).long())[0, -1].log_softmax(0)
+            logits: Tensor = self.model(torch.tensor([window]).long())[0, -1]
+            return logits.log_softmax(0)
 
     def train(self, chunk: int) -> None:
         size = self.settings.chunk_tokens
@@ -162,8 +164,9 @@ class ReferenceScorer:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
                 with torch.no_grad():
                     for p, v in zip(self.model.parameters(), self.velocities, strict=True):
+                        assert p.grad is not None
                         v.copy_(self.settings.momentum * v + p.grad)
-                        p -= lr * v
+                        p.sub_(lr * v)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +349,7 @@ def test_frozen_blocks_stay_to_the_bit_in_banks_too() -> None:
         for count in (changed, unchanged, frozen_weights):
             assert f" {count:,} " in report.diagnostics.replace("(", " ")
         assert all(p.requires_grad for p in model.parameters())
-    np.testing.assert_allclose(*results, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-4)
     assert not np.array_equal(results[0], scored(tiny_gpt(), tokens, windows)[0])
 
 

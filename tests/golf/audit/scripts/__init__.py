@@ -98,7 +98,8 @@ def _snippets(name: str) -> tuple[Snippet, ...]:
 
 
 def _script(path: Path) -> Script:
-    broken, probed = [], []
+    broken: list[tuple[int, str]] = []
+    probed: list[str] = []
     for line, text in enumerate(path.read_text().splitlines(), 1):
         if match := _WRONG.match(text):
             rules = match["rules"].split()
