@@ -28,7 +28,7 @@ def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count
 
     Their environment is that of the first call, because the server keeps it.
     """
-    start_processes(function, arguments, nprocs=count, start_method="forkserver")  # type: ignore[no-untyped-call]
+    start_processes(function, arguments, nprocs=count, start_method="forkserver")
 
 
 def run_in_process_group(job: Callable[[World, Path], None], size: int, folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import birdie
 from birdie.compress import registry
@@ -26,43 +26,57 @@ def _register_example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.words.cache_clear()
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
+class Network(nn.Module):
+    """Two layers, the same weights each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(torch.relu(self.first(x)))
+        return y
+
+
+def float_weight(layer: nn.Linear) -> Tensor:
+    """Return the parameter behind the quantized weight."""
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    return weight
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_layers_use_what_the_scheme_would_store(spec: str) -> None:
-    model = network()
-    weight = model[0].weight.detach().clone()
+    model = Network()
+    weight = model.first.weight.detach().clone()
     Qat(scheme=spec).prepare(model).switch(True)
-    assert torch.allclose(model[0].weight, decode(parse_spec(spec).encode("weight", weight)), atol=1e-7)
-    assert torch.equal(model.eval()[0].weight, weight)  # validation scores the float model
+    assert torch.allclose(model.first.weight, decode(parse_spec(spec).encode("weight", weight)), atol=1e-7)
+    assert torch.equal(model.eval().first.weight, weight)  # validation scores the float model
 
 
 def test_gradients_go_straight_through() -> None:
-    plain, trained = network(), network()
+    plain, trained = Network(), Network()
     prepared = Qat(scheme="squares").prepare(trained)
     x = torch.randn(8, 64)
     for on, same in ((False, True), (True, False)):
         prepared.switch(on)
         grads = [
-            torch.autograd.grad(model(x).square().sum(), model[2]._parameters["weight"])[0]
-            for model in (plain, trained)
+            torch.autograd.grad(model(x).square().sum(), float_weight(model.second))[0] for model in (plain, trained)
         ]
         assert torch.equal(*grads) == same
-    stored = trained[2].weight
-    (gradient,) = torch.autograd.grad((stored * x[:1, :1]).sum(), trained[2]._parameters["weight"])
+    stored = trained.second.weight
+    (gradient,) = torch.autograd.grad((stored * x[:1, :1]).sum(), float_weight(trained.second))
     assert torch.equal(gradient, x[:1, :1].expand_as(gradient))
 
 
 def test_one_graph_serves_on_and_off() -> None:
     """The compiled graph calls the encoder, and reads the switch: turning it on compiles nothing."""
-    model = network()
+    model = Network()
     prepared = Qat(scheme="squares").prepare(model)
     graphs: list[object] = []
 
-    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
         graphs.append(graph)
         return graph
 
@@ -80,7 +94,7 @@ def test_training_lowers_the_loss_of_the_stored_model(tmp_path: Path) -> None:
     y = torch.tanh(x @ torch.randn(64, 64, generator=generator) / 8)
 
     def loss_when_stored(scheme: str | None) -> float:
-        model = network()
+        model = Network()
         prepared = Qat(scheme=scheme).prepare(model, no_message) if scheme else None
         if prepared:
             prepared.switch(True)
@@ -100,9 +114,9 @@ def test_training_lowers_the_loss_of_the_stored_model(tmp_path: Path) -> None:
 
 
 def test_the_file_stores_what_was_trained() -> None:
-    model = network()
-    rules = Qat(scheme="squares", tensors=("2.*",)).storage_rules(model)
-    assert rules == [("2.weight", "squares")]
+    model = Network()
+    rules = Qat(scheme="squares", tensors=("second.*",)).storage_rules(model)
+    assert rules == [("second.weight", "squares")]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_fine_tuning_without_a_target_is_plain_training() -> None:
     reference.load_state_dict(model.state_dict())
     steps = tune(model, steps=20)
     optimizer = torch.optim.Adam(reference.parameters(), lr=3e-3)
-    loss(reference, data()).backward()  # type: ignore[no-untyped-call]
+    loss(reference, data()).backward()
     optimizer.step()
     second = loss(reference, data())
     assert steps[1].loss == pytest.approx(float(second.detach()))
@@ -178,5 +178,5 @@ def test_the_network_is_released_when_training_ends_or_is_stopped() -> None:
     assert not bool(offset.grad)
     steps.close()
     model.zero_grad()
-    birdie.quantization_loss(model).backward()  # type: ignore[no-untyped-call]
+    birdie.quantization_loss(model).backward()
     assert bool(offset.grad)
