@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.importance import Importance, importance
-from birdie.compress.kmeans import cheapest, kmeans, priced
+from birdie.compress.kmeans import assign_levels, entropy_constrained_kmeans, kmeans
 from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, fill_unused, nearest_indices, scales_of
 from birdie.compress.scheme import (
     SCALES,
@@ -128,7 +128,7 @@ class Codebook(Scheme):
         variance = float(masses.sum() and (masses * values**2).sum() / counts.sum())
         price, bits = lam + self.rate * variance, np.zeros(len(levels))
         if price > 0:
-            levels, bits = priced(values, masses, counts, levels, price)
+            levels, bits = entropy_constrained_kmeans(values, masses, counts, levels, price)
         encoded = encode_levels(weight, scaled, levels, indices, price * bits, weights)
         return encoded if encoded is not None else Lossless().encode(name, weight)
 
@@ -170,7 +170,7 @@ def encode_levels(
     if len(levels) != len(costs):
         costs = np.zeros(len(levels))
     symbols = np.empty(scaled.shape, np.uint8)
-    cheapest(scaled, weights.rows, weights.columns, levels, costs, symbols)
+    assign_levels(scaled, weights.rows, weights.columns, levels, costs, symbols)
     per_row = int(len(indices) > 1)
     streams: tuple[Integers, ...] = (symbols, numbers[None], stored.astype(np.int32)[:, None])
     return Encoded("codebook", tuple(weight.shape), weight.dtype, (len(levels), per_row), streams)
