@@ -255,7 +255,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         absent = [name for name in names if name not in tensors]
         if absent:
             raise WeightsError(
-                f"{index.parent / shard} lacks tensor {absent[0]!r}, which {index.name} lists for it; copy it again"
+                f"{index.parent / shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again"
             )
         state |= {name: tensors[name] for name in names}
     return state

@@ -294,7 +294,7 @@ def _require_owners(module: nn.Module, state: Mapping[str, Any], owners: Owners,
             for item in items if isinstance(value, list | tuple | set | dict) else [value]:
                 if id(item) in names:
                     raise ConfigError(
-                        f"{f'{prefix}.{key}' if prefix else key} of the module also refers to tensor "
+                        f"{f'{prefix}.{key}' if prefix else key} of the module also holds tensor "
                         f"{names[id(item)]!r} and would not see the decoded weights; {_EAGER}"
                     )
 

@@ -235,7 +235,7 @@ class _Writer:
     def _spend(self, values: int, path: Path) -> None:
         self.values += values
         if self.values > MAX_VALUES or len(path) > MAX_DEPTH:
-            problem = "nests too deep" if len(path) > MAX_DEPTH else "holds too many values"
+            problem = "nests too deep" if len(path) > MAX_DEPTH else "is too large"
             raise WeightsError(f"the checkpoint {problem} at {_name(path)[:80]!r}; save its tensors in one flat dict")
 
     def _number_of_keys(self, keys: list[Json]) -> int | None:

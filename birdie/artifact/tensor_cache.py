@@ -163,7 +163,7 @@ class Store:
         for name, slot in layer.items():
             if slot.nbytes > self._allowed:
                 raise ConfigError(
-                    f"cache_bytes={self._allowed:,} is less than the {slot.nbytes:,} bytes of tensor {name!r} in "
+                    f"cache_bytes {self._allowed:,} is less than the {slot.nbytes:,} of tensor {name!r} in "
                     f"{dtype_name(slot.casts[-1][1])}; give that much or more"
                 )
 

@@ -102,7 +102,7 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def folded(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return plain name → (owner, attribute) of weights that are trained in another form than the one in the state dict.
+    """Return plain name → (owner, attribute) of weights that are trained in a form other than that of the state dict.
 
     These are parametrizations (`torch.nn.utils.parametrize`) whose first step has `folds = True` and a method
     `stored_as(name, original)`, which returns the scheme that stores the trained form.
