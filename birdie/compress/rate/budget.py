@@ -212,7 +212,7 @@ class _Search:
         return best or self._coarsest()
 
     def _inside(self, over: float, under: float, proposal: float) -> float:
-        """Return an end of the range if the proposal lies beyond it and it is untried, else the middle of the bracket."""
+        """Return an untried end of the range if the proposal lies beyond it, else the middle of the bracket."""
         finest, coarsest = self.encoder.finest, self.encoder.coarsest
         if proposal <= finest and over == finest:
             return finest
@@ -234,8 +234,8 @@ class _Search:
         size = self._measure(encoded)
         if size > self.budget:
             raise BudgetError(
-                f"budget {self.budget:,} bytes cannot be met: no tensor is left to coarsen and they take {size:,} bytes; "
-                "allow more, or remove rules"
+                f"budget {self.budget:,} bytes cannot be met: no tensor is left to coarsen and they take {size:,} bytes"
+                "; allow more, or remove rules"
             )
         return Fit(encoded, size, None, self.rounds)
 

@@ -43,7 +43,7 @@ class Target:
 
     @property
     def searched(self) -> bool:
-        """Whether a search chooses the precision of tensors without a rule."""
+        """True if a search chooses the precision of tensors without a rule."""
         return not (self.budget is None and self.bits is None and self.quality is None)
 
     def in_bytes(self, weights: int) -> int | None:
