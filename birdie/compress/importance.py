@@ -46,7 +46,7 @@ def _factors(name: str, diagonal: Tensor | None, count: int, floor: float) -> Fa
     if diagonal is None:
         return np.ones(count)
     if tuple(diagonal.shape) != (count,):
-        raise ConfigError(f"the sensitivity of {name!r} has {diagonal.numel()} entries, not {count}; calibrate again")
+        raise ConfigError(f"the sensitivity of {name!r} is of {diagonal.numel()} rows, not {count}; calibrate again")
     values: Factors = diagonal.detach().cpu().double().numpy()
     if not np.isfinite(values).all() or float(values.min()) < 0:
         raise ConfigError(f"the sensitivity of {name!r} has entries that are negative or not finite; calibrate again")

@@ -33,7 +33,7 @@ def prune(
         ConfigError: the count is negative, or a sensitivity belongs to another matrix.
     """
     if count < 0:
-        raise ConfigError(f"prune count={count} is out of range; give 0 or more symbols")
+        raise ConfigError(f"{count} symbols cannot be pruned; give 0 or more")
     names = sorted(name for name, item in encoded.items() if item.scheme in PRUNED)
     costs = [_costs(name, encoded[name], (sensitivities or {}).get(name)) for name in names]
     all_costs = np.concatenate([cost for _, cost in costs]) if costs else np.zeros(0)

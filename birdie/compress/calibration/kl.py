@@ -70,8 +70,8 @@ def summed_kl(reference: Sequence[Tensor], candidate: Sequence[Tensor]) -> tuple
     ours, theirs = ([tuple(log_probabilities.shape) for log_probabilities in side] for side in (reference, candidate))
     if ours != theirs:
         raise ConfigError(
-            f"float and decoded module predict {ours} and {theirs} (predictions, classes) for one batch, which cannot "
-            "be compared; use a loss that gives both the same targets"
+            f"float and decoded module predict {ours} and {theirs} (predictions, classes) for one batch, which do not "
+            "compare; use a loss that gives both the same targets"
         )
     parts = [kl(p, q).sum() for p, q in zip(reference, candidate, strict=True)]
     return torch.stack(parts).sum(), sum(len(log_probabilities) for log_probabilities in reference)

@@ -288,7 +288,7 @@ def _unit_order(members: list[Member], keys: Floats | None) -> Order:
     values = np.asarray(keys, np.float64)
     if values.shape != (units,):
         raise ConfigError(
-            f"the key has shape {values.shape} for {units} units of {members[0].name!r}; return one number per unit"
+            f"the key gave shape {values.shape} for {units} units of {members[0].name!r}; return one number per unit"
         )
     return np.argsort(values, kind="stable")
 
@@ -312,7 +312,9 @@ def _scaled(name: str, weight: Tensor, axis: int, factors: Floats) -> Tensor:
     wide = weight.detach().double()
     product = (wide * torch.from_numpy(factors).to(weight.device).reshape(shape)).to(weight.dtype)
     if bool((torch.isfinite(wide) & ~torch.isfinite(product)).any()):
-        raise WeightsError(f"tensor {name!r} times the scales of its units exceeds {weight.dtype}; use smaller scales")
+        raise WeightsError(
+            f"tensor {name!r} times the scales of its units is beyond {weight.dtype}; use smaller scales"
+        )
     return product
 
 
