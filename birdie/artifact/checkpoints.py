@@ -1,4 +1,4 @@
-"""Checkpoints as others write them → name → tensor, on the CPU, without running their code.
+"""Readers of other checkpoint formats: name → tensor, on the CPU, without running code of the file.
 
     .safetensors                   read directly
     .pt .pth .th .bin              torch.save, opened with weights_only=True and memory-mapped where the format allows
@@ -6,8 +6,8 @@
     folder or .index.json          Hugging Face shards (safetensors preferred)
 
 A checkpoint that nests its tensors (state_dict, model, …) is unwrapped when there is exactly one choice, and prefixes
-that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied. `read_object` gives what
-torch.save wrote as it is.
+that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied. `read_object` returns the
+object that torch.save wrote, unchanged.
 """
 
 import io
@@ -44,10 +44,10 @@ _MAGIC = {b"\xfd7zXZ\x00": ["lzma"], b"\x28\xb5\x2f\xfd": ["zstd"], b"\x5d\x00\x
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read a checkpoint.
+    """Read the tensors of a checkpoint, by name.
 
     Raises:
-        WeightsError: it is missing, damaged, of an unknown kind, holds code, or holds several dicts of tensors.
+        WeightsError: it is missing, damaged, of an unknown format, holds code, or holds several dicts of tensors.
     """
     path = Path(path)
     if path.is_dir():
@@ -60,10 +60,10 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def read_object(path: str | os.PathLike[str]) -> Any:
-    """All that torch.save wrote to a .pt, .pth, .th, .bin or .ptz, nested and typed as it is, on the CPU.
+    """Read the whole object that torch.save wrote to a .pt, .pth, .th, .bin or .ptz, with tensors on the CPU.
 
     Raises:
-        WeightsError: the file is missing, damaged, of another kind, or holds code.
+        WeightsError: the file is missing, damaged, of another format, or holds code.
     """
     path = Path(path)
     _require_content(path)
@@ -73,9 +73,10 @@ def read_object(path: str | os.PathLike[str]) -> Any:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Any, bool]:
-    """What a lossless copy of a checkpoint has to keep, and whether that is a whole object or a dict of tensors alone.
+    """Return the content that a lossless copy of a checkpoint must keep, and True if that is more than a state dict.
 
-    A .ptz is kept whole, and so is what no single state dict can be taken from; of all else `read_state_dict` is kept.
+    A .ptz is kept as a complete object, and so is a checkpoint without exactly one state dict. For every other
+    checkpoint the content is what `read_state_dict` returns.
 
     Raises:
         WeightsError: as `read_object` and `read_state_dict`.
@@ -84,8 +85,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Any, bool]:
     if path.is_dir() or path.suffix not in (*PICKLED, ".ptz"):
         return read_state_dict(path), False
     content = read_object(path)
-    if path.suffix != ".ptz" and isinstance(content, Mapping) and len(found := _tensor_dicts(content)) == 1:
-        return _without_prefixes(found[0]), False
+    if path.suffix != ".ptz" and isinstance(content, Mapping) and len(states := _tensor_dicts(content)) == 1:
+        return _without_prefixes(states[0]), False
     return content, True
 
 
@@ -95,7 +96,7 @@ def _require_content(path: Path) -> None:
     except OSError as error:
         raise WeightsError(f"cannot open {path}: {(error.strerror or str(error)).lower()}; check the path") from error
     except ValueError as error:
-        raise WeightsError(f"{str(path)!r} is no path a file can have ({error}); check the path") from error
+        raise WeightsError(f"{str(path)!r} is not a valid path ({error}); check the path") from error
     if empty:
         raise WeightsError(f"{path} is empty; copy it again")
 
@@ -113,11 +114,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path, device="cpu"))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{path} is not a whole safetensors file ({_first_line(error)}); copy it again") from error
+        raise WeightsError(
+            f"{path} is not a complete safetensors file ({_first_line(error)}); copy it again"
+        ) from error
 
 
 def _unpickle(source: Path | io.BytesIO, path: Path) -> Any:
-    """What torch.save wrote, opened without running code."""
+    """Return the object that torch.save wrote to `source`, opened without running code."""
     try:
         mapped = _can_be_mapped(source, path)
         if isinstance(source, io.BytesIO):
@@ -145,10 +148,10 @@ def _unpickle(source: Path | io.BytesIO, path: Path) -> Any:
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
-    """Whether `source` is a zip file whose entries lie in it as they are: torch maps deflated ones without inflating.
+    """Return whether `source` is a zip file of uncompressed entries: torch maps deflated ones without inflating them.
 
     Raises:
-        WeightsError: it is a zip file that must be read into memory and would take too much.
+        WeightsError: it is a zip file that must be read into memory and would take too much of it.
     """
     if not zipfile.is_zipfile(source):
         return False
@@ -166,28 +169,28 @@ def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
 
 
 def _unpacked_limit(path: Path) -> int:
-    """Bytes that what is in `path` may take once unpacked."""
+    """Return how many bytes the content of `path` may take once unpacked."""
     return max(MIN_UNPACKED_LIMIT, UNPACKED_PER_BYTE * path.stat().st_size)
 
 
 def _unpacked(path: Path) -> bytes:
-    """The bytes under the general compressor that `path` was packed with; bounded."""
+    """Return the bytes of `path` without its general-purpose compressor; the result is limited in size."""
     data = path.read_bytes()
     if data[:2] == b"PK":
         return data
-    known = next((names for magic, names in _MAGIC.items() if data.startswith(magic)), ["zlib", "brotli"])
+    compressors = next((names for magic, names in _MAGIC.items() if data.startswith(magic)), ["zlib", "brotli"])
     reasons: list[BirdieError] = []
-    for name in known:
+    for name in compressors:
         try:
             return COMPRESSORS[name].decompress(data, _unpacked_limit(path))
         except BirdieError as error:
             reasons.append(error)
     reason = reasons[0] if _looks_like_zlib(data) else reasons[-1]
-    raise WeightsError(f"{path} cannot be unpacked as {' or '.join(known)} ({reason})") from reason
+    raise WeightsError(f"{path} cannot be unpacked as {' or '.join(compressors)} ({reason}); copy it again") from reason
 
 
 def _looks_like_zlib(data: bytes) -> bool:
-    """Whether `data` starts with the two bytes of RFC 1950: deflate, and a multiple of 31."""
+    """Return whether `data` starts with the two bytes of RFC 1950: method deflate, and a multiple of 31."""
     return len(data) >= 2 and data[0] & 15 == 8 and int.from_bytes(data[:2], "big") % 31 == 0
 
 
@@ -197,7 +200,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
-    """The one dict of tensors in `content`."""
+    """Return the only dict of tensors in `content`."""
     if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
         for group in ("quantized", "scales", "passthrough"):
             if isinstance(content.get(group), Mapping):
@@ -206,24 +209,24 @@ def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         kind = type(content).__name__
         raise WeightsError(f"{path} holds a {kind}, not a dict of tensors; save torch.save(model.state_dict(), …)")
-    found = _tensor_dicts(content)
-    if len(found) != 1:
+    states = _tensor_dicts(content)
+    if len(states) != 1:
         keys = ", ".join(repr(key) for key in list(content)[:20]) or "nothing"
-        what = "several dicts of tensors" if found else "no dict of tensors"
-        raise WeightsError(f"{path} holds {what} under its keys {keys}; save the one you mean with torch.save(…)")
-    return found[0]
+        problem = "several dicts of tensors" if states else "no dict of tensors"
+        raise WeightsError(f"{path} holds {problem} under its keys {keys}; save the one you mean with torch.save(…)")
+    return states[0]
 
 
 def _tensor_dicts(content: Mapping[Any, Any]) -> list[dict[str, Tensor]]:
-    """`content` itself if it is all tensors, else every such dict one or two levels inside."""
+    """Return `content` if all its values are tensors, else every such dict one or two levels inside."""
     if _is_tensor_dict(content):
         return [dict(content)]
-    found: list[dict[str, Tensor]] = []
+    states: list[dict[str, Tensor]] = []
     for value in content.values():
         if isinstance(value, Mapping):
             inner = [value] if _is_tensor_dict(value) else [item for item in value.values() if _is_tensor_dict(item)]
-            found.extend(dict(item) for item in inner)
-    return found
+            states.extend(dict(item) for item in inner)
+    return states
 
 
 def _is_tensor_dict(value: Any) -> bool:
@@ -238,31 +241,33 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
     for name in FOLDER_NAMES:
         if (folder / name).is_file():
             return _read_shards(folder / name) if name.endswith(".json") else _read_file(folder / name)
-    raise WeightsError(f"{folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
+    raise WeightsError(f"folder {folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    """All tensors that a Hugging Face index lists, from shards in its folder."""
+    """Read all tensors that a Hugging Face index lists, from shards in the folder of the index."""
     shards: dict[str, list[str]] = {}
     for name, shard in _weight_map(index).items():
         shards.setdefault(shard, []).append(name)
     state: dict[str, Tensor] = {}
     for shard, names in sorted(shards.items()):
-        held = _read_file(index.parent / shard)
-        absent = [name for name in names if name not in held]
+        tensors = _read_file(index.parent / shard)
+        absent = [name for name in names if name not in tensors]
         if absent:
             raise WeightsError(
-                f"{index.parent / shard} lacks {absent[0]!r}, which {index.name} places there; copy it again"
+                f"{index.parent / shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again"
             )
-        state |= {name: held[name] for name in names}
+        state |= {name: tensors[name] for name in names}
     return state
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name → shard file, every shard inside the index's folder."""
+    """Return tensor name → shard file of an index, every shard inside the folder of the index."""
     try:
         if index.stat().st_size > MAX_INDEX_BYTES:
-            raise WeightsError(f"{index} is larger than any index; check the file")
+            raise WeightsError(
+                f"{index} has more than {MAX_INDEX_BYTES:,} bytes, too many for an index; check the file"
+            )
         shards = json.loads(index.read_bytes())["weight_map"]
         pairs = dict(shards.items())
     except OSError as error:
@@ -275,10 +280,10 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise WeightsError(f"{index} has an empty weight_map; copy it again")
     for name, shard in pairs.items():
         if not is_text(name) or (isinstance(shard, str) and not is_text(shard)):
-            raise WeightsError(f"{index} places {name!r} in {shard!r}, which are not both text; copy it again")
+            raise WeightsError(f"{index} lists {name!r} in shard {shard!r}, which are not both text; copy it again")
         if not isinstance(shard, str) or not _inside(shard):
             raise WeightsError(
-                f"{index} places {name!r} in {shard!r}, outside its own folder; do not trust this checkpoint"
+                f"{index} lists {name!r} in shard {shard!r}, outside its own folder; do not trust this checkpoint"
             )
     return pairs
 
@@ -289,7 +294,7 @@ def _inside(shard: str) -> bool:
 
 
 def _without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what DataParallel and torch.compile put before every one of them."""
+    """Return the state without the prefixes that DataParallel and torch.compile add to every name."""
     while state:
         prefix = next((p for p in _PREFIXES if all(name.startswith(p) and name != p for name in state)), None)
         if prefix is None:

@@ -1,7 +1,8 @@
-"""The numbers by which a file calls schemes.
+"""Scheme codes: the numbers by which a file refers to schemes.
 
-birdie's own schemes have their numbers in their modules, 1 to 127. A scheme from elsewhere has none: a file numbers
-those it uses from 128 on and names them in its metadata, "schemes": {"128": NAME}.
+Schemes that ship with birdie have fixed codes from 1 to 127, written in their modules. A foreign scheme (one that
+another package defines) has no fixed code: a file numbers those it uses from 128 on and names them in its metadata,
+"schemes": {"128": NAME}.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,26 +18,28 @@ FIRST_FOREIGN = registry.MAX_CODE + 1
 
 
 def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the number of each scheme that a file with these uses, and what its metadata says of foreign ones.
+    """Return name → code of every scheme that a file may use, and code → name of the foreign ones for its metadata.
 
-    The same names give the same numbers.
+    The same names give the same codes.
 
     Raises:
-        ConfigError: there are more foreign schemes than numbers.
+        ConfigError: there are more foreign schemes than codes.
     """
-    own = {name: code for code, name in registry.own_names_by_code().items()}
-    foreign = sorted(set(names) - set(own))
+    builtin = {name: code for code, name in registry.own_names_by_code().items()}
+    foreign = sorted(set(names) - set(builtin))
     if FIRST_FOREIGN + len(foreign) > MAX_CODE:
-        raise ConfigError(f"a file can use {MAX_CODE - FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}")
+        raise ConfigError(
+            f"a file can use {MAX_CODE - FIRST_FOREIGN} schemes from outside birdie, not {len(foreign)}; use fewer"
+        )
     codes = {name: FIRST_FOREIGN + index for index, name in enumerate(foreign)}
-    return own | codes, {str(code): name for name, code in codes.items()}
+    return builtin | codes, {str(code): name for name, code in codes.items()}
 
 
 def scheme_name(entry: Entry, foreign: Mapping[str, str]) -> str:
     """Return the name of an entry's scheme.
 
     Raises:
-        ArtifactError: its number is neither birdie's nor named in the file.
+        ArtifactError: its code is neither one of birdie's nor named in the file.
     """
     name = registry.own_names_by_code().get(entry.scheme) or foreign.get(str(entry.scheme))
     if name is None:
@@ -47,7 +50,7 @@ def scheme_name(entry: Entry, foreign: Mapping[str, str]) -> str:
 
 
 def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
-    """Return how summaries call an entry's scheme: fp16 and bf16 for casts, alias for a second name."""
+    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias for a second name."""
     if entry.scheme == ALIAS:
         return "alias"
     name = scheme_name(entry, foreign)

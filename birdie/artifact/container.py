@@ -1,10 +1,10 @@
-"""The .birdie file: named entries of opaque streams in one checksummed file. Bytes and the standard library only.
+"""The .birdie container: named entries of opaque streams in one checksummed file. Standard library only.
 
     magic 8 | version 1 | flags 1 | packed length 4 | header length 4 | CRC-32 4 | header | payloads in header order
 
 The header lists every entry (sorted by name) in columns and is deflated, so a thousand tensors cost a few bytes each.
-What a scheme, dtype or coder code means is for the layers above; here they are numbers below 256. The one code with a
-meaning is scheme 0, an alias: a second name of another entry. Every length is checked against a limit and against the
+The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exception is
+scheme 0, an alias: a second name of another entry. Every length is checked against a limit and against the size of the
 file before anything is allocated, and the payloads must fill the file exactly. `docs/format.md` is the byte-exact spec.
 """
 
@@ -57,16 +57,16 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor as it lies in the file.
+    """One tensor of the file, still coded.
 
     Attributes:
         name: unique in the file, at most 4,096 bytes of UTF-8.
         scheme, dtype: codes below 256 of the layer above; scheme 0 is an alias.
-        shape: of the decoded tensor; the product stays below 2**48.
-        params: signed 64-bit integers of the scheme. Of an alias: the index of its target among the sorted names,
-            filled in by the writer.
+        shape: of the decoded tensor; the number of elements stays below 2**48.
+        params: signed 64-bit integers of the scheme. An alias has one, the index of its target among the sorted
+            names, which the writer fills in.
         streams: coded streams, in the scheme's order.
-        target: of an alias, the name of the entry it repeats; None otherwise.
+        target: for an alias, the name of the entry it repeats; None otherwise.
     """
 
     name: str
@@ -79,13 +79,13 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """What the header says of an entry: all but its bytes.
+class EntryHeader:
+    """The header's description of an entry: everything but its payload.
 
     Attributes:
-        entry: with every stream's payload empty.
+        entry: the entry, every stream with an empty payload.
         lengths: payload bytes of each stream.
-        offset: of the first payload byte in the file.
+        offset: position of the first payload byte in the file.
         crc: CRC-32 of the payloads, one after the other.
     """
 
@@ -101,7 +101,7 @@ class Placed:
 
 
 def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
-    """The whole file: the same entries in any order give the same bytes.
+    """Return the bytes of the file that holds `entries`; their order does not matter.
 
     Raises:
         ConfigError: two entries share a name, an alias points nowhere, or a limit of the format is passed.
@@ -119,7 +119,7 @@ def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
 
 
 def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: bytes = b"") -> int:
-    """Write `to_bytes` to `target`, whole or not at all; the number of bytes written.
+    """Write `to_bytes` to `target`, completely or not at all, and return the number of bytes written.
 
     Raises:
         ConfigError: as `to_bytes`.
@@ -131,12 +131,12 @@ def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: by
 
 
 class Reader:
-    """A .birdie file opened for reading. The header is read and checked here; payloads are read when asked for.
+    """A .birdie file opened for reading. The constructor reads and checks the header; `read` reads payloads.
 
-    Safe to share between threads. A context manager; a path stays open until `close`.
+    Threads may share a reader. It is a context manager: a file opened by path stays open until `close`.
 
     Raises:
-        ArtifactError: this is no .birdie file, or its header is damaged, over a limit, or belies the size.
+        ArtifactError: this is not a .birdie file, or its header is damaged, over a limit, or contradicts the size.
     """
 
     def __init__(self, source: str | os.PathLike[str] | bytes | memoryview) -> None:
@@ -165,7 +165,7 @@ class Reader:
     def _open(self) -> None:
         header, self.header_bytes = self._read_header()
         self.metadata, entries, offset = _decode_header(header, self.where, self.header_bytes)
-        self._placed = {placed.entry.name: placed for placed in entries}
+        self._headers = {header.entry.name: header for header in entries}
         if offset != self._size:
             raise ArtifactError(
                 f"{self.where} has {self._size:,} bytes, its header describes {offset:,}; it is cut or has bytes added"
@@ -194,7 +194,7 @@ class Reader:
         return _unpack_header(packed, flags, length, self.where), _PREFIX_BYTES + packed_length
 
     def _at(self, offset: int, length: int) -> memoryview:
-        """`length` bytes at `offset`, both already checked against the size."""
+        """Return `length` bytes at `offset`; the caller has checked both against the size."""
         if self._file is None:
             return self._data[offset : offset + length]
         try:
@@ -209,47 +209,47 @@ class Reader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all entries, sorted by their UTF-8 bytes."""
-        return tuple(self._placed)
+        """Names of all entries, sorted by their UTF-8 bytes."""
+        return tuple(self._headers)
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Size of the complete file in bytes."""
         return self._size
 
-    def placed(self, name: str) -> Placed:
-        """What the header says of entry `name`; nothing is read.
+    def header(self, name: str) -> EntryHeader:
+        """Return the header's description of entry `name`; reads nothing from the file.
 
         Raises:
             ArtifactError: there is no such entry.
         """
         try:
-            return self._placed[name]
+            return self._headers[name]
         except KeyError:
             raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names") from None
 
     def entry(self, name: str) -> Entry:
-        """The entry with empty payloads; nothing is read. Raises as `placed`."""
-        return self.placed(name).entry
+        """Return the entry with empty payloads; reads nothing from the file. Raises as `header`."""
+        return self.header(name).entry
 
     def read(self, name: str) -> Entry:
-        """The entry with its payloads: only its own bytes are read, and their CRC-32 is checked.
+        """Return the entry with its payloads; reads only the bytes of this entry and checks their CRC-32.
 
         Raises:
             ArtifactError: there is no such entry, or its bytes are damaged.
         """
-        placed = self.placed(name)
-        data = self._at(placed.offset, placed.length)
-        if placed.length and zlib.crc32(data) != placed.crc:
+        header = self.header(name)
+        data = self._at(header.offset, header.length)
+        if header.length and zlib.crc32(data) != header.crc:
             raise ArtifactError(f"tensor {name!r} of {self.where} fails its checksum; the file is damaged")
-        ends = accumulate(placed.lengths)
-        cuts = zip(placed.entry.streams, placed.lengths, ends, strict=True)
+        ends = accumulate(header.lengths)
+        cuts = zip(header.entry.streams, header.lengths, ends, strict=True)
         streams = tuple(Stream(stream.coder, bytes(data[end - length : end])) for stream, length, end in cuts)
-        return replace(placed.entry, streams=streams)
+        return replace(header.entry, streams=streams)
 
     def table(self) -> dict[str, int]:
-        """Payload bytes of every entry, in name order. With `header_bytes` they add up to `size`."""
-        return {name: placed.length for name, placed in self._placed.items()}
+        """Return the payload bytes of every entry, in name order. With `header_bytes` they add up to `size`."""
+        return {name: header.length for name, header in self._headers.items()}
 
     def close(self) -> None:
         """Close the file; reading from it afterwards is an error."""
@@ -271,7 +271,7 @@ def _name_bytes(name: str) -> bytes:
 
 
 def _resolved(ordered: list[Entry]) -> list[Entry]:
-    """Entries with their aliases' indices filled in, everything checked against the limits."""
+    """Return the entries with the indices of aliases filled in, everything checked against the limits."""
     index = {entry.name: position for position, entry in enumerate(ordered)}
     if len(index) != len(ordered):
         twice = next(a.name for a, b in pairwise(ordered) if a.name == b.name)
@@ -296,7 +296,7 @@ def _resolved(ordered: list[Entry]) -> list[Entry]:
 
 
 def _over_limit(entry: Entry) -> str | None:
-    """What about `entry` the format cannot hold, or None."""
+    """Return the property of `entry` that the format cannot hold, or None."""
     codes = (entry.scheme, entry.dtype, *(stream.coder for stream in entry.streams))
     if not all(0 <= code <= MAX_CODE for code in codes):
         return f"a code is outside 0…{MAX_CODE}"
@@ -314,18 +314,18 @@ def _over_limit(entry: Entry) -> str | None:
 
 
 def _elements(shape: Sequence[int]) -> int:
-    """Product of the non-zero sizes: an empty dimension must not hide an absurd one."""
+    """Return the product of the non-zero sizes: an empty dimension must not hide an absurd one."""
     return math.prod(filter(None, shape))
 
 
 def _encode_header(ordered: list[Entry], metadata: bytes) -> bytes:
     out = bytearray(varint(len(metadata)) + metadata + varint(len(ordered)))
-    before = b""
+    previous = b""
     for entry in ordered:
         name = entry.name.encode()
-        shared = next((i for i, (a, b) in enumerate(zip(before, name, strict=False)) if a != b), len(before))
+        shared = next((i for i, (a, b) in enumerate(zip(previous, name, strict=False)) if a != b), len(previous))
         out += varint(shared) + varint(len(name) - shared) + name[shared:]
-        before = name
+        previous = name
     out += bytes(entry.scheme for entry in ordered) + bytes(entry.dtype for entry in ordered)
     out += b"".join(varint(len(entry.shape)) + b"".join(map(varint, entry.shape)) for entry in ordered)
     for entry in ordered:
@@ -337,12 +337,14 @@ def _encode_header(ordered: list[Entry], metadata: bytes) -> bytes:
         crc = functools.reduce(lambda crc, stream: zlib.crc32(stream.payload, crc), entry.streams, 0)
         out += struct.pack("<I", crc) if any(stream.payload for stream in entry.streams) else b""
     if len(out) > MAX_HEADER_BYTES:
-        raise ConfigError(f"the header has {len(out):,} bytes, at most {MAX_HEADER_BYTES:,} go; shorten the metadata")
+        raise ConfigError(
+            f"the header has {len(out):,} bytes, more than the {MAX_HEADER_BYTES:,} allowed; shorten the metadata"
+        )
     return bytes(out)
 
 
 def _longest_header(size: int) -> int:
-    """Bytes that the header of a file of `size` bytes may unpack to: a small file must not cost much to open."""
+    """Return how many bytes the header of a file of `size` bytes may unpack to: opening a small file must be cheap."""
     return min(MAX_HEADER_BYTES, max(1 << 20, HEADER_RATIO * size))
 
 
@@ -363,25 +365,25 @@ def _unpack_header(packed: bytes, flags: int, length: int, where: str) -> bytes:
 
 def _decode_names(cursor: Cursor, count: int) -> list[str]:
     names: list[str] = []
-    before, total = b"", 0
+    previous, total = b"", 0
     for position in range(count):
-        shared = cursor.varint(len(before), "length of a shared prefix")
-        raw = before[:shared] + cursor.take(cursor.count(MAX_NAME_BYTES - shared, "length of a name"))
+        shared = cursor.varint(len(previous), "length of a shared prefix")
+        raw = previous[:shared] + cursor.take(cursor.count(MAX_NAME_BYTES - shared, "length of a name"))
         total += len(raw)
         if total > MAX_NAMES_BYTES:
             raise cursor.fail(f"all names together have more than {MAX_NAMES_BYTES:,} bytes")
-        if position and raw <= before:
+        if position and raw <= previous:
             raise cursor.fail("names are not in strictly rising order")
         try:
             names.append(raw.decode())
         except UnicodeDecodeError:
             raise cursor.fail("a name is not UTF-8") from None
-        before = raw
+        previous = raw
     return names
 
 
-def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[Placed], int]:
-    """The metadata, all entries, whose payloads begin at `offset`, and where these end."""
+def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[EntryHeader], int]:
+    """Return the metadata, all entries, whose payloads begin at `offset`, and the offset at which the payloads end."""
     cursor = Cursor(header, where, MAX_FIELDS)
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
     count = cursor.count(MAX_ENTRIES, "number of entries")
@@ -397,7 +399,7 @@ def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[
     crcs = [int.from_bytes(cursor.take(4), "little") if any(sizes) else 0 for sizes in lengths]
     if cursor.position != len(header):
         raise cursor.fail("bytes follow the last field")
-    placed = []
+    headers = []
     empty = [Stream(code, b"") for code in range(MAX_CODE + 1)]
     for i, name in enumerate(names):
         streams = tuple(empty[code] for code in coders[i])
@@ -407,6 +409,6 @@ def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[
                 raise cursor.fail(f"alias {name!r} points to no stored tensor")
             target = names[params[i][0]]
         entry = Entry(name, schemes[i], dtypes[i], shapes[i], params[i], streams, target)
-        placed.append(Placed(entry, lengths[i], offset, crcs[i]))
+        headers.append(EntryHeader(entry, lengths[i], offset, crcs[i]))
         offset += sum(lengths[i])
-    return metadata, placed, offset
+    return metadata, headers, offset

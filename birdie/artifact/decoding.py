@@ -1,8 +1,8 @@
-"""Entries of a file to tensors: everything a decoder needs, and nothing that saves, fills modules or looks up schemes.
+"""Decoding of file entries to tensors, without saving, filling modules or looking up schemes.
 
     entry ──decoder's layout──► streams ──entropy decoding──► integers ──decoder──► tensor
 
-The caller says which decoder an entry has (`decoder_of`), so that a decoder shipped alone can have its own table.
+The caller passes the look-up of decoders (`decoder_of`): the one-file decoder has a table of its own.
 """
 
 import math
@@ -20,7 +20,7 @@ from birdie.errors import ArtifactError
 DecoderOf = Callable[[Entry], Decoder]
 """The decoder of an entry; raises ArtifactError where there is none."""
 
-# The numbers by which a file calls dtypes. Never change one; new ones go at the end.
+# The index of a dtype is its code in the file. Never change one; new dtypes go at the end.
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
@@ -35,7 +35,7 @@ def dtype_of(entry: Entry) -> torch.dtype:
     """Return the dtype of an entry's tensor.
 
     Raises:
-        ArtifactError: its number is unknown.
+        ArtifactError: its code is unknown.
     """
     if entry.dtype >= len(DTYPES):
         raise ArtifactError(
@@ -60,10 +60,10 @@ def stored_name(reader: Reader, name: str) -> str:
 
 
 def require_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | None = None) -> None:
-    """Refuse a file that declares more decoded bytes than allowed, before anything is allocated.
+    """Check that a file does not declare more decoded bytes than allowed, before anything is allocated.
 
     Raises:
-        ArtifactError: it does; the default limit is the larger of 1 GiB and 64 × the file.
+        ArtifactError: it declares more; the default limit is the larger of 1 GiB and 64 × the file.
     """
     limit = max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * reader.size) if max_bytes is None else max_bytes
     entries = [reader.entry(name) for name in (reader.names if names is None else names)]
@@ -76,9 +76,9 @@ def require_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | N
 
 
 def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str, Tensor]:
-    """Decode every stored tensor, the longest first, so that no thread is left alone with it at the end.
+    """Decode every stored tensor, the longest first, so that no thread works on it alone at the end.
 
-    One that is longer than a thread's share is decoded on many threads.
+    A tensor that is longer than one thread's share is itself decoded on all threads.
     """
     lengths = reader.table()
     stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
@@ -95,14 +95,16 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
     """Read and decode one stored entry on at most `threads` threads.
 
     Raises:
-        ArtifactError: it is corrupt, or uses a code of a newer version.
+        ArtifactError: the entry is corrupt, or uses a code of a newer version.
     """
     entry = reader.read(name)
     dtype, decoder = dtype_of(entry), decoder_of(entry)
     try:
         layout = decoder.layout(entry.shape, dtype, entry.params)
         if len(layout) != len(entry.streams):
-            raise ArtifactError(f"scheme {decoder.name} needs {len(layout)} streams but {len(entry.streams)} are there")
+            raise ArtifactError(
+                f"scheme {decoder.name} needs {len(layout)} streams, not {len(entry.streams)}; the file is corrupt"
+            )
         streams = tuple(
             entropy.decode(
                 stream.coder, stream.payload, expected.rows, expected.columns, expected.hints, expected.dtype, threads

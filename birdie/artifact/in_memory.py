@@ -1,8 +1,8 @@
-"""A model's weights as a state dict of bytes: every tensor a small .birdie file of its own, under its own name.
+"""Compressed weights as a state dict of bytes: every tensor is a small .birdie file under its plain name.
 
     compress_weights(model) ─► {"0.weight": uint8 bytes, …} ─► torch.save, safetensors ─► load_weights(…, into=model)
 
-For one file of a whole model, `birdie.save` is smaller by the header that each of these repeats.
+One file of the complete model, as `birdie.save` writes it, is smaller: it has one header instead of one per tensor.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ _NAME = "tensor"
 
 
 def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | None = None) -> dict[str, Tensor]:
-    """Return every tensor of `model`'s state dict, by its plain name, as bytes (uint8, 1-D).
+    """Compress every tensor of `model`'s state dict to bytes (uint8, 1-D), by its plain name.
 
-    Weights that `birdie.spectral` wrapped are stored as trained; other matrices become per-row int8, small tensors take
-    16 bits.
+    Weights that `birdie.spectral` wrapped are stored as trained; other matrices become per-row int8; small tensors are
+    kept in 16 bits.
 
     Args:
         model: a module, wrapped or not; never changed. Tied names share one tensor of bytes.
-        coder: "max" for the fewest bytes, "fast" for the quickest.
+        coder: "max" for the fewest bytes, "fast" for the least time.
         workers: threads; None takes every core.
 
     Raises:
@@ -54,17 +54,17 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: None = None) -> dict
 @overload
 def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module) -> nn.Module: ...
 def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = None) -> dict[str, Tensor] | nn.Module:
-    """Return the tensors that `compress_weights` compressed.
+    """Decode the tensors that `compress_weights` compressed.
 
     Args:
         compressed: name → bytes.
-        into: a module that takes the tensors, wrapped or not; names and shapes must match.
+        into: a module to copy the tensors into, wrapped or not; names and shapes must match.
 
     Returns:
         name → tensor; or `into`.
 
     Raises:
-        ArtifactError: an item is no such bytes, or they are corrupt.
+        ArtifactError: an item is not a 1-D uint8 tensor, or its bytes are corrupt.
         WeightsError: names or shapes do not match `into`.
     """
     state: dict[str, Tensor] = {}
@@ -77,6 +77,6 @@ def load_weights(compressed: Mapping[str, Tensor], *, into: nn.Module | None = N
             try:
                 decoded[key] = load(data.cpu().numpy().tobytes())[_NAME]  # type: ignore[call-overload]
             except (ArtifactError, KeyError) as error:
-                raise ArtifactError(f"the bytes of {name!r} are corrupt ({error})") from error
+                raise ArtifactError(f"the bytes of {name!r} are corrupt ({error}); compress the model again") from error
         state[name] = decoded[key]
     return state if into is None else fill(into, state, "the compressed weights")

@@ -1,9 +1,9 @@
-"""The challenge's own export, kept for comparison: per-row int8, torch.save, zlib level 9.
+"""The challenge's own int8 export, kept for comparison: per-row int8, torch.save, zlib level 9.
 
-A faithful copy of its arithmetic, floor included: a row's scale is never below 1/127, so a row of weights under 1 is
-rounded in steps of 1/127 whatever its range. That is coarse and compresses well, and it is what the challenge's scores
-mean. Nothing else in birdie uses it. Source: the int8_clean_per_row_v1 format of parameter-golf's train_gpt.py, and
-the INT4_LAYERS / INT4_STEP option of its 10-layer mixed-precision record.
+The arithmetic is copied exactly, including its lower limit: a row's scale is never below 1/127, so a row of weights
+under 1 is rounded to multiples of 1/127 whatever its range. That is coarse and compresses well, and the challenge's
+scores are measured so. Nothing else in birdie uses it. Source: the int8_clean_per_row_v1 format of parameter-golf's
+train_gpt.py, and the INT4_LAYERS / INT4_STEP option of its 10-layer mixed-precision record.
 """
 
 import io
@@ -32,10 +32,10 @@ class Packed:
     """The export and the figures of its log line.
 
     Attributes:
-        blob: what the challenge writes to final_model.int8.ptz.
-        payload_bytes: of all tensors as quantized, before torch.save.
-        raw_bytes: of torch.save's output, before zlib.
-        tensor_bytes: of all tensors before quantizing.
+        blob: the bytes that the challenge writes to final_model.int8.ptz.
+        payload_bytes: size of all quantized tensors, before torch.save.
+        raw_bytes: size of torch.save's output, before zlib.
+        tensor_bytes: size of all tensors before quantization.
     """
 
     blob: bytes
@@ -45,7 +45,7 @@ class Packed:
 
     @property
     def payload_ratio(self) -> float:
-        """Bytes before over bytes after quantizing."""
+        """Ratio of the bytes before quantization to those after."""
         return self.tensor_bytes / max(self.payload_bytes, 1)
 
 
@@ -54,7 +54,7 @@ def pack(state: Mapping[str, Tensor], *, int4_layers: Collection[int] = (), int4
 
     Raises:
         ConfigError: the step is out of range.
-        WeightsError: a tensor is not finite.
+        WeightsError: a tensor holds NaN or infinite values.
     """
     if not 1 <= int4_step <= 127:
         raise ConfigError(f"INT4_STEP={int4_step} is out of range; choose 1 to 127")
@@ -87,7 +87,7 @@ def pack(state: Mapping[str, Tensor], *, int4_layers: Collection[int] = (), int4
 
 
 def _kept(name: str, weight: Tensor, original: dict[str, str]) -> Tensor:
-    """What stands for a tensor that is not quantized: float16, but float32 for the control tensors."""
+    """Return the stored form of a tensor that is not quantized: float16, but float32 for the control tensors."""
     if not weight.is_floating_point():
         return weight
     if any(part in name for part in CONTROL_NAMES):
@@ -104,7 +104,7 @@ def _in_layers(name: str, layers: Collection[int]) -> bool:
 
 
 def _quantize(name: str, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """(int8 symbols, scales): float16 per row of a matrix, one float32 for any other tensor."""
+    """Return (int8 symbols, scales): a float16 scale per row of a matrix, one float32 scale for any other tensor."""
     if not bool(torch.isfinite(weight).all()):
         raise WeightsError(
             f"tensor {name!r} holds NaN or infinite values; the challenge's int8 export cannot store them"
@@ -120,7 +120,7 @@ def _quantize(name: str, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def unpack(blob: bytes, max_bytes: int) -> dict[str, Tensor]:
-    """Undo `pack`, as far as it goes.
+    """Return the tensors of an export that `pack` made: dequantized, in the dtypes they had.
 
     Raises:
         WeightsError: `blob` is not such an export, or unpacks to more than `max_bytes`.
@@ -137,15 +137,15 @@ def unpack(blob: bytes, max_bytes: int) -> dict[str, Tensor]:
     try:
         content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many kinds for damaged input
-        raise WeightsError("the int8+zlib export does not hold what torch.save wrote; export it again") from error
+        raise WeightsError("the int8+zlib export holds no file of torch.save; export it again") from error
     return dequantize(content)
 
 
 def dequantize(content: Any) -> dict[str, Tensor]:
-    """The tensors of an export's dict, each in the dtype it had.
+    """Return the tensors of an export's dict, each in its original dtype.
 
     Raises:
-        WeightsError: the dict is not an export, or its parts do not fit.
+        WeightsError: the dict is not an export, or its parts contradict one another.
     """
     if not isinstance(content, dict) or content.get("__quant_format__") != FORMAT:
         raise WeightsError(f"this is not an {FORMAT} export; give the .ptz of the challenge's script")
@@ -163,6 +163,6 @@ def dequantize(content: Any) -> dict[str, Tensor]:
 
 
 def _dequantized(symbols: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Symbols times scales in float32, cast once."""
+    """Return symbols times scales, computed in float32 and cast once."""
     shape = (-1, *[1] * (symbols.ndim - 1)) if scale.ndim else ()
     return (symbols.float() * scale.float().reshape(shape)).to(dtype).contiguous()

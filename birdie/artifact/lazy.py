@@ -1,10 +1,10 @@
-"""A module whose weights stay coded until they are used: reading one decodes it.
+"""Lazy loading: the weights of a module stay coded until they are used, and reading one decodes it.
 
     module.weight ─► Module.__getattr__ ─► Tensors["weight"] ─► Store (birdie.artifact.tensor_cache) ─► tensor
 
-Decoding hangs on the read, not on hooks around forward, because not every use is a call: attention reads the weight of
-its output projection without calling it, a tied head reads the embedding's, recurrent layers keep lists of theirs. A
-read is right wherever it comes from, and an exception in a forward leaves nothing to clean up.
+Decoding is triggered by the attribute read, not by hooks around forward, because not every use is a call: attention
+reads the weight of its output projection without calling it, a tied head reads the embedding's weight, recurrent layers
+keep lists of theirs. Every read gets the right tensor, and an exception in a forward leaves nothing to clean up.
 """
 
 import copy
@@ -25,61 +25,66 @@ _EAGER = "load it without lazy"
 
 
 class Tensors(MutableMapping[str, Tensor | None]):
-    """The parameters or buffers of a module by name: slots are decoded when read, all else is what it is.
+    """The parameters or buffers of a module by name: a slot is decoded when it is read, a tensor is returned as it is.
 
-    It takes the place of the dict that torch keeps them in, so that every way to them (attributes, `parameters`,
-    `state_dict`) leads through here.
+    It replaces the dict in which torch keeps them, so that every access (attributes, `parameters`, `state_dict`) goes
+    through this class.
     """
 
     def __init__(self, store: Store, items: Mapping[str, Slot | Tensor | None]) -> None:
         self.store, self._items = store, dict(items)
 
     def __getitem__(self, key: str) -> Tensor | None:
-        """The tensor `key`, decoded if it has to be."""
+        """Return the tensor `key`, decoded if necessary."""
         item = self._items[key]
         return self.store.get(item) if isinstance(item, Slot) else item
 
     def __setitem__(self, key: str, value: Tensor | None) -> None:
-        """Put a tensor of the caller's in the place of whatever was there."""
+        """Replace the tensor or slot `key` with a tensor of the caller."""
         self._items[key] = value
 
     def __delitem__(self, key: str) -> None:
-        """Forget `key`."""
+        """Remove the tensor `key`."""
         del self._items[key]
 
     def __iter__(self) -> Iterator[str]:
-        """The names, without decoding."""
+        """Iterate over the names, without decoding."""
         return iter(self._items)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of tensors."""
         return len(self._items)
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is such a name, without decoding."""
+        """Return whether there is a tensor `key`, without decoding it."""
         return key in self._items
 
     def discard(self, key: str) -> None:
-        """Forget `key`: torch asks what is no dict in this way."""
+        """Remove the tensor `key`: torch calls this method on containers that are no dict."""
         self._items.pop(key, None)
 
     def copy(self) -> "Tensors":
-        """Another one, with the same tensors."""
+        """Return a shallow copy, with the same tensors."""
         return Tensors(self.store, self._items)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tensors":
-        """Another one, with copies of what is in memory."""
+        """Return a deep copy, with copies of the tensors that are in memory."""
         return Tensors(self.store, copy.deepcopy(self._items, memo))
 
     def slots(self) -> dict[str, Slot]:
-        """What is not in memory."""
+        """Return the slots by name: the tensors that are not in memory."""
         return {key: item for key, item in self._items.items() if isinstance(item, Slot)}
 
     def move(self, apply: Callable[[], None], cast: Callable[[Slot], Slot], swap: Callable[[Any], None]) -> None:
-        """Move what is in memory by `apply`, which finds it where `swap` puts it, and all else by `cast`.
+        """Move the tensors in memory to another device or dtype, and note the move for those that are not.
+
+        Args:
+            apply: moves the tensors of the dict that `swap` installed.
+            cast: slot → slot that includes the move.
+            swap: installs a dict as the module's parameters or buffers.
 
         Raises:
-            ConfigError: the cache cannot hold what a cast would make.
+            ConfigError: the cache cannot hold a tensor after its cast.
         """
         moved = {key: cast(slot) for key, slot in self.slots().items()}
         self.store.fit(moved)
@@ -98,20 +103,20 @@ class Tensors(MutableMapping[str, Tensor | None]):
 
 
 class LazyModule(nn.Module):
-    """What every module below a lazily loaded one is as well: it runs, moves and is copied, and refuses the rest."""
+    """Base class of every module below a lazily loaded one: it can run, move and be copied, and refuses the rest."""
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode.
 
         Raises:
-            ConfigError: training was asked for.
+            ConfigError: `mode` is True.
         """
         if mode:
             raise ConfigError(f"a lazily loaded {type(self).__name__} runs but cannot be trained; {_EAGER} to train")
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move what is in memory, and note where the rest goes once it is decoded."""
+        """Move the tensors in memory, and note the device and dtype of the others for when they are decoded."""
 
         def cast(slot: Slot) -> Slot:
             device, dtype = slot.casts[-1]
@@ -122,9 +127,9 @@ class LazyModule(nn.Module):
             super(LazyModule, self)._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
         for kind in ("_parameters", "_buffers"):
-            held = self.__dict__[kind]
-            if isinstance(held, Tensors):
-                apply = functools.partial(held.move, apply, cast, functools.partial(self.__dict__.__setitem__, kind))
+            tensors = self.__dict__[kind]
+            if isinstance(tensors, Tensors):
+                apply = functools.partial(tensors.move, apply, cast, functools.partial(self.__dict__.__setitem__, kind))
         apply()
         return self
 
@@ -132,13 +137,13 @@ class LazyModule(nn.Module):
         raise ConfigError(f"a lazily loaded {type(self).__name__} takes no other weights; build the module anew")
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
-        """Refuse to be pickled: the weights are in the file."""
+        """Raise ConfigError: a pickle would not contain the weights, which are in the file."""
         raise ConfigError(
             f"a lazily loaded {type(self).__name__} cannot be pickled; save its state_dict(), or send the .birdie file"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Another module over the same file and the same cache."""
+        """Return another module that reads the same file through the same cache."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -146,7 +151,7 @@ class LazyModule(nn.Module):
 
 
 class LazyRecurrent(LazyModule):
-    """RNN, LSTM and GRU keep a list of their weights: here it is made when asked for, so that it holds nothing."""
+    """RNN, LSTM and GRU with the list of their weights built at every read, so that it keeps no tensor alive."""
 
     _flat_weights_names: list[str]
 
@@ -169,13 +174,13 @@ class LazyRecurrent(LazyModule):
 
 @functools.cache
 def _lazy_class(kind: Any) -> Any:
-    """A subclass of module class `kind` under its name: `isinstance` and `repr` say what they said."""
+    """Return a subclass of module class `kind` with the same name, so that `isinstance` and `repr` do not change."""
     base = LazyRecurrent if issubclass(kind, nn.RNNBase) else LazyModule
     return type(kind.__name__, (base, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 class _Outline(nn.Module):
-    """Shapes and dtypes of a module: `fill` compares with a file, and there is nothing to copy."""
+    """A stand-in with the shapes and dtypes of a module: `fill` checks it against a file and copies nothing."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         super().__init__()
@@ -188,11 +193,11 @@ class _Outline(nn.Module):
         return None
 
 
-def _hollow(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _placeholder(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty((), dtype=dtype, device="cpu").expand(shape)
 
 
-Places = dict[str, tuple[nn.Module, str, str, Tensor]]  # name → module, "_parameters" or "_buffers", name there, tensor
+Owners = dict[str, tuple[nn.Module, str, str, Tensor]]  # name → module, "_parameters" or "_buffers", its key, tensor
 
 
 def attach(
@@ -206,32 +211,33 @@ def attach(
     dtype: torch.dtype | None = None,
     cache_bytes: int | None = None,
 ) -> M:
-    """Make `module` read its weights from a file when they are used; puts it in evaluation mode.
+    """Make `module` read its weights from a file when they are used, and put it in evaluation mode.
 
     Args:
-        module: with or without memory of its own (the meta device); the memory it has is given back.
-        stored: name of each tensor → what the file holds.
-        decode: name of the bytes (`Stored.name`) → tensor, from any thread.
-        close: called when the last module that reads the file is gone.
-        where: the file, for messages.
-        device, dtype: where the module goes, as in `Module.to`.
-        cache_bytes: of decoded tensors held at most; default 1.5 times the largest layer.
+        module: with memory or on the meta device; the memory of its tensors is freed.
+        stored: name of each tensor → its description in the file.
+        decode: name of a stored tensor (`Stored.name`) → tensor; called from any thread.
+        close: called when the last module that reads the file is garbage-collected.
+        where: name of the file, for error messages.
+        device, dtype: destination of the module, as in `Module.to`.
+        cache_bytes: most bytes of decoded tensors to keep; default 1.5 times the largest layer.
 
     Raises:
         WeightsError: names, shapes or kinds of numbers do not match, or a buffer that is not in the file has no memory.
-        ConfigError: the module is of a kind that cannot be loaded lazily, or `cache_bytes` holds less than one tensor.
+        ConfigError: the module cannot be loaded lazily, or `cache_bytes` is less than one tensor.
     """
-    if any(isinstance(each, LazyModule) for each in module.modules()):
+    if any(isinstance(part, LazyModule) for part in module.modules()):
         raise ConfigError(f"the module already reads its weights from a file; build it anew for {where}")
-    own = module.state_dict(keep_vars=True)
-    hollow = {name: _hollow(tuple(t.shape), t.dtype) if _is_plain(t) else t for name, t in own.items()}
-    fill(_Outline(hollow), {name: _hollow(each.shape, each.dtype) for name, each in stored.items()}, where)
-    places = _places(module)
-    _require_places(module, own, places, where)
-    source = {id(places[name][3]): stored[name] for name in own}  # of tied tensors the last is loaded last
+    current = module.state_dict(keep_vars=True)
+    placeholders = {name: _placeholder(tuple(t.shape), t.dtype) if _is_plain(t) else t for name, t in current.items()}
+    fill(_Outline(placeholders), {name: _placeholder(item.shape, item.dtype) for name, item in stored.items()}, where)
+    owners = _owners(module)
+    _require_owners(module, current, owners, where)
+    # Tied names share one tensor; the last name in the state dict wins, as it would be the last to be copied.
+    source = {id(owners[name][3]): stored[name] for name in current}
     slots: dict[str, Slot] = {}
-    for name in own:
-        _, kind, _, tensor = places[name]
+    for name in current:
+        _, kind, _, tensor = owners[name]
         at = torch.device("cpu") if tensor.is_meta else tensor.device
         movable = tensor.is_floating_point() or tensor.is_complex()
         slot = Slot(source[id(tensor)], ((at, tensor.dtype),), kind == "_parameters")
@@ -240,10 +246,10 @@ def attach(
     store = Store(decode, close, cache_bytes)
     layers: dict[int, dict[str, Slot]] = {}
     for name, slot in slots.items():
-        layers.setdefault(id(places[name][0]), {})[name] = slot
+        layers.setdefault(id(owners[name][0]), {})[name] = slot
     for layer in layers.values():
         store.fit(layer)
-    _install(module, places, slots, store)
+    _install(module, owners, slots, store)
     module.to(device=device, dtype=dtype)
     return module.eval()
 
@@ -252,51 +258,56 @@ def _is_plain(item: Any) -> bool:
     return isinstance(item, Tensor) and not is_lazy(item)
 
 
-def _places(module: nn.Module) -> Places:
-    """Where every parameter and buffer is kept, by each of its names."""
-    found: Places = {}
-    for prefix, each in module.named_modules(remove_duplicate=False):
+def _owners(module: nn.Module) -> Owners:
+    """Return the module that keeps each parameter and buffer, under all of its names."""
+    owners: Owners = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
         for kind in ("_parameters", "_buffers"):
-            for key, tensor in getattr(each, kind).items():
+            for key, tensor in getattr(part, kind).items():
                 if tensor is not None:
-                    found[f"{prefix}.{key}" if prefix else key] = each, kind, key, tensor
-    return found
+                    owners[f"{prefix}.{key}" if prefix else key] = part, kind, key, tensor
+    return owners
 
 
-def _require_places(module: nn.Module, own: Mapping[str, Any], places: Places, where: str) -> None:
-    """Refuse what could be wrong in silence: tensors that are elsewhere as well, and those that would never be read."""
-    for name in own:
-        if name not in places or isinstance(places[name][0], torch.jit.ScriptModule):
+def _require_owners(module: nn.Module, state: Mapping[str, Any], owners: Owners, where: str) -> None:
+    """Check for silent errors: tensors that are also kept outside of the parameters, and tensors never read from there.
+
+    Raises:
+        ConfigError: a tensor is not a plain parameter or buffer, or an attribute of a module also refers to it.
+        WeightsError: a buffer that the file does not have is on the meta device.
+    """
+    for name in state:
+        if name not in owners or isinstance(owners[name][0], torch.jit.ScriptModule):
             raise ConfigError(f"tensor {name!r} is not kept as a parameter or buffer of a plain module; {_EAGER}")
-    for name, (_, _, _, tensor) in places.items():
-        if name not in own and tensor.is_meta:
+    for name, (_, _, _, tensor) in owners.items():
+        if name not in state and tensor.is_meta:
             raise WeightsError(
-                f"buffer {name!r} of the module is not in {where} and has no memory; make it on a real device, or "
-                "build the module there"
+                f"buffer {name!r} of the module is not in {where} and has no memory; create it on a real device, or "
+                "build the module on one"
             )
-    names = {id(places[name][3]): name for name in own}
-    for prefix, each in module.named_modules():
-        for key, value in vars(each).items():
-            if key in ("_parameters", "_buffers", "_modules") or (isinstance(each, nn.RNNBase) and "_flat" in key):
+    names = {id(owners[name][3]): name for name in state}
+    for prefix, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key in ("_parameters", "_buffers", "_modules") or (isinstance(part, nn.RNNBase) and "_flat" in key):
                 continue
-            parts = value.values() if isinstance(value, dict) else value
-            for part in parts if isinstance(value, list | tuple | set | dict) else [value]:
-                if id(part) in names:
+            items = value.values() if isinstance(value, dict) else value
+            for item in items if isinstance(value, list | tuple | set | dict) else [value]:
+                if id(item) in names:
                     raise ConfigError(
-                        f"{f'{prefix}.{key}' if prefix else key} of the module also holds tensor {names[id(part)]!r} "
-                        f"and would miss what is decoded; {_EAGER}"
+                        f"{f'{prefix}.{key}' if prefix else key} of the module also holds tensor "
+                        f"{names[id(item)]!r} and would not see the decoded weights; {_EAGER}"
                     )
 
 
-def _install(module: nn.Module, places: Places, slots: Mapping[str, Slot], store: Store) -> None:
-    for each in list(module.modules()):
-        if not isinstance(each, torch.jit.ScriptModule):
-            for key in ("_flat_weights", "_flat_weight_refs") if isinstance(each, nn.RNNBase) else ():
-                each.__dict__.pop(key, None)
-            kind: Any = type(each)  # for mypy, which takes classes of modules for unhashable
-            each.__class__ = _lazy_class(kind)
+def _install(module: nn.Module, owners: Owners, slots: Mapping[str, Slot], store: Store) -> None:
+    for part in list(module.modules()):
+        if not isinstance(part, torch.jit.ScriptModule):
+            for key in ("_flat_weights", "_flat_weight_refs") if isinstance(part, nn.RNNBase) else ():
+                part.__dict__.pop(key, None)
+            kind: Any = type(part)  # for mypy, which takes classes of modules for unhashable
+            part.__class__ = _lazy_class(kind)
     for name, slot in slots.items():
-        owner, kind, key, _ = places[name]
+        owner, kind, key, _ = owners[name]
         if not isinstance(owner.__dict__[kind], Tensors):
             owner.__dict__[kind] = Tensors(store, owner.__dict__[kind])
         owner.__dict__[kind]._items[key] = slot

@@ -1,7 +1,7 @@
-"""A .birdie file back to tensors or into a module: load, load one tensor, or look at the header alone.
+"""Loading of .birdie files: all tensors (into a module or a dict), one tensor, or a summary of the header.
 
-No pickle and no code: a file decodes to tensors or raises ArtifactError. A file that uses a scheme from outside birdie
-names it; it is decoded only if that scheme was registered, or is asked for by name.
+No pickle and no code: a file decodes to tensors or raises ArtifactError. A file that uses a scheme from another package
+names it; the file is decoded only if that scheme is registered, or if the caller names it in `schemes`.
 """
 
 import math
@@ -68,38 +68,38 @@ def load(
     schemes: Collection[str] = (),
     workers: int | None = None,
 ) -> dict[str, Tensor] | nn.Module:
-    """Decode a file.
+    """Decode a file to a dict of tensors, or into a module.
 
     Args:
         path: a .birdie file.
-        into: a module that takes the tensors; names and shapes must match exactly.
-        device: where the tensors (or the module) go; default the CPU (or where the module is).
-        dtype: what floating tensors (or the module) are cast to after decoding.
+        into: a module to copy the tensors into; names and shapes must match exactly.
+        device: destination of the tensors (or of the module); default: the CPU (or the module's current device).
+        dtype: dtype to which floating tensors (or the module) are cast after decoding.
         lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run:
             it is put in evaluation mode, and may have been built on the meta device. The file stays open.
-        cache_bytes: with lazy, of decoded tensors to hold at most; default 1.5 times the largest layer.
+        cache_bytes: with lazy, most bytes of decoded tensors to keep; default 1.5 times the largest layer.
         max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
-        schemes: names of schemes from other packages that this file may use. They are imported: it is code.
-        workers: threads; None takes every core.
+        schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
+        workers: threads; None uses every core.
 
     Returns:
         name → tensor, tied names sharing one tensor; or `into`.
 
     Raises:
         ArtifactError: the file is missing, corrupt, decodes to more than `max_bytes`, or uses an unknown scheme.
-        WeightsError: names, shapes or kinds of numbers do not match `into`, or it has no memory (meta).
+        WeightsError: names, shapes or kinds of numbers do not match `into`, or `into` has no memory (meta).
         ConfigError: a setting is wrong, or `into` cannot be loaded lazily.
     """
     _require_arguments(path, into, device, dtype)
     max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
     cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
     if cache_bytes is not None and not lazy:
-        raise ConfigError("cache_bytes bounds what lazy loading holds; give lazy=True as well, or leave it out")
+        raise ConfigError("cache_bytes limits the cache of lazy loading; give lazy=True as well, or leave it out")
     for name in set(schemes) - set(names()):
         import_scheme(name)
     if lazy:
         if into is None:
-            raise ConfigError("lazy loading decodes what a module reads; give into=, or leave lazy out")
+            raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
         return _load_lazily(path, into, max_bytes, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
     with Reader(path) as reader:
         require_size(reader, max_bytes)
@@ -124,11 +124,11 @@ def _load_lazily(path: Source, into: M, max_bytes: int | None, workers: int | No
 
 
 def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> Tensor:
-    """Decode one tensor; only its own bytes are read.
+    """Decode one tensor of a file, reading only its bytes.
 
     Raises:
         ArtifactError: there is no such tensor, it is corrupt, or it decodes to more than `max_bytes`.
-        ConfigError: no file can have that path.
+        ConfigError: the path is not valid.
     """
     _require_arguments(path)
     with Reader(path) as reader:
@@ -138,16 +138,16 @@ def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> T
 
 
 def inspect(path: Source) -> Summary:
-    """Return what is in a file, from its header alone.
+    """Return the summary of a file, reading only its header.
 
     Raises:
         ArtifactError: the file is missing or its header is corrupt.
-        ConfigError: no file can have that path.
+        ConfigError: the path is not valid.
     """
     _require_arguments(path)
     with Reader(path) as reader:
-        about = file_metadata.parse(bytes(reader.metadata), reader.where)
-        sizes, foreign = reader.table(), about.get("schemes", {})
+        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
+        sizes, foreign = reader.table(), fields.get("schemes", {})
         entries = [reader.entry(name) for name in reader.names]
         rows = tuple(
             TensorSummary(
@@ -156,8 +156,8 @@ def inspect(path: Source) -> Summary:
             for entry in entries
         )
         weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
-        more = about.get("metadata", {}), about.get("tree")
-        return Summary(str(path), reader.size, about.get("budget"), weights, rows, *more)
+        extra = fields.get("metadata", {}), fields.get("tree")
+        return Summary(str(path), reader.size, fields.get("budget"), weights, rows, *extra)
 
 
 def _decoders(reader: Reader) -> DecoderOf:
@@ -168,12 +168,12 @@ def _decoders(reader: Reader) -> DecoderOf:
 
 
 def _require_arguments(path: Any, into: Any = None, device: Any = None, dtype: Any = None) -> None:
-    """Refuse early what cannot be loaded from, into, onto or as.
+    """Check the arguments of `load` before the file is opened.
 
     Raises:
         ConfigError: one is no path, no module, no device of this machine, or no dtype for a module.
     """
-    if not isinstance(path, bytes | memoryview):  # a whole file in memory is read as well
+    if not isinstance(path, bytes | memoryview):  # the bytes of a file are accepted in place of its path
         require_path(path)
     if into is not None and not isinstance(into, nn.Module):
         raise ConfigError(f"into is a {type(into).__name__}, not a module; leave it out to get a dict of tensors")

@@ -1,8 +1,8 @@
-"""What a file says about itself besides its tensors: one JSON object in the container's metadata, or nothing.
+"""Metadata of a file: one JSON object in the container, or nothing.
 
-budget     bytes the file was allowed               metadata   what the caller of `save` added
-tree       how the tensors nest (birdie.artifact.pytree), where the file holds a whole checkpoint
-schemes    number → name of the schemes in the file that are not birdie's own
+budget     byte budget of the file                  metadata   JSON of the caller of `save`
+tree       how the tensors nest (birdie.artifact.pytree), if the file holds a complete checkpoint
+schemes    code → name of the schemes in the file that do not ship with birdie
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from birdie.errors import ArtifactError, ConfigError
 
-MAX_VALUES = 1 << 22  # as many commas and brackets: parsed Python values take a hundred times their bytes
+MAX_VALUES = 1 << 22  # most commas and brackets in the JSON: parsed Python values take a hundred times their bytes
 
 
 def to_bytes(
@@ -20,10 +20,10 @@ def to_bytes(
     tree: Any = None,
     schemes: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return the JSON of what there is; the same facts give the same bytes.
+    """Return the JSON of the arguments that are not None; equal arguments give equal bytes.
 
     Raises:
-        ConfigError: `metadata` is not JSON.
+        ConfigError: `metadata` cannot be written as JSON, or holds too many values.
     """
     fields = {
         "budget": budget,
@@ -46,27 +46,27 @@ def to_bytes(
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return what `to_bytes` was given: a dict with some of budget, metadata, tree and schemes.
+    """Return the arguments of `to_bytes`: a dict with some of budget, metadata, tree and schemes.
 
     Args:
         data: the container's metadata.
-        where: the file's name, for errors.
+        where: name of the file, for error messages.
 
     Raises:
-        ArtifactError: it is not what `to_bytes` makes.
+        ArtifactError: `data` is not what `to_bytes` writes.
     """
     if not data:
         return {}
     if _has_too_many_values(data):
         raise ArtifactError(f"the metadata of {where} holds more values than birdie writes; the file is damaged")
     try:
-        about = json.loads(data)
+        fields = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the metadata of {where} is not JSON; the file is damaged") from error
-    known = isinstance(about, dict) and isinstance(about.get("metadata", {}), dict)
-    if not known or not isinstance(about.get("budget", 0), int) or not _are_names(about.get("schemes", {})):
+    valid = isinstance(fields, dict) and isinstance(fields.get("metadata", {}), dict)
+    if not valid or not isinstance(fields.get("budget", 0), int) or not _are_names(fields.get("schemes", {})):
         raise ArtifactError(f"the metadata of {where} is not what birdie writes; the file is damaged")
-    return dict(about)
+    return dict(fields)
 
 
 def _are_names(schemes: Any) -> bool:

@@ -1,19 +1,19 @@
-"""What torch.save holds, nested as it is ↔ tensors by path and a skeleton of everything else.
+"""Nested checkpoints: any object that torch.save wrote ↔ its tensors by path and a skeleton of everything else.
 
     {"quantized": {"w": T}, "step": 3}  ◄──►  {"quantized/w": T},  ["dict", ["quantized", "step"], [["tensors", []], 3]]
 
 The skeleton is JSON. null, booleans, integers, finite floats and strings stand for themselves; every other value is a
-list that begins with its kind (docs/format.md names them all). Key lists are written once: a dict with the keys of an
-earlier one gives that one's number, and a dict of nothing but tensors gives only the order of its keys, for the names
-themselves are those of the tensors.
+list that begins with its kind (docs/format.md names them all). A list of keys is written once: a dict with the keys of
+an earlier dict refers to that list by number, and a dict of nothing but tensors stores only the order of its keys,
+because the keys themselves are in the names of the tensors.
 
-A path is the keys joined by "/": inside strings "~" is "~t", "/" is "~s", and a string that looks like a number has
-"~:" before it; keys that are neither text nor integers are "~=" and their JSON; a place in a list is its number. A
-tensor that is the whole content is called "~". Only at the top, a dict of nothing but tensors keeps its keys as they
-are.
+A path is the keys joined by "/": inside strings "~" is "~t", "/" is "~s", and a string that looks like a number has the
+prefix "~:"; keys that are neither text nor integers are "~=" and their JSON; the key of a list item is its index. A
+tensor that is the complete content is called "~". Only at the top level, a dict of nothing but tensors keeps its keys
+unescaped.
 
-Tensors of one view of one memory stay one tensor; views that merely overlap come back apart, and so do lists and dicts
-that stood in several places.
+Tensors that share one view of one memory stay one tensor; views that merely overlap become separate tensors, and so do
+lists and dicts that the content refers to several times.
 """
 
 import base64
@@ -37,21 +37,21 @@ from birdie.runtime.device import dtype_name
 Json = Any
 Path = tuple[str, ...]
 
-MAX_VALUES = 1 << 20  # in one tree, both ways
+MAX_VALUES = 1 << 20  # in one tree, for writing and reading
 MAX_DEPTH = 100
 MAX_INTEGER_BITS = 4096
-TENSOR = "~"  # the name of a tensor that is all there is
+TENSOR = "~"  # the name of a tensor that is the complete content
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _DTYPES = {dtype_name(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-_PLACES: dict[type, str] = {list: "list", tuple: "tuple"}
+_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
 _MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
 
 
 def flatten(content: Any) -> tuple[dict[str, Tensor], Json]:
-    """(tensors by path, skeleton) of `content`; the same content gives the same of both, and is never changed.
+    """Return (tensors by path, skeleton) of `content`, which is not changed; equal contents give equal results.
 
     Raises:
-        WeightsError: something in it is of a kind no skeleton holds, or it is too deep or too large.
+        WeightsError: the content is too deep or too large, or holds a value that no skeleton can express.
     """
     writer = _Writer()
     try:
@@ -62,10 +62,10 @@ def flatten(content: Any) -> tuple[dict[str, Tensor], Json]:
 
 
 def rebuild(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Undo `flatten`: what it was given, with `tensors` in their places.
+    """Return the content that `flatten` took apart, with `tensors` at their paths.
 
     Raises:
-        ArtifactError: the skeleton is not one that `flatten` makes, or does not take exactly these tensors.
+        ArtifactError: the skeleton is not one that `flatten` writes, or does not use exactly these tensors.
     """
     reader = _Reader(tensors)
     try:
@@ -76,7 +76,7 @@ def rebuild(skeleton: Json, tensors: Mapping[str, Tensor]) -> Any:
         raise _damaged(f"has a part that cannot be read ({str(error).splitlines()[0][:80] or 'no reason'})") from error
     unused = len(tensors) - len(reader.used)
     if unused:
-        raise _damaged(f"has no place for {unused:,} of its {len(tensors):,} tensors")
+        raise _damaged(f"does not use {unused:,} of its {len(tensors):,} tensors")
     return content
 
 
@@ -89,7 +89,7 @@ def _name(path: Path) -> str:
 
 
 def _segment(key: Json) -> str:
-    """A dict's key, as JSON, as one part of a path."""
+    """Return a dict's key (as JSON) as one part of a path."""
     if type(key) is str:
         return f"~:{key}" if _INTEGER.fullmatch(key) else key.replace("~", "~t").replace("/", "~s")
     if type(key) is int:
@@ -98,7 +98,7 @@ def _segment(key: Json) -> str:
 
 
 def _text_key(segment: str) -> str:
-    """The text that `_segment` made `segment` of."""
+    """Return the text key that `_segment` escaped to `segment`."""
     key = segment[2:] if segment.startswith("~:") else segment.replace("~s", "/").replace("~t", "~")
     if _segment(key) != segment:
         raise _damaged(f"has a tensor at {segment[:80]!r}, which is no path")
@@ -106,7 +106,7 @@ def _text_key(segment: str) -> str:
 
 
 def _put_leaf(value: Any, path: Path) -> Json:
-    """The JSON of a value without parts, or of a tuple of such."""
+    """Return the JSON of a value without parts, or of a tuple of such values."""
     kind = type(value)
     if value is None or kind is bool or (kind is float and math.isfinite(value)):
         return value
@@ -128,13 +128,15 @@ def _put_leaf(value: Any, path: Path) -> Json:
         return ["device", str(value)]
     if kind is tuple:
         return ["tuple", *(_put_leaf(item, path) for item in value)]
-    what = f"a {kind.__name__} that is no text or too long" if kind in (str, int) else f"a {kind.__name__}"
+    problem = f"a {kind.__name__} that is no text or too long" if kind in (str, int) else f"a {kind.__name__}"
     where = f"{_name(path)!r} of the checkpoint" if path else "the checkpoint"
-    raise WeightsError(f"{where} is or holds {what}, which a .birdie file cannot keep; save it again without")
+    raise WeightsError(
+        f"{where} is or holds {problem}, which a .birdie file cannot store; save the checkpoint again without it"
+    )
 
 
 def _is_text(value: str) -> bool:
-    """Whether UTF-8 can hold it: no half of a surrogate pair."""
+    """Return whether UTF-8 can encode `value`: it has no unpaired surrogate."""
     try:
         return bool(value.encode()) or not value
     except UnicodeEncodeError:
@@ -158,7 +160,7 @@ _LEAVES: dict[str, Callable[..., Any]] = {
 
 
 def _take_leaf(node: Json) -> Any:
-    """Undo `_put_leaf`."""
+    """Return the value of a node that `_put_leaf` wrote."""
     if not isinstance(node, list):
         if isinstance(node, dict):
             raise _damaged("holds a JSON object")
@@ -169,7 +171,7 @@ def _take_leaf(node: Json) -> Any:
 
 
 def _flag(weight: Tensor) -> int:
-    """2 for a Parameter, and 1 more if it takes gradients."""
+    """Return 2 for a Parameter, and 1 more if the tensor requires gradients."""
     return 2 * isinstance(weight, Parameter) + weight.requires_grad
 
 
@@ -189,8 +191,8 @@ class _Writer:
             return self._dict(value, path)
         if kind in _MAPPINGS:
             return self._mapping(value, path)
-        if kind in _PLACES:
-            return [_PLACES[kind], *(self.node(item, (*path, str(i))) for i, item in enumerate(value))]
+        if kind in _SEQUENCES:
+            return [_SEQUENCES[kind], *(self.node(item, (*path, str(i))) for i, item in enumerate(value))]
         if kind is set:
             return ["set", *sorted((self._leaf(item, path) for item in value), key=json.dumps)]
         return self._leaf(value, path)
@@ -201,22 +203,29 @@ class _Writer:
         if extra:
             raise WeightsError(
                 f"{_name(path)!r} of the checkpoint has the attribute {next(iter(extra))!r}, which a .birdie file "
-                "cannot keep; save it as a plain dict"
+                "cannot store; save it as a plain dict"
             )
-        held = self._dict(value, path, apart=any(map(_holds_tensors, about)))
-        return [_MAPPINGS[type(value)], held, *(self.node(item, (*path, "~m")) for item in about)]
+        items = self._dict(value, path, explicit_keys=any(map(_holds_tensors, about)))
+        return [_MAPPINGS[type(value)], items, *(self.node(item, (*path, "~m")) for item in about)]
 
-    def _dict(self, value: Mapping[Any, Any], path: Path, apart: bool = False) -> Json:
-        """A dict; `apart` if not all tensors below its path are its own, so that their names do not tell its keys."""
+    def _dict(self, value: Mapping[Any, Any], path: Path, explicit_keys: bool = False) -> Json:
+        """Return the node of a dict.
+
+        Args:
+            value: the dict.
+            path: of the dict.
+            explicit_keys: write the keys even if all values are tensors: other tensors lie below the same path, so
+                the names of the tensors there do not determine the keys.
+        """
         names = [self._leaf(key, path) for key in value]
-        known = self._known(names)
+        number = self._number_of_keys(names)
         flags = {_flag(item) if type(item) in (Tensor, Parameter) else None for item in value.values()}
-        if apart or len(flags) != 1 or None in flags or any(type(key) is not str for key in value):
+        if explicit_keys or len(flags) != 1 or None in flags or any(type(key) is not str for key in value):
             nodes = [self.node(item, (*path, _segment(name))) for name, item in zip(names, value.values(), strict=True)]
-            return ["dict", names if known is None else known, nodes]
-        at = [_name((*path, _segment(key))) if path else key for key in value]
-        self.tensors |= dict(zip(at, value.values(), strict=True))
-        order = _order(at) if known is None else known
+            return ["dict", names if number is None else number, nodes]
+        paths = [_name((*path, _segment(key))) if path else key for key in value]
+        self.tensors |= dict(zip(paths, value.values(), strict=True))
+        order = _order(paths) if number is None else number
         return ["tensors", order, *flags] if any(flags) else ["tensors", order]
 
     def _leaf(self, value: Any, path: Path) -> Json:
@@ -226,13 +235,11 @@ class _Writer:
     def _spend(self, values: int, path: Path) -> None:
         self.values += values
         if self.values > MAX_VALUES or len(path) > MAX_DEPTH:
-            how = "deep" if len(path) > MAX_DEPTH else "large"
-            raise WeightsError(
-                f"the checkpoint nests too {how} at {_name(path)[:80]!r}; save its tensors in one flat dict"
-            )
+            problem = "nests too deep" if len(path) > MAX_DEPTH else "is too large"
+            raise WeightsError(f"the checkpoint {problem} at {_name(path)[:80]!r}; save its tensors in one flat dict")
 
-    def _known(self, keys: list[Json]) -> int | None:
-        """The number of an earlier list with these keys, or None: then they have the next number from now on."""
+    def _number_of_keys(self, keys: list[Json]) -> int | None:
+        """Return the number of an earlier list with the same keys; None for a new list, which gets the next number."""
         text = json.dumps(keys)
         if text in self.keys:
             return self.keys[text]
@@ -241,7 +248,7 @@ class _Writer:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether a tensor is in `value` or in what it holds."""
+    """Return whether `value` is a tensor or contains one at any depth."""
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
@@ -257,31 +264,31 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _cost(value: Any) -> int:
-    """How many values a leaf counts for: long texts for more than one."""
+    """Return how many values a leaf counts as towards `MAX_VALUES`: long texts count as several."""
     if type(value) is tuple:
         return 1 + sum(_cost(item) for item in value)
     return 1 + len(value) // 64 if isinstance(value, str | bytes | bytearray) else 1
 
 
 def _order(names: Sequence[str]) -> list[int]:
-    """The order of `names` among themselves sorted: each rank minus the rank before minus 1; empty if it is sorted."""
+    """Return the ranks of `names` in sorted order as differences, each minus 1; empty if the names are sorted."""
     rank = {name: index for index, name in enumerate(sorted(names))}
-    steps = [rank[name] - before - 1 for name, before in zip(names, [-1, *(rank[n] for n in names)], strict=False)]
-    return steps if any(steps) else []
+    gaps = [rank[name] - previous - 1 for name, previous in zip(names, [-1, *(rank[n] for n in names)], strict=False)]
+    return gaps if any(gaps) else []
 
 
 class _Reader:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors, self.names = tensors, sorted(tensors)
         self.used: set[str] = set()
-        self.keys: list[list[tuple[Any, str]]] = []  # each with its part of a path
-        self.made: dict[tuple[int, int], Tensor] = {}
+        self.keys: list[list[tuple[Any, str]]] = []  # (key, its part of a path) of every list of keys
+        self.flagged: dict[tuple[int, int], Tensor] = {}  # (id of the plain tensor, flag) → Parameter or leaf
         self.values = 0
 
     def _spend(self, values: int) -> None:
         self.values += values
         if self.values > MAX_VALUES:
-            raise _damaged("holds too much")
+            raise _damaged("holds too many values")
 
     def node(self, node: Json, path: Path) -> Any:
         self._spend(1)
@@ -306,25 +313,25 @@ class _Reader:
         return _take_leaf(node)
 
     def _mapping(self, kind: str, path: Path, inner: Json, about: Json = None) -> Any:
-        held = self.node(inner, path)
-        if type(held) is not dict:
+        items = self.node(inner, path)
+        if type(items) is not dict:
             raise _damaged(f"has {'an OrderedDict' if kind == 'ordered' else 'a Counter'} that is no dict")
         if kind == "counter":
-            return Counter(held)
-        made = OrderedDict(held)
+            return Counter(items)
+        ordered = OrderedDict(items)
         if about is not None:
-            vars(made)["_metadata"] = self.node(about, (*path, "~m"))
-        return made
+            vars(ordered)["_metadata"] = self.node(about, (*path, "~m"))
+        return ordered
 
     def _dict(self, path: Path, keys: Json, values: Json) -> dict[Any, Any]:
         names = self._keys(keys) if isinstance(keys, list) else self._earlier(keys)
         self._spend(sum(_cost(name) for name, _ in names))
         if not isinstance(values, list) or len(values) != len(names):
             raise _damaged("has a dict without a value for each key")
-        made = {key: self.node(item, (*path, part)) for (key, part), item in zip(names, values, strict=True)}
-        if len(made) != len(names):
+        content = {key: self.node(item, (*path, part)) for (key, part), item in zip(names, values, strict=True)}
+        if len(content) != len(names):
             raise _damaged("has a dict with the same key twice")
-        return made
+        return content
 
     def _keys(self, keys: list[Json]) -> list[tuple[Any, str]]:
         names = [(_take_leaf(key), _segment(key)) for key in keys]
@@ -340,28 +347,31 @@ class _Reader:
         if not isinstance(order, list):
             keys = self._earlier(order)
             if len(keys) > len(self.names) - len(self.used) or not all(type(key) is str for key, _ in keys):
-                raise _damaged("has a dict of tensors that are not there")
+                raise _damaged("has a dict of tensors that the file does not hold")
             return {key: self._tensor(_name((*path, part)) if path else key, flag) for key, part in keys}
         names = self._below(path)
         ranks = list(accumulate((step + 1 for step in order), initial=-1))[1:] if order else list(range(len(names)))
         if sorted(ranks) != list(range(len(names))) or not names:
-            raise _damaged(f"orders the tensors of {_name(path)[:80]!r} in a way that cannot be")
+            raise _damaged(f"orders the tensors of {_name(path)[:80]!r} by numbers that are no permutation")
         start = len(_name(path)) + 1 if path else 0
         texts = [_text_key(names[rank][start:]) if path else names[rank] for rank in ranks]
         self.keys.append([(text, _segment(text)) for text in texts])
         return {text: self._tensor(names[rank], flag) for text, rank in zip(texts, ranks, strict=True)}
 
     def _below(self, path: Path) -> list[str]:
-        """The names of all tensors in the dict at `path`, sorted."""
+        """Return the names of all tensors in the dict at `path`, sorted."""
         if not path:
             return self.names
         prefix = _name(path)
         return self.names[bisect_left(self.names, prefix + "/") : bisect_left(self.names, prefix + "0")]  # "/" < "0"
 
     def _tensor(self, name: str, flag: Json = 0) -> Tensor:
-        """The tensor called `name`, plain or as it was flagged: the same one for the same tensor and flag."""
+        """Return the tensor called `name`, as a Parameter or with gradients as `flag` says.
+
+        Tied names with the same flag get the same object.
+        """
         if name not in self.tensors or name in self.used:
-            raise _damaged(f"has no tensor, or twice the same, at {name[:80]!r}")
+            raise _damaged(f"has no tensor, or the same one twice, at {name[:80]!r}")
         self.used.add(name)
         weight = self.tensors[name]
         if type(flag) is not int or not 0 <= flag <= 3:
@@ -370,7 +380,7 @@ class _Reader:
             return weight
         if flag & 1 and not (weight.is_floating_point() or weight.is_complex()):
             raise _damaged(f"wants gradients of {name[:80]!r}, which holds integers")
-        if (id(weight), flag) not in self.made:
-            made = Parameter(weight, requires_grad=bool(flag & 1)) if flag & 2 else weight.detach().requires_grad_()
-            self.made[id(weight), flag] = made
-        return self.made[id(weight), flag]
+        if (id(weight), flag) not in self.flagged:
+            leaf = Parameter(weight, requires_grad=bool(flag & 1)) if flag & 2 else weight.detach().requires_grad_()
+            self.flagged[id(weight), flag] = leaf
+        return self.flagged[id(weight), flag]

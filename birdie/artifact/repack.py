@@ -1,4 +1,4 @@
-"""A whole checkpoint as one .birdie file and back: every tensor bit for bit, and everything around them.
+"""Lossless copies of complete checkpoints: every tensor bit for bit, and all other values of the object.
 
 torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossless)──► model.birdie
               ◄──pytree.rebuild── tensors, skeleton ◄──load, inspect──
@@ -25,12 +25,12 @@ def save_object(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Summary:
-    """Write `content`, nested dicts, lists and tuples of tensors and plain values, losslessly; it is never changed.
+    """Write `content` losslessly: nested dicts, lists and tuples of tensors and plain values.
 
-    `birdie.load` gives its tensors by path ("quantized/w"); `load_object` gives all of it.
+    `birdie.load` returns its tensors by path ("quantized/w"); `load_object` returns the complete object.
 
     Raises:
-        WeightsError: it holds no tensor, or something that cannot be stored.
+        WeightsError: the content holds no tensor, or a value that cannot be stored.
         OutputError: the file cannot be written.
     """
     tensors, skeleton = pytree.flatten(content)
@@ -42,7 +42,7 @@ def save_object(
 def load_object(
     path: Source, *, max_bytes: int | None = None, schemes: Collection[str] = (), workers: int | None = None
 ) -> Any:
-    """Return what `save_object` was given; of any other .birdie file the dict that `birdie.load` gives.
+    """Return the object that `save_object` wrote; for any other .birdie file, the dict that `birdie.load` returns.
 
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.

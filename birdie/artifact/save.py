@@ -1,8 +1,8 @@
-"""A model as one .birdie file.
+"""Saving of a model as one .birdie file.
 
     model ──► state ──► calibrated state ──► assignment ──► encoded tensors ──► payloads ──► model.birdie
-              names,    best order,          who has which  integers, by a      entropy
-              ties      sensitivities        scheme         search if asked     coded
+              names,    sorted units,        scheme of      integers; for a     entropy
+              ties      sensitivities        each tensor    target, by search   coded
 
 The same tensors in any order give the same bytes, whatever the number of threads. The format is in docs/format.md.
 """
@@ -31,7 +31,7 @@ from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import Source, require_path, require_writable, write_bytes
 
-_ROUNDS = 4  # codings a budget search usually takes: only the progress bar relies on it
+_ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
 def save(
@@ -53,19 +53,20 @@ def save(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Summary:
-    """Compress `model` into one file.
+    """Compress `model` into one .birdie file.
 
     Args:
         model: a module or its state dict; never changed. Weights that `birdie.spectral` wrapped are stored as they were
-            trained, under plain names, whatever the default is.
+            trained, under plain names, unless a rule names them.
         path: the file to write; it appears complete or not at all.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
             the first that matches a name wins. Default: per-row int8, with small tensors in 16 bits or lossless.
-        budget: bytes the file may have; the precision of what no rule names is chosen to land just under it.
-        bits: the same as bits per weight, everything included.
-        quality: mean KL from the float model's predictions that it may cost, in nats per target (token, image); needs
+        budget: bytes the file may have; the precision of tensors without a rule is chosen so that the file lands just
+            under it.
+        bits: the same budget as bits per weight, everything included.
+        quality: largest mean KL from the float model's predictions, in nats per target (token, image); needs
             calibration, and is measured on batches held out from it.
-        coder: "max" for the smallest file, "fast" for the quickest.
+        coder: "max" for the smallest file, "fast" for the least time.
         calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
             thousands of images in batches, and loss(module, batch) → summed nats by `F.cross_entropy`. Quantization
             scales then follow the sensitivity of the loss. Or a `CalibrationResult`, for several files from one
@@ -74,41 +75,42 @@ def save(
         recalibrate: with calibration, calibrate once more on the quantized model, search again with the means of both,
             and keep the file with the lower KL on the held-out batches: twice the time, a few per cent of the KL at
             best.
-        refit: with calibration, steps of Adam (one batch each, some fifty pay) that tune norms, gains and biases to
-            the quantized rest; kept where the KL on the held-out batches is lower. The search is made twice.
+        refit: with calibration, number of Adam steps (one batch each; about fifty pay) that tune norms, gains and
+            biases to the quantized matrices; the result is kept if the KL on the held-out batches is lower. The search
+            runs twice.
         lossless: keep every bit of every tensor.
-        metadata: JSON to store along.
-        tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack gives it.
+        metadata: JSON to store in the file.
+        tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
         progress: called with (done, total) as tensors are coded.
-        workers: threads; None takes every core. The bytes do not depend on it.
+        workers: threads; None uses every core. The bytes do not depend on it.
 
     Raises:
         ConfigError: settings contradict one another, or a spec or pattern is wrong.
-        WeightsError: a tensor is NaN or infinite and not lossless, or of a kind that cannot be stored.
+        WeightsError: a tensor holds NaN or infinite values and is not kept losslessly, or cannot be stored at all.
         BudgetError: nothing fits the budget.
         OutputError: the file cannot be written.
     """
     target = Target(whole_number("budget", budget), bits, quality, lossless)
     refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
     _require_arguments(path, scheme, coder, metadata, target, calibration, refinement)
-    # Metadata, specs and patterns that are wrong are refused before a folder is created and before the work.
+    # Wrong metadata, specs and patterns raise before a folder is created and before any calibration.
     file_metadata.to_bytes(metadata, tree=tree)
     state = ModelState.of(model)
     assign(state, scheme, target)
     require_writable(Path(path).parent)
 
-    state, measured = calibrated_state(state, calibration, symmetries=symmetries)
-    assignment = assign(state, scheme, target, () if measured is None else measured.sensitivities)
-    about = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
+    state, calibrated = calibrated_state(state, calibration, symmetries=symmetries)
+    assignment = assign(state, scheme, target, () if calibrated is None else calibrated.sensitivities)
+    fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, _ROUNDS if target.searched else 1)
-        writer, quick = Writer(pool, coder, about, meter), Writer(pool, "fast", about, meter)
+        writer, fast_writer = Writer(pool, coder, fields, meter), Writer(pool, "fast", fields, meter)
         encoded = encode_state(
             assignment,
             target,
             writer.size,
-            rough=None if coder == "fast" and measured is None else quick.size,
-            calibration=measured,
+            rough=None if coder == "fast" and calibrated is None else fast_writer.size,
+            calibration=calibrated,
             refinement=refinement,
             plain=coder == "fast",
             workers=workers,
@@ -127,10 +129,10 @@ def _require_arguments(
     calibration: Any,
     refinement: Refinement,
 ) -> None:
-    """Refuse early what contradicts itself or is of another kind; specs themselves are parsed elsewhere.
+    """Check the types of the arguments and that they do not contradict one another; specs are parsed elsewhere.
 
     Raises:
-        ConfigError: an argument is of the wrong kind, or two exclude one another.
+        ConfigError: an argument has the wrong type, or two exclude one another.
     """
     require_path(path)
     if metadata is not None and not isinstance(metadata, Mapping):

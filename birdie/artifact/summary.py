@@ -1,4 +1,4 @@
-"""What is in a file, as `inspect` and `save` tell it."""
+"""Summary of a file, as `inspect` and `save` return it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """A tensor of a file; `scheme` is fp16, bf16, alias (a second name, no bytes of its own) or a key of `SCHEMES`."""
+    """A tensor of a file; `scheme` is fp16, bf16, alias (a second name without bytes) or the name of a scheme."""
 
     name: str
     shape: tuple[int, ...]
@@ -18,16 +18,16 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is in a .birdie file.
+    """Size, tensors and metadata of a .birdie file.
 
     Attributes:
         path: of the file.
-        bytes: of the whole file.
-        budget: bytes it was allowed, or None.
-        weights: elements of all tensors, tied ones once.
+        bytes: size of the complete file.
+        budget: byte budget of the file, or None.
+        weights: number of elements of all tensors, tied ones counted once.
         tensors: sorted by name.
-        metadata: what the caller of `save` had to say.
-        tree: how the tensors nest, where the file holds a whole checkpoint (birdie.artifact.pytree); else None.
+        metadata: JSON of the caller of `save`.
+        tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
     """
 
     path: str
@@ -40,11 +40,11 @@ class Summary:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of the file per weight; 0 when there are no weights."""
+        """Bits of the file per weight; 0 if there are no weights."""
         return 8 * self.bytes / self.weights if self.weights else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints: all but the metadata."""
+        """Return the JSON that `--json` prints: everything but the metadata."""
         rows = [
             {"name": row.name, "shape": list(row.shape), "dtype": row.dtype, "scheme": row.scheme, "bytes": row.bytes}
             for row in self.tensors

@@ -1,12 +1,12 @@
-"""Tensors of a file, decoded when asked for; a bounded number of them is held.
+"""Cache of decoded tensors, bounded in bytes; a tensor is decoded when it is first read.
 
-    Slot ─► Store.get ─► changed, cached, or still in use somewhere? ─► tensor
+    Slot ─► Store.get ─► changed, cached, or still referenced? ─► tensor
                          └─ no: make room, then decode and cast
 
-The cache has two parts. Through the window everything passes, the oldest leaving first. What leaves settles in the rest
-of the cache while there is room, and stays: a forward reads its weights in a circle, and of a circle longer than itself
-a least-recently-used cache never hits one. A tensor lives as long as somebody holds it; the cache decides only what
-lives longer.
+The cache has two parts. Every tensor enters the window, which evicts the oldest first. An evicted tensor moves to the
+rest of the cache while there is room, and stays there. Plain least-recently-used eviction would be useless: a forward
+reads its weights in a cycle, and a cycle longer than such a cache never hits it. A tensor lives as long as anything
+refers to it; the cache decides only which tensors live longer.
 """
 
 import math
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError
 from birdie.runtime.device import dtype_name
 
-ROOM = 1.5  # of the window over the largest layer: what a layer's forward reads of its children
+ROOM = 1.5  # size of the window over the largest layer: a layer's forward may read weights of its children as well
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a file, undecoded. `name` is that of its bytes: tied tensors have one."""
+    """A tensor of a file, not decoded. `name` is the entry that holds its bytes: tied tensors share one."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,12 +36,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What stands in a module for a tensor that is not decoded.
+    """Stand-in, in a module, for a tensor that is not decoded.
 
     Attributes:
-        stored: what the file holds.
-        casts: devices and dtypes it goes through once decoded, as the module was built, then moved.
-        parameter: whether it is read as a parameter (frozen), not as a buffer.
+        stored: the tensor in the file.
+        casts: (device, dtype) pairs to convert the decoded tensor to, in order: that of the built module, then moves.
+        parameter: True for a (frozen) parameter, False for a buffer.
     """
 
     stored: Stored
@@ -54,22 +54,22 @@ class Slot:
         return math.prod(self.stored.shape) * self.casts[-1][1].itemsize
 
     def cast(self, device: torch.device, dtype: torch.dtype) -> "Slot":
-        """The same tensor, moved once more."""
+        """Return the slot of the same tensor, moved once more."""
         return self if self.casts[-1] == (device, dtype) else replace(self, casts=(*self.casts, (device, dtype)))
 
 
 class Store:
-    """Decodes tensors and holds at most `cache_bytes` of them; None stands for what `fit` finds. Threads take turns.
+    """Cache that decodes tensors and keeps at most `cache_bytes` of them; None: 1.5 times the largest layer (`fit`).
 
-    A tensor that was changed in place (a counter, say; torch's version counter tells) is never decoded again: it is
-    held beside the cache from then on.
+    A lock serializes threads. A tensor that was changed in place (a step counter, for example; torch's version counter
+    shows it) is never decoded again: it is kept in addition to the cache from then on.
     """
 
     def __init__(self, decode: Callable[[str], Tensor], close: Callable[[], None], cache_bytes: int | None) -> None:
         self._decode = decode
         self._lock = threading.RLock()
-        self._passing: dict[Slot, Tensor] = {}  # the oldest first
-        self._settled: dict[Slot, Tensor] = {}
+        self._recent: dict[Slot, Tensor] = {}  # the oldest first
+        self._settled: dict[Slot, Tensor] = {}  # evicted from the window, kept for good
         self._changed: dict[Slot, Tensor] = {}
         self._versions: dict[Slot, int] = {}
         self._alive: weakref.WeakValueDictionary[Slot, Tensor] = weakref.WeakValueDictionary()
@@ -80,27 +80,28 @@ class Store:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the tensors held now, changed ones aside."""
-        return _bytes(self._passing) + _bytes(self._settled)
+        """Bytes of the tensors in the cache now, without changed ones."""
+        return _bytes(self._recent) + _bytes(self._settled)
 
     def get(self, slot: Slot) -> Tensor:
-        """The tensor of `slot`; the same one as long as anybody holds it.
+        """Return the tensor of `slot`: the same object as long as anything refers to it.
 
         Raises:
             ArtifactError: its bytes are corrupt.
-            ConfigError: somebody asked for its gradient.
+            ConfigError: the caller set `requires_grad` on it.
         """
         with self._lock:
             tensor = self._changed.get(slot)
             if tensor is None:
                 tensor = self._settled.get(slot)
             if tensor is None:
-                tensor = self._pass(slot)
+                tensor = self._through_window(slot)
         _require_frozen(slot, tensor)
         return tensor
 
-    def _pass(self, slot: Slot) -> Tensor:
-        tensor = self._passing.pop(slot, None)
+    def _through_window(self, slot: Slot) -> Tensor:
+        """Return the tensor of `slot`, decoded if necessary, and make it the newest of the window."""
+        tensor = self._recent.pop(slot, None)
         if tensor is None:
             tensor = self._alive.get(slot)
             self._make_room(slot.nbytes)  # before decoding, so that the two never stand side by side
@@ -110,13 +111,13 @@ class Store:
             self._alive[slot] = tensor
             if tensor.is_contiguous() and tensor.storage_offset() == 0:
                 self._memory[slot] = weakref.ref(tensor.untyped_storage())
-        self._passing[slot] = tensor
+        self._recent[slot] = tensor
         return tensor
 
     def _make_room(self, size: int) -> None:
-        while self._passing and _bytes(self._passing) + size > self.window:
-            oldest = next(iter(self._passing))
-            tensor = self._passing.pop(oldest)
+        while self._recent and _bytes(self._recent) + size > self.window:
+            oldest = next(iter(self._recent))
+            tensor = self._recent.pop(oldest)
             _require_frozen(oldest, tensor)
             if self._is_changed(oldest, tensor):
                 self._changed[oldest] = tensor
@@ -127,7 +128,7 @@ class Store:
         return tensor._version != self._versions[slot]
 
     def _revived(self, slot: Slot) -> Tensor:
-        """The tensor in memory that a view of it (as `state_dict` makes) has kept, or decoded."""
+        """Return the tensor over memory that a view of it (as `state_dict` creates) has kept alive, or decode it."""
         memory = self._memory[slot]() if slot in self._memory else None
         with torch.inference_mode(False), torch.no_grad():
             if memory is not None and memory.nbytes() == slot.nbytes:
@@ -140,19 +141,19 @@ class Store:
             return nn.Parameter(tensor, requires_grad=False) if slot.parameter else tensor
 
     def release(self, slot: Slot) -> Tensor | None:
-        """Hold `slot` no longer; its tensor, if that was changed and cannot be decoded again."""
+        """Drop `slot` from the cache; return its tensor if that was changed, for it cannot be decoded again."""
         with self._lock:
-            for part in (self._passing, self._settled):
+            for part in (self._recent, self._settled):
                 tensor = part.pop(slot, None)
                 if tensor is not None and self._is_changed(slot, tensor):
                     self._changed[slot] = tensor
             return self._changed.get(slot)
 
     def fit(self, layer: Mapping[str, Slot]) -> None:
-        """Make the window large enough for a layer of these tensors and half as much again, as far as that is allowed.
+        """Widen the window to 1.5 times the tensors of a layer, within the limit on the cache.
 
         Raises:
-            ConfigError: not even one of them fits.
+            ConfigError: a tensor of the layer is larger than the cache may be.
         """
         self.window = max(self.window, int(ROOM * sum(slot.nbytes for slot in layer.values())))
         if self._allowed is None:
@@ -163,11 +164,11 @@ class Store:
             if slot.nbytes > self._allowed:
                 raise ConfigError(
                     f"cache_bytes {self._allowed:,} is less than the {slot.nbytes:,} of tensor {name!r} in "
-                    f"{dtype_name(slot.casts[-1][1])}; load with that much or more"
+                    f"{dtype_name(slot.casts[-1][1])}; give that much or more"
                 )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copies of a module share its store: nothing in it belongs to one of them."""
+        """Return this very cache: copies of a module share it."""
         return self
 
 

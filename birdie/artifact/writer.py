@@ -1,4 +1,4 @@
-"""Encoded tensors → the bytes of a file. Coding a tensor twice is coding it once: a search pays only for changes."""
+"""Writer of files: encoded tensors → bytes. Unchanged tensors are not coded again, which makes searches cheap."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,18 +20,18 @@ from birdie.runtime.callbacks import Progress
 
 
 class Meter:
-    """Counts coded tensors for a progress callback.
+    """Counter of coded tensors for a progress callback.
 
     Args:
         progress: called with (done, total).
-        rounds: how many times all tensors will be coded, about; the total grows if that was too few.
+        rounds: expected number of times that all tensors are coded; the total grows if there are more.
     """
 
     def __init__(self, progress: Progress | None, rounds: int = 1) -> None:
         self.progress, self.rounds, self.done, self.total = progress, rounds, 0, 0
 
     def begin(self, tensors: int) -> None:
-        """Begin to code so many tensors."""
+        """Start a round in which `tensors` tensors are coded."""
         self.total = max(self.total, self.rounds * tensors, self.done + tensors)
 
     def count(self) -> None:
@@ -40,7 +40,7 @@ class Meter:
         self._report(self.done)
 
     def finish(self) -> None:
-        """Report that all are done."""
+        """Report that all tensors are coded."""
         self._report(self.total)
 
     def _report(self, done: int) -> None:
@@ -49,12 +49,12 @@ class Meter:
 
 
 class Writer:
-    """Encoded tensors → the bytes of the whole file. What the last call coded is not coded again.
+    """Encoded tensors → bytes of the complete file. Tensors that the last call coded are not coded again.
 
     Args:
         pool: threads that code.
         effort: of the entropy coder.
-        about: what the file says about itself besides its tensors, as `birdie.artifact.metadata.to_bytes` takes it.
+        about: the file's metadata, arguments of `birdie.artifact.metadata.to_bytes`.
         meter: counts coded tensors.
     """
 
@@ -80,7 +80,7 @@ class Writer:
         return len(self.to_bytes(encoded))
 
     def _code(self, tensors: Mapping[str, Encoded]) -> dict[str, tuple[Stream, ...]]:
-        """Return the coded streams of each tensor, of those that changed since the last call coded anew."""
+        """Return the coded streams of every tensor; only tensors that the last call did not code are coded."""
         changed = {name: tensor for name, tensor in tensors.items() if id(tensor) not in self._coded}
         futures = {name: self.pool.submit(self._code_tensor, tensor) for name, tensor in changed.items()}
         streams = {}

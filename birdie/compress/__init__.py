@@ -1,1 +1,1 @@
-"""Weights to integers and back: schemes, their decoders, the choice among them, and the byte budget."""
+"""Quantization of weights to integers and back: schemes, decoders, calibration, allocation and the byte budget."""

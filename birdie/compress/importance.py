@@ -1,7 +1,7 @@
-"""How much an error in each weight counts, as far as a sensitivity says: a factor of its row and one of its column.
+"""Importance of each weight: the product of a row factor and a column factor from its sensitivity.
 
-The diagonal of the input Hessian is what a scheme without error feedback can use: the expected loss of an error e is
-½ Σ row(i) · column(j) · e(i, j)², correlations between columns aside.
+A scheme without error feedback can use the diagonal of the input Hessian: without correlations between columns, the
+expected loss of an error e is ½ Σ row(i) · column(j) · e(i, j)².
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError
 
 Factors = NDArray[np.float64]
-_ROW_FLOOR, _COLUMN_FLOOR = 1e-3, 1e-6  # of the mean: a factor is an estimate, and none is surely zero
+_ROW_FLOOR, _COLUMN_FLOOR = 1e-3, 1e-6  # shares of the mean: factors are estimates, so none is certainly zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Importance:
 
 
 def importance(name: str, sensitivity: Sensitivity | None, rows: int, columns: int) -> Importance:
-    """Return the factors of a (rows, columns) matrix; ones where the sensitivity says nothing.
+    """Return the factors of a (rows, columns) matrix; ones where the sensitivity has no values.
 
     Raises:
-        ConfigError: the sensitivity is of another matrix, or holds numbers that are negative or not finite.
+        ConfigError: the sensitivity belongs to another matrix, or holds numbers that are negative or not finite.
     """
     fisher = None if sensitivity is None else sensitivity.row_fisher
     hessian = None if sensitivity is None else sensitivity.hessian
@@ -37,9 +37,9 @@ def importance(name: str, sensitivity: Sensitivity | None, rows: int, columns: i
         raise ConfigError(
             f"the Hessian of {name!r} is {tuple(hessian.shape)} but the weight has {columns} columns; calibrate again"
         )
-    across = _factors(name, fisher, rows, _ROW_FLOOR)
-    down = _factors(name, None if hessian is None else hessian.diagonal(), columns, _COLUMN_FLOOR)
-    return Importance(across, down)
+    row_factors = _factors(name, fisher, rows, _ROW_FLOOR)
+    column_factors = _factors(name, None if hessian is None else hessian.diagonal(), columns, _COLUMN_FLOOR)
+    return Importance(row_factors, column_factors)
 
 
 def _factors(name: str, diagonal: Tensor | None, count: int, floor: float) -> Factors:

@@ -1,4 +1,4 @@
-"""Weighted k-means of numbers on a line: the exact optimum, and the one that also pays for the entropy of its labels.
+"""Weighted k-means in one dimension: the exact optimum, and entropy-constrained k-means, which also pays for labels.
 
 In one dimension clusters are intervals, so dynamic programming over the sorted numbers finds the best ones: with
 E(j, m) the least error of the first j numbers in m clusters, E(j, m) = min over i of E(i, m − 1) + error(i … j), and
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from birdie.runtime.kernels import njit
 
 _Array = NDArray[np.float64]
-_ROUNDS = 100
+_ROUNDS = 100  # Lloyd iterations, at most
 
 
 def kmeans(values: _Array, weights: _Array, k: int) -> _Array:
-    """Return the at most `k` centers that leave the least Σ weight · (value − center)².
+    """Return the centers, at most `k`, that minimize Σ weight · (value − center)².
 
     Args:
         values: (n,), rising.
@@ -32,6 +32,8 @@ def kmeans(values: _Array, weights: _Array, k: int) -> _Array:
     spread = float(np.sqrt((mass * (values - middle) ** 2).mean()))
     if spread == 0 or k == 1:
         return np.array([middle])
+    # Prefix sums of mass · x^p give the error of any interval in constant time. They lose digits where x is far from
+    # zero, so the values are centered and scaled first.
     x = (values - middle) / spread
     sums = np.zeros((3, len(x) + 1))
     for power in range(3):
@@ -44,7 +46,10 @@ def kmeans(values: _Array, weights: _Array, k: int) -> _Array:
 
 @njit(nogil=True, cache=True)
 def _split(sums, k):  # type: ignore[no-untyped-def]
-    """Return where the best k clusters begin and end, (k + 1,) from 0 to n, by dynamic programming."""
+    """Return the bounds of the best k clusters, (k + 1,) indices from 0 to n, by dynamic programming.
+
+    `previous` and `current` are the columns E(·, m − 1) and E(·, m); `back` keeps every best i for the way back.
+    """
     n = sums.shape[1] - 1
     back = np.zeros((k + 1, n + 1), np.int32)
     previous, current = np.empty(n + 1), np.empty(n + 1)
@@ -53,7 +58,9 @@ def _split(sums, k):  # type: ignore[no-untyped-def]
     stack = np.empty((64, 4), np.int64)
     for m in range(2, k + 1):
         depth = 1
-        stack[0] = np.array([m, n, m - 1, n - 1])  # first and last j, first and last i: halves still to do
+        # Ranges still to do: first and last j, first and last i. The middle j is solved first; its best i bounds the i
+        # of both halves, because the best i is monotone in j.
+        stack[0] = np.array([m, n, m - 1, n - 1])
         while depth:
             depth -= 1
             low, high, first, last = stack[depth]
@@ -81,6 +88,7 @@ def _split(sums, k):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _error(sums, i, j):  # type: ignore[no-untyped-def]
+    """Return the weighted squared error of values i … j − 1 about their mean: Σ w x² − (Σ w x)² / Σ w."""
     mass = sums[0, j] - sums[0, i]
     if mass <= 0:
         return 0.0
@@ -88,27 +96,31 @@ def _error(sums, i, j):  # type: ignore[no-untyped-def]
     return max(sums[2, j] - sums[2, i] - first * first / mass, 0.0)
 
 
-def priced(values: _Array, weights: _Array, counts: _Array, centers: _Array, price: float) -> tuple[_Array, _Array]:
-    """Return centers that trade error for bits, starting from `centers`, and the bits of each one's label.
+def entropy_constrained_kmeans(
+    values: _Array, weights: _Array, counts: _Array, centers: _Array, price: float
+) -> tuple[_Array, _Array]:
+    """Return centers that trade error for bits, and the bits of the label of each.
 
     Args:
         values: (n,).
-        weights: (n,), of the squared error of all that a value stands for.
-        counts: (n,), how many numbers each value stands for.
-        centers: where to begin, (k,), rising.
-        price: of a bit, in units of the weighted squared error.
+        weights: (n,), weight of the squared error of all numbers that a value represents.
+        counts: (n,), how many numbers each value represents.
+        centers: initial centers, (k,), rising.
+        price: Lagrange multiplier of a bit, in units of the weighted squared error.
 
     Returns:
         (centers, bits), both (at most k,): centers that no value chooses are dropped.
     """
     bits = np.full(len(centers), np.log2(len(centers)))
     for _ in range(_ROUNDS):
+        # Lloyd's two steps with the Lagrangian error + price · bits: assign each value to the cheapest label, then move
+        # centers to their means and set the bits of a label to −log2 of its share. Neither step raises the total.
         cost = weights[:, None] * (values[:, None] - centers) ** 2 + price * counts[:, None] * bits
         labels = cost.argmin(axis=1)
-        seen, mass, firsts = (np.bincount(labels, of, len(centers)) for of in (counts, weights, weights * values))
-        kept = seen > 0
-        moved: _Array = np.asarray(firsts[kept] / mass[kept], np.float64)
-        rates = np.log2(seen.sum() / seen[kept])
+        totals, mass, firsts = (np.bincount(labels, of, len(centers)) for of in (counts, weights, weights * values))
+        used = totals > 0
+        moved: _Array = np.asarray(firsts[used] / mass[used], np.float64)
+        rates = np.log2(totals.sum() / totals[used])
         done = len(moved) == len(centers) and bool(np.allclose(rates, bits, atol=1e-3))
         centers, bits = moved, rates
         if done:
@@ -118,8 +130,8 @@ def priced(values: _Array, weights: _Array, counts: _Array, centers: _Array, pri
 
 
 @njit(nogil=True, cache=True)
-def cheapest(values, rows, columns, levels, bits, out):  # type: ignore[no-untyped-def]
-    """out(r, c) = index of the level with the least rows(r) · columns(c) · (value − level)² + bits(index).
+def assign_levels(values, rows, columns, levels, bits, out):  # type: ignore[no-untyped-def]
+    """Set out(r, c) to the index of the level with the least rows(r) · columns(c) · (value − level)² + bits(index).
 
     Levels rise, so the search goes outwards from the nearest and stops where the error alone costs too much.
     """

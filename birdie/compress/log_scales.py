@@ -53,10 +53,10 @@ def covering_indices(scales: NDArray[np.floating]) -> NDArray[np.int32]:
 
 
 def shared_indices(scale: float, rows: int) -> NDArray[np.int32]:
-    """Return (rows,) indices of one scale (positive) for a whole tensor, within range.
+    """Return (rows,) indices for one scale (positive) shared by all rows of a tensor, within range.
 
-    The first rows are a sixteenth of an octave coarser, as many as make the mean exponent right: a budget search can
-    then steer one scale per tensor finely.
+    Some of the first rows take the next index, a sixteenth of an octave coarser, so many that the mean exponent is
+    exact: a budget search can then change the size of a tensor with one scale in small amounts.
     """
     exact = float(np.log2(scale)) * PER_OCTAVE
     below = int(np.floor(exact))
@@ -67,9 +67,10 @@ def shared_indices(scale: float, rows: int) -> NDArray[np.int32]:
 
 
 def fill_unused(indices: NDArray[np.int32], used: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Give each unused row (rows,) the index of the nearest used row above it, or of the first one.
+    """Return `indices` (rows,) with that of each unused row replaced by that of the nearest used row above it.
 
-    Rows of zeros decode to zeros under any scale; a repeated index is the cheapest to code.
+    Unused rows above the first used one take its index. Rows of zeros decode to zeros under any scale; a repeated index
+    costs the fewest bits.
     """
     if not used.any():
         return np.zeros_like(indices)

@@ -1,6 +1,6 @@
-"""Tensors that a scheme holds inside another: each as its scheme's code, its number of parameters and these.
+"""Inner tensors: tensors inside the streams of another scheme, described by scheme code, parameter count, parameters.
 
-They are decoded to float32; what is built on them sums in float64, in a fixed order, and casts once.
+They are decoded to float32; the outer scheme sums in float64, in a fixed order, and casts once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Part:
     layout: tuple[StreamLayout, ...]
 
     def decode(self, streams: Sequence[Integers]) -> Tensor:
-        """Return the tensor of this part from its own streams, float32."""
+        """Return the float32 tensor of this part from its streams."""
         return self.decoder.decode(Encoded("", self.shape, torch.float32, self.params, tuple(streams)))
 
 
@@ -34,23 +34,23 @@ def take_part(
     """Return the inner tensor of `shape` that `params` begin with, and the parameters after it.
 
     Raises:
-        ArtifactError: it has another scheme than `decoders` (by code) has, or its parameters are impossible.
+        ArtifactError: its scheme code is not in `decoders`, or its parameters are impossible.
     """
     code, count = (*params, -1, -1)[:2]
     inner = tuple(params[2 : 2 + max(count, 0)])
     if code not in decoders or len(inner) != count:
-        raise ArtifactError(f"a tensor inside another has scheme {code}, unknown here; the file is corrupt or newer")
+        raise ArtifactError(f"an inner tensor has scheme code {code}, unknown here; the file is corrupt or newer")
     layout = decoders[code].layout(shape, torch.float32, inner)
     return Part(decoders[code], shape, inner, layout), tuple(params[2 + count :])
 
 
 def with_kernel(part: Part) -> tuple[StreamLayout, ...]:
-    """Return the part's layout, its symbols hinted as the weights of a convolution if the part's shape is one's."""
+    """Return the part's layout, with the kernel size as a coder hint if the part has the shape of a convolution."""
     symbols = part.layout[0]
     hints = replace(symbols.hints, kernel=kernel(part.shape, symbols.columns))
     return replace(symbols, hints=hints), *part.layout[1:]
 
 
 def part_params(codes: Mapping[str, int], part: Encoded) -> tuple[int, ...]:
-    """Return the parameters by which a file describes `part`, whose scheme is one of `codes` (by name)."""
+    """Return the parameters that describe `part` in a file; `codes` maps scheme names to codes."""
     return codes[part.scheme], len(part.params), *part.params

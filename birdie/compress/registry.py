@@ -1,13 +1,13 @@
-"""Every scheme there is, by name, by the words people write, and by its number in the file.
+"""Registry of schemes: by name, by the words of specs such as `int6`, and by code in the file.
 
     schemes/*.py ───────────────┐
     register(YourScheme) ───────┼──► names, specs, help texts, decoders
-    entry points "birdie.schemes" ┘   (imported only when somebody asks for one by name: it is code)
+    entry points "birdie.schemes" ┘   (imported only when the user names one: an import runs code)
 
-A module in `birdie.compress.schemes` is a scheme as soon as it is there. One from elsewhere is a `Scheme` subclass
-given to `register`, an object passed to `birdie.save`, or an installed package's entry point in the group
-`birdie.schemes`. A file never causes an import: it names a foreign scheme, and loading it asks for that name to be
-registered.
+Every module in the folder `birdie.compress.schemes` is collected automatically. A scheme from elsewhere (a foreign
+scheme) is a `Scheme` subclass passed to `register`, an object passed to `birdie.save`, or an installed package's entry
+point in the group `birdie.schemes`. A file never causes an import: it only names a foreign scheme, and can be loaded
+once a scheme of that name is registered.
 """
 
 import difflib
@@ -28,46 +28,46 @@ from birdie.compress.scheme import Decoder, Encoded, Scheme, Spec
 from birdie.errors import ArtifactError, ConfigError
 
 GROUP = "birdie.schemes"  # of entry points
-MAX_CODE = 127  # of birdie's own schemes; a file numbers those it names from here on
+MAX_CODE = 127  # of the schemes that ship with birdie; a file numbers foreign schemes from the next code on
 _foreign: dict[str, type[Scheme]] = {}
 
 
 class Word(NamedTuple):
-    """A word of specs, its scheme, and what makes one from options."""
+    """A word that begins a spec, and its scheme."""
 
     spec: Spec
     scheme: type[Scheme]
 
     @property
     def make(self) -> Callable[..., Scheme]:
-        """The function whose parameters are the options."""
+        """Function from options to a scheme; its parameters are the options of the spec."""
         return self.spec.make or self.scheme
 
     @property
     def example(self) -> str:
-        """A whole spec."""
+        """Complete spec, for help texts."""
         return self.spec.example or self.spec.word
 
 
 @cache
-def _own() -> dict[str, type[Scheme]]:
-    """Return birdie's own schemes by name: one module each, collected from the package."""
-    own: dict[str, type[Scheme]] = {}
+def _builtin() -> dict[str, type[Scheme]]:
+    """Return the schemes that ship with birdie, by name, in the order of their codes."""
+    builtin: dict[str, type[Scheme]] = {}
     for info in pkgutil.iter_modules(schemes.__path__):
         module = importlib.import_module(f"{schemes.__name__}.{info.name}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Scheme) and value.__module__ == module.__name__:
-                own[value.decoder.name] = value
-    return dict(sorted(own.items(), key=lambda item: item[1].decoder.code or 0))
+                builtin[value.decoder.name] = value
+    return dict(sorted(builtin.items(), key=lambda item: item[1].decoder.code or 0))
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all registered schemes, birdie's own in the order of their numbers in the file."""
-    return (*_own(), *_foreign)
+    """Return the names of all registered schemes: those of birdie in the order of their codes, then foreign ones."""
+    return (*_builtin(), *_foreign)
 
 
 def register(scheme: type[Scheme]) -> type[Scheme]:
-    """Make a scheme from outside birdie known: its specs may be written, and files that name it loaded.
+    """Register a foreign scheme, so that its specs can be parsed and files that name it can be loaded.
 
     May be used as a decorator. Registering the same class again changes nothing.
 
@@ -77,12 +77,14 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     decoder = getattr(scheme, "decoder", None)
     if not (isinstance(scheme, type) and issubclass(scheme, Scheme) and isinstance(decoder, Decoder)):
         raise ConfigError(f"{scheme!r} is no scheme; subclass birdie.schemes.Scheme and give it a decoder")
-    if _own().get(decoder.name) is scheme or _foreign.get(decoder.name) is scheme:
+    if _builtin().get(decoder.name) is scheme or _foreign.get(decoder.name) is scheme:
         return scheme
     if decoder.code is not None:
-        raise ConfigError(f"scheme {decoder.name!r} has code {decoder.code}; codes are for birdie's own, leave it None")
+        raise ConfigError(
+            f"scheme {decoder.name!r} has code {decoder.code}; codes are reserved for birdie's schemes, leave it None"
+        )
     if decoder.name in names():
-        raise ConfigError(f"there is a scheme called {decoder.name!r} already; choose another name")
+        raise ConfigError(f"a scheme called {decoder.name!r} is registered already; choose another name")
     taken = {spec.word for spec in scheme.specs} & set(words())
     if taken:
         raise ConfigError(
@@ -97,7 +99,7 @@ def import_scheme(name: str) -> type[Scheme]:
     """Import the installed package that offers a scheme under `name` (entry points "birdie.schemes"), and register it.
 
     Raises:
-        ConfigError: no installed package does, or what it offers is no scheme.
+        ConfigError: no installed package offers one, or the entry point is no scheme.
     """
     for point in entry_points(group=GROUP, name=name):
         return register(point.load())
@@ -108,9 +110,9 @@ def decoder(name: str) -> Decoder:
     """Return the decoder of a registered scheme.
 
     Raises:
-        ArtifactError: there is none of that name: the file needs a package that was not asked for.
+        ArtifactError: there is no scheme of that name: the file needs another package.
     """
-    scheme = _own().get(name) or _foreign.get(name)
+    scheme = _builtin().get(name) or _foreign.get(name)
     if scheme is None:
         raise ArtifactError(
             f"scheme {name!r} is not one of birdie's; import the package that defines it, or name it when loading: "
@@ -121,8 +123,8 @@ def decoder(name: str) -> Decoder:
 
 @cache
 def own_names_by_code() -> Mapping[int, str]:
-    """Return the names of birdie's own schemes by their numbers in the file."""
-    return {scheme.decoder.code: name for name, scheme in _own().items() if scheme.decoder.code is not None}
+    """Return code in the file → name of the schemes that ship with birdie."""
+    return {scheme.decoder.code: name for name, scheme in _builtin().items() if scheme.decoder.code is not None}
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -136,12 +138,14 @@ def decode(encoded: Encoded) -> Tensor:
 
 @cache
 def words() -> Mapping[str, Word]:
-    """Return every word that begins a spec."""
-    return {spec.word: Word(spec, scheme) for scheme in (*_own().values(), *_foreign.values()) for spec in scheme.specs}
+    """Return all words that begin a spec, each with its scheme."""
+    return {
+        spec.word: Word(spec, scheme) for scheme in (*_builtin().values(), *_foreign.values()) for spec in scheme.specs
+    }
 
 
 def parse_spec(text: str) -> Scheme:
-    """Return the scheme that `text` spells: WORD or WORD:option=value,flag,…
+    """Return the scheme of a spec: WORD or WORD:option=value,flag,…
 
     The first option may stand without its name. A scheme inside a scheme comes last, as base=SPEC.
 
@@ -169,7 +173,7 @@ def is_spec(text: str) -> bool:
 
 
 def examples_of_words() -> Iterator[str]:
-    """Yield a spec for each word, for help texts; of int2 to int8 the first and the last."""
+    """Return a spec for each word, for help texts; int2 and int8 stand for the widths between them."""
     return (word.example for word in _without_widths(words().values()))
 
 
@@ -183,7 +187,7 @@ def options_of(word: Word) -> Iterator[tuple[str, Any, Any]]:
 def _make(text: str, word: Word, rest: str) -> Scheme:
     options = {name: (hint, default) for name, hint, default in options_of(word)}
     values: dict[str, Any] = {}
-    items, based, base = (rest, "", "") if "base" not in options else rest.partition("base=")
+    items, has_base, base = (rest, "", "") if "base" not in options else rest.partition("base=")
     for position, item in enumerate(filter(None, items.split(","))):
         name, equals, value = item.strip().partition("=")
         first = next(iter(options), "")
@@ -195,7 +199,7 @@ def _make(text: str, word: Word, rest: str) -> Scheme:
                 f"option {item!r} of scheme {text!r} is unknown or given twice; choose from {_choices(options)}"
             )
         values[name] = True if flag else _parsed(name, value.strip(), options[name][0])
-    if based:
+    if has_base:
         values["base"] = parse_spec(base)
     missing = [name for name, (_, default) in options.items() if default is inspect.Parameter.empty]
     if set(missing) - set(values):
@@ -218,10 +222,10 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _parsed(name: str, text: str, hint: Any) -> Any:
-    """Return an option's value from its text, by its type.
+    """Return the value of an option from its text, by its type.
 
     Raises:
-        ConfigError: the text is none.
+        ConfigError: the text does not fit the type.
     """
     kind = _kinds(hint)[0]
     if get_origin(kind) is Literal:
@@ -271,5 +275,5 @@ def markdown_table() -> str:
 
 
 def _without_widths(every: Iterable[Word]) -> Iterator[Word]:
-    """Yield all words but int3 to int7, which differ from int2 and int8 in their width alone."""
+    """Return all words but int3 to int7, which differ from int2 and int8 only in their width."""
     return (word for word in every if word.spec.word not in {f"int{bits}" for bits in range(3, 8)})

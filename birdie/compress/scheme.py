@@ -1,12 +1,12 @@
-"""The contract between quantization schemes and everything after them.
+"""Contract of quantization schemes: from tensors to integer streams (`Scheme`), and back (`Decoder`).
 
     weight ──Scheme.encode──► Encoded = integer streams + a few small parameters ──entropy coder, container──► bytes
     tensor ◄──Decoder.decode── Encoded ◄────────────────────────────────────────────────────────────────────── bytes
 
-Grids, trellises, ternary and spectral weights are siblings: all of them yield integer streams, so the entropy coder,
-the container and the budget never know which scheme it was. A scheme has two halves in one module: a frozen dataclass
-of options with `encode`, and a `Decoder`, which is all that a reader of files needs. The halves share no code that is
-only for encoding, so that the decoder can be cut out and shipped alone.
+Grids, trellises, ternary and spectral weights all become integer streams, so the entropy coder, the container and the
+budget search do not depend on the scheme. A scheme has two halves in one module: a frozen dataclass of options with
+`encode`, and a `Decoder`, which is all that a reader of files needs. A decoder uses no code that is only for encoding,
+so that it can be extracted into the one-file decoder.
 """
 
 from abc import ABC, abstractmethod
@@ -26,12 +26,12 @@ Integers = NDArray[np.integer]
 Shape = tuple[int, ...]
 Parameters = tuple[int, ...]
 INT32 = np.dtype(np.int32)
-SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")  # of the two streams that most schemes have
+SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")  # hints of the two streams that most schemes have
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLayout:
-    """What a decoder expects of one stream: its shape (rows, columns), its coder hints, and its integer type."""
+    """Layout of one stream: its shape (rows, columns), coder hints and integer type."""
 
     rows: int
     columns: int
@@ -41,7 +41,7 @@ class StreamLayout:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One tensor as a scheme encoded it, ready for entropy coding.
+    """One encoded tensor: integer streams and parameters, ready for entropy coding.
 
     Attributes:
         scheme: name of the decoder that turns it back into a tensor.
@@ -60,12 +60,12 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """How the loss responds to a change of one weight matrix; measured by calibration.
+    """Sensitivity of the loss to changes of one weight matrix, measured by calibration.
 
     Attributes:
         hessian: mean of x xᵀ over the inputs, (columns, columns), or None.
         row_fisher: sum of squared gradients at each output row per unit of loss (token, image), (rows,), or None.
-        output: sum of g gᵀ per unit of loss, (rows, rows), whose diagonal is `row_fisher`; None where it is not kept.
+        output: sum of g gᵀ per unit of loss, (rows, rows), whose diagonal is `row_fisher`; None if it is not kept.
     """
 
     hessian: Tensor | None = None
@@ -75,11 +75,11 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What decoding one tensor takes, known from its shape and parameters before anything is allocated.
+    """Cost of decoding one tensor, from its shape and parameters, before anything is allocated.
 
     Attributes:
         operations: multiply–adds.
-        bytes: of the decoded tensor and everything held beside it at the peak.
+        bytes: peak memory: the decoded tensor and all temporaries.
     """
 
     operations: int
@@ -87,7 +87,7 @@ class Cost:
 
 
 def elementwise(shape: Shape, dtype: torch.dtype, params: Parameters) -> Cost:  # noqa: ARG001 (a decoder's signature)
-    """Cost of a decoder that computes each element by itself, straight into the output."""
+    """Return the cost of a decoder that computes elements independently, straight into the output."""
     count = prod(shape)
     return Cost(count, count * dtype.itemsize)
 
@@ -97,11 +97,11 @@ class Decoder:
     """The decoding half of a scheme: pure functions in a fixed order, the same bits on every machine.
 
     Attributes:
-        name: what files, summaries and `Encoded.scheme` call it.
-        code: its number in the file, 1 to 127; None for a scheme from outside birdie, which the file names in full.
-        layout: (shape, dtype, params) → what each stream must look like; raises ArtifactError on impossible params.
+        name: name of the scheme in files, summaries and `Encoded.scheme`.
+        code: code in the file, 1 to 127; None for a foreign scheme (of another package), which the file names in full.
+        layout: (shape, dtype, params) → layout of each stream; raises ArtifactError on impossible params.
         decode: `Encoded` whose streams match the layout → the tensor.
-        cost: (shape, dtype, params) → what decoding takes; called with params that `layout` accepted.
+        cost: (shape, dtype, params) → cost of decoding; called with params that `layout` accepted.
     """
 
     name: str
@@ -113,16 +113,16 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One word that people write for a scheme, such as `int4` in `int4:group_size=64`.
+    """One word that begins the text of a scheme, such as `int4` in `int4:group_size=64`.
 
     The options that may follow the colon are the parameters of `make`, by name, type and default; the first of them
-    may be given without its name (`sigma:0.3`).
+    may be written without its name (`sigma:0.3`).
 
     Attributes:
         word: the word.
-        help: what it is, in one line.
+        help: description in one line.
         make: options → scheme; None: the scheme's class itself.
-        example: a whole spec for help texts and "did you mean"; default: the word.
+        example: a complete spec for help texts and "did you mean"; default: the word.
     """
 
     word: str
@@ -132,13 +132,13 @@ class Spec:
 
 
 class Scheme(ABC):
-    """Options of one way to turn a weight tensor into integers. Subclass it as a frozen dataclass.
+    """Base class of schemes: the options and the encoder. Subclass it as a frozen dataclass.
 
     Attributes:
         decoder: the decoding half.
-        specs: the words by which people name it.
-        quantizes: whether precision is lost for the sake of size. Such schemes are for matrices; tensors that are too
-            small to gain (norms, biases) are kept in 16 bits or losslessly instead.
+        specs: the words that begin its specs.
+        quantizes: whether precision is traded for size. Such schemes are for matrices; tensors too small to gain
+            (norms, biases) are kept in 16 bits or losslessly instead.
     """
 
     __slots__ = ()
@@ -150,27 +150,27 @@ class Scheme(ABC):
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
         """Quantize one tensor.
 
-        Rows (the first dimension) are the unit that large tensors are cut into: an encoder works through blocks of
-        them, so that its temporaries stay small beside the weight.
+        An encoder works through blocks of rows (the first dimension), so that its temporaries stay small beside the
+        weight.
 
         Args:
             name: for error messages.
             weight: any shape; never changed.
-            sensitivity: what calibration measured of this weight, if it was.
+            sensitivity: of this weight, if it was calibrated.
             lam: price of a bit in units of the (weighted) squared error; 0 ignores bits.
         """
 
     def at_scale(self, sigma: float) -> Self | None:  # noqa: ARG002 (for those that override it)
-        """Return the same scheme with a scale of `sigma` standard deviations; None: its precision is fixed.
+        """Return the same scheme with a scale of `sigma` standard deviations, or None if its precision is fixed.
 
-        A byte budget is met by searching over `sigma`, so only schemes that override this can be steered by one.
+        The search for a byte budget varies `sigma`, so only schemes that override this can meet one.
         """
         return None
 
     def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
-        """Encode a part of a decomposed tensor (float32), so that errors are of one size in all parts.
+        """Encode a part of a decomposed tensor (float32), so that errors have the same size in all parts.
 
-        Schemes whose scale is in standard deviations override this and take `deviation`, that of the whole tensor, as
-        the unit for every row. None: float32 has no such scale.
+        Schemes whose scale is in standard deviations override this and use `deviation`, that of the complete tensor,
+        as the unit for every row. They return None if float32 has no such scale.
         """
         return self.encode(name, part, lam=lam)

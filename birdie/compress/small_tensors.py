@@ -1,7 +1,7 @@
-"""Which tensors are worth quantizing, and how the others are kept: the same policy for every scheme, whoever wrote it.
+"""Policy for small tensors: which tensors are worth quantizing, and how the others are stored, for every scheme.
 
-Matrices of a few thousand weights and up gain from a quantizer. What is smaller (norms, biases, gains) costs next to
-nothing and matters much, so it is kept in 16 bits, or losslessly where 16 bits would not do.
+Matrices of a few thousand weights and up gain from a quantizer. Smaller tensors (norms, biases, gains) cost few bytes
+and affect the loss strongly, so they are kept in 16 bits, or losslessly where 16 bits are not precise enough.
 """
 
 import torch
@@ -12,18 +12,18 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import REAL_DTYPES
 
-SMALL = 4096  # elements below which a tensor is not worth a quantizer
-SHORT_ROW = 8  # columns below which a row is no smaller with a scale of its own than in 16 bits
-LEAST_CALIBRATED = 256  # elements of a calibrated matrix below which 16 bits cost less than its scales and name, about
+SMALL = 4096  # elements below which a tensor is not worth quantizing
+SHORT_ROW = 8  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
+LEAST_CALIBRATED = 256  # elements below which a calibrated matrix in 16 bits costs less than its scales and name, about
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Return whether it is a real floating tensor of two or more dimensions and at least `SMALL` elements."""
+    """Return whether `weight` is a real floating tensor of two or more dimensions and at least `SMALL` elements."""
     return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL
 
 
 def can_quantize(weight: Tensor) -> bool:
-    """Return whether a quantizer gains anything: any matrix of real floats, and vectors of at least `SMALL`."""
+    """Return whether a quantizer can gain: True for matrices of real floats, and vectors of at least `SMALL`."""
     return weight.dtype in REAL_DTYPES and (weight.numel() > 0 if weight.ndim >= 2 else weight.numel() >= SMALL)
 
 
@@ -41,27 +41,27 @@ def small_scheme(weight: Tensor) -> Scheme:
 
 
 def applicable(scheme: Scheme, weight: Tensor) -> Scheme:
-    """Return `scheme` where it can hold `weight`, else the nearest that can."""
+    """Return `scheme` if it can store `weight`, else the most similar scheme that can."""
     if not scheme.quantizes:
         return scheme if weight.dtype in REAL_DTYPES else Lossless()
     return scheme if can_quantize(weight) else small_scheme(weight)
 
 
 def default_scheme(scheme: Scheme, weight: Tensor) -> Scheme:
-    """Return what a tensor without a rule gets where `scheme` is the default: small ones stay precise."""
+    """Return the scheme of a tensor without a rule where `scheme` is the default: small tensors stay precise."""
     if scheme.quantizes and not is_matrix(weight):
         return small_scheme(weight)
     return applicable(scheme, weight)
 
 
 def is_worth_coarsening(weight: Tensor, calibrated: bool) -> bool:
-    """Return whether a search takes it: large matrices always, small ones when calibration knows their worth."""
+    """Return whether a search may coarsen `weight`: large matrices always, small ones only if they were calibrated."""
     return is_matrix(weight) or (
         calibrated and weight.ndim >= 2 and weight.numel() >= LEAST_CALIBRATED and shrinks(weight)
     )
 
 
 def shrinks(weight: Tensor) -> bool:
-    """Return whether a grid makes it smaller than 16 bits: not where scales weigh more than short rows."""
+    """Return whether a grid stores `weight` in less than 16 bits: not if rows are so short that scales dominate."""
     rows = weight.shape[0] if weight.ndim >= 2 else 1
     return can_quantize(weight) and weight.numel() // rows >= SHORT_ROW

@@ -1,4 +1,4 @@
-"""A model as name → tensor: what can be stored, which names share one tensor, and the way back into a module."""
+"""State of a model as name → tensor: checks, tied tensors, and copying back into a module."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,20 +15,21 @@ from birdie.compress.tensors import FORMATS
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
-# A view may stand for more bytes than lie in memory (`expand`), and so may a small file; beyond this it is refused.
+# A view may have more elements than its memory (`expand`); beyond these limits it is refused, as a small file is that
+# declares a huge tensor.
 MIN_VIEW_LIMIT = 1 << 30
 VIEW_PER_BYTE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The tensors of a model as a file holds them.
+    """The tensors of a model, before encoding.
 
     Attributes:
-        by_name: name → tensor, sorted by name, tied ones under each of their names.
-        tensors: the same, tied ones under the first of their names alone.
+        by_name: name → tensor, sorted by name, tied tensors under each of their names.
+        tensors: the same, tied tensors only under the first of their names.
         ties: second name → first name.
-        stored_as: name → scheme of what was trained in the very form in which it is stored (`birdie.spectral`).
+        stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`).
     """
 
     by_name: Mapping[str, Tensor]
@@ -38,7 +39,7 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
-        """Take the tensors of a module or a state dict; nothing is copied.
+        """Return the state of a module or a state dict; nothing is copied.
 
         Raises:
             WeightsError: `model` is neither, or an item is not a dense tensor that can be stored.
@@ -58,7 +59,7 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class EncodedState:
-    """The tensors of a model as schemes encoded them.
+    """The tensors of a model after encoding.
 
     Attributes:
         tensors: name → encoded tensor, tied ones once.
@@ -69,7 +70,7 @@ class EncodedState:
     ties: Mapping[str, str]
 
     def decode(self, workers: int | None = None) -> dict[str, Tensor]:
-        """Return the tensors that a file of these decodes to, tied ones under each of their names."""
+        """Return the tensors that a file of this state decodes to, tied ones under each of their names."""
         with ThreadPoolExecutor(workers) as pool:
             decoded = dict(zip(self.tensors, pool.map(decode, self.tensors.values()), strict=True))
         return decoded | {name: decoded[first] for name, first in self.ties.items()}
@@ -101,10 +102,10 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def folded(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return plain name → (owner, attribute) of weights that are trained in another form and stored as what they give.
+    """Return plain name → (owner, attribute) of weights that are trained in a form other than that of the state dict.
 
-    Such are parametrizations (`torch.nn.utils.parametrize`) whose first step says `folds = True` and gives, by
-    `stored_as(name, original)`, the scheme that stores what was trained.
+    These are parametrizations (`torch.nn.utils.parametrize`) whose first step has `folds = True` and a method
+    `stored_as(name, original)`, which returns the scheme that stores the trained form.
     """
     weights = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
@@ -131,7 +132,7 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a file can hold the name: no NUL, and no half of a surrogate pair."""
+    """Return whether a file can hold the name: it has no NUL and no unpaired surrogate."""
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -180,7 +181,13 @@ def fill(
     source: str,
     remedy: str = "load it without into, or build the right module",
 ) -> nn.Module:
-    """Copy `state` into `module`; the error of a misfit names `source`, where it comes from, and the remedy.
+    """Copy `state` into `module`.
+
+    Args:
+        module: the destination.
+        state: name → tensor, with exactly the names of the module.
+        source: origin of the state, for error messages.
+        remedy: what to do about a mismatch, for error messages.
 
     Raises:
         WeightsError: the module has no memory yet, or names, shapes or kinds of numbers do not match; lists them all.

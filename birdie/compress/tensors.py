@@ -1,7 +1,7 @@
-"""A tensor seen as a 2-D array, of its numbers or of its bit patterns.
+"""Tensors as 2-D arrays: of their numbers or of their bit patterns.
 
 Rows are the first dimension and columns everything else, flattened; vectors and scalars are a single row. Entropy
-coding and quantization only ever see this form.
+coding and quantization work on this form only.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from birdie.errors import ArtifactError, WeightsError
 
 Bits = NDArray[np.unsignedinteger[Any]]
 
-# How each dtype is laid out for `birdie.entropy.planes`: (format of one word, words per element). Complex numbers are
-# pairs of floats.
+# Layout of each dtype for `birdie.entropy.planes`: (format of one word, words per element). Complex numbers are pairs
+# of floats.
 FORMATS: dict[torch.dtype, tuple[str, int]] = {
     torch.bool: ("bool", 1),
     torch.uint8: ("uint8", 1),
@@ -81,7 +81,7 @@ def from_bits(bits: Bits, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
     """Return height and width of the kernels of a convolution's weights (output, input, …), in a matrix of `columns`.
 
-    (1, 1) for other tensors, and where the matrix has not the tensor's own columns.
+    (1, 1) for other tensors, and if the matrix does not have the columns of the tensor.
     """
     if len(shape) not in (3, 4) or columns != rows_columns(shape)[1]:
         return (1, 1)
@@ -89,16 +89,16 @@ def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
 
 
 def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
-    """Return the numbers of `weight` as float32, (rows, columns); a view of it where it already is that.
+    """Return the numbers of `weight` as float32, (rows, columns); a view of it if it is float32 already.
 
     Raises:
-        WeightsError: some are NaN or infinite, or beyond float32.
+        WeightsError: some are NaN or infinite, or beyond the range of float32.
     """
     values = weight.detach().cpu().resolve_conj().resolve_neg().contiguous()
     bad = values.numel() - int(torch.isfinite(values).sum())
     if bad:
         raise WeightsError(
-            f"tensor {name!r} holds {bad:,} NaN or infinite values of {values.numel():,}; only lossless keeps those"
+            f"tensor {name!r} holds {bad:,} NaN or infinite values of {values.numel():,}; compress it with lossless"
         )
     rows = values.to(torch.float32).reshape(rows_columns(tuple(weight.shape)))
     if weight.dtype is torch.float64 and not bool(torch.isfinite(rows).all()):
@@ -121,7 +121,7 @@ def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
 
 
 def underflows(weight: Tensor, rows: NDArray[np.float32]) -> bool:
-    """Return whether a row of float64 that is not zero became all zeros in the `rows` of float32."""
+    """Return whether a non-zero row of a float64 tensor became all zeros in its float32 `rows`."""
     if weight.dtype is not torch.float64:
         return False
     used = weight.detach().cpu().reshape(rows.shape).ne(0).any(dim=1).numpy()
@@ -132,7 +132,7 @@ def real_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:
     """Return (rows, columns) of a tensor in a file that holds quantized real numbers.
 
     Raises:
-        ArtifactError: it is empty, or of another kind.
+        ArtifactError: it is empty, or of another dtype.
     """
     rows, columns = rows_columns(shape)
     if dtype not in REAL_DTYPES or rows * columns == 0:
@@ -143,10 +143,10 @@ def real_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:
 def tensor_of_rows(
     shape: tuple[int, ...], dtype: torch.dtype, values: Callable[[slice], NDArray[np.float64]]
 ) -> Tensor:
-    """Return the tensor whose rows are `values` of a slice of them, (some rows, columns) without NaN.
+    """Return the tensor whose rows `values` computes: slice of rows → (rows of the slice, columns), without NaN.
 
-    Values are clipped to the finite range of float32 and of the dtype, rounded to float32 and cast once. A block of
-    rows is computed at a time, so that no second copy of the tensor is held.
+    Values are clipped to the finite range of float32 and of the dtype, rounded to float32 and cast once. Blocks of rows
+    are computed one after the other, so that there is never a second copy of the tensor.
     """
     rows, columns = rows_columns(shape)
     limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)

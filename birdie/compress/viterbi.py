@@ -1,11 +1,16 @@
-"""Quantizing a matrix column by column: a path through the trellis down each, its errors fed back to what follows.
+"""Viterbi search for trellis-coded quantization, one column after the other, with error feedback to what follows.
 
     column ─► Viterbi: squared error + λ · bits ─► numbers ─► error ─► rows below (outputs), columns after (inputs)
 
+The numbers of a column are a path through the trellis: the state before a weight selects one of two grids half a scale
+apart, and the parity of the number selects the next state. Dynamic programming finds the cheapest path: the cost of a
+state is the least cost of any path that ends in it, so per weight only the two ways into each state are compared
+(Viterbi 1967; trellis-coded quantization: Marcellin & Fischer 1990). The cost of a number is its squared error plus λ
+times its bits under an estimate of the coder's probabilities, which makes the search entropy-constrained.
+
 The feedback is GPTQ's (Frantar et al. 2022, arXiv 2210.17323) on the input side; on the output side the same between
-blocks of rows (Tseng et al. 2025, arXiv 2505.22988, feed back on both). Within a block the trellis is searched
-as a whole (Viterbi 1967; trellis-coded quantization: Marcellin & Fischer 1990). Where nothing is fed back one path runs
-along all rows: each path that starts anew costs a bit or more.
+blocks of rows (Tseng et al. 2025, arXiv 2505.22988, feed back on both). Where nothing is fed back, one path runs along
+all rows: every path that starts anew costs a bit or more.
 """
 
 from dataclasses import dataclass
@@ -18,19 +23,24 @@ from birdie.entropy.trellis import chunk_rows, machine, odd_states
 from birdie.runtime.kernels import njit
 
 Matrix = NDArray[np.float32]
-COLUMNS = 64  # updated at once by a product of matrices
-REACH = 96  # numbers up to ± this have a rate; beyond, errors alone count
-STRETCH, OVERLAP = 4096, 256  # of a long path: searched at once, and looked ahead
-BINS, PER_OCTAVE, LOWEST = 56, 4, -4  # of the expected deviation in steps: from 2**LOWEST up
-_SAMPLE, _LONG_SAMPLE = 1 << 17, 1 << 20  # weights on which rates are learned; of one path, which is quick to find
-_PRIOR = 64.0  # observations that the expected rates are worth
-_DOUBT = 16  # weights of the usual size that a row or column is taken to have besides its own
-_CELLS, _SPAN = 512, 8.0  # of the histogram of normalised weights, up to so many deviations
+COLUMNS = 64  # columns whose feedback to later columns is applied in one matrix product, as in GPTQ's lazy batches
+REACH = 96  # numbers up to ± this have a rate; beyond, only errors count
+STRETCH, OVERLAP = 4096, 256  # weights of a long path that are searched at once, and those looked ahead
+BINS, PER_OCTAVE, LOWEST = 56, 4, -4  # bins of the expected deviation in scales, from 2**LOWEST up
+_SAMPLE, _LONG_SAMPLE = 1 << 17, 1 << 20  # weights on which rates are learned; more for one path, which is fast to find
+_PRIOR = 64.0  # pseudo-count of the expected rates, in observations
+_PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its deviation is estimated
+_BUCKETS, _SPAN = 512, 8.0  # histogram of normalized weights, up to this many deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bits of each number: table (bins, 2, 2 · REACH + 1) by the expected deviation of a weight; its bin is a sum."""
+    """Bits of each number by the expected deviation of its weight.
+
+    Attributes:
+        table: (bins, 2, 2 · REACH + 1): bits of number n − REACH on either grid, by bin of the deviation.
+        row, column: logarithmic deviations; the bin of weight (i, j) is the rounded row[i] + column[j].
+    """
 
     table: Matrix
     row: Matrix
@@ -38,23 +48,26 @@ class Rates:
 
 
 def rates(scaled: Matrix) -> Rates:
-    """What the coder will charge about, for weights `scaled` (rows, columns) in steps.
+    """Return an estimate of the coder's bits for weights `scaled` (rows, columns), which are divided by their scales.
 
-    A weight's deviation is that of its row times that of its column; what is left has one histogram.
+    A weight's deviation is modeled as that of its row times that of its column; the normalized weights share one
+    histogram. The bits of a number are −log2 of the histogram's mass in the interval that rounds to it.
     """
     power = scaled.astype(np.float64) ** 2
     mean = max(float(power.mean()), 1e-12)
-    row = np.sqrt((power.sum(1) + _DOUBT * mean) / (scaled.shape[1] + _DOUBT))
-    column = np.sqrt((power.sum(0) / mean + _DOUBT) / (scaled.shape[0] + _DOUBT))
+    row = np.sqrt((power.sum(1) + _PSEUDO_COUNT * mean) / (scaled.shape[1] + _PSEUDO_COUNT))
+    column = np.sqrt((power.sum(0) / mean + _PSEUDO_COUNT) / (scaled.shape[0] + _PSEUDO_COUNT))
     size = np.abs(scaled) / (row[:, None] * column).astype(np.float32)
-    counts = np.bincount(np.minimum(size * (_CELLS / _SPAN), _CELLS - 1).astype(np.int64).ravel(), minlength=_CELLS)
-    edges = np.linspace(0, _SPAN, _CELLS + 1)
+    counts = np.bincount(
+        np.minimum(size * (_BUCKETS / _SPAN), _BUCKETS - 1).astype(np.int64).ravel(), minlength=_BUCKETS
+    )
+    edges = np.linspace(0, _SPAN, _BUCKETS + 1)
     prior = np.exp(-(((edges[1:] + edges[:-1]) / 2) ** 2) / 2) + 1e-4
     mass = counts / counts.sum() + 0.02 * prior / prior.sum()
     cumulative = np.concatenate([[0.0], np.cumsum(mass / mass.sum())])
     deviation = 2.0 ** (np.arange(BINS) / PER_OCTAVE + LOWEST)
-    place = np.arange(-REACH, REACH + 2)[None, None] - 0.5 + np.array([0.0, 0.5])[None, :, None]
-    x = place / deviation[:, None, None]
+    bounds = np.arange(-REACH, REACH + 2)[None, None] - 0.5 + np.array([0.0, 0.5])[None, :, None]
+    x = bounds / deviation[:, None, None]
     below = 0.5 + 0.5 * np.sign(x) * np.interp(np.abs(x), edges, cumulative)
     bits = -np.log2(np.diff(below, axis=2) + 2.0**-18)
     bins = [np.log2(part) * PER_OCTAVE for part in (row, column)]
@@ -66,73 +79,86 @@ def rates(scaled: Matrix) -> Rates:
 def quantize(
     weight: Matrix, feedback: Feedback, row: Matrix, column: Matrix, states: int, weight_of_rate: float
 ) -> NDArray[np.int32]:
-    """Numbers (rows, columns) for `weight` under the steps of rows and columns.
+    """Return numbers (rows, columns) that quantize `weight` with scales row(i) · column(j).
 
     Args:
-        weight: (rows, columns), left as it is.
+        weight: (rows, columns), not changed.
         feedback: of both sides.
-        row: steps of rows; 0 for one that is left out, whose numbers are all 0.
-        states: of the trellis; minus so many for one path along the rows, which nothing may be fed back on.
-        weight_of_rate: squared errors in steps that a bit is worth; 0 ignores bits.
+        row: scales of rows; 0 for a row that is left out, whose numbers are all 0.
+        column: scales of columns.
+        states: of the trellis; negative for one path along the rows, which must not have feedback.
+        weight_of_rate: λ, the price of a bit in squared scales; 0 ignores bits.
     """
     columns = weight.shape[1]
-    quantized = _quantized if states > 0 else _quantized_along
+    search = _search_columns if states > 0 else _search_rows
     inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
-    rated = rates(weight * inverse[:, None] / column)
+    bit_costs = rates(weight * inverse[:, None] / column)
     if weight_of_rate > 0:
-        some = np.arange(0, columns, max(1, weight.size // (_SAMPLE if states > 0 else _LONG_SAMPLE)))
-        sample = Rates(rated.table, rated.row, rated.column[some])
-        plain = np.arange(len(some)), np.zeros((len(some),) * 2, np.float32), np.zeros((0, 0), np.float32)
-        unfed = Feedback(*plain, np.ones(len(some)), np.ones(len(row)), False)
-        tried = quantized(weight[:, some], unfed, row, column[some], states, weight_of_rate, sample)
-        rated = _observed(sample, tried, states, rated)
-    return quantized(weight, feedback, row, column, states, weight_of_rate, rated)
+        # The bits depend on the numbers, which depend on the bits: quantize a sample of columns once with the expected
+        # bits, count the numbers, and use the counts for the final pass.
+        chosen = np.arange(0, columns, max(1, weight.size // (_SAMPLE if states > 0 else _LONG_SAMPLE)))
+        sample = Rates(bit_costs.table, bit_costs.row, bit_costs.column[chosen])
+        plain = np.arange(len(chosen)), np.zeros((len(chosen),) * 2, np.float32), np.zeros((0, 0), np.float32)
+        no_feedback = Feedback(*plain, np.ones(len(chosen)), np.ones(len(row)), False)
+        draft = search(weight[:, chosen], no_feedback, row, column[chosen], states, weight_of_rate, sample)
+        bit_costs = _with_counts(sample, draft, states, bit_costs)
+    return search(weight, feedback, row, column, states, weight_of_rate, bit_costs)
 
 
 def cost(
     weight: Matrix, numbers: NDArray[np.int32], row: Matrix, column: Matrix, states: int, weight_of_rate: float
 ) -> float:
-    """What `quantize` minimises where nothing is fed back: squared errors in steps, and bits as a coder charges."""
+    """Return the objective of `quantize` without feedback: squared errors in scales + `weight_of_rate` · bits."""
     inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
     scaled: Matrix = weight * inverse[:, None] / column
     expected = rates(scaled)
-    rated = _observed(expected, numbers, states, expected)
+    bit_costs = _with_counts(expected, numbers, states, expected)
     odd = odd_states(numbers, states)
-    return float(_cost(scaled, inverse, numbers, odd, rated.table, rated.row, rated.column, weight_of_rate))
+    return float(_cost(scaled, inverse, numbers, odd, bit_costs.table, bit_costs.row, bit_costs.column, weight_of_rate))
 
 
-def _observed(sample: Rates, numbers: NDArray[np.int32], states: int, rated: Rates) -> Rates:
-    """`rated` after what was seen: how often each number came, by expected deviation and state."""
-    counts = np.zeros(rated.table.shape)
+def _with_counts(sample: Rates, numbers: NDArray[np.int32], states: int, prior: Rates) -> Rates:
+    """Return the rates of `prior` updated by the counts of `numbers` in a sample, by expected deviation and grid."""
+    counts = np.zeros(prior.table.shape)
     _count(numbers, odd_states(numbers, states), sample.row, sample.column, counts)
-    model = 2.0 ** -rated.table.astype(np.float64)
+    model = 2.0 ** -prior.table.astype(np.float64)
     total = counts.sum(2, keepdims=True)
     mixed = (counts + _PRIOR * model / model.sum(2, keepdims=True)) / (total + _PRIOR)
-    return Rates(-np.log2(mixed).astype(np.float32), rated.row, rated.column)
+    return Rates(-np.log2(mixed).astype(np.float32), prior.row, prior.column)
 
 
-def _quantized(
+def _search_columns(
     weight: Matrix,
     feedback: Feedback,
     row: Matrix,
     column: Matrix,
     states: int,
     weight_of_rate: float,
-    rated: Rates,
+    bit_costs: Rates,
 ) -> NDArray[np.int32]:
+    """Quantize down the columns, in the order of the feedback, by blocks of `COLUMNS`."""
     rows, columns = weight.shape
     paths = machine(states)
-    before = _predecessors(paths.next_state)
+    incoming = _predecessors(paths.next_state)
     left = np.ascontiguousarray(weight.T[feedback.order])  # (columns, rows), in the order of quantization
-    steps, places = column[feedback.order], rated.column[feedback.order]
+    scales, column_bins = column[feedback.order], bit_costs.column[feedback.order]
     numbers = np.empty(left.shape, np.int32)
     errors = np.empty((COLUMNS, rows), np.float32)
     height = chunk_rows(columns)
-    shared = feedback.rows, paths.odd, before, rated.table, rated.row, np.float32(weight_of_rate), height
+    shared = feedback.rows, paths.odd, incoming, bit_costs.table, bit_costs.row, np.float32(weight_of_rate), height
     for start in range(0, columns, COLUMNS):
         stop = min(start + COLUMNS, columns)
         part = slice(start, stop)
-        _block(left[part], steps[part], places[part], row, feedback.columns[part, part], *shared, numbers[part], errors)
+        _quantize_columns(
+            left[part],
+            scales[part],
+            column_bins[part],
+            row,
+            feedback.columns[part, part],
+            *shared,
+            numbers[part],
+            errors,
+        )
         if stop < columns and feedback.feeds_columns:
             left[stop:] -= feedback.columns[part, stop:].T @ errors[: stop - start]
     out = np.empty((columns, rows), np.int32)
@@ -140,43 +166,46 @@ def _quantized(
     return np.ascontiguousarray(out.T)
 
 
-def _quantized_along(
+def _search_rows(
     weight: Matrix,
-    feedback: Feedback,  # noqa: ARG001 (in the place of `_quantized`)
+    feedback: Feedback,  # noqa: ARG001 (same signature as `_search_columns`)
     row: Matrix,
     column: Matrix,
     states: int,
     weight_of_rate: float,
-    rated: Rates,
+    bit_costs: Rates,
 ) -> NDArray[np.int32]:
+    """Quantize on one path along the rows, without feedback."""
     paths, numbers = machine(states), np.zeros(weight.shape, np.int32)
     weight, height = np.ascontiguousarray(weight), chunk_rows(weight.shape[1])
-    tables = rated.table, rated.row, rated.column, np.float32(weight_of_rate)
-    _along(weight, row, column, paths.odd, _predecessors(paths.next_state), *tables, height, STRETCH, numbers)
+    tables = bit_costs.table, bit_costs.row, bit_costs.column, np.float32(weight_of_rate)
+    _quantize_rows(weight, row, column, paths.odd, _predecessors(paths.next_state), *tables, height, STRETCH, numbers)
     return numbers
 
 
 def _predecessors(following: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """(states, 2, 2): the two (state, parity) that lead to each state; of a single state both parities of itself."""
-    found: list[list[list[int]]] = [[] for _ in following]
+    """Return (states, 2, 2): the two (state, parity) that lead to each state; for one state, both of its parities."""
+    incoming: list[list[list[int]]] = [[] for _ in following]
     for state, pair in enumerate(following):
-        for parity, after in enumerate(pair):
-            found[after].append([state, parity])
-    return np.array(found, np.int64)
+        for parity, successor in enumerate(pair):
+            incoming[successor].append([state, parity])
+    return np.array(incoming, np.int64)
 
 
 @njit(nogil=True, cache=True)
-def _count(numbers, odd, row_places, places, counts):  # type: ignore[no-untyped-def]
+def _count(numbers, odd, row_bins, column_bins, counts):  # type: ignore[no-untyped-def]
+    """Add the occurrences of each number to `counts` (bins, 2, 2 · REACH + 1)."""
     for i in range(numbers.shape[0]):
         for j in range(numbers.shape[1]):
             m = numbers[i, j]
-            bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), counts.shape[0] - 1)
+            bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), counts.shape[0] - 1)
             if -REACH <= m <= REACH:
                 counts[bin_, odd[i, j], m + REACH] += 1
 
 
 @njit(nogil=True, cache=True)
-def _cost(scaled, inverse, numbers, odd, table, row_places, places, weight_of_rate):  # type: ignore[no-untyped-def]
+def _cost(scaled, inverse, numbers, odd, table, row_bins, column_bins, weight_of_rate):  # type: ignore[no-untyped-def]
+    """Return Σ squared error + weight_of_rate · bits, without rows whose inverse scale is 0."""
     total = 0.0
     for i in range(numbers.shape[0]):
         if inverse[i] == 0:
@@ -186,48 +215,69 @@ def _cost(scaled, inverse, numbers, odd, table, row_places, places, weight_of_ra
             off = scaled[i, j] - m - 0.5 * odd[i, j]
             total += off * off
             if -REACH <= m <= REACH:
-                bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
+                bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
                 total += weight_of_rate * table[bin_, odd[i, j], m + REACH]
     return total
 
 
 @njit(inline="always")
-def _try(u, bits, weight_of_rate, costs, candidates):  # type: ignore[no-untyped-def]
-    """The best number near `u` steps for a grid that is shifted or not and of either parity, and what it costs."""
+def _best_numbers(u, bits, weight_of_rate, costs, candidates):  # type: ignore[no-untyped-def]
+    """Find the best number near `u` scales for both grids and both parities, and its cost.
+
+    The nearest number of a parity has the least error, but the next one of that parity towards zero may have so many
+    fewer bits that it is cheaper; further ones are not tried.
+    """
     for o in range(2):
-        place = u - np.float32(0.5) * np.float32(o)
+        shifted = u - np.float32(0.5) * np.float32(o)
         for b in range(2):
-            m = np.int64(b + 2 * np.rint((place - np.float32(b)) * np.float32(0.5)))
-            off = place - np.float32(m)
+            m = np.int64(b + 2 * np.rint((shifted - np.float32(b)) * np.float32(0.5)))
+            off = shifted - np.float32(m)
             best = off * off
             if -REACH <= m <= REACH:
                 best += weight_of_rate * bits[o, m + REACH]
-                other = m - 2 if m > 0 else m + 2  # the next one nearer to zero, or beyond it
-                off = place - np.float32(other)
-                less = off * off + weight_of_rate * bits[o, other + REACH]
+                closer = m - 2 if m > 0 else m + 2  # of the same parity, towards zero or just across it
+                off = shifted - np.float32(closer)
+                less = off * off + weight_of_rate * bits[o, closer + REACH]
                 if less < best:
-                    best, m = less, other
+                    best, m = less, closer
             costs[o, b] = best
             candidates[o, b] = m
 
 
 @njit(inline="always")
-def _select(cost, next_cost, chosen, before, odd, costs):  # type: ignore[no-untyped-def]
-    """The cheaper way into each state."""
+def _select_paths(cost, next_cost, chosen, incoming, odd, costs):  # type: ignore[no-untyped-def]
+    """Select the cheaper of the two ways into each state: one step of the dynamic programming."""
     for s in range(cost.size):
-        s0, b0, s1, b1 = before[s, 0, 0], before[s, 0, 1], before[s, 1, 0], before[s, 1, 1]
+        s0, b0, s1, b1 = incoming[s, 0, 0], incoming[s, 0, 1], incoming[s, 1, 0], incoming[s, 1, 1]
         zero, one = cost[s0] + costs[odd[s0], b0], cost[s1] + costs[odd[s1], b1]
         chosen[s] = one < zero
         next_cost[s] = min(zero, one)
 
 
 @njit(nogil=True, cache=True)
-def _block(  # type: ignore[no-untyped-def]
-    left, steps, places, row, forward, down, odd, before, table, row_places, weight_of_rate, height, numbers, errors
+def _quantize_columns(  # type: ignore[no-untyped-def]
+    left,
+    scales,
+    column_bins,
+    row,
+    forward,
+    down,
+    odd,
+    incoming,
+    table,
+    row_bins,
+    weight_of_rate,
+    height,
+    numbers,
+    errors,
 ):
-    """Quantize columns `left` (columns, rows) one after the other; their errors at the time end in `errors`."""
+    """Quantize columns `left` (columns, rows) one after the other, with feedback to later rows and columns.
+
+    `errors` receives the errors that are fed to later columns; they are taken before the feedback from the column's own
+    earlier rows.
+    """
     count, rows = left.shape
-    states = before.shape[0]
+    states = incoming.shape[0]
     fed_down = down.shape[0] == rows
     cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
     length = BLOCK if fed_down else rows
@@ -246,28 +296,28 @@ def _block(  # type: ignore[no-untyped-def]
                 cost[s] = np.float32(1e30)
             cost[state] = np.float32(0)
             for i in range(first, last):
-                if row[i] == 0:  # left out: the only number is 0
+                if row[i] == 0:  # a row that is left out: 0 is the only number, so only even parity is possible
                     costs[:, 0] = np.float32(0)
                     costs[:, 1] = np.float32(1e30)
                     candidates[i - first, :, 0] = 0
-                    _select(cost, next_cost, chosen[i - first], before, odd, costs)
+                    _select_paths(cost, next_cost, chosen[i - first], incoming, odd, costs)
                     cost, next_cost = next_cost, cost
                     continue
-                u = target[i] / (row[i] * steps[j])
-                bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
-                _try(u, table[bin_], weight_of_rate, costs, candidates[i - first])
-                _select(cost, next_cost, chosen[i - first], before, odd, costs)
+                u = target[i] / (row[i] * scales[j])
+                bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
+                _best_numbers(u, table[bin_], weight_of_rate, costs, candidates[i - first])
+                _select_paths(cost, next_cost, chosen[i - first], incoming, odd, costs)
                 cost, next_cost = next_cost, cost
             end: int = np.argmin(cost)  # type: ignore[assignment]
             state = end
             for i in range(last - 1, first - 1, -1):
                 side = chosen[i - first, end]
-                end, parity = before[end, side, 0], before[end, side, 1]
+                end, parity = incoming[end, side, 0], incoming[end, side, 1]
                 m = candidates[i - first, odd[end], parity]
                 numbers[j, i] = m
-                value = (np.float32(m) + np.float32(0.5) * np.float32(odd[end])) * row[i] * steps[j]
-                errors[j, i] = left[j, i] - value  # of the column as it came
-                target[i] -= value  # of what was aimed at
+                value = (np.float32(m) + np.float32(0.5) * np.float32(odd[end])) * row[i] * scales[j]
+                errors[j, i] = left[j, i] - value  # of the column before feedback from its rows
+                target[i] -= value  # of the column after it: the error that is fed to later rows
             if fed_down:
                 for i in range(first, last):
                     e = target[i]
@@ -282,12 +332,16 @@ def _block(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _along(  # type: ignore[no-untyped-def]
-    weight, row, steps, odd, before, table, row_places, places, weight_of_rate, height, stretch, numbers
+def _quantize_rows(  # type: ignore[no-untyped-def]
+    weight, row, scales, odd, incoming, table, row_bins, column_bins, weight_of_rate, height, stretch, numbers
 ):
-    """Quantize `weight` (rows, columns) on one path along the rows, searched in stretches that overlap."""
+    """Quantize `weight` (rows, columns) on one path along the rows, searched in stretches that overlap.
+
+    The memory of the search grows with its length. Paths that end in different states merge when traced back, so the
+    decisions of a stretch are final once the search has looked `OVERLAP` weights ahead.
+    """
     columns = weight.shape[1]
-    states = before.shape[0]
+    states = incoming.shape[0]
     cost, next_cost = np.empty(states, np.float32), np.empty(states, np.float32)
     chosen = np.empty((stretch + OVERLAP, states), np.uint8)
     candidates, costs = np.zeros((stretch + OVERLAP, 2, 2), np.int32), np.empty((2, 2), np.float32)
@@ -309,9 +363,11 @@ def _along(  # type: ignore[no-untyped-def]
                 costs[:, 1] = np.float32(1e30)
                 candidates[t - first, :, 0] = 0
             else:
-                bin_ = min(max(np.int64(row_places[i] + places[j] + np.float32(0.5)), 0), table.shape[0] - 1)
-                _try(weight[i, j] / (row[i] * steps[j]), table[bin_], weight_of_rate, costs, candidates[t - first])
-            _select(cost, next_cost, chosen[t - first], before, odd, costs)
+                bin_ = min(max(np.int64(row_bins[i] + column_bins[j] + np.float32(0.5)), 0), table.shape[0] - 1)
+                _best_numbers(
+                    weight[i, j] / (row[i] * scales[j]), table[bin_], weight_of_rate, costs, candidates[t - first]
+                )
+            _select_paths(cost, next_cost, chosen[t - first], incoming, odd, costs)
             cost, next_cost = next_cost, cost
         end: int = np.argmin(cost)  # type: ignore[assignment]
         kept = last if last == stop else first + stretch
@@ -319,6 +375,6 @@ def _along(  # type: ignore[no-untyped-def]
             if t == kept - 1:
                 state = end
             side = chosen[t - first, end]
-            end, parity = before[end, side, 0], before[end, side, 1]
+            end, parity = incoming[end, side, 0], incoming[end, side, 1]
             numbers[t // columns, t % columns] = candidates[t - first, odd[end], parity]
         first = kept

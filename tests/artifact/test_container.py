@@ -70,7 +70,7 @@ def test_a_file_reads_like_its_bytes(tmp_path: Path) -> None:
 
 def test_one_damaged_tensor_leaves_the_others_readable() -> None:
     data = bytearray(container.to_bytes(sample()))
-    data[Reader(bytes(data)).placed("layers.1.weight").offset] ^= 1
+    data[Reader(bytes(data)).header("layers.1.weight").offset] ^= 1
     reader = Reader(bytes(data))
     assert reader.read("layers.0.weight") == sample()[0]
     with pytest.raises(ArtifactError, match=r"layers\.1\.weight"):

@@ -1,1 +1,1 @@
-"""What calibration data tell about weights: Hessians, Fisher information, KL, symmetries, refit."""
+"""Calibration: Hessians and Fisher information of weights, KL on held-out batches, symmetries, refit."""

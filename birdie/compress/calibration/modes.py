@@ -1,4 +1,4 @@
-"""Training and evaluation mode for a while: each part of a module comes back to the mode it had."""
+"""Temporary training or evaluation mode: every part of a module returns to its previous mode."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from torch import nn
 
 @contextmanager
 def in_mode(parts: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
-    """`parts` alone, not what lies in them, in training mode or in evaluation mode."""
-    before = [(part, part.training) for part in parts]
-    for part, _ in before:
+    """Put `parts`, but not their children, in training or evaluation mode while the context is open."""
+    modes = [(part, part.training) for part in parts]
+    for part, _ in modes:
         part.training = training
     try:
         yield
     finally:
-        for part, mode in before:
+        for part, mode in modes:
             part.training = mode

@@ -1,11 +1,12 @@
-"""What matrices are worth by a few evaluations of the loss: for models that cannot be differentiated, or in a hurry.
+"""Calibration without gradients: sensitivities from forward passes, for models that cannot be differentiated.
 
-    module, batches ──► forward passes ──► Hessians of inputs ──┐
-    each matrix rounded, alone ──► KL on the batches held back ─┴─► Sensitivity
+    module, batches ──► forward passes ──► Hessians of inputs ───┐
+    one matrix rounded at a time ──► KL on the held-out batches ─┴─► Sensitivity
 
-Hessians say how errors of one matrix compare, and let them be fed back; how matrices compare, only the loss can say.
-One matrix at a time is rounded to a plain grid and the KL it then costs, ½ f tr(E H Eᵀ), tells f. Rows weigh alike, for
-which a full calibration knows better.
+Input Hessians rank the errors within one matrix and allow error feedback; only the loss can compare matrices. One
+matrix at a time is rounded to a plain grid, and its factor f follows from the KL that costs, ½ f tr(E H Eᵀ). All rows
+of a matrix get the same weight, where a calibration with gradients measures one per row; it is faster, and files are
+larger.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,40 +21,40 @@ from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
 
-SIGMA = 0.4  # step of the grid in deviations of a row: coarse enough to be told from nothing, fine enough to be local
-_LEAST = 1e-12  # nats that a matrix costs at least
+SIGMA = 0.4  # scale of the grid in deviations of a row: coarse enough to measure, fine enough to be local
+_LEAST = 1e-12  # smallest KL of a matrix, in nats
 
 
 def probe(
     held_out: HeldOutKL, batches: Iterable[Batch], loss: Loss, *, progress: Callable[[int], None] | None = None
 ) -> dict[str, Sensitivity]:
-    """Sensitivities from forward passes alone: one for each of `batches`, and one of the held_out for each matrix.
+    """Return sensitivities from forward passes: one for every batch, and one measurement of the KL for every matrix.
 
     Args:
-        held_out: of the module these are of.
-        batches: what Hessians are taken from.
+        held_out: KL of the module to calibrate.
+        batches: calibration batches for the Hessians.
         loss: (module, batch) → anything.
         progress: called with the number of batches done.
 
     Raises:
         ConfigError: the module has no matrices, or its loss uses none or hands no logits to `F.cross_entropy`.
-        DataError: there are no batches, or what they give is not finite.
+        DataError: there are no batches, or activations are not finite.
         WeightsError: a weight is not finite.
     """
-    found = calibrate(held_out.module, batches, loss, gradients=False, progress=progress)
+    sensitivities = calibrate(held_out.module, batches, loss, gradients=False, progress=progress)
     weights: Mapping[str, Tensor] = held_out.module.state_dict()
-    priced = {}
-    for name in [name for name in found if name in weights]:
+    scaled = {}
+    for name in [name for name in sensitivities if name in weights]:
         weight = weights[name].detach().cpu()
         rounded = decode(Grid(sigma=SIGMA).encode(name, weight))
         nats = max(held_out({name: rounded}), _LEAST)
         held_out({name: weight})
-        priced[name] = _priced(found[name], (rounded - weight).float().flatten(1), nats)
-    return priced
+        scaled[name] = _scaled(sensitivities[name], (rounded - weight).float().flatten(1), nats)
+    return scaled
 
 
-def _priced(sensitivity: Sensitivity, errors: Tensor, nats: float) -> Sensitivity:
-    """Rows weigh what makes these errors (rows, columns) cost so many nats."""
+def _scaled(sensitivity: Sensitivity, errors: Tensor, nats: float) -> Sensitivity:
+    """Return `sensitivity` with row weights for which `errors` (rows, columns) cost `nats`."""
     hessian = sensitivity.hessian
     rows = torch.ones(len(errors)) if sensitivity.row_fisher is None else sensitivity.row_fisher
     costs = (errors**2).sum(1) if hessian is None else ((errors @ hessian) * errors).sum(1)

@@ -1,4 +1,4 @@
-"""What calibration measures of a model: its tensors in their best order, sensitivities, and the KL of any encoding.
+"""Calibration result of a model: tensors with sorted units, sensitivities, and the KL of any encoding.
 
 module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
                        │                               ├─► symmetries ─► sorted tensors, sensitivities to match
@@ -25,18 +25,18 @@ from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState
 from birdie.errors import ConfigError, WeightsError
 
-HELD_OUT = 5  # one batch in so many is held out, the last ones
+HELD_OUT = 5  # one batch in five is held out, taken from the end
 
 
 @dataclass(slots=True)
 class CalibrationResult:
-    """What was measured of a model; `birdie.save` takes it in place of calibration data, for several files from one.
+    """Result of a calibration; pass it to `birdie.save` instead of calibration data to write several files.
 
     Attributes:
-        state: name → tensor, units in the order that saves bits; the function is the module's.
+        state: name → tensor, with units in the order that saves bits; the function of the module is unchanged.
         sensitivities: name → sensitivity, for that order.
-        held_out: measures the KL, on batches that were not calibrated on.
-        batches: what was calibrated on.
+        held_out: KL on batches that were not used for calibration.
+        batches: batches that were used for calibration.
     """
 
     state: dict[str, Tensor]
@@ -54,13 +54,13 @@ class CalibrationResult:
         gradients: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> "CalibrationResult":
-        """Calibrate.
+        """Calibrate a module and sort its units.
 
         Args:
-            state: what is compressed, under the names of the module's state dict.
+            state: tensors to compress, under the names of the module's state dict.
             calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
             symmetries: whether units may be permuted.
-            gradients: without them nothing is differentiated (`probe`): quicker, and files are larger.
+            gradients: False to differentiate nothing (`probe`): faster, and files are larger.
             progress: called with the number of batches done.
 
         Raises:
@@ -91,7 +91,7 @@ class CalibrationResult:
         """Return the same model with its units in the calibrated order.
 
         Raises:
-            WeightsError: a tensor was not calibrated, or in another shape.
+            WeightsError: a tensor was not calibrated, or has another shape.
         """
         for name, weight in state.tensors.items():
             if name not in self.state or self.state[name].shape != weight.shape:
@@ -105,16 +105,16 @@ class CalibrationResult:
         return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
 
     def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
-        """Return what `encoded` keeps in 16 bits (norms, gains, biases), tuned to the quantized rest by `refit`.
+        """Return the tensors that `encoded` keeps in 16 bits (norms, gains, biases), tuned by `refit`.
 
         Args:
             encoded: every tensor.
-            steps: of Adam, one batch each.
-            workers: threads; None takes every core.
+            steps: number of Adam steps, one batch each.
+            workers: threads; None uses every core.
 
         Raises:
-            ConfigError: nothing was calibrated in this process.
-            DataError: fewer than two batches are left beside those held out.
+            ConfigError: this result has no batches.
+            DataError: fewer than two batches are not held out.
         """
         held_out = self._require_batches("refit")
         names = [name for name, tensor in encoded.tensors.items() if tensor.scheme == "cast"]
@@ -122,16 +122,16 @@ class CalibrationResult:
         return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps)
 
     def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> "CalibrationResult":
-        """Return the means of this calibration and one of the quantized model.
+        """Return the means of this calibration and of one of the quantized model.
 
-        Inputs are then partly those that quantized layers give, and a unit that only quantization activates counts.
+        The Hessians then include inputs that quantized layers produce, and units that only quantization activates.
 
         Args:
             encoded: every tensor.
-            workers: threads; None takes every core.
+            workers: threads; None uses every core.
 
         Raises:
-            ConfigError: nothing was calibrated in this process.
+            ConfigError: this result has no batches.
         """
         held_out = self._require_batches("recalibration")
         module = copy.deepcopy(held_out.module).eval()
@@ -153,7 +153,7 @@ class CalibrationResult:
 def calibrated_state(
     state: ModelState, calibration: "Calibration | CalibrationResult | None", *, symmetries: bool = True
 ) -> tuple[ModelState, CalibrationResult | None]:
-    """Return the state in its calibrated order and what was measured of it; unchanged without calibration.
+    """Return the state in its calibrated order and the calibration result; unchanged without calibration.
 
     Raises:
         ConfigError: the model is stored as it was trained (`birdie.spectral`), so there is nothing to calibrate.
@@ -169,12 +169,12 @@ def calibrated_state(
 
 
 def held_out_batches(batches: int) -> int:
-    """Return how many of so many batches are held out, and not calibrated on."""
+    """Return how many of `batches` batches are held out from calibration."""
     return max(1, batches // HELD_OUT) if batches > 1 else 0
 
 
 def require_triple(calibration: Any) -> None:
-    """Raise ConfigError unless it is (module, batches, loss)."""
+    """Raise ConfigError unless `calibration` is (module, batches, loss)."""
     if not (
         isinstance(calibration, tuple | list)
         and len(calibration) == 3
@@ -182,7 +182,7 @@ def require_triple(calibration: Any) -> None:
         and isinstance(calibration[1], Iterable)
         and callable(calibration[2])
     ):
-        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) gives summed nats")
+        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return summed nats")
 
 
 def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -196,7 +196,7 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _floored(sensitivity: Sensitivity) -> Sensitivity:
-    """Raise rows that calibration never saw used to a floor: on other data they may be used."""
+    """Return the sensitivity with a lower limit on the Fisher of rows: rows that calibration never used may be used."""
     rows, output = sensitivity.row_fisher, sensitivity.output
     if rows is None:
         return sensitivity

@@ -1,13 +1,13 @@
-"""Symmetries that the graph of a module proves: Linear → activation → Linear, convolutions, batch norms, sums of both.
+"""Symmetries found in the graph of a module: Linear → activation → Linear, convolutions, batch norms, sums of both.
 
-Every feature axis of every intermediate tensor belongs to a group of axes that must be ordered alike. A layer that
-mixes features opens a group with its rows and reads one with its columns; what works feature by feature joins the
-groups it touches; whatever else sees a tensor, the caller included, freezes its group. What is left unfrozen, with a
-layer that makes it and one that reads it, is a symmetry.
+Every feature axis of every intermediate tensor belongs to a group of axes that must be permuted alike. A layer that
+mixes features opens a group with its rows (it produces it) and consumes one with its columns; an operation that works
+feature by feature joins the groups of its inputs; every other use of a tensor, by the caller too, freezes its group. A
+group that is not frozen, with a layer that produces it and one that consumes it, is a symmetry.
 
-A group is frozen on any doubt: a weight used twice or tied, a layer with hooks or a parametrization, a subclass with a
-forward of its own, a shape that is not known. Which axis BatchNorm1d normalises depends on the shape of its input, as
-does what flattening does, so both freeze; declare such symmetries yourself.
+A group is frozen in every doubtful case: a weight used twice or tied, a layer with hooks or a parametrization, a
+subclass with another forward, an unknown shape. The axis that BatchNorm1d normalizes depends on the shape of its input,
+as does the result of flattening, so both freeze; declare such symmetries yourself.
 """
 
 import copy
@@ -47,30 +47,33 @@ _METHODS = {
     "relu", "tanh", "sigmoid", "square", "abs", "exp", "neg", "pow", "clamp", "add", "sub", "mul", "div", "to", "float",
     "half", "bfloat16", "double", "contiguous", "detach", "clone", "relu_", "add_", "mul_",
 }  # fmt: skip
-_FACTS = {"shape", "dtype", "device", "ndim"}  # of a tensor that its order does not change
+_FACTS = {"shape", "dtype", "device", "ndim"}  # attributes that do not depend on the order of the features
 _FACT_METHODS = {"size", "dim", "numel", "ndimension", "is_floating_point"}
 
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """Feature axes that must be ordered alike.
+    """Feature axes that must be permuted alike.
 
     Attributes:
-        units: entries of each.
-        axis: where it is in activations, counted from the end.
-        made, read: whether some layer has it as its rows, as its columns.
+        units: entries of each axis.
+        axis: index of the feature axis in activations, counted from the end.
+        members: (tensor name, axis, block size) of all weights that the permutation affects.
+        produced, consumed: whether some layer has the group as its rows, as its columns.
+        frozen: whether the group must keep its order.
+        joined: the group that this one was merged into.
     """
 
     units: int
     axis: int
     members: list[tuple[str, int, int]] = field(default_factory=list)
-    made: bool = False
-    read: bool = False
+    produced: bool = False
+    consumed: bool = False
     frozen: bool = False
     joined: "_Group | None" = None
 
     def root(self) -> "_Group":
-        """The group this one has become part of."""
+        """Return the group that this one was merged into, or itself."""
         group = self
         while group.joined is not None:
             group = group.joined
@@ -78,7 +81,7 @@ class _Group:
 
 
 def symmetries_of(module: nn.Module) -> tuple[Symmetry, ...]:
-    """What `module` or its parts declare by a method `symmetries()`, else what its graph proves if it can be traced."""
+    """Return the symmetries that a module or its parts declare by a method `symmetries()`, else those of its graph."""
     declared: dict[str, tuple[Symmetry, ...]] = {}
     for name, part in module.named_modules():
         inside = any(name.startswith(f"{outer}.") or not outer for outer in declared)
@@ -97,24 +100,23 @@ def symmetries_of(module: nn.Module) -> tuple[Symmetry, ...]:
 
 
 def find_symmetries(module: nn.Module) -> tuple[Symmetry, ...]:
-    """Permutations of units that leave `module.forward` as it is, in training and in evaluation.
+    """Return the permutations of units that leave `module.forward` unchanged, in training and in evaluation mode.
 
-    Only order: no powers are found. A module that reaches into another's weights or layers outside of `forward` is not
-    seen to do so.
+    The symmetries have no powers: they are about order alone. Access to weights outside of `forward` is not detected.
 
     Raises:
         ConfigError: the module cannot be traced, say because its forward branches on values.
     """
-    found = [_Analysis(module, _traced(module, training)).symmetries() for training in (False, True)]
-    return tuple(symmetry for symmetry in found[0] if symmetry in found[1])
+    both = [_Analysis(module, _traced(module, training)).symmetries() for training in (False, True)]
+    return tuple(symmetry for symmetry in both[0] if symmetry in both[1])
 
 
 def _traced(module: nn.Module, training: bool) -> fx.GraphModule:
-    """The graph, traced on a copy that shares the tensors: a forward may keep things in its module."""
+    """Return the graph, traced on a copy that shares the tensors: a forward may store attributes in its module."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
     try:
         if any("forward" in vars(part) for part in module.modules()):
-            raise TypeError("a forward is replaced on the object")  # the tracer follows the class
+            raise TypeError("a forward is replaced on the instance")  # the tracer would call that of the class
         twin = copy.deepcopy(module, memo).train(training)
         return fx.GraphModule(twin, fx.Tracer().trace(twin))
     except Exception as error:  # whatever the foreign code raises
@@ -125,18 +127,20 @@ def _traced(module: nn.Module, training: bool) -> fx.GraphModule:
 
 
 class _Analysis:
-    """One walk over a graph, in the order of execution."""
+    """Analysis of a graph in the order of execution."""
 
     def __init__(self, module: nn.Module, graph: fx.GraphModule) -> None:
         self.graph = graph
         self.modules = dict(graph.named_modules(remove_duplicate=False))
-        state = {name: each for name, each in module.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
-        owners, ties = without_ties({name: each for name, each in state.items() if not is_lazy(each)})
-        memory = Counter(each.untyped_storage().data_ptr() for each in owners.values())
+        state = {
+            name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)
+        }
+        owners, ties = without_ties({name: tensor for name, tensor in state.items() if not is_lazy(tensor)})
+        memory = Counter(tensor.untyped_storage().data_ptr() for tensor in owners.values())
         self.alone = {
-            name: each
-            for name, each in owners.items()
-            if memory[each.untyped_storage().data_ptr()] == 1 and name not in ties.values()
+            name: tensor
+            for name, tensor in owners.items()
+            if memory[tensor.untyped_storage().data_ptr()] == 1 and name not in ties.values()
         }
         self.uses = Counter(str(node.target) for node in graph.graph.nodes if node.op in ("call_module", "get_attr"))
         self.groups: list[_Group] = []
@@ -144,7 +148,7 @@ class _Analysis:
         self.facts: set[fx.Node] = set()
 
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """One for each group that is free, in the order of execution."""
+        """Return one symmetry for each group that is not frozen, in the order of execution."""
         for node in self.graph.graph.nodes:
             if not self._handled(node):
                 self._freeze(node.all_input_nodes)
@@ -152,20 +156,20 @@ class _Analysis:
         return tuple(
             tuple(group.members)
             for group in roots
-            if group.made and group.read and not group.frozen and group.units > 1
+            if group.produced and group.consumed and not group.frozen and group.units > 1
         )
 
     def _handled(self, node: fx.Node) -> bool:
-        """Whether `node` is understood; its group, if it has one, is then noted."""
+        """Return whether the effect of `node` on features is known; if so, record its group."""
         if node.op in ("placeholder", "get_attr"):
-            return True  # what holds no group freezes whatever it meets
+            return True  # a tensor without a group freezes the groups it is combined with
         if node.op == "call_module":
             return self._layer(node)
         if node.op == "call_function":
             if node.target is getattr:
-                return self._fact(node, node.args[1] in _FACTS)
-            if node.all_input_nodes and all(each in self.facts for each in node.all_input_nodes):
-                return self._fact(node, True)  # arithmetic on sizes
+                return self._known_fact(node, node.args[1] in _FACTS)
+            if node.all_input_nodes and all(source in self.facts for source in node.all_input_nodes):
+                return self._known_fact(node, True)  # arithmetic on sizes
             if node.target is F.linear:
                 return self._functional_linear(node)
             if node.target in _POOLS:
@@ -173,11 +177,11 @@ class _Analysis:
             return node.target in _ELEMENTWISE and self._elementwise(node)
         if node.op == "call_method":
             if node.target in _FACT_METHODS:
-                return self._fact(node, True)
+                return self._known_fact(node, True)
             return node.target in _METHODS and self._elementwise(node)
-        return False  # the output: its caller sees the order
+        return False  # the output: the caller depends on the order
 
-    def _fact(self, node: fx.Node, known: bool) -> bool:
+    def _known_fact(self, node: fx.Node, known: bool) -> bool:
         if known:
             self.facts.add(node)
         return known
@@ -191,7 +195,9 @@ class _Analysis:
             return self._elementwise(node)
         if kind in _POOLS:
             return not getattr(layer, "return_indices", False) and self._pool(node, _POOLS[kind])
-        plain = self.uses[name] == 1 and not any(self.uses[f"{name}.{each}"] for each in _tensor_names(layer))
+        plain = self.uses[name] == 1 and not any(
+            self.uses[f"{name}.{tensor_name}"] for tensor_name in _tensor_names(layer)
+        )
         if not plain:
             return False
         if isinstance(layer, nn.Linear) and kind is nn.Linear:
@@ -206,9 +212,9 @@ class _Analysis:
         return False
 
     def _functional_linear(self, node: fx.Node) -> bool:
-        """F.linear on weights of a module that casts them first."""
-        given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-        source, weight, bias = given["input"], self._parameter(given["weight"]), given.get("bias")
+        """Handle F.linear on weights of a module that casts them first."""
+        arguments = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+        source, weight, bias = arguments["input"], self._parameter(arguments["weight"]), arguments.get("bias")
         known = weight is not None and (bias is None or self._parameter(bias) is not None)
         if not isinstance(source, fx.Node) or not known:
             return False
@@ -218,7 +224,7 @@ class _Analysis:
         return self._mixing(node, source, -1, *names)
 
     def _parameter(self, value: Any) -> str | None:
-        """The name of the parameter that `value` is, perhaps cast; None if it is something else or used elsewhere."""
+        """Return the name of the (possibly cast) parameter `value`; None if it is no parameter or used elsewhere."""
         while isinstance(value, fx.Node) and value.op == "call_method" and value.target in ("to", "float", "type_as"):
             value = value.args[0] if len(value.users) == 1 else None
         return (
@@ -228,7 +234,7 @@ class _Analysis:
         )
 
     def _mixing(self, node: fx.Node, source: fx.Node, axis: int, weight: str, bias: str | None = None) -> bool:
-        """A layer whose every output sees every feature: it reads one group and makes another."""
+        """Handle a layer whose outputs depend on all features: it consumes one group and produces another."""
         names = [weight] if bias is None else [weight, bias]
         if any(name not in self.alone for name in names):
             return False
@@ -237,19 +243,19 @@ class _Analysis:
         if group is not None:
             if (group.axis, group.units) == (axis, columns):
                 group.members.append((weight, 1, 1))
-                group.read = True
+                group.consumed = True
             else:
                 group.frozen = True
-        self.of[node] = made = _Group(rows, axis, [(name, 0, 1) for name in names], made=True)
-        self.groups.append(made)
+        self.of[node] = output = _Group(rows, axis, [(name, 0, 1) for name in names], produced=True)
+        self.groups.append(output)
         return True
 
     def _batch_norm(self, node: fx.Node, layer: nn.Module, axis: int) -> bool:
-        """Works feature by feature, with tensors of its own that have to follow."""
+        """Handle a batch norm: it works feature by feature, and its tensors must be permuted too."""
         source = node.args[0]
         group = self._group(source) if isinstance(source, fx.Node) else None
-        own = [name for name in _tensor_names(layer) if name != "num_batches_tracked"]
-        names = [f"{node.target}.{name}" for name in own if getattr(layer, name) is not None]
+        tensor_names = [name for name in _tensor_names(layer) if name != "num_batches_tracked"]
+        names = [f"{node.target}.{name}" for name in tensor_names if getattr(layer, name) is not None]
         if group is None:
             return True
         if group.axis != axis or group.units != layer.num_features or any(name not in self.alone for name in names):
@@ -259,8 +265,8 @@ class _Analysis:
         return True
 
     def _pool(self, node: fx.Node, dimensions: int) -> bool:
-        """Works on positions only, feature by feature."""
-        tensors = [each for each in node.all_input_nodes if each not in self.facts]
+        """Handle pooling: it works on positions, feature by feature."""
+        tensors = [source for source in node.all_input_nodes if source not in self.facts]
         group = self._group(tensors[0]) if len(tensors) == 1 else None
         if group is None or group.axis != -1 - dimensions or node.kwargs.get("return_indices"):
             return False
@@ -268,14 +274,16 @@ class _Analysis:
         return True
 
     def _elementwise(self, node: fx.Node) -> bool:
-        """Joins the groups of all its tensors; one without a group is not known to be alike in every feature."""
-        tensors = [each for each in node.all_input_nodes if each not in self.facts]
-        groups = [self._group(each) for each in tensors]
+        """Join the groups of all inputs; an input without a group may treat features differently, so it freezes."""
+        tensors = [source for source in node.all_input_nodes if source not in self.facts]
+        groups = [self._group(source) for source in tensors]
         known = [group for group in groups if group is not None]
         if not known:
             return True
         first = known[0]
-        if len(known) < len(groups) or any((each.axis, each.units) != (first.axis, first.units) for each in known):
+        if len(known) < len(groups) or any(
+            (source.axis, source.units) != (first.axis, first.units) for source in known
+        ):
             return False
         for other in known[1:]:
             self._join(first, other.root())
@@ -286,8 +294,8 @@ class _Analysis:
         if group is other:
             return
         group.members += other.members
-        group.made |= other.made
-        group.read |= other.read
+        group.produced |= other.produced
+        group.consumed |= other.consumed
         group.frozen |= other.frozen
         other.joined = group
 

@@ -1,1 +1,1 @@
-"""How many bits each tensor gets: specs and rules, allocation, the byte budget."""
+"""Rate control: assignment of schemes to tensors, allocation of bits, and the search for a byte budget."""

@@ -1,12 +1,18 @@
-"""How fine each matrix is at one global exponent, which a budget or a quality turns.
+"""Allocation of bits to matrices: the scales of all of them as a function of one global exponent.
 
     assignment, sensitivities ──► Allocation ──► encode(exponent): every tensor of the file
 
-Calibrated matrices share one Lagrange multiplier (`birdie.compress.schemes.trellis`): a bit less costs the same loss
-everywhere. Others take scales in standard deviations: embeddings finer ones (`EMBEDDING_FACTOR`); one scale a matrix
-where trellises are used, as errors of a large row and of a small one cost about the same; and one a row in kernels of
-convolutions, whose rows a normalization mostly brings to one size, and in plain grids, by whose rows the size can be
-steered finely. The exponent is log2 of the typical scale in standard deviations either way.
+Minimizing the total loss under a total number of bits means minimizing loss + λ · bits with one Lagrange multiplier λ
+for all matrices: at the optimum one bit less costs the same loss everywhere (Shoham & Gersho 1988; at high rate this is
+reverse water-filling). For calibrated matrices λ fixes every scale (`birdie.compress.schemes.trellis`), and the
+exponent is log2 √λ up to a constant. The size falls and the loss rises monotonically with the exponent, so a one-
+dimensional search meets any budget (`birdie.compress.rate.budget`).
+
+Matrices without calibration take scales in standard deviations: embeddings finer ones (`EMBEDDING_FACTOR`); one scale
+per matrix with trellises, because errors of a large row and of a small row cost about the same; one scale per row in
+kernels of convolutions, whose rows a normalization usually brings to one size, and in plain grids, where the scales of
+rows let the size change in small amounts. In both cases the exponent is log2 of the typical scale in standard
+deviations.
 """
 
 import math
@@ -35,25 +41,25 @@ from birdie.compress.tensors import finite_rows, rows_columns
 EMBEDDING_FACTOR = 0.35
 EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 
-# The finest is about eighteen bits per weight, the most that symbols exact in float32 leave to a row with outliers. At
-# the coarsest of scales by spread every row has the widest; where the loss decides, next to nothing is left of any.
+# The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
+# outliers. At the coarsest exponent of scales by spread every row has the scale WIDEST; with calibration, hardly any
+# symbol is left that is not zero.
 FINEST, COARSEST, COARSEST_BY_LOSS = -16.0, 3.6, 9.0
-# Standard deviations that no scale exceeds: beyond, a matrix is all but zero, and to call that a fit would be a lie.
-WIDEST = 4.0
-RESERVE_SHARE = 6  # small matrices stay in 16 bits where that is at most this part of a budget
-_WIDEST_TRELLIS = 1.5  # beyond, the cheapest path through a trellis is all zeros
+WIDEST = 4.0  # largest scale in standard deviations: beyond it a matrix is practically zero, which is no useful fit
+RESERVE_SHARE = 6  # small matrices stay in 16 bits if they take at most this fraction (1/6) of a budget
+_WIDEST_TRELLIS = 1.5  # standard deviations beyond which the cheapest path through a trellis is all zeros
 
 
 @dataclass(slots=True)
 class Allocation:
-    """The tensors of a file and what is known of them; encodes all of them at any exponent.
+    """The tensors of a file with their sensitivities; encodes all of them at any exponent.
 
     Attributes:
         assignment: settled schemes, and the free matrices.
-        sensitivities: name → what calibration measured, under either name of a tie; others may be there.
-        scheme: how calibrated matrices are quantized, and all of them if `plain` is false.
-        plain: whether matrices that were not calibrated take a grid, quick to load, instead of a trellis.
-        workers: threads; None takes every core.
+        sensitivities: name → sensitivity, under either name of a tie; names without a tensor are ignored.
+        scheme: trellis of calibrated matrices, and of all matrices if `plain` is False.
+        plain: whether matrices without calibration take a grid, which loads faster, instead of a trellis.
+        workers: threads; None uses every core.
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
     """
@@ -85,9 +91,11 @@ class Allocation:
             levels.append(math.log2(spread) + typical)
             total += levels[-1] * self.matrices[name].numel()
             count += self.matrices[name].numel()
+        # The unit makes the exponent mean log2 of the typical scale in standard deviations: it is the mean, over
+        # weights, of log2 (deviation · root of the Fisher information that remains after feedback).
         self._unit = total / max(count, 1)
         self.weights = sum(weight.numel() for weight in self.matrices.values())
-        if self._factors:  # matrices that hardly count pull the mean down, and others must be able to follow
+        if self._factors:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
             self.coarsest = max(COARSEST_BY_LOSS, max(levels) - self._unit + COARSEST)
 
     def encode(self, exponent: float, draft: bool = False) -> EncodedState:
@@ -102,16 +110,16 @@ class Allocation:
             return self._ordered(dict(zip(self.matrices, encoded, strict=True)))
 
     def encode_lossless(self) -> EncodedState:
-        """Encode every tensor, all but those that a rule names losslessly."""
+        """Encode every tensor: losslessly, but by its scheme where a rule names one."""
         names = [name for name in self.assignment.tensors if name not in self.assignment.settled]
         return self._ordered(self._encode_by(dict.fromkeys(names, Lossless())))
 
     def encode_settled(self) -> EncodedState:
-        """Encode every tensor where none is free."""
+        """Encode every tensor if none is free."""
         return self._ordered({})
 
     def sample(self, count: int) -> NDArray[np.float32]:
-        """Return about `count` weights of the free matrices in scales at exponent 0, flat."""
+        """Return about `count` weights of the free matrices, divided by their scales at exponent 0, flat."""
         share = min(1.0, count / self.weights)
         return np.concatenate([self._normalized(name, share) for name in self.matrices])
 
@@ -132,11 +140,11 @@ class Allocation:
         return Trellis(self.scheme.states, sigma, per_tensor=per_tensor).encode(name, weight)
 
     def settled_bytes(self) -> int:
-        """Return the bytes of the integers that no exponent changes, before entropy coding."""
+        """Return the bytes of the integers that the exponent does not change, before entropy coding."""
         return sum(stream.nbytes for encoded in self._encode_settled().values() for stream in encoded.streams)
 
     def _encode_settled(self) -> dict[str, Encoded]:
-        """Encode what no exponent changes: once for all rounds of a search."""
+        """Encode the tensors that the exponent does not change, once for all rounds of a search."""
         if self._settled is None:
             tensors = {name: tensor for name, tensor in self.assignment.tensors.items() if name not in self.matrices}
             chosen = {**self.assignment.settled, **self.assignment.small}
@@ -156,7 +164,7 @@ class Allocation:
             return dict(zip(schemes, pool.map(encode, schemes), strict=True))
 
     def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
-        """Return all tensors in the order of the assignment: those in `encoded`, and what no exponent changes."""
+        """Return `encoded` and the tensors that the exponent does not change, in the order of the assignment."""
         every = self._encode_settled() | dict(encoded)
         return EncodedState({name: every[name] for name in self.assignment.tensors}, self.assignment.ties)
 
@@ -191,10 +199,10 @@ def allocations(
     plain: bool,
     workers: int | None,
 ) -> list[Allocation]:
-    """Return the allocations worth trying for a target, the best first.
+    """Return the allocations to try for a target, the preferred one first.
 
-    What is kept in 16 bits must not starve the rest: where it is more than a sixth of a budget, or where the budget is
-    missed with it, small matrices are coarsened as well.
+    Small matrices in 16 bits must not take too much of the budget: if they are more than a sixth of it, or if the
+    budget cannot be met with them, they are coarsened as well.
     """
 
     def allocate(assignment: Assignment) -> Allocation:

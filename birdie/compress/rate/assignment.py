@@ -1,10 +1,10 @@
-"""Which scheme each tensor gets: name patterns first, then the default or, with a target, the search.
+"""Assignment of schemes to tensors: by name patterns first, then by the default or, with a target, by the search.
 
     model state, rules, target ──► Assignment: settled schemes, and the matrices that the search may coarsen
 
-A rule is PATTERN=SPEC, the pattern a shell glob on the tensor's name; the first rule that matches wins. A rule that
-names a tensor puts any matrix, and a vector of a few thousand elements as one row, on its scheme. Tensors without a
-rule get the default; without a target their matrices take it, and with one the search chooses for them.
+A rule is PATTERN=SPEC, where the pattern is a shell glob on the tensor's name; the first rule that matches wins. The
+scheme of a rule applies to any matrix, and to a vector of a few thousand elements, which counts as one row. Matrices
+without a rule take the default scheme, or, with a target, what the search chooses.
 """
 
 import difflib
@@ -29,15 +29,15 @@ Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which tensors a file holds, the schemes that are settled, and what is left to a search.
+    """The tensors of a file with their settled schemes, and the tensors left to a search.
 
     Attributes:
         tensors: name → tensor, tied ones once.
         ties: second name → first name.
-        settled: name → scheme that a rule names; without a target, that of every tensor.
-        small: name → scheme of what is too small for a search.
-        free: matrices whose precision a search chooses; empty without a target.
-        reserve: small matrices, kept in 16 bits unless a budget is too tight for that.
+        settled: name → scheme of tensors with a rule; without a target, the schemes of all tensors.
+        small: name → scheme of tensors that are too small for a search.
+        free: names of matrices whose precision a search chooses; empty without a target.
+        reserve: names of small matrices, kept in 16 bits unless a budget is too tight for that.
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
     """
 
@@ -60,16 +60,16 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrate
 
     Args:
         state: the model's tensors.
-        schemes: a spec or scheme for all, or (pattern, spec) rules; None: per-row int8, or whatever the target needs.
-        target: what the file is to be.
-        calibrated: names of tensors with a sensitivity: matrices among them are worth coarsening though small.
+        schemes: a spec or scheme for all, or (pattern, spec) rules; None: per-row int8, or a search for the target.
+        target: byte budget, quality, lossless, or nothing.
+        calibrated: names of tensors with a sensitivity: small matrices among them are worth coarsening too.
 
     Raises:
         ConfigError: a spec or pattern is wrong, or a scheme for every tensor leaves the target nothing to choose.
     """
     default, rules = parse_rules(schemes)
     for scheme in (*([] if default is None else [default]), *(scheme for _, scheme in rules)):
-        register(type(scheme))  # by passing the object, the caller asks for its scheme
+        register(type(scheme))  # a scheme object from outside birdie registers its class
     steered = default if target.searched else None
     if steered is not None and steered.at_scale(1.0) is None:
         raise ConfigError(
@@ -98,7 +98,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrate
 
 
 def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
-    """Return (scheme for every tensor, rules) of what a caller gave as schemes: one of the two, or neither."""
+    """Return (scheme for every tensor, rules) of the argument `schemes`: one of the two is set, or neither."""
     if schemes is None:
         return None, []
     if isinstance(schemes, Mapping):
@@ -116,7 +116,7 @@ def parse_rule(text: str) -> Rule:
     """Return (pattern, scheme) of `PATTERN=SPEC`.
 
     Raises:
-        ConfigError: there is no "=", or the spec is not one.
+        ConfigError: there is no "=", or the spec is wrong.
     """
     pattern, equals, spec = text.partition("=")
     if not equals or not pattern:
@@ -136,7 +136,7 @@ def match(names: Collection[str], rules: Iterable[Rule]) -> dict[str, Scheme]:
         if not hits:
             near = difflib.get_close_matches(pattern, list(names), n=1, cutoff=0.0)
             hint = f"; the nearest name is {near[0]!r}" if near else ""
-            raise ConfigError(f"scheme pattern {pattern!r} matches no tensor{hint}")
+            raise ConfigError(f"scheme pattern {pattern!r} matches no tensor{hint}; correct or remove the rule")
         for name in hits:
             matched.setdefault(name, scheme)
     return matched

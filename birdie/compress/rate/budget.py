@@ -1,17 +1,19 @@
-"""The search for a byte budget or a quality: one exponent for all tensors, by real coded bytes or real KL.
+"""Search for a byte budget or a quality: one exponent for all tensors, by real coded bytes or by measured KL.
 
-The search never sees a tensor: it proposes exponents and asks what the model encoded at them weighs. The size falls
-steadily, about one bit per weight an octave, so a model of the entropy on a sample of the weights proposes an exponent,
-the real coder answers, and the difference corrects the next proposal. The KL rises as steadily, by about a factor of
-four an octave.
+The search never sees a tensor: it proposes an exponent, which stands for the Lagrange multiplier of all matrices
+(`birdie.compress.rate.allocation`), and measures the coded size of the model at it. The size is monotone in the
+exponent, about one bit per weight less an octave, so a bracket always contains the solution and bisection must end. A
+model of the entropy on a sample of the weights makes the search faster: it proposes an exponent, the real coder
+measures the size, and the difference corrects the next proposal. The KL is monotone as well, and grows by about a
+factor of four an octave.
 
     sample ─► predicted bytes(exponent) ──► propose ──► encode, code, count ──► within 0.1 % under the budget?
                                                 ▲                   │
                                                 └── offset, bracket ┘
 
-A budget that lossless fits gives lossless. On plain grids the scale of a row has a resolution of a sixteenth of an
-octave, so a model of a single row lands within a sixteenth of a bit per weight; a few dozen rows even that out, and in
-a trellis rows take the next sixteenth one by one.
+If a lossless file fits the budget, the result is lossless. On plain grids the scale of a row has a resolution of a
+sixteenth of an octave, so a model of one row lands within a sixteenth of a bit per weight; over a few dozen rows these
+errors average out, and in a trellis rows take the next sixteenth one by one.
 """
 
 import math
@@ -33,7 +35,7 @@ Divergence = Callable[[EncodedState], float]
 
 
 class Encoder(Protocol):
-    """Encodes a model at any exponent: an `Allocation`.
+    """Encoder of a model at any exponent; `Allocation` is one.
 
     Attributes:
         finest, coarsest: the range of exponents.
@@ -45,42 +47,42 @@ class Encoder(Protocol):
     weights: int
 
     def encode(self, exponent: float, draft: bool = False) -> EncodedState:
-        """Encode every tensor at an exponent, roughly if a draft will do."""
+        """Encode every tensor at an exponent; a draft gives about the size in less time."""
         ...
 
     def encode_lossless(self) -> EncodedState:
-        """Encode every tensor losslessly but those that a rule names."""
+        """Encode every tensor losslessly, except those that a rule names."""
         ...
 
     def settled_bytes(self) -> int:
-        """Return the bytes that no exponent changes, before entropy coding."""
+        """Return the bytes that the exponent does not change, before entropy coding."""
         ...
 
     def sample(self, count: int) -> NDArray[np.float32]:
-        """Return about `count` weights that the exponent changes, in scales at exponent 0."""
+        """Return about `count` weights that the exponent changes, divided by their scales at exponent 0."""
         ...
 
 
-TOLERANCE = 1000  # land within a thousandth of the budget …
-TINY = 64  # … or this many bytes
-NEAR = 2  # lossless is tried at once when its rough size is within this many budgets
-ROUNDS = 12
-SAMPLE = 1 << 18
-_FIRST = -2.0  # the exponent at which a search for quality begins
-_AIM, _CLOSE = 0.99, 0.97  # of the quality: what is proposed, and what is near enough
-_NARROW = 1 / 512  # octaves
+TOLERANCE = 1000  # the file may be smaller than the budget by a thousandth of it …
+TINY = 64  # … or by this many bytes
+NEAR = 2  # lossless is tried first if its rough size is at most this many budgets
+ROUNDS = 12  # codings of the model, at most
+SAMPLE = 1 << 18  # weights of the size model
+_FIRST = -2.0  # exponent at which a search for quality begins
+_AIM, _CLOSE = 0.99, 0.97  # shares of the quality: the KL to aim for, and the KL at which the search stops
+_NARROW = 1 / 512  # octaves of the bracket at which a search for quality stops
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The result of a search.
+    """Result of a search for a budget or a quality.
 
     Attributes:
         encoded: every tensor, encoded.
-        bytes: the size of the whole file, by the caller's measure; never over the budget.
-        sigma: the typical scale in standard deviations; None when everything is lossless.
-        rounds: how many times the whole model was coded.
-        divergence: nats of KL it costs, where quality was the target.
+        bytes: size of the complete file, by the caller's measure.
+        sigma: typical scale in standard deviations; None if everything is lossless.
+        rounds: how many times the complete model was coded.
+        divergence: KL in nats per target, if a quality was the target.
     """
 
     encoded: EncodedState
@@ -95,10 +97,10 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
 
     Args:
         encoder: of the model.
-        size: called about four times, at most `ROUNDS` + 2.
+        size: bytes of the file; called about four times, at most `ROUNDS` + 2.
         budget: bytes the file may have.
-        rough: a quick stand-in for `size`, never smaller by much: it brackets the exponent, so that `size` is called
-            about twice. It decides nothing: what does not fit by it may still fit by `size`.
+        rough: fast estimate of `size`, never much smaller: its search yields the first proposal, so that `size` is
+            called about twice. It decides nothing: a state that does not fit by `rough` may still fit by `size`.
 
     Raises:
         BudgetError: even the coarsest setting does not fit.
@@ -131,11 +133,11 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
     Args:
         encoder: of the model.
         size: called once.
-        quality: in nats per target.
-        divergence: measured once a round.
+        quality: largest mean KL in nats per target.
+        divergence: mean KL of an encoded state; called once a round.
 
     Raises:
-        BudgetError: what rules settle or is small costs more than that already.
+        BudgetError: tensors with rules and small tensors alone cost more than `quality`.
         ConfigError: the quality is not positive.
     """
     if not 0 < quality < math.inf:
@@ -156,7 +158,7 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
             coarsest = exponent
             if exponent <= encoder.finest or not encoder.weights:
                 break
-        # The KL goes with the square of the scale, while it is small.
+        # To second order the KL grows with the square of the scale: extrapolate, or bisect outside of the bracket.
         proposal = exponent + math.log2(_AIM * quality / max(nats, 1e-12)) / 2
         exponent = proposal if finest < proposal < coarsest else (finest + coarsest) / 2
         if coarsest - finest < _NARROW:
@@ -179,12 +181,12 @@ class _Search:
         self.rounds = 0
 
     def lossless(self) -> Fit:
-        """Return the fit that keeps everything losslessly but what rules settle, whether or not it is small enough."""
+        """Return the fit in which all tensors without a rule are lossless, even if it is larger than the budget."""
         encoded = self.encoder.encode_lossless()
         return Fit(encoded, self._measure(encoded), None, self.rounds)
 
     def run(self, start: float | None) -> Fit:
-        """Bracket and close in on the finest scale that fits; begin at `start` if it is given."""
+        """Bracket the finest scale that fits and close in on it, beginning at `start` unless that is None."""
         if not self.encoder.weights:
             return self._settled_only()
         model = _SizeModel(self.encoder)
@@ -204,12 +206,13 @@ class _Search:
                 over = proposal
                 if proposal >= self.encoder.coarsest:
                     break
+            # The model's error at this exponent is nearly the same at the next one: subtract it from the target.
             corrected = model.solve(target - (fit.bytes - model(proposal)))
             proposal = corrected if over < corrected < under else self._inside(over, under, corrected)
         return best or self._coarsest()
 
     def _inside(self, over: float, under: float, proposal: float) -> float:
-        """Return an end of the range that was proposed and never tried, else the middle of the bracket."""
+        """Return an untried end of the range if the proposal lies beyond it, else the middle of the bracket."""
         finest, coarsest = self.encoder.finest, self.encoder.coarsest
         if proposal <= finest and over == finest:
             return finest
@@ -222,7 +225,7 @@ class _Search:
         if fit.bytes > self.budget:
             raise BudgetError(
                 f"budget {self.budget:,} bytes cannot be met: the smallest file takes {fit.bytes:,} bytes, with "
-                "the coarsest scales there are; allow a few more than that, or pin fewer tensors to fine schemes"
+                "the coarsest scales possible; allow a few more than that, or pin fewer tensors to fine schemes"
             )
         return fit
 
@@ -232,6 +235,7 @@ class _Search:
         if size > self.budget:
             raise BudgetError(
                 f"budget {self.budget:,} bytes cannot be met: no tensor is left to coarsen and they take {size:,} bytes"
+                "; allow more, or remove rules"
             )
         return Fit(encoded, size, None, self.rounds)
 
@@ -245,7 +249,7 @@ class _Search:
 
 
 class _SizeModel:
-    """Predicted bytes of the matrices at an exponent: their number times the entropy of a normalized sample."""
+    """Model of the size: bytes of the matrices at an exponent, their elements times the entropy of a sample."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.count = encoder.weights
@@ -254,7 +258,8 @@ class _SizeModel:
         self.dense = np.count_nonzero(self.sample) / len(self.sample)
 
     def __call__(self, exponent: float) -> float:
-        # Below 2^-5 the histogram would be too thin for its sample, and each octave costs one bit for what is not zero.
+        # Below 2^-5 there would be too few samples per histogram bin, and there each octave costs one bit for every
+        # weight that is not zero.
         coarse = max(exponent, -5.0)
         symbols = np.rint(np.clip(self.sample * np.float32(2.0**-coarse), -32767, 32767)).astype(np.int64)
         counts = np.bincount(symbols + 32767)

@@ -1,4 +1,4 @@
-"""Every tensor of a file, encoded: by the schemes as they are, or as a search for the target has it.
+"""Encoding of all tensors of a file: by the assigned schemes, or by a search for the target.
 
 assignment ─► allocation ─► search for the target ─► Encoded ──► the better of both ─► Encoded
      ▲                                                  │                 ▲
@@ -21,22 +21,18 @@ from birdie.errors import BudgetError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """Further passes after the first search; each needs calibration, and its result is kept only where it is better.
+    """Further passes after the first search; each needs calibration, and its result is kept only if it is better.
 
     Attributes:
         recalibrate: calibrate once more, on the quantized model, and search with the means of both calibrations.
-        refit: steps that tune what is kept in 16 bits to the quantized rest.
+        refit: number of Adam steps that tune the tensors in 16 bits to the quantized matrices.
     """
 
     recalibrate: bool = False
     refit: int = 0
 
     def require(self, calibration: Any) -> None:
-        """Refuse a refinement without calibration.
-
-        Raises:
-            ConfigError: there is none, or `refit` is no number of steps.
-        """
+        """Raise ConfigError for a refinement without calibration, or if `refit` is no number of steps."""
         if self.recalibrate and calibration is None:
             raise ConfigError("recalibrate needs calibration data; give calibration=(module, batches, loss) as well")
         if not isinstance(self.refit, int) or self.refit < 0 or (self.refit and calibration is None):
@@ -58,17 +54,17 @@ def encode_state(
 
     Args:
         assignment: settled schemes, and the matrices that the search may coarsen.
-        target: bytes, quality, or nothing to search for.
-        size: bytes of the file that holds these.
-        rough: about the same, sooner, for the beginning of a search.
+        target: byte budget, quality, or nothing to search for.
+        size: bytes of the file that holds an encoded state.
+        rough: fast estimate of `size`, for the beginning of a search.
         calibration: of the model.
         refinement: further passes; none by default.
-        plain: whether files are to be quick to code and load: grids where calibration says nothing.
-        workers: threads; None takes every core.
+        plain: whether matrices without calibration take grids, so that files code and load fast.
+        workers: threads; None uses every core.
 
     Raises:
         BudgetError: nothing fits the budget or the quality.
-        WeightsError: a tensor cannot be stored so.
+        WeightsError: a tensor cannot be stored by its scheme.
     """
     budget = target.in_bytes(assignment.weights)
 
@@ -87,15 +83,15 @@ def encode_state(
     encoded = search(assignment, calibration)
     if calibration is None or refinement is None:
         return encoded
-    # Smaller is better where a quality is met either way; else nearer to the float model.
-    better = calibration.divergence if target.quality is None else size
+    # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
+    loss = calibration.divergence if target.quality is None else size
     if refinement.recalibrate:
         recalibrated = calibration.recalibrated(encoded, workers)
         other = search(assignment, recalibrated)
-        if better(other) < better(encoded):
+        if loss(other) < loss(encoded):
             encoded, calibration = other, recalibrated
     if refinement.refit:
         tuned = calibration.refitted(encoded, refinement.refit, workers)
         tensors = {**assignment.tensors, **tuned}
-        encoded = min((encoded, search(replace(assignment, tensors=tensors), calibration)), key=better)
+        encoded = min((encoded, search(replace(assignment, tensors=tensors), calibration)), key=loss)
     return encoded

@@ -1,4 +1,4 @@
-"""Sizes as people write them. Bytes are decimal: 16MB is 16,000,000; 16MiB is 16,777,216."""
+"""Parsing of sizes such as 16MB. Units are decimal unless binary: 16MB is 16,000,000; 16MiB is 16,777,216."""
 
 import re
 from decimal import Decimal
@@ -9,7 +9,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 
 
 def parse_size(text: str) -> int:
-    """ "16MB", "1.5 MiB" or "250000" → bytes, rounded down.
+    """Return the bytes of "16MB", "1.5 MiB" or "250000", rounded down.
 
     Raises:
         ConfigError: `text` is not a positive size.
@@ -19,5 +19,5 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"{text!r} is not a size; write bytes (250000) or a unit: kB, MB, GB, KiB, MiB, GiB")
     size = int(Decimal(re.sub("[_,]", "", match[1])) * UNITS[match[2].lower()])
     if not 1 <= size < 2**63:
-        raise ConfigError(f"{text[:40]!r} is no size a file can have; give one above zero and below 2^63 bytes")
+        raise ConfigError(f"size {text[:40]!r} is out of range; give one above zero and below 2^63 bytes")
     return size

@@ -1,4 +1,4 @@
-"""What a file is to be: at most so many bytes, so many bits a weight, so near to the float model, or lossless."""
+"""Target of compression: a byte budget, bits per weight, a largest KL from the float model, or lossless."""
 
 import math
 import operator
@@ -11,16 +11,16 @@ from birdie.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """At most one of these; without any, schemes keep their own precision.
+    """Target of compression: at most one field is set; without any, schemes keep the precision of their options.
 
     Attributes:
         budget: bytes the file may have.
-        bits: the same per weight, everything included.
-        quality: mean KL from the float model's predictions that it may cost, in nats per token or sample.
+        bits: the same budget as bits per weight, everything included.
+        quality: largest mean KL from the float model's predictions, in nats per token or sample.
         lossless: whether every bit of every tensor is kept.
 
     Raises:
-        ConfigError: two are given, or one is out of range.
+        ConfigError: two fields are set, or one is out of range.
     """
 
     budget: int | None = None
@@ -29,11 +29,11 @@ class Target:
     lossless: bool = False
 
     def __post_init__(self) -> None:
-        given = [name for name in ("budget", "bits", "quality") if getattr(self, name) is not None]
-        if len(given) > 1:
+        targets = [name for name in ("budget", "bits", "quality") if getattr(self, name) is not None]
+        if len(targets) > 1:
             raise ConfigError("budget, bits and quality each set the size; give one of them")
-        if given and self.lossless:
-            raise ConfigError(f"lossless keeps every bit, so it takes no {given[0]}; drop one of the two")
+        if targets and self.lossless:
+            raise ConfigError(f"lossless keeps every bit, so it takes no {targets[0]}; drop one of the two")
         if self.bits is not None and not _is_number(self.bits, 64):
             raise ConfigError(f"bits={self.bits!r} per weight is out of range; choose more than 0 and at most 64")
         if self.quality is not None and not _is_number(self.quality, math.inf):
@@ -43,11 +43,11 @@ class Target:
 
     @property
     def searched(self) -> bool:
-        """Whether a search chooses the precision of what no rule names."""
+        """True if a search chooses the precision of tensors without a rule."""
         return not (self.budget is None and self.bits is None and self.quality is None)
 
     def in_bytes(self, weights: int) -> int | None:
-        """Return the bytes that a file of so many weights may have; None where its size is not the target."""
+        """Return the bytes that a file of `weights` weights may have; None if the size is not the target."""
         return self.budget if self.bits is None else int(self.bits * weights / 8)
 
 
@@ -56,10 +56,10 @@ def _is_number(value: Any, most: float) -> bool:
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int | None:
-    """Return `value` as an int (numpy's are taken, floats are not); None stays None.
+    """Return `value` as an int (numpy integers are accepted, floats are not); None stays None.
 
     Raises:
-        ConfigError: it is something else, or below `least`.
+        ConfigError: it is no integer, or below `least`.
     """
     try:
         if value is None or (operator.index(value) >= least and not isinstance(value, bool)):

@@ -1,4 +1,4 @@
-"""Floats rounded to 16 bits, then kept losslessly: the bit planes of float16 or bfloat16.
+"""Cast scheme: floats rounded to 16 bits, then stored as the bit planes of float16 or bfloat16.
 
 cast   params (0,): float16, (1,): bfloat16; streams as those of lossless
 """
@@ -37,7 +37,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return the 16-bit numbers in the dtype that the tensor had."""
+    """Return the 16-bit numbers in the dtype of the tensor."""
     return join_planes(encoded, _cast_dtype(encoded.params)).to(encoded.dtype)
 
 
@@ -46,7 +46,7 @@ DECODER = Decoder("cast", 3, layout, decode)
 
 @dataclass(frozen=True, slots=True)
 class Cast(Scheme):
-    """float32 and float64 rounded to a 16-bit float, then lossless; narrower tensors are lossless as they are."""
+    """Rounds float32 and float64 to a 16-bit float, stored losslessly; narrower tensors are stored unchanged."""
 
     decoder = DECODER
     specs = (

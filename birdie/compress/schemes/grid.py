@@ -1,4 +1,4 @@
-"""Uniform grids, one scale per row, per group of columns, or per tensor: w ≈ symbol · scale.
+"""Grid scheme: uniform grids with one scale per row, per group of columns, or per tensor: w ≈ symbol · scale.
 
     grid   params ()             a scale per row
            params (group_size,)  a scale for every `group_size` columns of a row
@@ -6,18 +6,19 @@
 
 Three ways to choose the scale:
 
-- By the range: `bits` nominal bits over the row's clipped maximum, as the challenge's int8 export does (clip at the
+- From the range: `bits` nominal bits over the row's clipped maximum, as the challenge's int8 export does (clip at the
   0.9999984 quantile of |row|, symbols ±127). `level_stride=4` keeps only every fourth level, which the mixed int8/int6
-  record called INT4_STEP; symbols are stored divided by it, so the coder need not discover the gaps. With
+  record called INT4_STEP; symbols are stored divided by it, so the coder need not learn the gaps. With
   `clip_quantile=None` each row takes the quantile that leaves the least squared error (the clip search that the record
   of 2026-03-22, openai/parameter-golf, calls GPTQ-lite).
-- By the spread: scale = `sigma` · standard deviation of the row, symbols unbounded. The entropy coder charges for the
-  levels that occur, so nominal bits mean nothing here.
-- By both: clip at `clip_sigmas` standard deviations of the row, `bits` nominal bits over that (SDClip,
-  openai/parameter-golf PR 1394). At the records' 12.85 almost nothing is clipped, and it equals the spread.
+- From the deviation: scale = `sigma` · standard deviation of the row, symbols unbounded. The entropy coder charges only
+  for the levels that occur, so a nominal width has no meaning here.
+- From both: clip at `clip_sigmas` standard deviations of the row, `bits` nominal bits over that (SDClip,
+  openai/parameter-golf PR 1394). At the records' 12.85 almost nothing is clipped, and the result equals that from the
+  deviation.
 
-With `group_size` the same holds for every so many columns of a row. Groups help where outliers sit in few columns and
-the width is nominal; an entropy coder that models the scales of rows and columns gains nothing from them.
+With `group_size` the same holds for every group of so many columns of a row. Groups help if outliers are in few columns
+and the width is nominal; an entropy coder that models the scales of rows and columns gains nothing from them.
 
 A row so small that float32 has no scale for it (weights around 1e-40) would become zero: such tensors are kept
 losslessly.
@@ -50,9 +51,9 @@ from birdie.runtime.kernels import njit
 
 CLIP_QUANTILE = 0.9999984
 CLIP_SIGMAS = 12.85  # the records' constant for matrices
-CLIPS = (1.0, 0.99999, 0.9999, 0.9995, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9, 0.8)  # a search's; the maximum is first
-BLOCK = 1 << 22  # elements worked on at once: bounds the memory for temporaries
-FINEST = 2.0**-20  # of the row's largest weight: keeps symbols exact in float32
+CLIPS = (1.0, 0.99999, 0.9999, 0.9995, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9, 0.8)  # quantiles of a clip search
+BLOCK = 1 << 22  # elements worked on at once: limits the memory for temporaries
+FINEST = 2.0**-20  # smallest scale over the row's largest weight: keeps symbols exact in float32
 MAX_SYMBOL = 1 << 23  # exact in float32
 _CACHED = 1 << 12  # elements decoded at a time: they stay in the nearest cache
 
@@ -83,7 +84,7 @@ def grouped_layout(
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return symbol · scale, in float32, cast once."""
+    """Return symbol · scale, computed in float32 and cast once."""
     symbols, indices = encoded.streams
     # Scales are rounded up, so the largest symbol may stand for a little more than the dtype's largest number.
     limit = np.float32(min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max))
@@ -108,7 +109,7 @@ def decode(encoded: Encoded) -> Tensor:
 
 @njit(nogil=True, cache=True)
 def _dequantize(symbols, scales, group_size, limit, out):  # type: ignore[no-untyped-def]
-    """out = symbol · scale of its group, clipped to ± limit; 16-bit words are bfloat16, to nearest, ties to even."""
+    """Compute out = symbol · scale of its group, clipped to ± limit; 16-bit words are bfloat16, rounded to even."""
     width = min(group_size, _CACHED)
     values = np.empty(width, np.float32)
     bits = values.view(np.uint32)
@@ -119,17 +120,17 @@ def _dequantize(symbols, scales, group_size, limit, out):  # type: ignore[no-unt
         for group in range(scales.shape[1]):
             end = min((group + 1) * group_size, symbols.shape[1])
             for start in range(group * group_size, end, width):
-                cells, target = symbols[row, start : min(start + width, end)], out[row, start:end]
-                for i in range(cells.size):
-                    values[i] = np.float32(cells[i]) * scales[row, group]
+                codes, target = symbols[row, start : min(start + width, end)], out[row, start:end]
+                for i in range(codes.size):
+                    values[i] = np.float32(codes[i]) * scales[row, group]
                     # No product is NaN, so magnitudes compare as bit patterns without the sign, which is cheaper.
                     size = bits[i] & np.uint32(0x7FFFFFFF)
                     bits[i] = (size if size < most else most) | (bits[i] & np.uint32(0x80000000))
                 if out.itemsize == 4:
-                    for i in range(cells.size):
+                    for i in range(codes.size):
                         target[i] = values[i]
                 else:
-                    for i in range(cells.size):
+                    for i in range(codes.size):
                         odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
                         target[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
@@ -163,16 +164,16 @@ def _quantile(text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Grid(Scheme):
-    """A uniform grid per row, per group, or per tensor.
+    """Uniform grid with a scale per row, per group of columns, or per tensor.
 
     Attributes:
-        bits: nominal width, 2 to 8; symbols span ±(2^(bits−1) − 1). Ignored when `sigma` is given.
-        level_stride: keep every so many levels only.
+        bits: nominal width, 2 to 8; symbols span ±(2^(bits−1) − 1). Ignored if `sigma` is set.
+        level_stride: keep only every `level_stride`-th level.
         sigma: scale in standard deviations of the row; None takes the scale from the range.
-        clip_quantile: quantile of |row| that the outermost symbol stands for; None tries those of `CLIPS` and takes the
-            one with the least squared error, columns weighted by the diagonal of the Hessian where that is known.
-        group_size: columns that share a scale; None is the whole row.
-        clip_sigmas: standard deviations of the row that the outermost symbol stands for, instead of a quantile.
+        clip_quantile: quantile of |row| that the outermost symbol represents; None tries those of `CLIPS` and takes the
+            one with the least squared error, columns weighted by the diagonal of the Hessian if that is known.
+        group_size: columns that share a scale; None: all columns of a row.
+        clip_sigmas: standard deviations of the row that the outermost symbol represents, instead of a quantile.
         per_tensor: with `sigma`, one scale for the tensor, from the root mean square of its rows' deviations.
     """
 
@@ -216,11 +217,11 @@ class Grid(Scheme):
 
     @property
     def top(self) -> int:
-        """The outermost symbol before `level_stride`."""
+        """Outermost symbol before `level_stride`."""
         return int(2 ** (self.bits - 1) - 1)
 
     def at_scale(self, sigma: float) -> "Grid | None":
-        """Return a grid with a scale of `sigma` standard deviations and the same groups; None: its width is fixed."""
+        """Return a grid with a scale of `sigma` standard deviations and the same groups; None if its width is fixed."""
         return None if self.sigma is None else Grid(sigma=sigma, group_size=self.group_size, per_tensor=self.per_tensor)
 
     def encode(
@@ -231,7 +232,7 @@ class Grid(Scheme):
         sensitivity: Sensitivity | None = None,
         lam: float = 0.0,  # noqa: ARG002 (nothing here trades bits for error)
     ) -> Encoded:
-        """Round each row to its grid; losslessly if a row that is not zero needs a finer scale than there is.
+        """Round each row to its grid; losslessly if a non-zero row needs a smaller scale than float32 has.
 
         Args:
             name: for error messages.
@@ -272,13 +273,13 @@ class Grid(Scheme):
         return Encoded("grid", tuple(weight.shape), weight.dtype, params, (symbols, indices))
 
     def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:
-        """Encode a part with the scale of the whole tensor: see `Scheme.encode_part`."""
+        """Encode a part with the scale of the complete tensor: see `Scheme.encode_part`."""
         if self.sigma is None or self.group_size is not None:
             return self.encode(name, part, lam=lam)
         return encode_with_one_scale(part, self.sigma * deviation)
 
     def _scales(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the scale each row asks for, whether or not float32 has one so small; 0 for rows of zeros."""
+        """Return the ideal scale of each row, even if float32 has none so small; 0 for rows of zeros."""
         if self.sigma is None and self.clip_sigmas is None:
             return self._scales_by_range(rows, CLIP_QUANTILE if self.clip_quantile is None else self.clip_quantile)
         highest = np.abs(rows).max(axis=1).astype(np.float64)
@@ -286,7 +287,7 @@ class Grid(Scheme):
         if self.sigma is not None:
             return np.asarray(np.maximum(spread * self.sigma, highest * FINEST))
         clip = spread * float(self.clip_sigmas or 0)
-        # A row that is a large offset with little spread would be clipped to nothing.
+        # A row with a large mean and a small deviation would be clipped to almost nothing: it takes its maximum.
         size = np.sqrt(np.mean(rows.astype(np.float64) ** 2, axis=1))
         return np.asarray(np.where(clip >= size, clip, highest) * self.level_stride / self.top)
 
@@ -315,7 +316,7 @@ class Grid(Scheme):
         return np.asarray(best)
 
     def _indices(self, scales: NDArray[np.float64]) -> NDArray[np.int32]:
-        """Return scale indices; those of a range are rounded up, so that the range is not cut short."""
+        """Return scale indices; those of a range are rounded up, so that the outermost symbol still covers it."""
         by_spread = self.sigma is not None or self.clip_sigmas is not None
         return nearest_indices(scales) if by_spread else covering_indices(scales)
 
@@ -328,7 +329,7 @@ class Grid(Scheme):
 
 
 def encode_with_one_scale(weight: Tensor, scale: float) -> Encoded | None:
-    """Encode `weight` (float32, finite) on one grid for all rows; None where float32 has no such scale."""
+    """Encode `weight` (float32, finite) on one grid for all rows; None if float32 has no such scale."""
     shape = tuple(weight.shape)
     rows = weight.numpy().reshape(rows_columns(shape))
     scale = max(scale, float(np.abs(rows).max()) / MAX_SYMBOL)

@@ -1,14 +1,14 @@
-"""Every bit of a tensor of any dtype.
+"""Lossless scheme: every bit of a tensor of any dtype, in the form that codes smallest.
 
     lossless   params ()            bit planes of the words (birdie.entropy.planes)
                params (1,)          HALVES: half bytes, for small integers packed in a word (GPTQ, AWQ, HQQ, fp4 pairs)
-               params (2,)          VALUES: the integers themselves, where they fit in 32 bits
-               params (3,)          DIFFERENCES: each minus the one before in row-major order: rising indices
+               params (2,)          VALUES: the integers themselves, if they fit in 32 bits
+               params (3,)          DIFFERENCES: each minus its predecessor in row-major order, for rising indices
                params (4, length)   LISTED: floats with few magnitudes: the number n of each in their rising list,
-                                    −1 − n with the sign bit, and the list as gaps; values on a grid, tables of sines
+                                    −1 − n with the sign bit, and the list as gaps; for values on a grid, sine tables
 
-Integers may be weights, several weights packed in a word, indices or counters, and nothing says which: every form is
-coded on a sample and the smallest is taken.
+Integers may be weights, several weights packed in a word, indices or counters, and the dtype does not say which: every
+form is coded on a sample and the smallest is taken.
 """
 
 from dataclasses import dataclass
@@ -36,18 +36,18 @@ from birdie.errors import ArtifactError, WeightsError
 
 HALVES, VALUES, DIFFERENCES, LISTED = 1, 2, 3, 4
 _WIDE = (torch.int32, torch.uint32, torch.int64, torch.uint64)
-DTYPES: dict[int, tuple[torch.dtype, ...]] = {  # that take each form
+DTYPES: dict[int, tuple[torch.dtype, ...]] = {  # dtypes that each form can store
     HALVES: (torch.uint8, torch.int8, torch.uint16, torch.int16, *_WIDE, torch.float4_e2m1fn_x2),
     VALUES: _WIDE,
     DIFFERENCES: _WIDE,
     LISTED: (torch.float16, torch.bfloat16, torch.float32),
 }
-SAMPLE_BYTES = 1 << 17  # of an integer tensor, on which its forms are compared
-_STREAM_BYTES = 2  # of the header for each stream, about
-_PACKED = 1.02  # entropy of half bytes one by one over that of bytes, up to which a byte may hold two integers
-_REPEATED = 1 << 14  # floats, spread over the tensor, among which magnitudes must repeat
-_DISTINCT = 0.75  # the share of those that may be distinct
-_LISTED_GAIN = 0.98  # entropy of the numbers in a list over that of the planes, up to which the list is taken
+SAMPLE_BYTES = 1 << 17  # bytes of an integer tensor on which its forms are compared
+_STREAM_BYTES = 2  # approximate bytes in the header for each stream
+_PACKED = 1.02  # entropy of separate half bytes over that of bytes, up to which a byte is taken for two integers
+_REPEATED = 1 << 14  # floats, spread over the tensor, that are checked for repeated magnitudes
+_DISTINCT = 0.75  # largest share of those that may be distinct
+_LISTED_GAIN = 0.98  # entropy of the list's numbers over that of the planes, up to which the list is taken
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
@@ -60,8 +60,8 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
         return plane_layout(shape, dtype)
     rows, columns = rows_columns(shape)
     expected = 2 if params[0] == LISTED else 1
-    known = dtype in DTYPES.get(params[0], ()) and len(params) == expected
-    if not known or rows * columns == 0 or (params[0] == LISTED and not 1 <= params[1] <= rows * columns):
+    valid = dtype in DTYPES.get(params[0], ()) and len(params) == expected
+    if not valid or rows * columns == 0 or (params[0] == LISTED and not 1 <= params[1] <= rows * columns):
         raise ArtifactError(
             f"scheme lossless has parameters {params} for {dtype} of shape {shape}; the file is corrupt or newer"
         )
@@ -75,7 +75,7 @@ def decode(encoded: Encoded) -> Tensor:
     """Return the tensor, bit for bit.
 
     Raises:
-        ArtifactError: a stream holds what no tensor of this dtype does.
+        ArtifactError: a stream holds values that this dtype cannot have.
     """
     streams, params, dtype = encoded.streams, encoded.params, encoded.dtype
     if not params:
@@ -115,7 +115,7 @@ def join_planes(encoded: Encoded, dtype: torch.dtype) -> Tensor:
 
 
 def _from_halves(halves: Integers, shape: tuple[int, ...], dtype: torch.dtype) -> Bits:
-    """Return words (rows, columns) of half bytes, which lie in rows of their own, the lowest first."""
+    """Return words (rows, columns) from half bytes, stored as separate rows, the lowest first."""
     if int(halves.max()) > 15 or int(halves.min()) < 0:
         raise ArtifactError("a half byte is above 15; the file is corrupt")
     rows, columns = rows_columns(shape)
@@ -159,7 +159,7 @@ DECODER = Decoder("lossless", 1, layout, decode)
 
 @dataclass(frozen=True, slots=True)
 class Lossless(Scheme):
-    """Every bit of a tensor of any dtype: NaN payloads, signed zeros and infinities included."""
+    """Stores every bit of a tensor of any dtype: NaN payloads, signed zeros and infinities included."""
 
     decoder = DECODER
     specs = (Spec("lossless", "every bit kept"),)
@@ -173,7 +173,7 @@ class Lossless(Scheme):
         sensitivity: Sensitivity | None = None,  # noqa: ARG002 (nothing is lost that could be weighted)
         lam: float = 0.0,  # noqa: ARG002
     ) -> Encoded:
-        """Split `weight` into bit planes, or take the form of integers or listed floats that codes smaller.
+        """Split `weight` into bit planes, or use the form of integers or listed floats if it codes smaller.
 
         Raises:
             WeightsError: the dtype is not one of `FORMATS`.
@@ -188,7 +188,7 @@ class Lossless(Scheme):
 
 
 def encode_planes(name: str, scheme: str, weight: Tensor, stored: Tensor, params: tuple[int, ...]) -> Encoded:
-    """Encode `weight` as the bit planes of `stored`, the same numbers in the dtype that is written."""
+    """Encode `weight` as the bit planes of `stored`, its numbers in the dtype that is written."""
     if stored.dtype not in FORMATS:
         raise WeightsError(f"tensor {name!r} has dtype {stored.dtype}, which birdie cannot store; convert it first")
     streams = split(to_bits(stored), FORMATS[stored.dtype][0]) if stored.numel() else ()
@@ -196,7 +196,7 @@ def encode_planes(name: str, scheme: str, weight: Tensor, stored: Tensor, params
 
 
 def _halves(weight: Tensor) -> Integers:
-    """Return the half bytes of each row of words in rows of their own, the lowest first: (rows · halves, columns)."""
+    """Return the half bytes of each row of words as separate rows, the lowest first: (rows · halves, columns)."""
     bits = to_bits(weight)
     count = 2 * bits.itemsize
     parts = np.empty((bits.shape[0], count, bits.shape[1]), np.uint8)
@@ -212,7 +212,7 @@ def _values(weight: Tensor) -> Integers:
 
 
 def _differences(weight: Tensor) -> Integers:
-    """Return each integer minus the one before in row-major order."""
+    """Return each integer minus its predecessor in row-major order."""
     values = _values(weight).astype(np.int64)  # a copy
     flat = values.reshape(-1)
     flat[1:] -= flat[:-1].copy()
@@ -223,7 +223,7 @@ _INTEGERS = {HALVES: _halves, VALUES: _values, DIFFERENCES: _differences}
 
 
 def _integer_form(weight: Tensor) -> int | None:
-    """Return the form of integers that costs least on the first rows of `weight`; None stands for planes."""
+    """Return the form of integers that codes smallest on the first rows of `weight`; None stands for planes."""
     forms = [form for form in _INTEGERS if weight.dtype in DTYPES[form] and weight.numel()]
     if not forms:
         return None
@@ -244,7 +244,7 @@ def _integer_form(weight: Tensor) -> int | None:
 def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
     """Return the number of each magnitude in the list of those that occur (−1 − number with the sign), and its gaps.
 
-    None unless entropy says that this costs less than planes.
+    None unless the entropy is lower than that of bit planes.
     """
     if weight.dtype not in DTYPES[LISTED] or weight.numel() < 2:
         return None
@@ -271,12 +271,12 @@ def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
 
 
 def _coded_bytes(stream: Integers) -> int:
-    """Return the bytes of `stream` when coded, with what it takes of the header."""
+    """Return the coded bytes of `stream`, including its bytes in the header."""
     return _STREAM_BYTES + len(coder.encode(stream, effort="fast").payload)
 
 
 def _fits(weight: Tensor, form: int) -> bool:
-    """Return whether the stream of `form` stays within 32 bits, and `weight` within what it can stand for."""
+    """Return whether the stream of `form` stays within 32 bits and can represent every value of `weight`."""
     values = _values(weight)
     if weight.dtype is torch.uint64 and int(values.min()) < 0:
         return False
@@ -286,7 +286,7 @@ def _fits(weight: Tensor, form: int) -> bool:
 
 
 def _halves_are_independent(sample: Tensor) -> bool:
-    """Return whether half bytes say nothing about one another, as where a byte packs two integers."""
+    """Return whether the half bytes of a byte are statistically independent, as if a byte packs two integers."""
     data = to_bits(sample).view(np.uint8)
     joint = np.bincount(data.reshape(-1), minlength=256).reshape(16, 16)
     separate = _entropy_bits(joint.sum(0)) + _entropy_bits(joint.sum(1))

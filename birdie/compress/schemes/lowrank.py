@@ -1,4 +1,4 @@
-"""A scheme and a low-rank correction of its error, in a few bits: W ≈ base(W) + A·B (LQER, arXiv 2402.02446).
+"""Low-rank scheme: a base scheme and a low-rank correction of its error: W ≈ base(W) + A·B (LQER, arXiv 2402.02446).
 
     lowrank   params (rank, then the base as an inner tensor)
     streams: those of the base, then A (rows, rank), B (rank, columns), scale indices (rank, 1)
@@ -6,14 +6,14 @@
 The sum base + Σ scale(k) · A(·, k) · B(k, ·) runs over k from 0 in float64, every product but the last being of
 integers.
 
-Components are computed one at a time, each fitted to what the ones before left, their rounding included. With the error
-weighted by rows G and by the Hessian H, ‖G^½ (E − a·bᵀ) H^½‖², the best b for a given a is Eᵀ G a / (aᵀ G a) and the
-best a for a given b is E H b / (bᵀ H b): alternating the two is the power method for the largest singular pair, and
-needs no root of H. Both are rounded to integers, b after a, and their one scale is fitted last, so no component makes
-the weighted error larger.
+Components are computed one at a time, each fitted to the error that the earlier ones left, including their rounding.
+With the error weighted by rows G and by the Hessian H, ‖G^½ (E − a·bᵀ) H^½‖², the best b for fixed a is Eᵀ G a /
+(aᵀ G a) and the best a for fixed b is E H b / (bᵀ H b): alternating the two is the power method for the largest
+singular pair, and needs no root of H. Both are rounded to integers, b after a, and their common scale is fitted last,
+so no component makes the weighted error larger.
 
-*Experimental.* Pays only with calibration data and a coarse base (0.90–0.91 of a plain grid's bytes at equal KL where
-a trellis has 0.79, docs/schemes.md).
+*Experimental.* It pays only with calibration data and a coarse base: 0.90–0.91 of a plain grid's bytes at equal KL,
+where a trellis has 0.79; without data 1.00–1.07 (docs/schemes.md).
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ from birdie.compress.schemes.ternary import INT8
 from birdie.compress.tensors import real_matrix, real_rows, tensor_of_rows, underflows
 from birdie.errors import ArtifactError, ConfigError
 
-_ROUNDS = 16  # of the power method
+_ROUNDS = 16  # iterations of the power method
 _Array = NDArray[np.float64]
 
 
@@ -88,13 +88,13 @@ DECODER = Decoder("lowrank", 8, layout, decode, _cost)
 
 @dataclass(frozen=True, slots=True)
 class LowRank(Scheme):
-    """A base scheme and `rank` components of its error.
+    """A base scheme and at most `rank` components of its error.
 
     Attributes:
-        rank: at most so many components, 1 or more; those that gain nothing are dropped.
-        base: the scheme whose error is corrected: uniform grids, ternary, codebooks.
-        left_bits: of the factor A (rows × rank), 2 to 8.
-        right_bits: of the factor B (rank × columns), 2 to 8.
+        rank: most components, 1 or more; those that gain nothing are dropped.
+        base: the scheme whose error is corrected: a uniform grid, ternary, or a codebook.
+        left_bits: width of the factor A (rows × rank), 2 to 8.
+        right_bits: width of the factor B (rank × columns), 2 to 8.
     """
 
     decoder = DECODER
@@ -116,13 +116,13 @@ class LowRank(Scheme):
             )
 
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Encode by the base, then correct; as the base alone where nothing is gained, or the base is lossless.
+        """Encode by the base, then correct its error; by the base alone if no component gains, or if it is lossless.
 
-        A component that is worth less than `lam` times its nominal bits is dropped, too; the unit is the base's.
+        A component that removes less error than `lam` times its nominal bits is dropped; the unit is the base's.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
-            ConfigError: the base is a scheme that cannot be corrected, or the sensitivity is of another matrix.
+            ConfigError: the base is a scheme that cannot be corrected, or the sensitivity belongs to another matrix.
         """
         rows = real_rows(name, weight)
         inner = torch.from_numpy(rows).reshape(weight.shape)
@@ -191,6 +191,6 @@ def _unit(vector: _Array) -> _Array:
 
 
 def _rounded(vector: _Array, bits: int) -> _Array:
-    """Return `vector` in integers of `bits` bits, the largest ± (2^(bits − 1) − 1)."""
+    """Return `vector` as integers of `bits` bits, the largest ± (2^(bits − 1) − 1)."""
     integers: _Array = np.rint(_unit(vector) * (2 ** (bits - 1) - 1))
     return integers

@@ -1,4 +1,4 @@
-"""Rotated rows on the grid that is best for a Gaussian, whatever the weights were (TurboQuant, arXiv 2504.19874).
+"""Rotation scheme: rows rotated at random, then quantized to the best levels for a Gaussian (TurboQuant, 2504.19874).
 
     rotation   params (seed, then one or two inner tensors), whose sum is the rotated matrix
     streams: those of the inner tensors
@@ -10,12 +10,12 @@ then, if n > p, the last p. That is a rotation for any n. Sums and differences o
 and one product at the end: the same bits on every machine.
 
 *Experimental.* A random rotation makes the entries of a row close to Gaussian and removes outliers, so a fixed number
-of bits does well without looking at the data. That is also what it takes from an entropy coder: columns of different
-scale, heavy tails and neighboring symbols that resemble each other become one noise. Measured: 1.08–1.10 times the
-bytes of a plain grid at equal error (docs/schemes.md).
+of bits does well for any weights. But it also removes what an entropy coder uses: columns of different scale, heavy
+tails and similar neighboring symbols become uniform noise. Measured: 1.08–1.10 times the bytes of a plain grid at equal
+error (docs/schemes.md).
 
-TurboQuant sketches the residual by signs of a second projection, to make inner products unbiased. The sign of the
-residual itself, as here, takes the same bit and leaves less error.
+TurboQuant (arXiv 2504.19874) sketches the residual by signs of a second projection, to make inner products unbiased.
+The sign of the residual itself, as here, takes the same bit and leaves less error.
 """
 
 from dataclasses import dataclass, replace
@@ -39,16 +39,16 @@ from birdie.errors import ArtifactError, ConfigError
 INNER = {2: grid.DECODER, 5: ternary.DECODER, 6: codebook.DECODER}  # by their codes in the file
 CODES = {"grid": 2, "ternary": 5, "codebook": 6}
 SEEDS = 1 << 16
-_BLOCK = 1 << 16
+_BLOCK = 1 << 16  # elements rotated at a time
 _REACH = 6.5  # deviations over which the Gaussian's levels are computed
-_HALF_ROOT = 0.7071067811865476  # of 2
+_HALF_ROOT = 0.7071067811865476  # 1 / √2
 
 
 def parts_of(shape: tuple[int, ...], params: tuple[int, ...]) -> list[Part]:
     """Return the inner tensors that `params` describe, all of the outer shape.
 
     Raises:
-        ArtifactError: one has another scheme than `INNER` has, or its parameters are impossible.
+        ArtifactError: the scheme of one is not in `INNER`, or its parameters are impossible.
     """
     parts: list[Part] = []
     while params:
@@ -58,7 +58,7 @@ def parts_of(shape: tuple[int, ...], params: tuple[int, ...]) -> list[Part]:
 
 
 def decode_parts(parts: list[Part], streams: tuple[Integers, ...]) -> list[NDArray[np.float32]]:
-    """Return each part as (rows, columns) from its streams, which lie in `streams` one after another."""
+    """Return each part as (rows, columns); `streams` holds their streams one after another."""
     matrices: list[NDArray[np.float32]] = []
     for part in parts:
         first, count = part.layout[0], len(part.layout)
@@ -68,7 +68,7 @@ def decode_parts(parts: list[Part], streams: tuple[Integers, ...]) -> list[NDArr
 
 
 def signs(count: int, seed: int) -> NDArray[np.float64]:
-    """Return `count` signs of a seed: the top bits of a 32-bit integer hash (two rounds of multiply and xor-shift)."""
+    """Return `count` signs of a seed: top bits of a 32-bit integer hash, two rounds of multiply and xor-shift."""
     word = (np.arange(count, dtype=np.uint64) + np.uint64((seed << 24) + 1)) * np.uint64(0x9E3779B1)
     for factor in (0x85EBCA6B, 0xC2B2AE35):
         word = word & np.uint64(0xFFFFFFFF)
@@ -84,6 +84,8 @@ def rotate(columns: NDArray[np.float64], seed: int, back: bool = True) -> None:
     for part, part_seed in reversed(halves) if back else halves:
         sign = signs(size, part_seed)[:, None]
         part *= 1.0 if back else sign
+        # Fast Walsh–Hadamard transform: sums and differences of elements 1, 2, 4, … apart, each pass a factor √2 too
+        # large. The Hadamard matrix is its own inverse, so both directions differ only in when the signs are applied.
         half = 1
         while half < size:
             pairs = part.reshape(-1, 2, half, part.shape[1])
@@ -127,12 +129,12 @@ DECODER = Decoder("rotation", 7, layout, decode)
 
 @dataclass(frozen=True, slots=True)
 class Rotation(Scheme):
-    """Rotate the rows, then quantize them.
+    """Rotates the rows, then quantizes them.
 
     Attributes:
-        bits: width of the Lloyd–Max grid, 1 to 8; has no effect when there is a base.
-        residual: store the sign of the residual, too: one more bit a weight, and a scale per row.
-        base: a scheme in place of the grid: uniform grids, ternary, codebooks.
+        bits: width of the Lloyd–Max quantizer, 1 to 8; no effect with a base.
+        residual: whether to store the sign of the residual too: one more bit per weight, and a scale per row.
+        base: a scheme instead of the Lloyd–Max levels: a uniform grid, ternary, or a codebook.
         seed: of the signs, 0 to 65,535.
     """
 
@@ -151,9 +153,9 @@ class Rotation(Scheme):
             raise ConfigError(f"rotation seed={self.seed} is out of range; choose 0 to {SEEDS - 1}")
 
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Rotate and quantize; losslessly where the base scheme has no scale small enough.
+        """Rotate and quantize; losslessly if no scale is small enough.
 
-        Only a base scheme looks at the sensitivity, whose Hessian is rotated along, and at `lam`.
+        Only a base scheme uses the sensitivity, whose Hessian is rotated too, and `lam`.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -185,7 +187,7 @@ class Rotation(Scheme):
 
 
 def rotate_rows(rows: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
-    """Return each row of (rows, columns) rotated by the seed's rotation; infinite where float32 overflows."""
+    """Return the rows of (rows, columns) rotated by the rotation of a seed; infinite where float32 overflows."""
     out = np.empty_like(rows)
     height = max(1, _BLOCK // rows.shape[1])
     for start in range(0, len(rows), height):
@@ -205,7 +207,7 @@ def _rotate_sensitivity(sensitivity: Sensitivity | None, seed: int) -> Sensitivi
 
 
 def _on_gaussian_levels(weight: Tensor, rows: NDArray[np.float32], bits: int) -> Encoded | None:
-    """Encode `weight`, whose rows are `rows`, on the Gaussian's levels times the root mean square of each row."""
+    """Encode `weight`, whose rows are `rows`, on the levels for a Gaussian times the root mean square of each row."""
     used, scales = np.asarray(rows.any(axis=1)), codebook.root_mean_squares(rows)
     if bool((scales[used] < SMALLEST).any()):
         return None

@@ -1,10 +1,10 @@
-"""Spectral coefficients on one grid per tensor: any transform and scan, or whichever costs least.
+"""Spectral scheme: coefficients of a transform on one grid per tensor, in a scan; both named or chosen by coded size.
 
     weight ─► transform ─► coefficients / scale of their class ─► round ─► scan ─► symbols
 
-Most weights have smooth structure only in the taps of a kernel, where a transform pays; elsewhere the identity wins,
-and an automatic choice takes it: every transform gets the scale at which it leaves the squared error of the plain grid,
-and the coded size of a sample decides. Figures are in docs/schemes.md. The decoding half is
+A transform pays only where weights are smooth, which for most models is in the taps of kernels; elsewhere the identity
+wins. The automatic choice compares coded sizes of a sample, every transform at the scale at which it leaves the squared
+error of the plain grid. Measurements are in docs/spectral.md. The decoding half is
 `birdie.compress.spectral.decoding`.
 """
 
@@ -32,10 +32,10 @@ from birdie.entropy.hints import Hints
 from birdie.errors import ConfigError
 
 SCANS = ("none", *(layout if order == "raster" else f"{layout}-{order}" for layout in LAYOUTS[1:] for order in ORDERS))
-_SAMPLE = 1 << 16  # coefficients on which a choice is made
-_GAIN = 0.995  # of the identity's bytes: smaller gains are chance
-_HALVINGS = 14  # of the range in which a scale is searched, ± two octaves
-_LONGEST = 512  # samples of an axis from which the gains of a wavelet are computed
+_SAMPLE = 1 << 16  # coefficients on which transforms and scans are compared
+_GAIN = 0.995  # share of the identity's bytes that a transform must reach: smaller gains are noise
+_HALVINGS = 14  # bisections of the range in which a scale is searched, ± two octaves
+_LONGEST = 512  # most samples of an axis from which the gains of a wavelet are computed
 _Array = NDArray[np.float64]
 
 
@@ -60,11 +60,11 @@ def _of_spec(
 
 @dataclass(frozen=True, slots=True)
 class Spectral(Scheme):
-    """A transform and a uniform grid.
+    """A transform and a uniform grid for its coefficients.
 
     Attributes:
         transform: a transform, or "auto": the one whose sample is coded smallest at equal squared error, or a core
-            and factors (`birdie.compress.schemes.tucker`) where the tensor has few components.
+            and factors (`birdie.compress.schemes.tucker`) if the tensor has few components.
         sigma: scale of the plain grid in standard deviations of the tensor; a transform takes the scale, one for the
             tensor, at which it leaves the same squared error.
         scan: one of `SCANS`, or "auto": the one whose sample is coded smallest.
@@ -101,7 +101,7 @@ class Spectral(Scheme):
         sensitivity: Sensitivity | None = None,  # noqa: ARG002 (one grid for the tensor)
         lam: float = 0.0,  # noqa: ARG002 (nothing here trades bits for error)
     ) -> Encoded:
-        """Transform and round; losslessly where there is no scale so small, or symbols would leave float32.
+        """Transform and round; losslessly if no scale is small enough, or symbols would not be exact in float32.
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
@@ -127,7 +127,7 @@ class Spectral(Scheme):
         return smaller_by_tucker(name, weight, encoded, self.sigma)
 
     def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
-        """Encode a part with the scale of the whole tensor: see `Scheme.encode_part`."""
+        """Encode a part with the scale of the complete tensor: see `Scheme.encode_part`."""
         spread = float(part.double().std(correction=0))
         sigma = self.sigma * deviation / spread if spread > 0 else self.sigma
         return replace(self, sigma=min(max(sigma, 2.0**-20), 2.0**16)).encode(name, part)
@@ -141,19 +141,19 @@ def encode_symbols(
     transform: Transform,
     scan: str = "auto",
 ) -> Encoded:
-    """Lay quantized coefficients out in streams as the decoder expects them.
+    """Arrange quantized coefficients in streams as the decoder expects them.
 
     Args:
         shape: of the weight and of its coefficients.
         dtype: of the weight: float16, bfloat16, float32 or float64.
         symbols: coefficient / scale, rounded, of `shape`, within ± 2^23.
         scale_indices: log2 indices of `log_scales`, of the shape of the grid of classes: along each axis the number of
-            distinct `transform.classes(shape)`; or of shape () or (1, …) where all share one scale.
-        transform: of which these are the coefficients.
-        scan: one of `SCANS`; "auto" takes the one by which a sample is coded smallest.
+            distinct `transform.classes(shape)`; or of shape () or (1, …) if all coefficients share one scale.
+        transform: the transform of the coefficients.
+        scan: one of `SCANS`; "auto" takes the one that codes a sample smallest.
 
     Raises:
-        ConfigError: shapes do not fit, a symbol or an index is out of range, or the scan cannot hold the shape.
+        ConfigError: shapes do not fit, a symbol or an index is out of range, or the scan does not fit the shape.
     """
     axes = transform.plan
     counts = axes.counts(shape)
@@ -163,7 +163,7 @@ def encode_symbols(
             f" {counts}; give one symbol for each weight and one scale for each combination of classes"
         )
     if max(int(symbols.max()), -int(symbols.min())) > MAX_SYMBOL:
-        raise ConfigError(f"a spectral symbol is beyond {MAX_SYMBOL:,}; take larger scales")
+        raise ConfigError(f"a spectral symbol is beyond {MAX_SYMBOL:,}; use larger scales")
     if int(scale_indices.min()) < LOWEST or int(scale_indices.max()) > HIGHEST:
         raise ConfigError(f"a spectral scale index is outside {LOWEST} … {HIGHEST}; clamp it")
     indices = np.broadcast_to(scale_indices.reshape(-1), (prod(counts),))[None].astype(np.int32)
@@ -176,7 +176,7 @@ def encode_symbols(
 
 
 def scan_named(name: str) -> Scan:
-    """Return the scan that `name` of `SCANS` stands for ("auto": none yet).
+    """Return the scan called `name` in `SCANS`; for "auto", the scan "none".
 
     Raises:
         ConfigError: the name is unknown.
@@ -188,17 +188,17 @@ def scan_named(name: str) -> Scan:
 
 
 def best_scan(symbols: Integers, axes: Axes) -> Scan:
-    """Return the scan by which a sample of `symbols` (any shape) is coded smallest."""
+    """Return the scan that codes a sample of `symbols` (any shape) smallest."""
     part = symbols[_slab(symbols.shape, strided=axes.kind in LIFTING)]
     scans = [scan for scan in _scans(symbols.shape, axes) if scan.fits(part.shape, axes)]
     return min(scans, key=lambda scan: _size(part, axes, scan))
 
 
 def best_transform(weight: Tensor, sigma: float = 1.0) -> Transform:
-    """Return the transform by which a sample of `weight` (real floats, finite) is coded smallest.
+    """Return the transform that codes a sample of `weight` (real floats, finite) smallest.
 
-    Transforms are compared at the squared error of a plain grid with a scale of `sigma` deviations; it is the identity
-    unless half a per cent is gained.
+    Transforms are compared at the squared error of a plain grid with a scale of `sigma` deviations; the result is the
+    identity unless another transform saves half a per cent.
     """
     plain = weight.detach().cpu().double()
     scale = float(plain.std(correction=0)) * sigma if plain.numel() else 0.0
@@ -224,7 +224,8 @@ def candidates(shape: Iterable[int]) -> list[Transform]:
 def gains(axes: Axes, shape: tuple[int, ...]) -> _Array:
     """Return the root mean square gain from coefficient to weight for every combination of classes.
 
-    It is 1 for orthonormal transforms; scales of wavelets are divided by it.
+    The gain is 1 for orthonormal transforms. Wavelets are not orthonormal, so an error of one scale costs more in some
+    bands than in others: their scales are divided by the gain.
     """
     grid: _Array = np.ones(())
     for block, count in zip(axes.blocks(shape), axes.counts(shape), strict=True):
@@ -241,7 +242,7 @@ def gains(axes: Axes, shape: tuple[int, ...]) -> _Array:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A sample under a transform: bytes and squared error at any scale."""
+    """A sample under a transform, for its bytes and squared error at any scale."""
 
     transform: Transform
     weight: Tensor
@@ -283,14 +284,14 @@ class _Trial:
 
 
 def _chosen(weight: Tensor, scale: float, error: float) -> Transform:
-    """Return the candidate with the fewest bytes at equal error; the identity unless the gain is worth it."""
+    """Return the candidate with the fewest bytes at equal error; the identity unless another saves half a per cent."""
     identity, *others = ((_Trial.of(kind, weight).cost(scale, error), kind) for kind in candidates(weight.shape))
     cost, transform = min(others, key=lambda pair: pair[0], default=identity)
     return transform if cost < _GAIN * identity[0] else identity[1]
 
 
 def _quantized(transform: Transform, weight: Tensor, scale: float) -> tuple[NDArray[np.int32], _Array]:
-    """Return scale indices for the classes and rounded coefficients; no indices where float32 has no such scale."""
+    """Return scale indices of the classes and rounded coefficients; no indices if float32 has no such scale."""
     shape, axes = tuple(weight.shape), transform.plan
     scales = scale / gains(axes, shape)
     coefficients = transform.forward(weight).numpy()
@@ -315,7 +316,7 @@ def _slab(shape: tuple[int, ...], *, strided: bool = False) -> tuple[slice, ...]
 
 
 def _scans(shape: tuple[int, ...], axes: Axes) -> list[Scan]:
-    """Return the scans that differ for a tensor of `shape`."""
+    """Return the scans that give different orders for a tensor of `shape`."""
     counts = axes.counts(shape)
     scans = [Scan()]
     if prod(shape[2:]) > 1 or prod(counts) > 1:

@@ -1,15 +1,15 @@
-"""Ternary and binary weights: −s, 0 and s, or −s and s, with a scale s for every group of columns of a row.
+"""Ternary and binary scheme: weights −s, 0 and s, or −s and s, with a scale s for every group of columns of a row.
 
     ternary   params (group_size,); streams: symbols −1, 0, 1 (rows, columns), scale indices (rows, groups)
 
-For given weights d of the squared errors the best scale is exact, not a rule of thumb: whichever weights become ±1,
-s = Σ d·|w| / Σ d over them, and the error falls by (Σ d·|w|)² / Σ d. The best set is those above s / 2, so it is a
-prefix of the weights sorted by magnitude, and prefix sums try them all. (Ternary Weight Networks, arXiv 1605.04711,
-uses the threshold 0.7 · mean |w| instead.) With a price on bits, weights near the threshold become zeros, which are
-frequent and therefore cheap.
+With weights d of the squared errors the best scale is computed exactly: for any set of weights that become ±1,
+s = Σ d·|w| / Σ d over the set, and the error falls by (Σ d·|w|)² / Σ d. In the best set all |w| are above s / 2, so it
+is a prefix of the weights sorted by magnitude, and prefix sums try them all. (Ternary Weight Networks, arXiv
+1605.04711, uses the threshold 0.7 · mean |w| instead.) With a price on bits, weights near the threshold become zeros,
+which are frequent and therefore cheap.
 
-Base-3 packing spends 1.6 bits on a weight, five to a byte, whatever the weights are. An entropy coder spends what the
-share of zeros is worth: 1.58 bits at a third, 1.37 at a half.
+Base-3 packing takes 1.6 bits per weight, five weights in a byte, for any weights. An entropy coder takes less if zeros
+are frequent: 1.58 bits if a third of the weights are zeros, 1.5 if a half are.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from birdie.errors import ArtifactError, ConfigError
 
 GROUP_SIZE = 128  # columns that share a scale
 INT8 = np.dtype(np.int8)
-_ROUNDS = 4
-_BLOCK = 1 << 20
+_ROUNDS = 4  # of choosing symbols, scales and prices in turn
+_BLOCK = 1 << 20  # weights worked on at a time
 _Array = NDArray[np.float64]
 
 
@@ -62,11 +62,11 @@ DECODER = Decoder("ternary", 5, layout, decode)
 
 @dataclass(frozen=True, slots=True)
 class Ternary(Scheme):
-    """Symbols −1, 0, 1 and a scale per group.
+    """Symbols −1, 0, 1 and a scale per group of columns.
 
     Attributes:
         group_size: columns that share a scale, at least 1.
-        binary: −1 and 1 only (zeros stay where a whole group is zero).
+        binary: whether only −1 and 1 are used (a group of zeros keeps its zeros).
     """
 
     decoder = DECODER
@@ -83,13 +83,13 @@ class Ternary(Scheme):
             raise ConfigError(f"ternary group_size={self.group_size} is out of range; choose 1 or more columns")
 
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Fit scales by least squares, weighted by the sensitivity's diagonal; losslessly where scales are too small.
+        """Fit scales by least squares, weighted by the sensitivity's diagonal; losslessly if scales are too small.
 
         `lam` is the price of a bit in units of the weighted squared error (rows and columns of mean weight 1).
 
         Raises:
             WeightsError: the tensor is not of real floats, is empty, or is not finite.
-            ConfigError: the sensitivity is of another matrix.
+            ConfigError: the sensitivity belongs to another matrix.
         """
         rows = real_rows(name, weight)
         weights = importance(name, sensitivity, *rows.shape)
@@ -104,7 +104,7 @@ class Ternary(Scheme):
             )
         nonzero = used[..., None] & (magnitudes > 0 if self.binary else magnitudes > scales[..., None] / 2)
         if lam > 0 and not self.binary:
-            scales, nonzero = _priced(magnitudes, columns, weights.rows, scales, nonzero, lam)
+            scales, nonzero = _entropy_constrained(magnitudes, columns, weights.rows, scales, nonzero, lam)
         used = np.asarray(nonzero.any(axis=2))
         if underflows(weight, rows) or bool((scales[used] < SMALLEST).any()):
             return Lossless().encode(name, weight)
@@ -147,7 +147,7 @@ def _best_scales(magnitudes: NDArray[np.floating], columns: NDArray[np.floating]
     return chosen
 
 
-def _priced(
+def _entropy_constrained(
     magnitudes: NDArray[np.floating],
     columns: NDArray[np.floating],
     rows: _Array,
@@ -155,15 +155,17 @@ def _priced(
     nonzero: NDArray[np.bool_],
     lam: float,
 ) -> tuple[_Array, NDArray[np.bool_]]:
-    """Return scales and which weights stay ±1 when a bit costs `lam`.
+    """Return scales, and which weights stay ±1 if a bit costs `lam`.
 
-    Few rounds of choosing symbols, then scales, then the prices of symbols, which follow their shares.
+    A few rounds alternate between choosing symbols, scales, and the prices of symbols, which are −log2 of their shares.
     """
     total = float((columns > 0).sum()) * len(magnitudes)
     for _ in range(_ROUNDS):
         share = min(max(float(nonzero.sum()) / total, 1 / total), 1 - 1 / max(total, 2))
+        # Bits that ±1 costs more than 0: log2(1 / (share / 2)) − log2(1 / (1 − share)), both signs equally likely.
         price = lam * (1 + np.log2((1 - share) / share))
         for block in _blocks(magnitudes):
+            # Storing w as ±s instead of 0 removes d (w² − (|w| − s)²) = d s (2 |w| − s) of error.
             s, part = scales[block][..., None], magnitudes[block]
             keep = (columns * rows[block, None, None] * s * (2 * part - s) > price) & (part > 0)
             weights = columns * keep

@@ -1,4 +1,4 @@
-"""Trellis-coded quantization with error feedback, its scales set by the sensitivity of the loss.
+"""Trellis scheme: trellis-coded quantization with error feedback, and scales from the sensitivity of the loss.
 
     trellis   params (states, row resolution, column resolution or 0, base index, finer rows)
     streams: symbols (rows, columns), row scale indices (rows, 1)[, column scale indices (columns, 1)]
@@ -6,18 +6,23 @@
     w = (symbol + odd/2) · scale(row) · scale(column); the state, and with it `odd`, follows from the parities of the
     symbols above in the column
 
-A negative number of states means one path along the rows instead: the state follows from the symbol before. With 16
-columns or more, a row of nothing but zeros decodes to zeros: rows that are worth no bits are left out that way. Row
-scales share a base exponent in sixteenths of an octave, one sixteenth more for as many of the first rows as the file
-says, so that sizes change smoothly with it though the differences between rows are coarse. A plain grid is the trellis
-of one state. Products are taken in float32 in this order, so that every machine agrees.
+A negative number of states means one path along the rows instead: the state follows from the previous symbol of the
+row. With 16 columns or more, a row of nothing but zeros decodes to zeros: rows that are worth no bits are left out that
+way. Row scales share a base exponent in sixteenths of an octave, and some of the first rows, as many as the parameter
+says, have one sixteenth more: the size then changes smoothly with the base although the differences between rows are
+coarse. A plain grid is the trellis of one state. Products are computed in float32 in this order, so that every machine
+gets the same bits.
 
-One Lagrange multiplier λ, in nats of KL per bit, serves every tensor: a bit less costs the same loss everywhere when
-the squared scale of weight (i, j) is λ / (ln 2 · c · F_ij), c the distortion of this trellis in squared scales, F_ij
-the Fisher information left after feedback: what is left of row i times what is left of column j (`feedback`). That is
-reverse water-filling over layers, rows and columns at once; nominal bit widths play no part.
+Scales from the sensitivity: at high rate a weight with scale s has the expected loss ½ F c s² in nats, c being the
+distortion of this trellis in squared scales and F the weight's Fisher information, and its bits are −log2 s plus a
+constant. Minimizing loss + λ · bits gives F c s² = λ / ln 2. So with one Lagrange multiplier λ, in nats of KL per bit,
+for all tensors, one bit less costs the same loss everywhere if s² of weight (i, j) is λ / (ln 2 · c · F_ij), F_ij the
+Fisher information that remains after feedback: that of row i times that of column j (`birdie.compress.feedback`). This
+is reverse water-filling over layers, rows and columns at once (Cover & Thomas, section 10.3.3); nominal bit widths play
+no part.
 
 Without a sensitivity the scale of a row is `sigma` standard deviations, as in SDClip (openai/parameter-golf PR 1394).
+Trellis-coded quantization: Marcellin & Fischer 1990; for language models: QTIP (arXiv 2406.11235).
 """
 
 import math
@@ -41,18 +46,18 @@ from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.kernels import njit
 
 ZERO_ROW_COLUMNS = 16  # columns from which on a row of zero symbols is a row of zeros
-RESOLUTIONS = (1, 2, 4, 8, 16)  # of the streams of scales, indices per octave
+RESOLUTIONS = (1, 2, 4, 8, 16)  # indices per octave that a stream of scales may have
 DEFAULT_SIGMA = 0.3
 
 # Bits by which each trellis misses the rate–distortion bound of a Gaussian at high rate (Marcellin & Fischer 1990).
 _GAPS = {1: 0.2546, 4: 0.088, 8: 0.072, 16: 0.063, 32: 0.051, 64: 0.044}
-_FINE, _COARSE = 16, 4  # scales per octave: of rows by spread, and of rows and columns by sensitivity
-_SAFE_EXPONENT = -100.0  # of a scale that is surely above the smallest float32 has
-# Root mean square of a row in scales: below the first the row is left out, as the rate–distortion bound has it; below
-# the second its scale is held, for half a scale of error everywhere would exceed the weights.
+_FINE, _COARSE = 16, 4  # scales per octave: of rows by deviation; of rows and columns by sensitivity
+_SAFE_EXPONENT = -100.0  # log2 of a scale that is certainly above the smallest normal float32
+# Root mean square of a row in scales. Below the first the row is left out, as in reverse water-filling; below the
+# second its scale stops growing, because half a scale of error everywhere would exceed the weights.
 _LEFT_OUT, _HELD = 0.25, 0.5
-_SHARED_RESOLUTION = 32 * PER_OCTAVE  # of a scale that all rows share, per octave: 1 in 32 rows, 2, … are finer
-# Of a bit's right price where errors are fed back: symbols shrunk towards zero push their bias onto later columns.
+_SHARED_RESOLUTION = 32 * PER_OCTAVE  # steps per octave of a scale that all rows share: 1 in 32 rows, 2, … are finer
+# Share of the right price of a bit with feedback: symbols that shrink towards zero push their bias onto later columns.
 _FEEDBACK_RATE = 0.5
 
 
@@ -77,7 +82,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return the tensor by the formula above."""
+    """Return the tensor by the formula of the module's docstring."""
     symbols, paths = np.ascontiguousarray(encoded.streams[0]), machine(encoded.params[0])
     out = np.empty(symbols.shape, np.float32)
     row, column = row_and_column_scales(encoded)
@@ -87,7 +92,7 @@ def decode(encoded: Encoded) -> Tensor:
 
 
 def row_and_column_scales(encoded: Encoded) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the scales of rows (base and stream together) and of columns (ones without a stream).
+    """Return the scales of rows (base and stream combined) and of columns (ones without a stream).
 
     Raises:
         ArtifactError: an index is out of range.
@@ -102,11 +107,11 @@ def row_and_column_scales(encoded: Encoded) -> tuple[NDArray[np.float32], NDArra
 
 
 @njit(nogil=True, cache=True)
-def _dequantize(symbols, odd, following, mask, height, row, column, out):  # type: ignore[no-untyped-def]
+def _dequantize(symbols, odd, next_state, mask, height, row, column, out):  # type: ignore[no-untyped-def]
     rows, columns = symbols.shape
     state = np.zeros(columns, np.uint8)
     for i in range(rows):
-        if i % height == 0:  # a path begins anew with every chunk, so that chunks decode in parallel
+        if i % height == 0:  # a path restarts with every chunk of rows, so that chunks can be decoded in parallel
             state[:] = 0
         half = row[i] * np.float32(0.5)
         if columns >= ZERO_ROW_COLUMNS and not symbols[i].any():
@@ -114,7 +119,7 @@ def _dequantize(symbols, odd, following, mask, height, row, column, out):  # typ
         for j in range(columns):
             m = np.int64(symbols[i, j])
             out[i, j] = np.float32(2 * m + odd[state[j & mask]]) * half * column[j]
-            state[j & mask] = following[state[j & mask], m & 1]
+            state[j & mask] = next_state[state[j & mask], m & 1]
 
 
 DECODER = Decoder("trellis", 4, layout, decode)
@@ -133,12 +138,11 @@ class Trellis(Scheme):
     """Dependent quantization with `states` states; one state is a plain grid.
 
     Attributes:
-        states: 1, 4, 8, 16, 32 or 64. They cost the encoder time and the decoder nothing.
+        states: 1, 4, 8, 16, 32 or 64. More states cost time in the encoder, none in the decoder.
         sigma: scale in standard deviations of the row; None takes it from sensitivity and λ, or a default.
-        rate: how much bits count when symbols are chosen, as a share of their right price; 0 rounds to the nearest.
-        output: whether errors are fed back to rows too, where calibration knows their output covariance.
-        per_tensor: where scales come from `sigma`, one for the tensor, from the root mean square of its rows'
-            deviations.
+        rate: price of bits when symbols are chosen, as a share of the right one; 0 minimizes the error alone.
+        output: whether errors are fed back to rows too, if the sensitivity has the output covariance.
+        per_tensor: with `sigma`, one scale for the tensor, from the root mean square of its rows' deviations.
     """
 
     decoder = DECODER
@@ -171,13 +175,13 @@ class Trellis(Scheme):
         return replace(self, sigma=sigma)
 
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Quantize with feedback where `sensitivity` has a Hessian; losslessly what float32 has no scales for.
+        """Quantize, with feedback if `sensitivity` has a Hessian; losslessly if float32 has no such scales.
 
         Args:
             name: for error messages.
             weight: any shape.
             sensitivity: of this weight.
-            lam: nats of KL a bit is worth; sets the scales unless `sigma` does or sensitivity is missing.
+            lam: price of a bit in nats of KL; sets the scales unless `sigma` does or there is no sensitivity.
 
         Raises:
             WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
@@ -188,8 +192,8 @@ class Trellis(Scheme):
         return self.encode_with(name, weight, factors, scale)
 
     def encode_part(self, name: str, part: Tensor, deviation: float, lam: float) -> Encoded | None:  # noqa: ARG002
-        """Encode a part with the scale of the whole tensor: see `Scheme.encode_part`."""
-        # As much error as a plain grid of that scale has.
+        """Encode a part with the scale of the complete tensor: see `Scheme.encode_part`."""
+        # The scale at which the trellis has the error of a plain grid, whose distortion is 1/12 of its squared scale.
         wider = deviation / math.sqrt(12 * self.distortion)
         scale = (DEFAULT_SIGMA if self.sigma is None else self.sigma) * wider
         encoded = self.encode_with(name, part, feedback(None, *rows_columns(tuple(part.shape))), scale)
@@ -200,14 +204,15 @@ class Trellis(Scheme):
     def encode_with(
         self, name: str, weight: Tensor, factors: Feedback, scale: float | None, *, draft: bool = False
     ) -> Encoded:
-        """Do as `encode` does, with feedback factors computed before (a budget search encodes many times).
+        """Encode with precomputed feedback factors: a budget search encodes the same weight many times.
 
         Args:
             name: for error messages.
             weight: any shape.
             factors: of this weight.
-            scale: where row and column weigh 1; None takes scales from the spread of rows.
-            draft: round to the nearest instead, without trellis or feedback: about as many bytes, in little time.
+            scale: scale of a weight whose row and column have Fisher information 1; None takes the scales from the
+                deviations of rows.
+            draft: round to the nearest, without trellis or feedback: about the same size, in little time.
         """
         matrix = finite_rows(name, weight)
         most = np.abs(matrix).max(axis=1).astype(np.float64)
@@ -239,12 +244,13 @@ class Trellis(Scheme):
         if draft:
             symbols = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
         else:
+            # λ in squared scales: s² c F = λ / ln 2 from the module's docstring, with the loss ½ F e² of an error e.
             right_price = 2 * math.log(2) * self.distortion
             price = self.rate * right_price * (1 if plain else _FEEDBACK_RATE)
             symbols = quantize(matrix, factors, row, column, self.states, price)
             if plain and self.states > 1:
-                # One path along all rows starts only once, which saves bits; but where columns are nearly zero, paths
-                # of their own down these columns stay at zero. Take the cheaper.
+                # One path along all rows starts only once, which saves bits; but if some columns are nearly zero,
+                # separate paths down the columns can stay at zero there. Take the cheaper of the two.
                 along = quantize(matrix, factors, row, column, -self.states, price)
                 if cost(matrix, along, row, column, -self.states, right_price) < cost(
                     matrix, symbols, row, column, self.states, right_price
@@ -254,9 +260,10 @@ class Trellis(Scheme):
 
 
 def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
-    """Return whether scales of rows cost more bits than they save; differences by sampling noise save nothing.
+    """Return whether separate scales of rows would cost more bits than they save.
 
-    A row whose scale is off by a factor e^x loses x² / ln 2 bits a weight (½ log₂ of arithmetic over geometric mean).
+    A row whose scale is off by a factor e^x loses x² / ln 2 bits per weight (½ log₂ of arithmetic over geometric mean).
+    Differences between estimated deviations that are only sampling noise (from the fourth moment) save nothing.
     """
     if not (spread > 0).all():
         return False
@@ -271,11 +278,11 @@ def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) ->
 def _hold_small_rows(
     matrix: NDArray[np.float32], rows: NDArray[np.float64], factors: Feedback, scale: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return row scales that do not dwarf the weights, and which rows are worth any bits at all.
+    """Return row scales that are not much larger than the weights, and which rows are worth any bits at all.
 
-    A path through the trellis leaves errors of half a scale everywhere. Where that exceeds the weights, calibration may
-    call it free; on other data it is not. A row left out costs w H wᵀ, for no later column makes up for it: inputs
-    whose means are not zero make that a hundred times what feedback leaves.
+    A path through the trellis leaves errors of half a scale everywhere. If that exceeds the weights, the calibration
+    data may show no cost; other data will. Leaving a row out costs w H wᵀ, because no later column compensates it: with
+    inputs whose means are not zero this is a hundred times the cost that remains after feedback.
     """
     spread = np.sqrt(np.mean((matrix * factors.column_weight**0.5) ** 2, axis=1)) / (scale * rows)
     kept = spread >= _LEFT_OUT
@@ -286,7 +293,7 @@ def _hold_small_rows(
 
 @dataclass(frozen=True, slots=True)
 class _ScaleIndices:
-    """Scales of rows and columns as the file has them; `params` are all of the scheme's but the states."""
+    """Scales of rows and columns as in the file; `params` are all parameters of the scheme but the states."""
 
     params: tuple[int, int, int, int]
     streams: tuple[NDArray[np.int32], ...]
@@ -303,35 +310,43 @@ class _ScaleIndices:
         width: int,
     ) -> "_ScaleIndices | None":
         """Return the indices nearest to scale · rows · columns; None if a row (maximum `most`) has none in range."""
-        along = None
+        column_indices = None
         if columns is not None:
             exponents = np.log2(columns)
             scale *= 2.0 ** float(exponents.mean())
-            along = np.rint((exponents - exponents.mean()) * resolution).astype(np.int32)
+            column_indices = np.rint((exponents - exponents.mean()) * resolution).astype(np.int32)
         exponents = np.log2(rows[used])
         center = float(exponents.mean())
         exact = (math.log2(scale) + center) * PER_OCTAVE
         base = math.floor(exact)
         finer = min(round((exact - base) * len(rows)), len(rows) - 1)
-        down = np.zeros(len(rows))
-        down[used] = np.rint((exponents - center) * resolution)
-        narrowest = 0.0 if along is None else float(along.min()) / resolution
+        row_indices = np.zeros(len(rows))
+        row_indices[used] = np.rint((exponents - center) * resolution)
+        narrowest = 0.0 if column_indices is None else float(column_indices.min()) / resolution
         least = (
             np.log2(most[used] / (MAX_SYMBOL / 4)) - narrowest
         )  # symbols stay within MAX_SYMBOL: twice that is exact
         if bool((np.log2(most[used]) < _SAFE_EXPONENT + 24).any()) and bool(
-            (down[used] / resolution + base / 16 < _SAFE_EXPONENT).any()
+            (row_indices[used] / resolution + base / 16 < _SAFE_EXPONENT).any()
         ):
             return None
-        down[used] = np.maximum(down[used], np.ceil((least - base / PER_OCTAVE) * resolution))
+        row_indices[used] = np.maximum(row_indices[used], np.ceil((least - base / PER_OCTAVE) * resolution))
         unit = PER_OCTAVE // resolution
         low, high = -((base - LOWEST) // unit), (HIGHEST - 1 - base) // unit
-        if not LOWEST <= base < HIGHEST or float(down[used].min()) < low or float(down[used].max()) > high:
+        if (
+            not LOWEST <= base < HIGHEST
+            or float(row_indices[used].min()) < low
+            or float(row_indices[used].max()) > high
+        ):
             return None
         source = np.maximum.accumulate(np.where(used, np.arange(len(rows)), -1))
-        filled = down[np.where(source < 0, int(np.argmax(used)), source)].astype(np.int32)
+        filled = row_indices[np.where(source < 0, int(np.argmax(used)), source)].astype(np.int32)
         if width < ZERO_ROW_COLUMNS:
             filled[~used] = low + 16 * resolution  # half a scale of about 2**-110 is nothing, yet no subnormal
         widest = HIGHEST // PER_OCTAVE // 2 * resolution
-        streams = (filled[:, None],) if along is None else (filled[:, None], along.clip(-widest, widest)[:, None])
-        return cls((resolution, 0 if along is None else resolution, base, finer), streams)
+        streams = (
+            (filled[:, None],)
+            if column_indices is None
+            else (filled[:, None], column_indices.clip(-widest, widest)[:, None])
+        )
+        return cls((resolution, 0 if column_indices is None else resolution, base, finer), streams)

@@ -1,1 +1,1 @@
-"""Spectral compression: transforms, the order their coefficients are coded in, and weights trained to be small."""
+"""Spectral compression: transforms, scans of their coefficients, and training with a learned rate."""

@@ -1,10 +1,10 @@
-"""The decoding half of `birdie.compress.schemes.spectral`: symbol · scale of its class, then the inverse transform.
+"""Decoder of the spectral scheme: symbol · scale of its class, then the inverse transform.
 
     spectral   params (kind of transform, edge, levels, 1: kernels only, layout, order)
     streams: symbols as the layout orders them; scale indices for every combination of the axes' classes, one row
 
-Products and transform in float64, rounded once to float32. It lies apart from the encoder because Tucker's scheme holds
-spectral parts, and the encoder tries Tucker's.
+Products and transform are computed in float64 and rounded once to float32. The decoder is separate from the encoder
+(`birdie.compress.schemes.spectral`) because the Tucker scheme holds spectral parts, and the encoder tries Tucker.
 """
 
 from math import prod
@@ -69,7 +69,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return the weights."""
+    """Return the weights of an encoded tensor."""
     symbols, indices = encoded.streams
     axes, scan = transform_of(encoded.params)
     values = np.array(scan.restore(symbols, encoded.shape, axes), np.float64, order="C")
@@ -81,7 +81,7 @@ def decode(encoded: Encoded) -> Tensor:
 
 
 def per_coefficient(of_classes: NDArray[np.float64], shape: tuple[int, ...], axes: Axes) -> NDArray[np.float64]:
-    """Return the number of each coefficient from those of each combination of classes."""
+    """Return an array with one value per coefficient from values per combination of classes."""
     grid = of_classes.reshape(axes.counts(shape))
     for axis, classes in enumerate(axes.classes(shape)):
         grid = np.take(grid, classes, axis=axis)

@@ -1,4 +1,4 @@
-"""What a wrapped tensor was trained to, as a scheme: its symbols and scales as they are, nothing quantized again."""
+"""Export of trained spectral weights: a scheme that stores symbols and scales as trained, without new quantization."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from birdie.errors import WeightsError
 
 @dataclass(frozen=True, slots=True)
 class Trained(Scheme):
-    """A scheme for one tensor whose symbols are known."""
+    """Scheme of one tensor whose symbols are already determined."""
 
     decoder = DECODER
 
@@ -25,7 +25,7 @@ class Trained(Scheme):
 
     def encode(
         self,
-        name: str,  # noqa: ARG002 (all is known already)
+        name: str,  # noqa: ARG002 (the encoding exists already)
         weight: Tensor,  # noqa: ARG002
         *,
         sensitivity: Sensitivity | None = None,  # noqa: ARG002
@@ -43,7 +43,7 @@ def trained_scheme(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Scheme:
-    """Return the scheme that stores `symbols`, coefficients in scales; lossless where scales are too fine for it.
+    """Return the scheme that stores `symbols`, coefficients divided by scales; lossless if symbols are too large.
 
     Raises:
         WeightsError: a symbol is not finite.

@@ -1,14 +1,14 @@
-"""Inverse transforms of a tensor's axes in numpy: the arithmetic by which spectral coefficients are decoded.
+"""Inverse transforms of a tensor's axes in numpy, with the exact arithmetic of the decoder.
 
     identity     no transform
-    dct          the orthonormal DCT-II in blocks of `edge` along each axis; the rest at the end, or an axis that is
-                 shorter, is one block of its own length
+    dct          the orthonormal DCT-II in blocks of `edge` along each axis; the remainder of an axis, or a shorter
+                 axis, is one block
     wavelet53    LeGall 5/3 and CDF 9/7 over `levels` octaves of each axis by lifting (Sweldens 1996; ISO 15444-1,
     wavelet97    annex F), mirrored at the ends, low band first; constants keep their norm
     hadamard     the rotation of `birdie.compress.schemes.rotation`, seed 0
 
-Separable, axis by axis; axes of length 1 stay. The basis of the DCT is rounded from big integers, everything else is
-sums, products and quotients in float64 in one order: the same bits on every machine.
+Transforms are separable, axis by axis; axes of length 1 are unchanged. The basis of the DCT is rounded from big
+integers, everything else is sums, products and quotients in float64 in a fixed order: the same bits on every machine.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Which transform each axis of a tensor takes, as the file describes it.
+    """Transform of the axes of a tensor, as described in the file.
 
     Attributes:
         kind: one of `KINDS`.
@@ -55,7 +55,7 @@ class Axes:
     kernel: bool = False
 
     def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the length of a block along each axis; 1 where the axis is not transformed."""
+        """Return the length of a block along each axis; 1 if the axis is not transformed."""
         touched = [size if index >= 2 or not self.kernel else 1 for index, size in enumerate(shape)]
         if self.kind == "dct":
             return tuple(min(size, self.edge) for size in touched)
@@ -69,7 +69,7 @@ class Axes:
         return tuple(len(octaves(block, self.levels)) + 1 for block in blocks)
 
     def classes(self, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
-        """Return each axis's class of each index: its frequency in the block, or its wavelet band (0 is lowest)."""
+        """Return the class of each index of each axis: frequency in its block, or wavelet band (0 is lowest)."""
         classes = []
         for size, block in zip(shape, self.blocks(shape), strict=True):
             if self.kind == "dct" or block == 1:

@@ -1,15 +1,16 @@
-"""What coefficients will cost, differentiable: bits of their symbols under scales by row and column.
+"""Differentiable estimate of the coded bits of coefficients, under scales by row and by column.
 
     coefficients / steps = q ──► round ──► bits of the symbols          (the value)
                               └─► not rounded ──► their slope           (the gradient)
 
-The entropy coder learns a scale for every row and column and a shape for the whole; so does this. A symbol at (i, j)
-has a mixture of two distributions, each with a moment (r_i + ε)(c_j + ε) / (m + ε) made of means over row, column and
-all: a normal one of that mean square, integrated over its unit, and a two-sided geometric one of that mean magnitude,
-which is right for Laplacian weights and for whatever is nearly all zero. The mixture's share is learned. Moments change
-with the coefficients and that is part of the gradient: a row that is nearly zero gets cheaper still. What the coder
-pays to learn its scales is added. On processors this is compiled code (`rate_kernel`), and elsewhere, and while PyTorch
-traces a model, the tensors below.
+The entropy coder learns a scale for every row and column and the shape of the distribution of a tensor; this model has
+the same parameters. A symbol at (i, j) has a mixture of two distributions, each with a moment (r_i + ε)(c_j + ε) /
+(m + ε) from the means over row, column and matrix: a normal distribution of that mean square, integrated over the unit
+interval of the symbol, and a two-sided geometric distribution of that mean magnitude, which fits Laplacian weights and
+nearly empty rows. The share of the mixture is learned. Moments change with the coefficients, and that is part of the
+gradient: a row that is nearly zero becomes cheaper still. The cost of learning the coder's scales is added. On CPUs the
+computation is compiled code (`rate_kernel`); on other devices, and while PyTorch traces a model, it is the tensor code
+below.
 
 Source: entropy under a learned density as in Ballé et al. 2018 (arXiv 1802.01436), with scales from the symbols.
 """
@@ -23,32 +24,35 @@ from torch import Tensor
 
 from birdie.compress.spectral import rate_kernel
 
-FLOOR = 2e-4  # added to every moment: a row of zeros costs next to nothing, not nothing
-SCALE_BITS = 4.0  # about what the coder pays before it believes a row or a column
+FLOOR = 2e-4  # added to every moment: a row of zeros has a small cost, and its logarithm is finite
+SCALE_BITS = 4.0  # approximate cost for the coder to learn the scale of a row or a column
 _CHUNK = 1 << 18  # elements worked on at a time
-_SHEPPARD = 1 / 12  # what rounding adds to a mean square
-_LEAST = 2.0**-24
+_SHEPPARD = 1 / 12  # Sheppard's correction: what rounding adds to a mean square
+_LEAST = 2.0**-24  # added to every probability
 _ROOT = (2 * math.pi) ** -0.5
 
 
 def bits_of(coefficients: Tensor, steps: Tensor, tails: Tensor) -> Tensor:
-    """Bits of a matrix of coefficients (rows, columns) quantized to `steps`, 0-d.
+    """Return the bits of a matrix of coefficients (rows, columns) quantized with `steps`, 0-d.
 
     Args:
         coefficients: (rows, columns).
         steps: positive, of the same shape, or (1, 1).
-        tails: (1,): logit of the share of the geometric part.
+        tails: (1,): logit of the share of the geometric distribution.
     """
-    found: Tensor = _Bits.apply(coefficients, steps, tails)  # type: ignore[no-untyped-call]
-    return found
+    bits: Tensor = _Bits.apply(coefficients, steps, tails)  # type: ignore[no-untyped-call]
+    return bits
 
 
 class _Bits(torch.autograd.Function):
-    """Keeps one gradient per coefficient, however long the formula is; a step for each takes the coefficients again."""
+    """Bits with their gradient computed in the forward pass, which keeps one number per coefficient for backward.
+
+    With a step per coefficient, backward also needs coefficients and steps.
+    """
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, coefficients: Tensor, steps: Tensor, tails: Tensor) -> Tensor:
-        """Total bits of the rounded symbols; the gradients are those at what is not rounded."""
+        """Return the total bits of the rounded symbols; gradients are taken at the values before rounding."""
         wide, by = coefficients.detach().float(), steps.detach().float()
         wanted = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
         compiled = wide.device.type == "cpu" and wide.numel() > 0 and not torch.compiler.is_compiling()
@@ -59,7 +63,7 @@ class _Bits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Symbols are coefficients over steps."""
+        """Return the gradients by coefficients, steps and tails: a symbol is a coefficient over a step."""
         tail, slopes, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
         to_steps = None
         if len(rest) == 1:
@@ -70,8 +74,8 @@ class _Bits(torch.autograd.Function):
 
 
 def _compiled(coefficients: Tensor, steps: Tensor, tails: Tensor, wanted: bool) -> tuple[Tensor, ...]:
-    """Bits, their slope by the tails, and if wanted those by the coefficients and, if it is one, by the step."""
-    values, by = (each.contiguous().numpy() for each in (coefficients, steps))
+    """Return bits, their slope by the tails and, if wanted, by the coefficients and by the step (if there is one)."""
+    values, by = (array.contiguous().numpy() for array in (coefficients, steps))
     height, width = values.shape
     rows, columns = np.zeros((2, height)), np.zeros((2, width))
     rate_kernel.moments(values, by, rows, columns)
@@ -79,24 +83,24 @@ def _compiled(coefficients: Tensor, steps: Tensor, tails: Tensor, wanted: bool) 
     mean = rows.mean(1, keepdims=True) + FLOOR
     rows, columns = rows + FLOOR, columns + FLOOR
     share = float(torch.sigmoid(tails[0]))
-    found = np.empty(values.shape if wanted else (0, 0), np.float32)
+    slopes = np.empty(values.shape if wanted else (0, 0), np.float32)
     sums = np.zeros((height + width if wanted else 0, 2))
     factors = (rows / mean).astype(np.float32), columns.astype(np.float32)
-    bits, tail = rate_kernel.work(values, by, *factors, np.float32(share), np.float32(_LEAST), found, sums)
-    bits += SCALE_BITS * (height + width) + 0 * tail  # the kernel's logarithm of what is no number is one
-    tensors = [torch.tensor(each, dtype=torch.float32) for each in (bits, tail * share * (1 - share) / math.log(2))]
+    bits, tail = rate_kernel.bits_and_slopes(values, by, *factors, np.float32(share), np.float32(_LEAST), slopes, sums)
+    bits += SCALE_BITS * (height + width) + 0 * tail  # NaN must propagate, but the kernel's logarithm of NaN is finite
+    tensors = [torch.tensor(array, dtype=torch.float32) for array in (bits, tail * share * (1 - share) / math.log(2))]
     if not wanted:
         return *tensors, torch.empty(0)
     by_rows, by_columns = sums[:height].T, sums[height:].T
     by_rows, total = by_rows / rows / width, by_rows.sum(1, keepdims=True) / mean / values.size
-    moved = [each.astype(np.float32) for each in (by_rows - total, by_columns / columns / height)]
-    to_step = rate_kernel.settle(values, by, *moved, found)
+    moved = [array.astype(np.float32) for array in (by_rows - total, by_columns / columns / height)]
+    to_step = rate_kernel.finish_slopes(values, by, *moved, slopes)
     one = [torch.full((1, 1), to_step)] if by.size == 1 else []
-    return *tensors, torch.from_numpy(found), *one
+    return *tensors, torch.from_numpy(slopes), *one
 
 
 def _in_tensors(coefficients: Tensor, steps: Tensor, tails: Tensor, wanted: bool) -> tuple[Tensor, ...]:
-    """The same on any device, chunk by chunk."""
+    """Return the same as `_compiled`, computed with tensors on any device, chunk by chunk."""
     q = coefficients / steps
     hard = q.round()
     share = torch.sigmoid(tails[0])
@@ -104,9 +108,9 @@ def _in_tensors(coefficients: Tensor, steps: Tensor, tails: Tensor, wanted: bool
     value = torch.full((), SCALE_BITS * sum(hard.shape), device=q.device)
     tail = torch.zeros_like(value)
     for part in _parts(q):
-        each = _Mixture.of(hard[part].abs(), *moments.at(part), share)
-        value -= each.mass.log2().sum()
-        tail += ((each.normal - each.geometric) / each.mass).sum()
+        mixture = _Mixture.of(hard[part].abs(), *moments.at(part), share)
+        value -= mixture.mass.log2().sum()
+        tail += ((mixture.normal - mixture.geometric) / mixture.mass).sum()
     tail = tail * share * (1 - share) / math.log(2)
     if not wanted:
         return value, tail, torch.empty(0)
@@ -116,7 +120,7 @@ def _in_tensors(coefficients: Tensor, steps: Tensor, tails: Tensor, wanted: bool
 
 
 class _Moments:
-    """Mean squares and mean magnitudes of rows, columns and all."""
+    """Mean squares and mean magnitudes of rows, of columns and of the matrix."""
 
     def __init__(self, means: list[Tensor]) -> None:
         self.means = means
@@ -127,7 +131,7 @@ class _Moments:
         return cls([mean for part in (size * size, size) for mean in (part.mean(1), part.mean(0), part.mean())])
 
     def at(self, part: slice) -> tuple[Tensor, Tensor]:
-        """(mean square, mean magnitude) at each symbol of some rows."""
+        """Return (mean square, mean magnitude) at every symbol of some rows."""
         first, second = (
             (rows[part, None] + FLOOR) * (columns + FLOOR) / (mean + FLOOR)
             for rows, columns, mean in (self.means[:3], self.means[3:])
@@ -142,7 +146,7 @@ def _parts(q: Tensor) -> list[slice]:
 
 @dataclass(slots=True)
 class _Mixture:
-    """Probabilities of |q|, and what slopes need; the normal's is taken at its lower tail, where it is exact."""
+    """Probabilities of |q| and the terms of their slopes; the normal's lower tail is used, which does not cancel."""
 
     size: Tensor
     inverse: Tensor  # 1 / deviation of the normal
@@ -167,8 +171,8 @@ class _Mixture:
         return cls(size, inverse, low, high, fall, ratio, normal, geometric, mass)
 
     def slopes(self, square: Tensor, magnitude: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the bits, by size, and by the logarithms of both moments."""
-        low, high = (_density(each) for each in (self.low, self.high))
+        """Return the slopes of the bits by size, and by the logarithms of both moments."""
+        low, high = _density(self.low), _density(self.high)
         to_normal, to_geometric = (part / (-math.log(2) * self.mass) for part in (1 - share, share))
         by_size = to_geometric * self.geometric * self.fall - to_normal * self.inverse * (low - high)
         steep = torch.where(square - _SHEPPARD > 0.25 * square, square * self.inverse**2, 1.0)
@@ -180,24 +184,24 @@ class _Mixture:
 
 
 def _density(x: Tensor) -> Tensor:
-    found: Tensor = torch.exp(-0.5 * x * x) * _ROOT
-    return found
+    density: Tensor = torch.exp(-0.5 * x * x) * _ROOT
+    return density
 
 
 def _slopes(q: Tensor, moments: _Moments, share: Tensor) -> Tensor:
-    """Gradient of the bits by q. Moments are those of the symbols, and move as q does."""
+    """Return the gradient of the bits by q. The moments are those of the symbols, and change like those of q."""
     slopes = torch.empty_like(q)
     rows, columns = (torch.zeros(2, count, device=q.device) for count in q.shape)
     for part in _parts(q):
-        given = moments.at(part)
+        part_moments = moments.at(part)
         size = q[part].abs()
-        slopes[part], *by_moments = _Mixture.of(size, *given, share).slopes(*given, share)
-        for index, each in enumerate(by_moments):
-            rows[index, part] = each.sum(1)
-            columns[index] += each.sum(0)
-    # A moment is the product of its row's and its column's over that of all; logarithms make it a sum.
+        slopes[part], *by_moments = _Mixture.of(size, *part_moments, share).slopes(*part_moments, share)
+        for index, slope in enumerate(by_moments):
+            rows[index, part] = slope.sum(1)
+            columns[index] += slope.sum(0)
+    # A moment is that of its row times that of its column over that of the matrix: a sum of logarithms.
     for index, power in enumerate((2, 1)):
-        of_rows, of_columns, mean = (each + FLOOR for each in moments.means[3 * index : 3 * index + 3])
+        of_rows, of_columns, mean = (moment + FLOOR for moment in moments.means[3 * index : 3 * index + 3])
         share_of = rows[index] / of_rows / q.shape[1]
         along = columns[index] / of_columns / q.shape[0]
         moved = share_of[:, None] + along - rows[index].sum() / mean / q.numel()

@@ -1,8 +1,8 @@
-"""The bits of a matrix and their slopes as one compiled pass, for processors: what `rate` says in tensors.
+"""Compiled kernel for CPUs: the bits of a matrix and their slopes, as `rate` computes them with tensors.
 
-Everything is float32 without a branch, so that eight or sixteen symbols are worked on at once, and nothing as large as
-the matrix is kept but the gradient. Exponentials, logarithms and the normal distribution's tail are polynomials of our
-own fit, to 2e-7 of their value. `rate` has the formulas and says what they mean; tests hold the two to each other.
+Everything is float32 without branches, so that SIMD instructions process eight or sixteen symbols at once, and only the
+gradient is as large as the matrix. Exponentials, logarithms and the tail of the normal distribution are polynomials
+fitted to 2e-7 relative error. `rate` explains the formulas; tests compare the two implementations.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ import numpy as np
 
 from birdie.runtime.kernels import njit
 
-_FAST = {"contract", "nsz", "reassoc"}  # sums in any order; not-a-number stays what it is
+_FAST = {"contract", "nsz", "reassoc"}  # sums in any order; NaN still propagates
 _I = np.int32
-_ZERO, _QUARTER, _HALF, _ONE, _TWO = (np.float32(each) for each in (0, 0.25, 0.5, 1, 2))
+_ZERO, _QUARTER, _HALF, _ONE, _TWO = (np.float32(value) for value in (0, 0.25, 0.5, 1, 2))
 _LOG2E, _LN2 = np.float32(np.log2(np.e)), np.float32(np.log(2))
 _ROOT = np.float32((2 * np.pi) ** -0.5)
 _SQRT2 = np.float32(2**0.5)
-_LEAST_EXPONENT = np.float32(-100)  # products stay normal numbers, and far below what is added to a probability
+_LEAST_EXPONENT = np.float32(-100)  # keeps products normal, and is far below the constant added to probabilities
 _SHEPPARD = np.float32(1 / 12)
 # 2^f for f within ±1/2; artanh(y) / y in y² for |y| within 3 − √8; the upper tail over the density at z, over t, in
-# t = 1 / (1 + 0.28 z). Least relative error, by least squares of our own.
+# t = 1 / (1 + 0.28 z). Coefficients fitted by least squares of the relative error.
 _E0, _E1, _E2, _E3 = np.float32(1.0), np.float32(0.6931471992), np.float32(0.2402264736), np.float32(0.0555034222)
 _E4, _E5, _E6 = np.float32(0.0096184914), np.float32(0.0013394731), np.float32(0.0001533247)
 _A0, _A1, _A2, _A3 = np.float32(1.0), np.float32(0.3333339210), np.float32(0.1998913082), np.float32(0.1491736544)
@@ -34,13 +34,13 @@ _inline = njit(cache=True, fastmath=_FAST, error_model="numpy")
 
 @_inline
 def _exp(x: Any) -> Any:
-    """e^x of x up to 0 (and a little beyond), and not less than 2^-100."""
+    """Return e^x for x up to about 0, and not less than 2^-100."""
     turns = x * _LOG2E
     turns = _LEAST_EXPONENT if turns < _LEAST_EXPONENT else turns
-    whole = np.rint(turns)
-    f = turns - whole
-    found = _E0 + f * (_E1 + f * (_E2 + f * (_E3 + f * (_E4 + f * (_E5 + f * _E6)))))
-    return found * _I((_I(whole) + _I(127)) << _I(23)).view(np.float32)
+    exponent = np.rint(turns)
+    f = turns - exponent
+    power = _E0 + f * (_E1 + f * (_E2 + f * (_E3 + f * (_E4 + f * (_E5 + f * _E6)))))
+    return power * _I((_I(exponent) + _I(127)) << _I(23)).view(np.float32)
 
 
 @_inline
@@ -51,7 +51,7 @@ def _artanh(y: Any) -> Any:
 
 @_inline
 def _split(x: Any) -> Any:
-    """(e, m) with x = m 2^e and m within √½ and √2, of a normal x."""
+    """Return (e, m) with x = m 2^e and m between √½ and √2, for a normal x."""
     bits = np.float32(x).view(np.int32)
     m = _I((bits & _I(0x7FFFFF)) | _I(0x3F800000)).view(np.float32)
     high = m > _SQRT2
@@ -61,7 +61,7 @@ def _split(x: Any) -> Any:
 
 @_inline
 def _tail(x: Any, density: Any) -> Any:
-    """The normal distribution below x, of which the density is known."""
+    """Return the normal distribution function at x, whose density is passed."""
     z = abs(x)
     t = _ONE / (_ONE + _SLANT * z)
     p = _M4 + t * (_M5 + t * (_M6 + t * (_M7 + t * _M8)))
@@ -76,7 +76,7 @@ def _density(x: Any) -> Any:
 
 @njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy")
 def moments(coefficients: Any, steps: Any, rows: Any, columns: Any) -> None:
-    """Sums of squares and of magnitudes of the symbols, into rows (2, n) and columns (2, m), float64."""
+    """Compute sums of squares and of magnitudes of the symbols, into rows (2, n) and columns (2, m), float64."""
     single = steps.size == 1
     count = coefficients.shape[1]
     size = np.empty(count, np.float32)
@@ -99,20 +99,20 @@ def moments(coefficients: Any, steps: Any, rows: Any, columns: Any) -> None:
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy")
-def work(
-    coefficients: Any, steps: Any, of_rows: Any, of_columns: Any, share: Any, least: Any, found: Any, sums: Any
+def bits_and_slopes(
+    coefficients: Any, steps: Any, of_rows: Any, of_columns: Any, share: Any, least: Any, slopes_out: Any, sums: Any
 ) -> Any:
-    """Bits, and the slope of the bits by the share of the geometric part; fills the rest if `found` is not empty.
+    """Return bits and their slope by the geometric part's share; fill the other slopes if `slopes_out` is not empty.
 
     Args:
         coefficients: (n, m) float32.
         steps: (1, 1) or (n, m) float32.
         of_rows, of_columns: (2, n) and (2, m) float32, whose products are mean square and mean magnitude.
-        share, least: float32, of the geometric part, and what is added to every probability.
-        found: (n, m) float32, or (0, 0): slopes by magnitude, moments kept.
-        sums: of slopes by the logarithms of both moments: (n + m, 2) float64, or (0, 2).
+        share, least: float32, share of the geometric part, and the constant added to every probability.
+        slopes_out: (n, m) float32, or (0, 0): slopes by magnitude at constant moments.
+        sums: sums of slopes by the logarithms of both moments: (n + m, 2) float64, or (0, 2).
     """
-    single, slopes = steps.size == 1, found.size > 0
+    single, slopes = steps.size == 1, slopes_out.size > 0
     height, count = coefficients.shape
     soft, of_square, of_magnitude = np.empty((3, count), np.float32)
     bits, by_share = 0.0, 0.0
@@ -134,7 +134,7 @@ def work(
             inverse = _ONE / np.sqrt(less if less > least_square else least_square)
             root = np.sqrt(_ONE + magnitude * magnitude)
             ratio = magnitude / (_ONE + root)
-            # (1 − θ) / (1 + θ) without a difference of what is nearly alike; near 1 it is what the logarithm is of.
+            # (1 − θ) / (1 + θ) without cancellation; near θ = 1 the logarithm of θ is computed from it.
             under = (_ONE + _ONE / (root + magnitude)) / (_ONE + root + magnitude)
             e, m = _split(ratio)
             near = ratio > _HALF
@@ -151,7 +151,7 @@ def work(
         by_share += np.float64(some_share)
         if not slopes:
             continue
-        into = found[i]
+        into = slopes_out[i]
         squares, magnitudes = _ZERO, _ZERO
         for j in range(count):
             square, magnitude = row_square * of_columns[0, j], row_magnitude * of_columns[1, j]
@@ -187,18 +187,18 @@ def work(
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST, error_model="numpy")
-def settle(coefficients: Any, steps: Any, rows: Any, columns: Any, found: Any) -> Any:
-    """Slopes by magnitude become slopes by coefficient, in place; gives the slope by the step where there is but one.
+def finish_slopes(coefficients: Any, steps: Any, rows: Any, columns: Any, slopes: Any) -> Any:
+    """Turn slopes by magnitude into slopes by coefficient, in place; return the slope by the step if there is only one.
 
     Args:
-        coefficients, steps, found: as `work` had them.
+        coefficients, steps, slopes: arrays of `bits_and_slopes`.
         rows, columns: (2, n) and (2, m) float32, whose sums are the slopes by mean square and mean magnitude.
     """
     single = steps.size == 1
     count = coefficients.shape[1]
     total = 0.0
     for i in range(coefficients.shape[0]):
-        line, into, by = coefficients[i], found[i], steps[0 if single else i]
+        line, into, by = coefficients[i], slopes[i], steps[0 if single else i]
         square, magnitude = rows[0, i], rows[1, i]
         some = _ZERO
         if single:

@@ -1,11 +1,11 @@
-"""The order in which coefficients are coded: matrices whose rows and columns have one scale each.
+"""Scans: the order in which coefficients are coded, as matrices whose rows and columns have similar scales.
 
-    none      as they lie: the first axis against the rest
+    none      memory order: the first axis against the rest
     planes    a matrix (first axis, second axis) for every index of the other axes, one below the other; the
               frequencies of the other axes in raster, zig-zag or Morton order, and within each axis by frequency
-    blocks    a row for every block, its coefficients in one of those orders; where blocks divide the tensor evenly
+    blocks    a row for every block, its coefficients in one of those orders; only if blocks divide the tensor evenly
 
-Frequencies are the classes of `Axes`. Pure index work in numpy, the same both ways.
+Frequencies are the classes of `Axes`. Scans only permute indices, in numpy, with the same code in both directions.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def points_of(axes: tuple[_Indices, ...]) -> _Indices:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """How the coefficients of one tensor are laid out for the coder.
+    """Layout and order of the coefficients of one tensor for the coder.
 
     Attributes:
         layout: one of `LAYOUTS`.
@@ -73,7 +73,7 @@ class Scan:
         return self.layout != "blocks" or not any(size % block for size, block in zip(shape, blocks, strict=True))
 
     def matrix(self, shape: tuple[int, ...], axes: Axes) -> tuple[int, int]:
-        """Return rows and columns of what `arrange` gives."""
+        """Return rows and columns of the matrix that `arrange` returns."""
         if self.layout == "blocks":
             width = prod(axes.blocks(shape))
             return prod(shape) // width, width
@@ -96,7 +96,7 @@ class Scan:
         return planes[np.ix_(order, lines, across)].reshape(self.matrix(shape, axes))
 
     def restore(self, matrix: _Array, shape: tuple[int, ...], axes: Axes) -> _Array:
-        """Return the coefficients of a coded matrix: undo `arrange`."""
+        """Return the coefficients of a coded matrix: the inverse of `arrange`."""
         if self.layout == "none":
             return matrix.reshape(shape)
         if self.layout == "blocks":

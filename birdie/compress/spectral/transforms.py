@@ -2,10 +2,11 @@
 
     weight ──forward──► coefficients, same shape ──inverse──► weight
 
-What each kind does is said in `birdie.compress.spectral.inverse`, which undoes it in a file's arithmetic. Here every
-axis has a small matrix (a DCT basis, a wavelet written as a matrix), and the matrices of neighbouring axes that are one
-block each are multiplied into one by Kronecker's product: a 3×3 kernel takes one product with a 9×9 matrix, and
-blocks of eight input channels with their kernels one with 72×72. Axes too long for a wavelet's matrix are lifted.
+`birdie.compress.spectral.inverse` describes the kinds of transforms, and inverts them with the exact arithmetic of the
+decoder. Here every axis has a small matrix (a DCT basis, a wavelet written as a matrix), and the matrices of adjacent
+axes that are one block each are combined by the Kronecker product: a 3×3 kernel takes one product with a 9×9 matrix,
+and blocks of eight input channels with their kernels one with a 72×72 matrix. Axes too long for a wavelet's matrix are
+transformed by lifting.
 """
 
 import math
@@ -23,20 +24,20 @@ from birdie.compress.spectral.inverse import KINDS, LIFTING, MAX_EDGE, MAX_LEVEL
 from birdie.compress.tensors import rows_columns
 from birdie.errors import ConfigError
 
-_WIDEST = 256  # rows of a matrix, at most: beyond, products of several cost less
-_HADAMARD = 64  # the same of a Hadamard matrix
-_KEPT: dict[tuple[Any, ...], Tensor] = {}  # matrices by what they are, dtype and device
+_WIDEST = 256  # most rows of a matrix: beyond, several products cost less
+_HADAMARD = 64  # most rows of a Hadamard matrix
+_CACHE: dict[tuple[Any, ...], Tensor] = {}  # matrices by arguments, dtype and device
 _Run = tuple[int, int, int]  # axes from, to (not included), length of a block along the first
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """One transform of a tensor's axes.
+    """Invertible transform of a tensor's axes.
 
     Attributes:
         kind: identity, dct, wavelet53, wavelet97 or hadamard (over columns, the first dimension being rows).
-        edge: block length of the DCT along each axis, 2 to 64; a shorter axis, or the rest of one, is its own block.
-        levels: octaves of a wavelet, 1 to 16; fewer where an axis has no more.
+        edge: block length of the DCT along each axis, 2 to 64; a shorter axis, or the remainder of one, is a block.
+        levels: octaves of a wavelet, 1 to 16; fewer if an axis is too short.
         axes: "all", or "kernel": only those after the first two, the taps of a convolution.
     """
 
@@ -46,7 +47,6 @@ class Transform:
     axes: Literal["all", "kernel"] = "all"
 
     def __post_init__(self) -> None:
-        """Refuse settings out of range."""
         if self.kind not in KINDS:
             raise ConfigError(f"transform {self.kind!r} is unknown; choose {', '.join(KINDS)}")
         if not 2 <= self.edge <= MAX_EDGE:
@@ -58,22 +58,26 @@ class Transform:
 
     @property
     def plan(self) -> Axes:
-        """What the decoder is told."""
+        """Description of the transform for the decoder."""
         return Axes(self.kind, self.edge, self.levels, self.axes == "kernel")
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Coefficients of `weight` (any shape, floating), of its shape, dtype and device; float16 and bfloat16 are
-        computed in float32."""
+        """Return the coefficients of `weight` (any shape, floating), of its shape, dtype and device.
+
+        float16 and bfloat16 are computed in float32.
+        """
         return self._applied(weight, back=False)
 
     def inverse(self, coefficients: Tensor) -> Tensor:
-        """The weight of `coefficients`: undoes `forward` to rounding."""
+        """Return the weight of `coefficients`: the inverse of `forward` up to rounding."""
         return self._applied(coefficients, back=True)
 
     def classes(self, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Per axis of `shape` the class of each place, int64 (length,): the frequency in its block (dct), the band (a
-        wavelet's, 0 is the lowest), or 0."""
-        return tuple(torch.from_numpy(places) for places in self.plan.classes(tuple(shape)))
+        """Return the class of each index along each axis of `shape`, int64 (length,).
+
+        The class is the frequency in a block (dct), the band (wavelets, 0 is the lowest), or 0.
+        """
+        return tuple(torch.from_numpy(classes) for classes in self.plan.classes(tuple(shape)))
 
     def _applied(self, x: Tensor, *, back: bool) -> Tensor:
         if self.kind == "identity" or x.numel() == 0:
@@ -81,8 +85,8 @@ class Transform:
         kind = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
         with torch.autocast(x.device.type, enabled=False):
             wide = x.to(kind)
-            found = _turned(wide, back=back) if self.kind == "hadamard" else self._separable(wide, back=back)
-        return found.to(x.dtype)
+            out = _rotated(wide, back=back) if self.kind == "hadamard" else self._separable(wide, back=back)
+        return out.to(x.dtype)
 
     def _separable(self, x: Tensor, *, back: bool) -> Tensor:
         shape = tuple(x.shape)
@@ -108,17 +112,18 @@ class Transform:
         return x.reshape(shape)
 
     def _product(self, lines: Tensor, lengths: tuple[int, ...], *, back: bool) -> Tensor:
-        """Each column of `lines` (blocks, width, columns) by the matrix of axes of `lengths`."""
+        """Return each column of `lines` (blocks, width, columns) times the matrix of axes of `lengths`."""
         if lines.shape[1] == 1:
             return lines
-        for way in (not back, back):  # both at once: who compiles the inverse after a forward finds it made
-            matrix = _tensor(("matrix", self.kind, lengths, self.levels, way), lines.dtype, lines.device)
+        # Both directions are cached at once: an inverse that is compiled after a forward must find its matrix.
+        for direction in (not back, back):
+            matrix = _tensor(("matrix", self.kind, lengths, self.levels, direction), lines.dtype, lines.device)
         return lines[:, :, 0] @ matrix.mT if lines.shape[2] == 1 else matrix @ lines
 
 
 def runs(shape: tuple[int, ...], blocks: tuple[int, ...]) -> list[_Run]:
-    """Axes that one matrix serves, last first: of each run all axes but the first are one block each."""
-    found: list[_Run] = []
+    """Return runs of axes that share one matrix, last first: all axes of a run but the first are one block each."""
+    groups: list[_Run] = []
     last = len(shape)
     while last:
         first = last - 1
@@ -126,66 +131,66 @@ def runs(shape: tuple[int, ...], blocks: tuple[int, ...]) -> list[_Run]:
         while first and blocks[first] == shape[first] and width * blocks[first - 1] <= _WIDEST:
             first -= 1
             width *= blocks[first]
-        found.append((first, last, blocks[first]))
+        groups.append((first, last, blocks[first]))
         last = first
-    return found
+    return groups
 
 
 def _matrix(kind: str, lengths: tuple[int, ...], levels: int, back: bool) -> NDArray[np.float64]:
-    """What a column of a block of `lengths`, flattened, is multiplied by."""
-    found: NDArray[np.float64] = np.ones((1, 1))
+    """Return the matrix by which a flattened block of `lengths` is multiplied."""
+    product: NDArray[np.float64] = np.ones((1, 1))
     for size in lengths:
         if kind == "dct":
-            one = cosines(size).T if back else cosines(size)
+            factor = cosines(size).T if back else cosines(size)
         else:
-            one = np.eye(size)
-            lift(one, kind, levels, back)
-        found = np.asarray(np.kron(found, one), np.float64)
-    return found
+            factor = np.eye(size)
+            lift(factor, kind, levels, back)
+        product = np.asarray(np.kron(product, factor), np.float64)
+    return product
 
 
 @cache
 def _hadamard(size: int) -> NDArray[np.float64]:
-    """The orthonormal Hadamard matrix of a power of two."""
-    found: NDArray[np.float64] = np.ones((1, 1))
-    while len(found) < size:
-        found = np.asarray(np.kron([[1.0, 1.0], [1.0, -1.0]], found), np.float64)
-    return np.asarray(found / math.sqrt(size))
+    """Return the orthonormal Hadamard matrix of a power of two."""
+    matrix: NDArray[np.float64] = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.asarray(np.kron([[1.0, 1.0], [1.0, -1.0]], matrix), np.float64)
+    return np.asarray(matrix / math.sqrt(size))
 
 
 def _tensor(key: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A matrix or signs in `dtype` on `device`; made once."""
-    place = (key, dtype, device)
-    if place in _KEPT:
-        return _KEPT[place]
-    with torch.inference_mode(False):  # what is kept must serve training, too
-        made = torch.from_numpy(np.ascontiguousarray(_made(*key))).to(device, dtype)
-    if type(made) is Tensor:  # not what tracing puts in its place
-        _KEPT[place] = made
-    return made
+    """Return a matrix or signs in `dtype` on `device`, computed once."""
+    cache_key = (key, dtype, device)
+    if cache_key in _CACHE:
+        return _CACHE[cache_key]
+    with torch.inference_mode(False):  # a cached tensor must be usable in training too
+        tensor = torch.from_numpy(np.ascontiguousarray(_computed(*key))).to(device, dtype)
+    if type(tensor) is Tensor:  # not a fake tensor of tracing
+        _CACHE[cache_key] = tensor
+    return tensor
 
 
-def _made(what: str, *about: Any) -> NDArray[np.float64]:
+def _computed(what: str, *about: Any) -> NDArray[np.float64]:
     if what == "matrix":
         return _matrix(*about)
     return _hadamard(*about) if what == "hadamard" else signs(*about)
 
 
-def _turned(x: Tensor, *, back: bool) -> Tensor:
-    """The rows of `x` rotated as `rotation.rotate` does with seed 0."""
+def _rotated(x: Tensor, *, back: bool) -> Tensor:
+    """Return the rows of `x` rotated as `rotation.rotate` does with seed 0."""
     rows, columns = rows_columns(tuple(x.shape))
     flat, size = x.reshape(rows, columns), 1 << (columns.bit_length() - 1)
     low = [(0, 0), (columns - size, 1)][: 1 + (size < columns)]
     for start, seed in reversed(low) if back else low:
         sign = _tensor(("signs", size, seed), flat.dtype, flat.device)
         part = flat[:, start : start + size]
-        part = _spread(part, size) * sign if back else _spread(part * sign, size)
+        part = _hadamard_product(part, size) * sign if back else _hadamard_product(part * sign, size)
         flat = torch.cat([flat[:, :start], part, flat[:, start + size :]], dim=1) if size < columns else part
     return flat.reshape(x.shape)
 
 
-def _spread(rows: Tensor, size: int) -> Tensor:
-    """`rows` (rows, size) by the Hadamard matrix, as products with small ones: H(ab) = H(a) ⊗ H(b)."""
+def _hadamard_product(rows: Tensor, size: int) -> Tensor:
+    """Return `rows` (rows, size) times the Hadamard matrix, by products with small ones: H(ab) = H(a) ⊗ H(b)."""
     left = size
     while left > 1:
         width = min(left, _HADAMARD)
@@ -197,7 +202,7 @@ def _spread(rows: Tensor, size: int) -> Tensor:
 
 
 def _lifted(x: Tensor, kind: str, levels: int, *, back: bool) -> Tensor:
-    """`lift` along the middle axis of `x` (lines, places, columns)."""
+    """Return `x` (lines, samples, columns) transformed by lifting along the middle axis, as `inverse.lift` does."""
     factors, scale = LIFTING[kind]
     sizes = octaves(x.shape[1], levels)
     for half, size in reversed(sizes) if back else sizes:
@@ -206,8 +211,8 @@ def _lifted(x: Tensor, kind: str, levels: int, *, back: bool) -> Tensor:
         for index, factor in reversed([*enumerate(factors)]) if back else enumerate(factors):
             amount = -factor if back else factor
             if index % 2 == 0:
-                after = torch.cat([even[:, 1:], even[:, -1:]], dim=1)[:, : size - half]
-                odd = odd + amount * (even[:, : size - half] + after)
+                following = torch.cat([even[:, 1:], even[:, -1:]], dim=1)[:, : size - half]
+                odd = odd + amount * (even[:, : size - half] + following)
             else:
                 edges = torch.cat([odd[:, :1], odd, odd[:, -1:]], dim=1)
                 even = even + amount * (edges[:, :half] + edges[:, 1 : half + 1])

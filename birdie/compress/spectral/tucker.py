@@ -1,10 +1,10 @@
-"""Tucker's decomposition: a tensor as a small core, with an orthonormal factor along every axis that is cut.
+"""Tucker decomposition: a tensor as a small core with an orthonormal factor along every truncated axis.
 
     weight ≈ core ×₀ U₀ ×₁ U₁ …                 a matrix: U · S · Vᵀ with S on the diagonal of the core
 
-Truncated higher-order SVD, axis after axis, each of what the ones before left (De Lathauwer et al. 2000; in sequence:
-Vannieuwenhoven et al. 2012). Factors are orthonormal, so the squared error is the energy that was cut, and rounding
-errors of the core reach the weight as they are.
+Sequentially truncated higher-order SVD: every axis is truncated in the core that the earlier axes left (De Lathauwer et
+al. 2000; sequential: Vannieuwenhoven et al. 2012). Factors are orthonormal, so the squared error is the energy that was
+removed, and rounding errors of the core appear in the weight with the same norm.
 """
 
 import math
@@ -18,27 +18,27 @@ from birdie.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """A tensor in its factors.
+    """Tucker decomposition of a tensor.
 
     Attributes:
-        core: one length an axis: its rank.
-        factors: per axis (length, rank) with orthonormal columns, or None where the axis is kept as it is.
+        core: the core tensor, whose sizes are the ranks of the axes.
+        factors: per axis (length, rank) with orthonormal columns, or None if the axis is not truncated.
     """
 
     core: Tensor
     factors: tuple[Tensor | None, ...]
 
     def inverse(self) -> Tensor:
-        """The tensor; differentiable in the core and in the factors."""
-        found = self.core
+        """Return the tensor; differentiable in the core and in the factors."""
+        tensor = self.core
         for axis, factor in enumerate(self.factors):
             if factor is not None:
-                found = _times(found, factor, axis)
-        return found
+                tensor = _times(tensor, factor, axis)
+        return tensor
 
     @property
     def numel(self) -> int:
-        """Numbers in the core and in the factors."""
+        """Number of elements of the core and the factors."""
         return self.core.numel() + sum(factor.numel() for factor in self.factors if factor is not None)
 
 
@@ -46,12 +46,13 @@ def tucker(weight: Tensor, *, energy: float = 0.99, ranks: tuple[int, ...] | Non
     """Decompose `weight` (any shape, finite floats).
 
     Args:
-        energy: share of the squares that is kept; every axis may lose the same part of the rest. A rank that would
-            make an axis' factor and core larger than the axis itself leaves it as it is.
-        ranks: one for each axis instead, at most its length; an axis at its full length is kept as it is.
+        weight: the tensor.
+        energy: share of the sum of squares to keep; every axis may lose the same part of the rest. An axis is not
+            truncated if its factor and the new core would have more numbers than the old core.
+        ranks: one rank for each axis instead, at most its length; an axis at its full length is not truncated.
 
     Returns:
-        Core and factors in the dtype of `weight`, where it is; float16 and bfloat16 are computed in float32.
+        Core and factors in the dtype and on the device of `weight`; float16 and bfloat16 are computed in float32.
 
     Raises:
         ConfigError: the energy is not above 0 and at most 1, or ranks do not fit.
@@ -68,22 +69,22 @@ def tucker(weight: Tensor, *, energy: float = 0.99, ranks: tuple[int, ...] | Non
     core = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
     factors: list[Tensor | None] = [None] * len(shape)
     if core.numel():
-        lost = (1 - energy) * float(core.double().square().sum()) / max(1, len(shape))
+        allowed_loss = (1 - energy) * float(core.double().square().sum()) / max(1, len(shape))
         for axis, size in sorted(enumerate(shape), key=lambda pair: pair[1]):
             left, values = _singular(core, axis)
-            rank = _rank(values, lost) if ranks is None else ranks[axis]
+            rank = _rank(values, allowed_loss) if ranks is None else ranks[axis]
             others = core.numel() // size
             if rank < size and (ranks is not None or rank * (size + others) < size * others):
                 factors[axis] = left[:, :rank].contiguous()
                 core = _times(core, left[:, :rank].mT, axis)
-    kept = (None if each is None else each.to(weight.dtype) for each in factors)
-    return Decomposition(core.to(weight.dtype), tuple(kept))
+    cast = (None if factor is None else factor.to(weight.dtype) for factor in factors)
+    return Decomposition(core.to(weight.dtype), tuple(cast))
 
 
 def _singular(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Left singular vectors of `x` unfolded along `axis`, and the singular values, falling; one each for every place.
+    """Return left singular vectors of `x` unfolded along `axis`, and the singular values, falling, zeros included.
 
-    From the smaller side: unfolded matrices are wide, and their Gram matrix is small.
+    Unfolded matrices are usually wide, so the eigenvectors of their small Gram matrix are computed instead of an SVD.
     """
     unfolded = x.movedim(axis, 0).reshape(x.shape[axis], -1).double()
     if unfolded.shape[0] <= unfolded.shape[1]:
@@ -93,14 +94,14 @@ def _singular(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     return left.to(x.dtype), torch.cat([values, values.new_zeros(len(left) - len(values))])
 
 
-def _rank(values: Tensor, lost: float) -> int:
-    """The fewest of `values` (falling) beyond which the squares sum to at most `lost`; at least 1."""
+def _rank(values: Tensor, allowed_loss: float) -> int:
+    """Return the smallest rank at which the squares of the other `values` (falling) sum to at most `allowed_loss`."""
     tails = values.square().flip(0).cumsum(0).flip(0)
-    return max(1, int((tails > lost * (1 + 1e-9) + 1e-24 * float(tails[0])).sum()))
+    return max(1, int((tails > allowed_loss * (1 + 1e-9) + 1e-24 * float(tails[0])).sum()))
 
 
 def _times(x: Tensor, matrix: Tensor, axis: int) -> Tensor:
-    """Product along `axis`: its length becomes the rows of `matrix`."""
-    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    lines = matrix @ x.reshape(before, x.shape[axis], after)
+    """Return the product with `matrix` along `axis`, whose length becomes the number of rows of `matrix`."""
+    leading, trailing = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    lines = matrix @ x.reshape(leading, x.shape[axis], trailing)
     return lines.reshape(*x.shape[:axis], matrix.shape[0], *x.shape[axis + 1 :])

@@ -1,14 +1,14 @@
-"""Any model, its weights as quantized coefficients of a transform, trained with what they will cost.
+"""Spectral training: wraps the weights of any model as quantized coefficients of a transform, trained with their cost.
 
     original (coefficients) ─► / step ─► round ─► · step ─► inverse transform ─► weight
                                  ▲
     position ─► network ─► log2 step
 
-Each tensor becomes a `torch.nn.utils.parametrize` parametrization, so layers, their forward and their names stay: what
-`model.weight` gives is what a file will give. The model owns the network: it lies in the first parametrization (never
-beside the layers: a Sequential would run it), the others refer to it. `.to()`, `deepcopy`, `state_dict()` and
-DistributedDataParallel therefore treat it like any other part, and what `spectral` returns is a handle whose
-`parameters()` are those the model does not have already: none.
+Each tensor becomes a `torch.nn.utils.parametrize` parametrization, so layers, their forward and their names do not
+change, and reading `model.weight` returns exactly the weight that a file decodes to. The model owns the quantization
+network: it is a submodule of the first parametrization (as a child of the model, a Sequential would run it), and the
+others refer to it. So `.to()`, `deepcopy`, `state_dict()` and DistributedDataParallel handle it like any other part.
+`spectral` returns a handle whose `parameters()` are those that the model does not have already: none.
 """
 
 import math
@@ -31,24 +31,27 @@ from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import REAL_DTYPES, rows_columns
 from birdie.errors import ConfigError, WeightsError
 
-LEAST = 256  # elements of a tensor below which 16 bits cost less than steps of its own
+LEAST = 256  # elements of a tensor below which 16 bits cost less than separate steps
 Rounding = Literal["straight", "noise", "leaky"]
 _ROUNDINGS = ("straight", "noise", "leaky")
-_CHUNK = 1 << 18  # elements that a temporary has where a sum is all that is wanted
-_HALVINGS = 40
-_CLOSE = 0.001  # of the bits
-_FAR = 24.0  # octaves
-_WORTH = 0.99  # of the bits: what a transform must come down to
+_CHUNK = 1 << 18  # elements of temporaries in the computation of a sum
+_HALVINGS = 40  # bisections of the initial offset, at most
+_CLOSE = 0.001  # relative error of the bits at which the bisection stops
+_FAR = 24.0  # octaves around the current offset in which the initial one is searched
+_WORTH = 0.99  # share of the best bits so far that a transform must reach to be chosen
 
 
 def leaky_floor(x: Tensor, m: float = 0.01) -> Tensor:
-    """⌊x⌋ plus `m` times what is left over, which is also its slope (AnimatedRNG/lsc)."""
-    whole = x.detach().floor()
-    return whole + m * (x - whole)
+    """Return ⌊x⌋ plus `m` times the fraction of x, so that the slope is `m` (AnimatedRNG/lsc)."""
+    integer = x.detach().floor()
+    return integer + m * (x - integer)
 
 
 class _Rounded(torch.autograd.Function):
-    """step · round(c / step), exactly as a decoder multiplies; as if nothing was rounded for the coefficients."""
+    """step · round(c / step), exactly as in the decoder, with a straight-through gradient for the coefficients.
+
+    The gradient by the step is round(c / step) − c / step, as in LSQ (Esser et al. 2020, arXiv 1902.08153).
+    """
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, coefficients: Tensor, step: Tensor) -> Tensor:
@@ -62,28 +65,28 @@ class _Rounded(torch.autograd.Function):
             return gradients[0], None
         coefficients, step = ctx.saved_tensors  # type: ignore[attr-defined]
         if step.numel() > 1:
-            return gradients[0], _left(coefficients, step).mul_(gradients[0])
-        pairs = zip(*(torch.split(each.flatten(), _CHUNK) for each in (coefficients, gradients[0])), strict=True)
-        parts = [torch.dot(_left(part, step.flatten()), gradient) for part, gradient in pairs]
+            return gradients[0], _rounding_error(coefficients, step).mul_(gradients[0])
+        pairs = zip(*(torch.split(part.flatten(), _CHUNK) for part in (coefficients, gradients[0])), strict=True)
+        parts = [torch.dot(_rounding_error(part, step.flatten()), gradient) for part, gradient in pairs]
         return gradients[0], torch.stack(parts).sum().reshape(step.shape)
 
 
-def _left(coefficients: Tensor, step: Tensor) -> Tensor:
-    """What rounding adds to coefficients, in steps."""
+def _rounding_error(coefficients: Tensor, step: Tensor) -> Tensor:
+    """Return the rounding errors of the coefficients, in steps."""
     ratio = coefficients / step
     return ratio.round().sub_(ratio)
 
 
 class SpectralWeight(nn.Module):
-    """Coefficients → weight, of one tensor.
+    """Parametrization of one tensor: coefficients → weight.
 
     Attributes:
-        transform: which.
-        scale: (), log2 of the coefficients' standard deviation when they were made: what steps are measured in.
-        index: which tensor of the network's.
+        transform: of the tensor.
+        scale: (), log2 of the coefficients' initial standard deviation, the unit of the steps.
+        index: number of the tensor, an input of the network.
     """
 
-    folds = True  # a file holds the weight it gives, by its plain name
+    folds = True  # a file stores the resulting weight under its plain name (birdie.compress.state.folded)
     scale: Tensor
     features: Tensor
 
@@ -95,59 +98,59 @@ class SpectralWeight(nn.Module):
         self.shape, self.dtype = tuple(weight.shape), weight.dtype
         deviation = _deviation(transform.forward(weight.detach().float()))
         self.register_buffer("scale", torch.tensor(deviation, device=weight.device).log2())
-        places = transform.classes(self.shape)
+        axis_classes = transform.classes(self.shape)
         grid = self.grid = transform.plan.counts(self.shape)
         self.register_buffer("features", features(index, len(network.tails), grid).to(weight.device), persistent=False)
-        for axis, place in enumerate(places):
-            self.register_buffer(f"places{axis}", place.to(weight.device), persistent=False)
+        for axis, classes in enumerate(axis_classes):
+            self.register_buffer(f"classes{axis}", classes.to(weight.device), persistent=False)
         if index == 0:
-            self.network = network  # a part of the model from here
+            self.network = network  # makes the network a submodule of the model
         self._shared = (network,)
 
     @property
     def quantizer(self) -> QuantizationNetwork:
-        """The network, whoever owns it."""
+        """Quantization network of the model."""
         return self._shared[0]
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """(step, index in the table of steps) of every class, both of the grid's shape."""
-        # The distribution's shape takes part, if by nothing: parallel training waits for every gradient.
+        """Return (step, index in the table of steps) of every class, both of the grid's shape."""
+        # The tail parameter takes part with factor 0: DistributedDataParallel waits for every gradient.
         unused = 0 * self.quantizer.tails[self.index].sum()
         step, index = stepped(self.quantizer(self.features) + self.scale + unused)
         return step.reshape(self.grid), index.reshape(self.grid)
 
     def spread(self, grid: Tensor) -> Tensor:
-        """What is by class, by coefficient; (1, …, 1) where there is but one class."""
+        """Return values per class expanded to values per coefficient; (1, …, 1) if there is only one class."""
         if grid.numel() == 1:
             return grid
         for axis, count in enumerate(self.grid):
             if count > 1:
-                grid = grid.index_select(axis, getattr(self, f"places{axis}"))
+                grid = grid.index_select(axis, getattr(self, f"classes{axis}"))
         return grid
 
     def forward(self, coefficients: Tensor) -> Tensor:
-        """The weight, as a file will have it."""
+        """Return the weight as a file will decode to it."""
         step = self.spread(self.steps()[0])
         wide = coefficients.float()
         if self.training and self.rounding == "noise":
-            found = wide + (torch.rand_like(wide) - 0.5) * step
+            quantized = wide + (torch.rand_like(wide) - 0.5) * step
         elif self.training and self.rounding == "leaky":
-            found = leaky_floor(wide / step + 0.5) * step
+            quantized = leaky_floor(wide / step + 0.5) * step
         else:
-            found = _Rounded.apply(wide, step)  # type: ignore[no-untyped-call]
-        return self.transform.inverse(found).to(self.dtype)
+            quantized = _Rounded.apply(wide, step)  # type: ignore[no-untyped-call]
+        return self.transform.inverse(quantized).to(self.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The coefficients of `weight`."""
+        """Return the coefficients of `weight`."""
         return self.transform.forward(weight.detach().float()).to(self.dtype)
 
     def symbols(self, coefficients: Tensor) -> Tensor:
-        """Return the integers a file will hold, as floats of the tensor's shape."""
+        """Return the integers that a file will hold, as floats of the tensor's shape."""
         with torch.no_grad():
             return (coefficients.float() / self.spread(self.steps()[0])).round()
 
     def stored_as(self, name: str, coefficients: Tensor) -> Scheme:
-        """Return the scheme that stores what was trained.
+        """Return the scheme that stores the trained coefficients.
 
         Raises:
             WeightsError: a coefficient is not finite.
@@ -157,7 +160,7 @@ class SpectralWeight(nn.Module):
         return trained_scheme(name, self.symbols(coefficients), indices, self.transform, self.shape, self.dtype)
 
     def bits(self, coefficients: Tensor, steps: Tensor | None = None) -> Tensor:
-        """About what the coder will take for them, 0-d, differentiable; `steps` of the classes, if they are known."""
+        """Return the estimated bits of the coefficients, 0-d, differentiable; `steps` per class if already computed."""
         step = self.spread(self.steps()[0] if steps is None else steps.reshape(self.grid))
         rows, columns = rows_columns(self.shape)
         flat = step.expand(self.shape).reshape(rows, columns) if step.numel() > 1 else step.reshape(1, 1)
@@ -165,14 +168,14 @@ class SpectralWeight(nn.Module):
 
 
 def _deviation(coefficients: Tensor) -> float:
-    """Their standard deviation about zero; something positive for zeros too."""
-    found = float(coefficients.double().square().mean().sqrt())
-    return found if found > 0 else 1.0
+    """Return the standard deviation of the coefficients about zero; 1 if they are all zero."""
+    deviation = float(coefficients.double().square().mean().sqrt())
+    return deviation if deviation > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A tensor that was wrapped: its plain name (of tied ones the first), where it lives, and its parametrization."""
+    """A wrapped tensor: its plain name, its module and attribute, and its parametrization."""
 
     name: str
     module: nn.Module
@@ -181,19 +184,19 @@ class Wrapped:
 
     @property
     def coefficients(self) -> nn.Parameter:
-        """What is trained."""
-        found = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
-        assert isinstance(found, nn.Parameter)
-        return found
+        """Trained parameter: the coefficients."""
+        parameter = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
+        assert isinstance(parameter, nn.Parameter)
+        return parameter
 
     @property
     def symbols(self) -> Tensor:
-        """The integers a file will hold, as floats of the tensor's shape."""
+        """Integers that a file will hold, as floats of the tensor's shape."""
         return self.weight.symbols(self.coefficients)
 
 
 def wrapped(model: nn.Module) -> Iterator[Wrapped]:
-    """Everything that `spectral` has wrapped, tied tensors once per name."""
+    """Yield all tensors that `spectral` has wrapped, tied tensors once per name."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         lists = getattr(module, "parametrizations", None)
         if not isinstance(lists, nn.ModuleDict) or ".parametrizations." in f".{prefix}.":
@@ -204,27 +207,27 @@ def wrapped(model: nn.Module) -> Iterator[Wrapped]:
 
 
 def distinct(model: nn.Module) -> list[Wrapped]:
-    """The same, tied tensors once."""
-    return list({id(each.weight): each for each in wrapped(model)}.values())
+    """Return all tensors that `spectral` has wrapped, tied tensors once."""
+    return list({id(part.weight): part for part in wrapped(model)}.values())
 
 
 class Spectral:
-    """What `spectral` returns: a handle on the quantization network that the model now owns."""
+    """Handle on a wrapped model and on the quantization network that the model owns."""
 
     def __init__(self, model: nn.Module, network: QuantizationNetwork) -> None:
         self.model, self.network = model, network
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What the model's own `parameters()` lack: nothing. So adding both lists gives everything once."""
+        """Iterate over parameters that the model does not have: none, so that adding both lists repeats nothing."""
         return iter(())
 
     def settle(self) -> None:
-        """Round what is not wrapped (biases, norms, statistics) to what a file will hold of it, in place.
+        """Round the tensors that are not wrapped (biases, norms, statistics) as a file will store them, in place.
 
-        After that the model in memory is the model in the file; before, these differ by the rounding to 16 bits.
+        Afterwards the model in memory equals the model in the file; before, they differ by the rounding to 16 bits.
         """
-        ours = {id(tensor) for each in wrapped(self.model) for tensor in each.module.parametrizations.parameters()}  # type: ignore[union-attr]
-        inside = {id(tensor) for each in wrapped(self.model) for tensor in each.weight.buffers()}
+        ours = {id(tensor) for part in wrapped(self.model) for tensor in part.module.parametrizations.parameters()}  # type: ignore[union-attr]
+        inside = {id(tensor) for part in wrapped(self.model) for tensor in part.weight.buffers()}
         with torch.no_grad():
             for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
                 if id(tensor) not in ours | inside and tensor.is_floating_point():
@@ -239,19 +242,19 @@ def spectral(
     tensors: str | Sequence[str] = "*",
     rounding: Rounding = "straight",
 ) -> Spectral:
-    """Wrap a model in place: from now on its weights are quantized coefficients, and what they cost can be trained.
+    """Wrap a model in place: its weights become quantized coefficients, and their cost in bits can be trained.
 
     Args:
-        model: any module; floating parameters of two or more dimensions and 256 elements are taken.
-        transform: "auto" takes, for each tensor as it is now, the one with the lowest estimate at equal squared error,
+        model: any module; floating parameters of two or more dimensions and at least 256 elements are wrapped.
+        transform: "auto" chooses, for each tensor in its current state, the transform with the lowest estimated bits,
             which for weights that were never trained is the identity; or a `Transform`, the name of one, or
             (name, weight) → Transform.
-        init_bits: bits per spectral weight to start from: one number for all steps is bisected to it.
-        tensors: a name pattern of what is taken, or several.
-        rounding: how training sees it: straight-through, uniform noise in training mode, or `leaky_floor`.
+        init_bits: initial bits per spectral weight, set by bisection of the offset of all steps.
+        tensors: name pattern of the tensors to wrap, or several.
+        rounding: gradient of the rounding: straight-through, uniform noise in training mode, or `leaky_floor`.
 
     Raises:
-        ConfigError: settings are out of range, the model is wrapped already, or nothing is left to wrap.
+        ConfigError: settings are out of range, the model is wrapped already, or no tensor matches.
         WeightsError: a weight is not finite.
     """
     if not 0.05 <= init_bits <= 20:
@@ -265,7 +268,7 @@ def spectral(
     for prefix, module in model.named_modules():
         for attribute, weight in module.named_parameters(recurse=False):
             name = f"{prefix}.{attribute}" if prefix else attribute
-            if _takes(weight) and any(fnmatchcase(name, pattern) for pattern in patterns):
+            if _can_wrap(weight) and any(fnmatchcase(name, pattern) for pattern in patterns):
                 owners.setdefault(id(weight), []).append((module, attribute, name))
     if not owners:
         raise ConfigError(
@@ -276,26 +279,26 @@ def spectral(
     for (module, attribute, name), *_ in owners.values():
         weight = getattr(module, attribute).detach()
         if not bool(torch.isfinite(weight).all()):
-            raise WeightsError(f"tensor {name!r} holds NaN or infinite values; mend it before it is wrapped")
+            raise WeightsError(f"tensor {name!r} holds NaN or infinite values; repair it before wrapping")
         transforms.append(chosen(name, weight))
     network = QuantizationNetwork(len(owners)).to(next(model.parameters()).device)
-    for index, places in enumerate(owners.values()):
-        module, attribute, _ = places[0]
+    for index, tied in enumerate(owners.values()):
+        module, attribute, _ = tied[0]
         weight = getattr(module, attribute)
         part = SpectralWeight(weight, index, transforms[index], rounding, network)
         parametrize.register_parametrization(module, attribute, part)
-        for other, second, _ in places[1:]:
+        for other, second, _ in tied[1:]:
             _tie(module, attribute, other, second)
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
-            module.register_forward_pre_hook(_flattened)
-            module.register_forward_hook(_released)
+            module.register_forward_pre_hook(_fill_flat_weights)
+            module.register_forward_hook(_clear_flat_weights)
     at_bits(model, network, init_bits)
     return Spectral(model, network)
 
 
 def chooser(transform: Transform | str | Callable[[str, Tensor], Transform]) -> Callable[[str, Tensor], Transform]:
-    """(name, weight) → Transform of whatever the caller gave."""
+    """Return the function (name, weight) → Transform for the argument `transform` of `spectral`."""
     if isinstance(transform, Transform):
         return lambda _, __: transform
     if callable(transform):
@@ -307,59 +310,58 @@ def chooser(transform: Transform | str | Callable[[str, Tensor], Transform]) -> 
 
 
 def _cheapest(weight: Tensor) -> Transform:
-    """The orthonormal transform with the lowest estimate at a step of one deviation; the identity, if it is close."""
+    """Return the orthonormal transform with the fewest bits at a step of one deviation; the identity if it is close."""
     kernels = [Transform("dct", axes="kernel")] if weight[0, 0].numel() > 1 else []
     shape, step = rows_columns(tuple(weight.shape)), torch.full((1, 1), _deviation(weight), device=weight.device)
     best, lowest = Transform("identity"), math.inf
-    for each in (best, *kernels, Transform("dct"), Transform("hadamard")):
-        coefficients = each.forward(weight.float()).reshape(shape)
+    for transform in (best, *kernels, Transform("dct"), Transform("hadamard")):
+        coefficients = transform.forward(weight.float()).reshape(shape)
         counts = (coefficients / step).round().unique(return_counts=True)[1].float()  # type: ignore[no-untyped-call]
-        entropy = float(
-            (counts * (counts.sum() / counts).log2()).sum()
-        )  # of what has another shape than the estimate's
-        found = min(entropy, float(bits_of(coefficients, step, torch.zeros(1, device=weight.device))))
-        if found < (lowest if lowest == math.inf else _WORTH * lowest):
-            best, lowest = each, found
+        # The entropy of the counts is a second estimate, for distributions that the mixture of `rate` does not fit.
+        entropy = float((counts * (counts.sum() / counts).log2()).sum())
+        bits = min(entropy, float(bits_of(coefficients, step, torch.zeros(1, device=weight.device))))
+        if bits < (lowest if lowest == math.inf else _WORTH * lowest):
+            best, lowest = transform, bits
     return best
 
 
-def _takes(weight: Tensor) -> bool:
+def _can_wrap(weight: Tensor) -> bool:
     return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= LEAST
 
 
 def _tie(module: nn.Module, attribute: str, other: nn.Module, second: str) -> None:
-    """`other`'s tensor becomes the same parametrization; it takes a copy first, or it would be transformed twice."""
+    """Give the tensor of `other` the same parametrization; a copy is registered first, to avoid a second transform."""
     setattr(other, second, nn.Parameter(getattr(module, attribute).detach().clone()))
     parametrize.register_parametrization(other, second, nn.Identity())
     other.parametrizations[second] = module.parametrizations[attribute]  # type: ignore[operator, index]
 
 
-def _flattened(module: nn.Module, _: Any) -> None:
-    """Recurrent layers keep lists of their weights: filled with what these are now …"""
+def _fill_flat_weights(module: nn.Module, _: Any) -> None:
+    """Fill a recurrent layer's list of weights with the current tensors, before its forward."""
     names: list[str] = module._flat_weights_names  # type: ignore[assignment]
     module._flat_weights = [getattr(module, name, None) for name in names]  # type: ignore[assignment]
 
 
-def _released(module: nn.Module, _: Any, __: Any) -> None:
-    """… and emptied: tensors with a history can be neither copied nor kept."""
+def _clear_flat_weights(module: nn.Module, _: Any, __: Any) -> None:
+    """Clear a recurrent layer's list of weights after its forward: tensors with a graph cannot be copied."""
     module._flat_weights = [None] * len(module._flat_weights_names)  # type: ignore[arg-type, assignment]
 
 
 def at_bits(model: nn.Module, network: QuantizationNetwork, bits: float, *, reach: float = _FAR) -> None:
-    """Bisect the one offset of all steps, by `reach` octaves at most, until the estimate is `bits` per weight."""
+    """Bisect the offset of all steps, within `reach` octaves, until the estimate is `bits` per weight."""
     with torch.no_grad():
         now = float(network.offset)
         low, high = now - reach, now + reach
         for _ in range(_HALVINGS):
             network.offset.fill_((low + high) / 2)
-            found = float(quantization_loss(model))
-            if abs(found - bits) < _CLOSE * bits:
+            bits_now = float(quantization_loss(model))
+            if abs(bits_now - bits) < _CLOSE * bits:
                 return
-            low, high = (float(network.offset), high) if found > bits else (low, float(network.offset))
+            low, high = (float(network.offset), high) if bits_now > bits else (low, float(network.offset))
 
 
 def quantization_loss(model: nn.Module) -> Tensor:
-    """Average bits per spectral weight, every weight counting alike, 0-d and differentiable.
+    """Return the mean bits per spectral weight, 0-d and differentiable.
 
     Raises:
         ConfigError: nothing in the model is wrapped.
@@ -368,51 +370,54 @@ def quantization_loss(model: nn.Module) -> Tensor:
     if not parts:
         raise ConfigError("nothing in the model is spectral; call spectral(model) first")
     bits = torch.stack(
-        [each.weight.bits(each.coefficients, steps) for each, steps in zip(parts, _steps(parts), strict=True)]
+        [part.weight.bits(part.coefficients, steps) for part, steps in zip(parts, _steps(parts), strict=True)]
     )
-    return bits.sum() / sum(each.coefficients.numel() for each in parts)
+    return bits.sum() / sum(part.coefficients.numel() for part in parts)
 
 
 def _steps(parts: list[Wrapped]) -> list[Tensor | None]:
-    """The steps of all classes of all tensors from one evaluation of the network; None where they have several."""
-    weights = [each.weight for each in parts]
+    """Return the steps per class of all tensors from one evaluation of the network; None for several networks."""
+    weights = [part.weight for part in parts]
     network = weights[0].quantizer
-    if any(each.quantizer is not network for each in weights):
+    if any(weight.quantizer is not network for weight in weights):
         return [None] * len(parts)
-    counts = [len(each.features) for each in weights]
+    counts = [len(weight.features) for weight in weights]
     scales = torch.repeat_interleave(
-        torch.stack([each.scale for each in weights]), torch.tensor(counts, device=weights[0].scale.device)
+        torch.stack([weight.scale for weight in weights]), torch.tensor(counts, device=weights[0].scale.device)
     )
-    log2 = network(torch.cat([each.features for each in weights])) + scales
+    log2 = network(torch.cat([weight.features for weight in weights])) + scales
     return list(torch.split(stepped(log2)[0], counts))
 
 
 def remove(model: nn.Module, *, rounded: bool = True) -> nn.Module:
-    """Undo `spectral`: plain parameters again; tied ones stay tied.
+    """Replace the parametrizations of `spectral` by plain parameters; tied ones stay tied.
 
     Args:
-        model: wrapped.
-        rounded: whether they are the weights as quantized now, or those that training has moved, for another scheme.
+        model: a wrapped model.
+        rounded: True for the quantized weights, False for the weights before rounding, to use another scheme.
     """
     plain: dict[int, nn.Parameter] = {}
-    for each in list(wrapped(model)):
-        weight = getattr(each.module, each.attribute).detach().clone()
+    for part in list(wrapped(model)):
+        weight = getattr(part.module, part.attribute).detach().clone()
         if not rounded:
-            weight = each.weight.transform.inverse(each.coefficients.detach().float()).to(weight.dtype)
-        _own_class(each.module)
-        parametrize.remove_parametrizations(each.module, each.attribute, leave_parametrized=False)
-        setattr(each.module, each.attribute, plain.setdefault(id(each.weight), nn.Parameter(weight)))
+            weight = part.weight.transform.inverse(part.coefficients.detach().float()).to(weight.dtype)
+        _own_class(part.module)
+        parametrize.remove_parametrizations(part.module, part.attribute, leave_parametrized=False)
+        setattr(part.module, part.attribute, plain.setdefault(id(part.weight), nn.Parameter(weight)))
     for module in model.modules():
-        for hooks, ours in ((module._forward_pre_hooks, _flattened), (module._forward_hooks, _released)):
+        for hooks, ours in (
+            (module._forward_pre_hooks, _fill_flat_weights),
+            (module._forward_hooks, _clear_flat_weights),
+        ):
             for key in [key for key, hook in hooks.items() if hook is ours]:
                 del hooks[key]
         if isinstance(module, nn.RNNBase):
-            _flattened(module, None)
+            _fill_flat_weights(module, None)
     return model
 
 
 def _own_class(module: nn.Module) -> None:
-    """Copies of a parametrized module share its class, and removing would take the property away from all of them."""
+    """Give a module a private copy of its class: removing a parametrization changes the class, which copies share."""
     shared = type(module)
-    own = {name: item for name, item in vars(shared).items() if name not in ("__dict__", "__weakref__")}
-    module.__class__ = type(shared.__name__, shared.__bases__, own)
+    attributes = {name: item for name, item in vars(shared).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared.__name__, shared.__bases__, attributes)

@@ -212,7 +212,7 @@ def test_calibration_that_cannot_be_is_refused(calibration, error, tmp_path: Pat
 def test_a_quality_judged_by_predictions_of_nan_says_so(tmp_path: Path) -> None:
     model, data = network(), batches()
     data[-1][0][0, 0] = float("nan")
-    with pytest.raises(DataError, match="held back"):
+    with pytest.raises(DataError, match="NaN on held-out batches"):
         birdie.save(model, tmp_path / "x", quality=0.1, calibration=(model, data, loss))
     assert not list(tmp_path.iterdir())
 
