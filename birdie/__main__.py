@@ -1,4 +1,4 @@
-"""`python -m birdie`: the command line, also the way torchrun starts it (`torchrun … -m birdie train`)."""
+"""`python -m birdie`: the command line. torchrun starts it this way: `torchrun … -m birdie train`."""
 
 from birdie.cli import main
 

@@ -1,76 +1,78 @@
-"""The command line: one file per command, the only place that prints, parses or exits.
+"""The command line: one file per command, and the only package that prints, parses flags or exits.
 
-Commands are named here and imported when called, so `birdie --help` answers at once.
+A file `birdie/cli/NAME.py` is a command if its first line is a docstring that begins with "`birdie NAME`:". The rest of
+that line is its help, `GROUP = "…"` names its panel in `birdie --help`, and its function `command` is what runs. A
+command whose settings depend on its arguments also defines `build_app` (`train` does). Files are listed and read, and
+only the command that runs is imported, so that `birdie --help` does not wait for torch and numba.
 """
 
 import importlib
 import io
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from cyclopts import App
+from cyclopts import App, Group
 
-from birdie.cli.console import run
+from birdie.cli.console import new_app, run, version
 
-COMMANDS = {
-    "demo": "Train a small GPT for a minute, compress it under a budget, score the file: the whole road.",
-    "prepare": "Turn text into shards and a tokenizer.",
-    "recipe": "List, show and compare the recipes that ship.",
-    "estimate": "Tell what a recipe will take, or where a run will end, before it does.",
-    "train": "Train a GPT by a recipe, then compress it and score the file.",
-    "compress": "Compress a checkpoint (.safetensors, .pt, .bin, .ptz, a Hugging Face folder) into one .birdie file.",
-    "decompress": "Turn a .birdie file back into .safetensors or .pt.",
-    "inspect": "Show what is in a .birdie file and who paid which bytes.",
-    "evaluate": "Score a .birdie file in bits per byte.",
-    "audit": "Check an artifact, a submission folder or a script against the challenge's rules.",
-    "sample": "Let the model in a .birdie file write.",
-    "decoder": "Write the decoder as one small Python file that needs no birdie.",
-}
+GROUPS = ("Train", "Compress", "Evaluate")
+"""Panels of `birdie --help`, in this order; other names follow, in the order of the alphabet."""
+
+_HELP = re.compile(r'"""`birdie (\w+)`: (.+?)(?:""")?\n')
+_GROUP = re.compile(r'^GROUP = "(.+)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as its file describes it.
+
+    Attributes:
+        help: one line for `birdie --help`.
+        group: the panel that lists it.
+    """
+
+    help: str
+    group: str
+
+
+def commands() -> dict[str, Command]:
+    """Return the commands by name, from the first line of each file of this package."""
+    table = {}
+    for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        first = _HELP.match(source)
+        if first and first[1] == path.stem:
+            group = _GROUP.search(source)
+            table[path.stem] = Command(first[2][0].upper() + first[2][1:], group[1] if group else "Other")
+    return table
 
 
 def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
-    """The application that understands `tokens`, and the tokens it is to be called with."""
-    if list(tokens[:1]) == ["train"]:
-        recipe, scale = _asked(tokens[1:])
-        train = importlib.import_module("birdie.cli.train")
-        # alone: beside other commands cyclopts takes the recipe's table [train] for the command of that name
-        app = App(
-            name="birdie train",
-            config=train.configured(recipe, scale),
-            result_action="return_value",
-            suppress_keyboard_interrupt=False,
-        )
-        app.default(train.after_reading(recipe))
-        return app, list(tokens[1:])
-    app = App(
-        name="birdie",
-        help="Train, compress, pack and score models under a byte budget.",
-        version="birdie.cli.console:version",
-        result_action="return_value",
-        suppress_keyboard_interrupt=False,  # ours: it has an answer in JSON too
-    )
-    for name, help_ in COMMANDS.items():
-        app.command(f"birdie.cli.{name}:{name}", name=name, help=help_)
+    """Return the cyclopts application for the command line `tokens`, and the tokens to call it with."""
+    table = commands()
+    if tokens and tokens[0] in table:
+        module = importlib.import_module(f"birdie.cli.{tokens[0]}")
+        arguments = list(tokens[1:])
+        if hasattr(module, "build_app"):
+            return module.build_app(arguments), arguments
+        app = new_app(f"birdie {tokens[0]}")
+        app.default(module.command)
+        return app, arguments
+    app = new_app("birdie", help="Train, compress, pack and score models under a byte budget.", version=version)
+    names = sorted({command.group for command in table.values()} - set(GROUPS))
+    groups = {name: Group(name, sort_key=index) for index, name in enumerate((*GROUPS, *names))}
+    for name, command in table.items():  # for the help, and for the suggestion after a misspelled name
+        app.command(f"birdie.cli.{name}:command", name=name, help=command.help, group=groups[command.group])
     return app, list(tokens)
-
-
-def _asked(tokens: Sequence[str]) -> tuple[str | None, str | None]:
-    """The recipe and the scale among a command's tokens: settings enter the application before it reads its tokens."""
-    recipe = next((token for token in tokens if token.endswith(".toml") and not token.startswith("-")), None)
-    if recipe is None and tokens and not tokens[0].startswith("-"):
-        recipe = tokens[0]
-    scale = None
-    for place, token in enumerate(tokens):
-        name, equals, value = token.partition("=")
-        if name == "--scale":
-            scale = value if equals else "".join(tokens[place + 1 : place + 2])
-    return recipe, scale
 
 
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
     tokens = sys.argv[1:] if tokens is None else tokens
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show must not end the command
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not end the command
             stream.reconfigure(errors="replace")
     sys.exit(run(build_app, tokens))

@@ -1,4 +1,4 @@
-"""`birdie audit`: check a score against the challenge's rules, one result per rule, with evidence."""
+"""`birdie audit`: check an artifact, a submission folder or a script against the challenge's rules."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,9 +7,11 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from birdie.cli.console import Json, compiling_told, emit, plain, progress_bar, say, show
-from birdie.golf.audit.audit import audit as audit_path
+from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table, progress_bar
+from birdie.golf.audit.audit import audit
 from birdie.golf.audit.rules import RULES, Finding, Report, Result, Rule
+
+GROUP = "Evaluate"
 
 _MARKS: dict[Result, tuple[str, str]] = {
     "fail": ("✗ fail", "bold red"),
@@ -21,37 +23,40 @@ _SHOWN: dict[Result, int] = {"fail": 8, "pass": 2, "warning": 4, "unknown": 2}
 """Findings of a rule that the table shows, in this order; JSON has all."""
 
 
-@compiling_told()
-def audit(
+@compiling_notice()
+def command(
     path: Annotated[Path, Parameter(help="A .birdie file, a submission folder, or a script such as train_gpt.py.")],
     /,
     *,
     run: Annotated[
-        bool, Parameter(negative=(), help="Run foreign code, in a sandbox without network; time an artifact.")
+        bool, Parameter(negative=(), help="Also run the submission's code, in a sandbox without network, and time it.")
     ] = False,
     data: Annotated[
         str | None, Parameter(help="Validation shards for an artifact; default: those of its recipe.")
     ] = None,
     tokenizer: Annotated[
-        str | None, Parameter(help="A .model file or `bytes`; default: the one of its training.")
+        str | None, Parameter(help="A .model file or `bytes`; default: the tokenizer of the training run.")
     ] = None,
     train: Annotated[
         tuple[str, ...], Parameter(help="Training shards to search for validation documents; files or globs.")
     ] = (),
-    log: Annotated[tuple[str, ...], Parameter(help="Training logs beside those in the folder.")] = (),
-    tokens: Annotated[int, Parameter(help="Validation tokens that the probes run over.")] = 4096,
+    log: Annotated[tuple[str, ...], Parameter(help="Training logs, in addition to those in the folder.")] = (),
+    tokens: Annotated[
+        int, Parameter(help="Number of validation tokens for the tests of causality and normalization.")
+    ] = 4096,
     seconds: Annotated[
         float | None,
-        Parameter(help="Time limit; parts not reached are unknown. Default: 30 for a folder or script, else none."),
+        Parameter(help="Time limit; rules not checked by then are unknown. Default: 30 for folders and scripts."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check a score against the challenge's rules: pass, fail or unknown for each, with evidence and lines to read.
+    """Check a score against the challenge's rules: pass, fail or unknown for each rule, with the evidence.
 
-    Exit code 1 when a rule is broken. Foreign code is read and never run unless --run asks for it.
+    A warning names a line of code that a person should read. The exit code is 1 if a rule is broken. Code of others is
+    read and not run, except with --run.
     """
     with progress_bar(f"auditing {path.name}", "tokens") as update:
-        report = audit_path(
+        report = audit(
             path,
             run=run,
             data=data,
@@ -63,15 +68,15 @@ def audit(
             progress=update,
         )
     if json:
-        emit(report_json(report))
+        print_json(report_json(report))
     else:
-        show(_table(report))
-        say(_summary(report))
+        print_table(_table(report))
+        print_line(_summary(report))
     raise SystemExit(1 if report.failed else 0)
 
 
 def report_json(report: Report) -> dict[str, object]:
-    """Return the object of `birdie audit --json`, whose keys are pinned."""
+    """Return the object of `birdie audit --json`; programs depend on its keys."""
     return {
         "path": report.path,
         "kind": report.kind,
@@ -94,7 +99,7 @@ def _table(report: Report) -> Table:
     table = Table(title=plain(f"{report.path}: {report.kind}"), show_lines=True)
     table.add_column("rule", no_wrap=True)
     table.add_column("result", no_wrap=True)
-    table.add_column("evidence, and lines to read (!)", overflow="fold")
+    table.add_column("evidence, and lines that a person should read (!)", overflow="fold")
     for rule in RULES:
         mark, style = _MARKS[report.result(rule)]
         table.add_row(rule.name, Text(mark, style=style), _evidence(report, rule))

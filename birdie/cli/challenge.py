@@ -1,9 +1,9 @@
-"""The challenge's own entry point: its environment variables in, its log lines out.
+"""Entry point of the challenge: settings come from its environment variables, and the log has its lines.
 
-`train_gpt.py` calls `main`. Every setting of the challenge's script is a field of some recipe dataclass with its
-environment name, and `environment` knows what records added, so their commands run as they stand. The lines of
-the log, their order and their number formats are the script's; what is ours is said in lines of our own (`birdie…`,
-`quantization_gap`, `cpu_cost`).
+`train_gpt.py` calls `main`. Each setting of the challenge's script is a field of a recipe dataclass that names its
+environment variable, and `birdie.run.environment` handles the variables that the records added, so their commands run
+unchanged. Lines, order and number formats of the log are those of the challenge's script, because people and programs
+read them. birdie adds lines that begin with `birdie:`, `quantization_gap:` or `cpu_cost:`.
 """
 
 import io
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from birdie.artifact import int8_zlib as baseline
-from birdie.cli.console import ctrl_c_asks, guarded
+from birdie.cli.console import ctrl_c_stops, exit_code_of
 from birdie.golf.code_size import source_files
 from birdie.run.environment import is_on, remarks
 from birdie.run.estimate import on_this_cpu
@@ -36,20 +36,20 @@ from birdie.score.settings import EvaluationSettings
 from birdie.train.loop import Step
 
 CAP = 16_000_000
-"""Bytes of code and model the challenge allows: decimal megabytes."""
+"""Most bytes of code and model together that the challenge allows (decimal megabytes)."""
 
 UNPACKED_BYTES = 2**32
-"""Most that an int8+zlib export of ours may unpack to: far above any model that could be trained here."""
+"""Most bytes that the int8+zlib export may unpack to: far more than any model in this challenge has."""
 
 
 def entry() -> Path:
-    """The script that was started, train_gpt.py or what stands in for it: where counting the code begins."""
-    started = Path(sys.argv[0])
-    return started if started.suffix == ".py" and started.is_file() else Path(__file__)
+    """Return the script that was started (train_gpt.py or a copy of it): the code size counts what it imports."""
+    script = Path(sys.argv[0])
+    return script if script.suffix == ".py" and script.is_file() else Path(__file__)
 
 
 class Log:
-    """`logs/RUN_ID.txt` and the console, on rank 0 alone."""
+    """Log in `logs/RUN_ID.txt` and on stdout, written by rank 0 only."""
 
     def __init__(self, run_id: str, world: World) -> None:
         self.path = Path("logs") / f"{run_id}.txt"
@@ -60,7 +60,7 @@ class Log:
             sys.stdout.write(f"{self.path}\n")
 
     def __call__(self, line: str, *, console: bool = True) -> None:
-        """Append `line` to the file and, unless told otherwise, to stdout."""
+        """Append `line` to the file and, unless `console` is False, print it on stdout."""
         if not self.active:
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -71,8 +71,8 @@ class Log:
 
 
 def main() -> None:
-    """Run by environment and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
-    sys.exit(guarded(_main))
+    """Run with the settings of the environment and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
+    sys.exit(exit_code_of(_main))
 
 
 def _main() -> None:
@@ -80,14 +80,14 @@ def _main() -> None:
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         run_id = world.broadcast_string(os.environ.get("RUN_ID") or str(uuid.uuid4()))
-        record(recipe, run_id, world)
+        train_and_score(recipe, run_id, world)
 
 
-def record(recipe: Recipe, run_id: str, world: World) -> None:
+def train_and_score(recipe: Recipe, run_id: str, world: World) -> None:
     """Train, export, score and log as the challenge's script does.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C ended it early; the checkpoint is saved.
+        KeyboardInterrupt: Ctrl-C ended the training early; a checkpoint was saved.
     """
     log = Log(run_id, world)
     code = _log_provenance(log)
@@ -104,7 +104,7 @@ def record(recipe: Recipe, run_id: str, world: World) -> None:
         log(f"birdie:{line}")
     last: Validated | None = None
     capped: Step | None = None
-    with ctrl_c_asks(shown=world.is_main) as stop:
+    with ctrl_c_stops(shown=world.is_main) as stop:
         for event in run.train(stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")):
             _log_event(log, event, run)
             if isinstance(event, Validated):
@@ -112,7 +112,7 @@ def record(recipe: Recipe, run_id: str, world: World) -> None:
             elif isinstance(event, Step) and event.stopping and _at_cap(event, run):
                 capped = event
             elif isinstance(event, Interrupted):
-                log(f"birdie:go on with: birdie train {folder}/recipe.toml --folder {folder} --resume")
+                log(f"birdie:continue with: birdie train {folder}/recipe.toml --folder {folder} --resume")
                 raise KeyboardInterrupt
     if capped is not None:
         log(
@@ -130,7 +130,10 @@ def _at_cap(step: Step, run: Run) -> bool:
 
 
 def _log_provenance(log: Log) -> int:
-    """Log the sources and where they run; bytes of the sources, 0 on ranks that log nothing: parsing takes seconds."""
+    """Log the sources and the machine; return the bytes of the sources.
+
+    Ranks that log nothing return 0: finding the sources takes seconds.
+    """
     if not log.active:
         return 0
     code = 0
@@ -142,10 +145,8 @@ def _log_provenance(log: Log) -> int:
     log(f"Running Python {platform.python_version()}", console=False)
     log(f"Running PyTorch {torch.__version__}", console=False)
     smi = shutil.which("nvidia-smi")
-    found = (
-        subprocess.run([smi], capture_output=True, text=True, check=False).stdout if smi else "nvidia-smi: not found"
-    )
-    log(found, console=False)
+    gpus = subprocess.run([smi], capture_output=True, text=True, check=False).stdout if smi else "nvidia-smi: not found"
+    log(gpus, console=False)
     log("=" * 100, console=False)
     return code
 
@@ -191,7 +192,7 @@ def _log_cpu_cost(log: Log, run: Run) -> None:
         f"cpu_cost:a step of {train.train_batch_tokens:,} tokens takes about {cost.mean_s:.1f} s on this CPU "
         f"({cost.machine.matrix_rate / 1e9:.0f} GFLOP/s), so {train.warmup_steps} warm-up steps and {cost.steps:,} "
         f"steps take about {(cost.warmup_s + cost.seconds) / 60:.0f} min; smaller TRAIN_BATCH_TOKENS, ITERATIONS and "
-        "WARMUP_STEPS make it quick"
+        "WARMUP_STEPS take less time"
     )
 
 
@@ -218,7 +219,7 @@ def _log_event(log: Log, event: Event, run: Run) -> None:
             log(f"birdie:{check.line}")
     elif isinstance(event, Profiled):
         profile = event.profile
-        log(f"birdie:profile:{profile.title}; none of it on the clock; trace in {event.folder}")
+        log(f"birdie:profile:{profile.title}; not counted as training time; trace in {event.folder}")
         for name, ms in profile.rows():
             log(f"birdie:profile:{name} {ms:.3f}ms {ms / profile.step_ms:.2%}")
     elif isinstance(event, Interrupted):
@@ -232,11 +233,16 @@ def _log_memory(log: Log, device: torch.device) -> None:
     log(f"peak memory allocated: {allocated // 2**20} MiB reserved: {reserved // 2**20} MiB")
 
 
-def _finish(log: Log, run: Run, before: Score, code: int) -> None:
-    """Export both ways, score both from their bytes, and print what the challenge asks for."""
-    run_on_main(run.world, run.device, lambda: _calibrate(run))
+def _finish(log: Log, run: Run, trained: Score, code: int) -> None:
+    """Export as int8+zlib and as a .birdie file, score what both files decode to, and log the challenge's last lines.
+
+    Args:
+        trained: score of the float weights.
+        code: bytes of the sources.
+    """
+    run_on_main(run.world, run.device, run.calibrate)
     old = _int8_zlib(log, run, code)
-    summary = _birdie(log, run, code)
+    artifact_bytes = _birdie(log, run, code)
     began = time.perf_counter()
     new = evaluate_artifact(run.folder / "model.birdie", _request(run, EvaluationSettings()), world=run.world).score
     log(
@@ -244,18 +250,18 @@ def _finish(log: Log, run: Run, before: Score, code: int) -> None:
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
     )
     log(
-        f"quantization_gap: float_bpb:{before.bpb:.8f} int8_zlib_bpb:{old.bpb:.8f} "
-        f"int8_zlib_gap:{old.bpb - before.bpb:+.8f} birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - before.bpb:+.8f}"
+        f"quantization_gap: float_bpb:{trained.bpb:.8f} int8_zlib_bpb:{old.bpb:.8f} "
+        f"int8_zlib_gap:{old.bpb - trained.bpb:+.8f} birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
     )
     log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
     log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
-    log(f"Total submission size birdie: {summary + code} bytes")
+    log(f"Total submission size birdie: {artifact_bytes + code} bytes")
     if run.recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
         _evaluate(log, run)
 
 
 def _request(run: Run, settings: EvaluationSettings | None = None) -> EvaluationRequest:
-    """Return the request to score the run's artifact as it was trained; settings None: those of its recipe."""
+    """Return a request that scores the run's artifact in the training dtype; settings None: those of its recipe."""
     train, batch_tokens = run.recipe.train, run.recipe.validation.batch_tokens
     return EvaluationRequest(
         device=run.recipe.device, dtype=train.compute_dtype, batch_tokens=batch_tokens, settings=settings
@@ -263,7 +269,7 @@ def _request(run: Run, settings: EvaluationSettings | None = None) -> Evaluation
 
 
 def _evaluate(log: Log, run: Run) -> None:
-    """Score the artifact as `[evaluation]` asks, by sliding windows for one: the lines users of the script know."""
+    """Score the artifact with the recipe's `[evaluation]` settings and log the result in the records' format."""
     began = time.perf_counter()
     result = evaluate_artifact(
         run.folder / "model.birdie", _request(run), world=run.world, notify=lambda line: log(f"birdie:{line}")
@@ -274,23 +280,18 @@ def _evaluate(log: Log, run: Run) -> None:
     log(f"birdie:evaluation: {result.method}; " + " ".join(f"{part}:{s:.1f}s" for part, s in result.seconds.items()))
     if result.diagnostics:
         log(f"birdie:{result.diagnostics}")
-    name, of = mode.log_name, ""
+    name, stride = mode.log_name, ""
     if mode.name == "windows" and settings.stride and not settings.documents:
-        name, of = "final_sliding_window_eval", f" stride:{settings.stride}"
+        name, stride = "final_sliding_window_eval", f" stride:{settings.stride}"
     log(
-        f"{name}{of} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
+        f"{name}{stride} val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
     )
-    log(f"{name}_exact{of} val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
-
-
-def _calibrate(run: Run) -> None:
-    """Right after training, in the time kept for it."""
-    run.calibrate()
+    log(f"{name}_exact{stride} val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
 
 
 def _int8_zlib(log: Log, run: Run, code: int) -> Score:
-    """The challenge's own export: packed, written, read back, scored."""
+    """Write the challenge's int8+zlib export, read it back, and return its score."""
     path = run.folder / "final_model.int8.ptz"
     run_on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
     began = time.perf_counter()
@@ -320,7 +321,10 @@ def _write_int8_zlib(log: Log, run: Run, code: int, path: Path) -> None:
 
 
 def _birdie(log: Log, run: Run, code: int) -> int:
-    """Our artifact by the recipe's schemes, or by the bytes the cap leaves when those are too many; its size."""
+    """Write the .birdie artifact and return its bytes.
+
+    The recipe's schemes decide its size; if it is larger than the cap allows, it is written again under that budget.
+    """
     path = run.folder / "model.birdie"
     run_on_main(run.world, run.device, lambda: _write_birdie(log, run, code, path))
     return path.stat().st_size
@@ -330,6 +334,6 @@ def _write_birdie(log: Log, run: Run, code: int, path: Path) -> None:
     summary = run.export(path)
     budget = CAP - code
     if summary.bytes > budget and run.recipe.export.budget is None:
-        log(f"birdie:{summary.bytes} bytes do not fit {budget} (cap less code); precision chosen to fit")
+        log(f"birdie:{summary.bytes} bytes exceed the budget of {budget} (cap minus code); lowering precision to fit")
         summary = run.export(path, budget=budget)
     log(f"Serialized model birdie: {summary.bytes} bytes ({summary.bits_per_weight:.3f} bits per weight)")

@@ -1,4 +1,4 @@
-"""`birdie compress`: any checkpoint into one small file."""
+"""`birdie compress`: compress a checkpoint (.safetensors, .pt, .bin, .ptz, Hugging Face folder) into a .birdie file."""
 
 import dataclasses
 from pathlib import Path
@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from birdie.artifact.checkpoints import read_checkpoint, read_state_dict
 from birdie.artifact.repack import save_object
 from birdie.artifact.save import save
-from birdie.cli.console import Json, compiling_told, emit, progress_bar, say, show, size
+from birdie.cli.console import Json, compiling_notice, print_json, print_line, print_table, progress_bar, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import examples_of_words, is_spec
@@ -18,19 +18,25 @@ from birdie.run.calibration import calibrated, described, run_recipe
 from birdie.run.recipe import CalibrationSettings, Recipe
 from birdie.runtime.files import require_file
 
+GROUP = "Compress"
 
-@compiling_told()
-def compress(
+
+@compiling_notice()
+def command(
     checkpoint: Annotated[Path, Parameter(help=".safetensors, .pt, .pth, .th, .bin, .ptz, or a Hugging Face folder.")],
     /,
     *,
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .birdie file to write.")],
     lossless: Annotated[
-        bool, Parameter(negative=(), help="Keep every bit of every tensor, and all of a .ptz.")
+        bool, Parameter(negative=(), help="Keep every bit of every tensor, and every other value in a .ptz.")
     ] = False,
-    budget: Annotated[str | None, Parameter(help="Bytes the file may take: 16MB, 16MiB, 250000.")] = None,
-    bits: Annotated[float | None, Parameter(help="Bits per weight the file may take, all included.")] = None,
-    quality: Annotated[float | None, Parameter(help="Nats of KL per token it may cost; needs --calibrate.")] = None,
+    budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None,
+    bits: Annotated[
+        float | None, Parameter(help="Largest size of the file in bits per weight, everything included.")
+    ] = None,
+    quality: Annotated[
+        float | None, Parameter(help="Largest KL divergence in nats per token; needs --calibrate.")
+    ] = None,
     scheme: Annotated[
         list[str] | None,
         Parameter(
@@ -39,61 +45,61 @@ def compress(
             f"{', '.join(examples_of_words())}; or a scheme of an installed package (docs/schemes.md).",
         ),
     ] = None,
-    coder: Annotated[Literal["max", "fast"], Parameter(help="Entropy coding: smallest, or quickest to load.")] = "max",
+    coder: Annotated[
+        Literal["max", "fast"], Parameter(help="Entropy coder: max is the smallest, fast loads fastest.")
+    ] = "max",
     calibrate: Annotated[
         Path | None,
-        Parameter(help="A run folder or recipe whose model this is and whose training data tell what matters."),
+        Parameter(help="The model's run folder or recipe: precision then follows the sensitivity of the loss."),
     ] = None,
     calibration_data: Annotated[
         Literal["train", "own"] | None,
-        Parameter(help="train: its training shards; own: sampled from the model. Default: the recipe's, else train."),
+        Parameter(help="train: training shards; own: samples of the model. Default: the recipe's, else train."),
     ] = None,
     calibration_tokens: Annotated[
-        int | None, Parameter(help="Tokens to calibrate on. Default: the recipe's, 65,536 unless it says otherwise.")
+        int | None, Parameter(help="Number of calibration tokens. Default: the recipe's (65,536 if it has none).")
     ] = None,
     recalibrate: Annotated[
-        bool, Parameter(negative=(), help="Calibrate once more on the quantized model, keep the better; --calibrate.")
+        bool, Parameter(negative=(), help="Calibrate again on the quantized model, keep the better; needs --calibrate.")
     ] = False,
     refit: Annotated[
-        int, Parameter(help="Steps that tune norms, gains and biases to what quantization left; needs --calibrate.")
+        int, Parameter(help="Steps of training norms, gains and biases after quantization; needs --calibrate.")
     ] = 0,
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
 
-    Without a target every matrix becomes per-row int8; what is small is kept in 16 bits where that is close enough and
-    losslessly elsewhere. With --budget or --bits the precision of each tensor is chosen so that the file just fits, or
-    with --quality so that predictions change by so much and no more. With --calibrate what the loss minds sets every
-    step, which makes files of the same quality far smaller.
+    By default every matrix is quantized to int8 with one scale per row; small tensors are stored in 16 bits where that
+    is precise enough, else losslessly. --budget and --bits choose the precision of each tensor so that the file just
+    fits; --quality chooses it so that the predictions change by no more than that. With --calibrate the quantization
+    scales follow the sensitivity of the loss, which makes files of the same quality much smaller.
 
-    With --lossless a .ptz (the challenge's exports: torch.save under zlib, zstd, lzma or brotli) is kept whole, its
-    integers as integers and all that stands beside them; `birdie decompress` gives it back.
+    --lossless keeps everything in a .ptz (the challenge's exports: torch.save under zlib, zstd, lzma or brotli):
+    quantized integers, and the values beside the tensors. `birdie decompress` restores it.
     """
     require_file(output)
     if output.exists() and checkpoint.exists() and output.samefile(checkpoint):
-        raise ConfigError(f"{output} is the checkpoint itself; give the .birdie file a name of its own")
+        raise ConfigError(f"{output} is the checkpoint itself; choose another name for the .birdie file")
     if lossless and (scheme or budget or bits or quality):
         raise ConfigError(
-            "--lossless keeps every bit, so it takes no --budget, --bits, --quality or --scheme; drop one side"
+            "--lossless cannot be combined with --budget, --bits, --quality or --scheme; remove one or the other"
         )
     if quality is not None and not quality > 0:
-        raise ConfigError(
-            f"--quality {quality} is not a positive number of nats of KL per token; write for example 0.01"
-        )
-    asked = {"--quality": quality is not None, "--recalibrate": recalibrate, "--refit": refit}
-    if calibrate is None and (missing := [flag for flag, given in asked.items() if given]):
-        raise ConfigError(f"{missing[0]} is judged on data; say what the model predicts: --calibrate RECIPE_OR_RUN")
-    content, whole = read_checkpoint(checkpoint) if lossless else (read_state_dict(checkpoint), False)
-    before = _bytes_on_disk(checkpoint)
-    known, metadata = None, None
-    if calibrate is not None and not whole:
+        raise ConfigError(f"--quality is {quality}; give a positive KL divergence in nats per token, for example 0.01")
+    with_data = {"--quality": quality is not None, "--recalibrate": recalibrate, "--refit": refit > 0}
+    if calibrate is None and (flags := [flag for flag, active in with_data.items() if active]):
+        raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate RECIPE_OR_RUN")
+    content, is_object = read_checkpoint(checkpoint) if lossless else (read_state_dict(checkpoint), False)
+    input_bytes = _bytes_on_disk(checkpoint)
+    calibration, metadata = None, None
+    if calibrate is not None and not is_object:
         recipe = run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
         with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
-            known = calibrated(recipe, content, settings, update).knowledge
+            calibration = calibrated(recipe, content, settings, update).knowledge
         metadata = described(recipe)
     with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
-        if whole:
+        if is_object:
             summary = save_object(content, output, coder=coder, progress=update)
         else:
             summary = save(
@@ -103,7 +109,7 @@ def compress(
                 budget=None if budget is None else parse_size(budget),
                 bits=bits,
                 quality=quality,
-                calibration=known,
+                calibration=calibration,
                 recalibrate=recalibrate,
                 refit=refit,
                 metadata=metadata,
@@ -112,35 +118,38 @@ def compress(
                 progress=update,
             )
     if json:
-        emit(summary.to_json() | {"input_bytes": before, "saved_bytes": before - summary.bytes})
+        print_json(summary.to_json() | {"input_bytes": input_bytes, "saved_bytes": input_bytes - summary.bytes})
         return
-    show(summary_table(summary))
-    say(f"{size(before)} → {size(summary.bytes)} ({_change(before, summary.bytes, lossless)}): {output}")
+    print_table(summary_table(summary))
+    print_line(
+        f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
+    )
 
 
 def calibration_source(recipe: Recipe, settings: CalibrationSettings) -> str:
-    """What a bar says calibration is made on."""
-    return "the model's own samples" if settings.data == "own" else recipe.data.path
+    """Return the name of the calibration data for the progress bar."""
+    return "samples of the model" if settings.data == "own" else recipe.data.path
 
 
 def _settings(recipe: Recipe, data: Literal["train", "own"] | None, tokens: int | None) -> CalibrationSettings:
-    """The recipe's, with what the flags say; training data where nobody says anything."""
-    own = recipe.calibration
+    """Return the calibration settings: flags, else those of the recipe; training data if neither names a source."""
+    settings = recipe.calibration
     if data is None:
-        data = "own" if own.data == "own" else "train"
-    return dataclasses.replace(own, data=data, tokens=own.tokens if tokens is None else tokens)
+        data = "own" if settings.data == "own" else "train"
+    return dataclasses.replace(settings, data=data, tokens=settings.tokens if tokens is None else tokens)
 
 
-def _change(before: int, after: int, lossless: bool) -> str:
-    """What it was worth: bytes bought back for free, or how many times smaller what was quantized is."""
-    if lossless and 0 < after <= before:
-        return f"{size(before - after)}, {(before - after) / before:.1%}, back"
-    ratio = before / after
+def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:
+    """Return the bytes saved (lossless), or the compression ratio."""
+    if lossless and 0 < output_bytes <= input_bytes:
+        saved = input_bytes - output_bytes
+        return f"{size(saved)}, {saved / input_bytes:.1%} saved"
+    ratio = input_bytes / output_bytes
     return f"{ratio:.2f}× smaller" if ratio >= 1 else f"{1 / ratio:.2f}× larger"
 
 
 def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
-    """Return the one spec for all matrices, or the rules; a spec beside rules is the one for the rest."""
+    """Return a spec for all matrices, or rules (pattern, spec); a spec without a pattern is the rule for the rest."""
     rules = [("*", text) if is_spec(text) else _rule(text) for text in texts]
     return texts[0] if len(texts) == 1 and is_spec(texts[0]) else rules
 

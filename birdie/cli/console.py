@@ -1,6 +1,6 @@
-"""How every command talks: tables and answers on stdout, progress and remarks on stderr, errors in one sentence.
+"""Output of all commands: tables and results on stdout, progress and log lines on stderr, errors in one sentence.
 
-With `--json` stdout carries exactly one JSON object, an error included, and everything else goes to stderr.
+With `--json` stdout carries exactly one JSON object, also after an error, and everything else goes to stderr.
 """
 
 import json
@@ -15,7 +15,7 @@ from importlib import metadata
 from types import FrameType
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -24,56 +24,83 @@ from rich.text import Text
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.recipe_file import explain
 
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="One JSON object on stdout, all else on stderr.")]
+Json = Annotated[
+    bool, Parameter(name="--json", negative=(), help="Print one JSON object on stdout, the rest on stderr.")
+]
+
+RENAMED = {"--scale": "--preset"}
+"""Flags of earlier versions, and their names now: cyclopts suggests the flag with the most similar spelling."""
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 
 def version() -> str:
-    """birdie's version."""
+    """Return the version of the installed package."""
     return metadata.version("birdie")
 
 
+def new_app(name: str, *, version: Callable[[], str] | None = None, **options: Any) -> App:
+    """Return a cyclopts application that leaves results, errors and Ctrl-C to `run`."""
+    return App(
+        name=name,
+        version=version,
+        version_flags=() if version is None else ("--version",),
+        group_commands=Group("Options", sort_key=100),  # --help and --version, below all other panels
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+        **options,
+    )
+
+
 def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequence[str]) -> int:
-    """Run one command; returns the exit code."""
+    """Run the command that `tokens` name; return the exit code."""
 
     def command() -> None:
         app, arguments = build(tokens)
         app(arguments, exit_on_error=False, print_error=False)
 
-    return guarded(command, as_json=any(token.partition("=")[0] == "--json" for token in tokens))
+    return exit_code_of(command, as_json=any(token.partition("=")[0] == "--json" for token in tokens))
 
 
-def guarded(command: Callable[[], None], *, as_json: bool = False) -> int:
-    """Call `command`; returns 0, 1 after an error in one sentence, or 130 after Ctrl-C.
+def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
+    """Call `command`; return 0, 1 after an error (printed in one sentence), or 130 after Ctrl-C.
 
-    Under torchrun all ranks meet the same error: each says it on stderr, and rank 0 alone writes JSON.
+    Under torchrun every rank raises the same error: each prints it on stderr, and only rank 0 prints JSON.
     """
     as_json = as_json and os.environ.get("RANK", "0") == "0"
     try:
         command()
     except KeyboardInterrupt:
         if as_json:
-            emit({"error": {"type": "KeyboardInterrupt", "message": "stopped by Ctrl-C"}})
+            print_json({"error": {"type": "KeyboardInterrupt", "message": "stopped by Ctrl-C"}})
         stderr.print("Stopped by Ctrl-C.")
         return 130
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0
     except CycloptsError as error:
-        return _fail(ConfigError(explain(error)), as_json)
+        return _fail(ConfigError(_message(error)), as_json)
     except Exception as error:
-        foreseen = isinstance(error, BirdieError | OSError | MemoryError) or _out_of_memory(error)
-        if not foreseen:  # a defect of ours: say so, and where
+        expected = isinstance(error, BirdieError | OSError | MemoryError) or _out_of_memory(error)
+        if not expected:  # a bug in birdie: the report needs the traceback
             traceback.print_exc(file=sys.stderr)
         return _fail(error, as_json)
     return 0
 
 
+def _message(error: CycloptsError) -> str:
+    if isinstance(error, UnknownOptionError):
+        flag = (error.token.keyword or error.token.value).partition("=")[0]
+        if flag in RENAMED:
+            return f"Unknown option: {flag}. Did you mean {RENAMED[flag]}?"
+    return explain(error)
+
+
 def _out_of_memory(error: Exception) -> bool:
-    # torch's, unimported; on a CPU it says so in words alone
-    torch_s = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and torch_s)
+    # By name and message: importing torch for its class would slow down `birdie --help`, and on a CPU torch raises a
+    # plain RuntimeError.
+    in_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and in_torch)
 
 
 def _fail(error: Exception, as_json: bool) -> int:
@@ -84,32 +111,33 @@ def _fail(error: Exception, as_json: bool) -> int:
     else:
         message = " ".join(str(error).split())
     if as_json:
-        emit({"error": {"type": type(error).__name__, "message": message}})
+        print_json({"error": {"type": type(error).__name__, "message": message}})
     else:
         stderr.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
     return 1
 
 
-def remark(text: str) -> None:
-    """One line on stderr."""
+def log(text: str) -> None:
+    """Print one line on stderr."""
     stderr.print(text, soft_wrap=True, markup=False)
 
 
 @contextmanager
-def compiling_told() -> Iterator[None]:
-    """Around a command that codes: one line on stderr if kernels have to be compiled; under torchrun rank 0 says it."""
-    from birdie.runtime.kernels import on_compiling  # not above: numba takes longer to import than --help may
+def compiling_notice() -> Iterator[None]:
+    """Print one line on stderr, on rank 0, if the body of the context has to compile kernels."""
+    from birdie.runtime.kernels import on_compiling  # imported late: numba would slow down `birdie --help`
 
-    told = os.environ.get("RANK", "0") == "0"
-    with on_compiling(
-        lambda: remark("Compiling the coder's kernels, once: this takes some seconds.") if told else None
-    ):
+    def notify() -> None:
+        if os.environ.get("RANK", "0") == "0":
+            log("Compiling the coder's kernels: this takes some seconds, the first time only.")
+
+    with on_compiling(notify):
         yield
 
 
-def emit(answer: Mapping[str, Any]) -> None:
-    """The one JSON object of a `--json` run; NaN, which JSON lacks, becomes null."""
-    sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")  # ASCII, whatever the terminal's encoding
+def print_json(answer: Mapping[str, Any]) -> None:
+    """Print the one JSON object of a `--json` run; NaN and infinity, which JSON lacks, become null."""
+    sys.stdout.write(json.dumps(_finite(answer), default=str) + "\n")  # ASCII only: safe in every encoding
     sys.stdout.flush()
 
 
@@ -123,18 +151,18 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def show(table: Table) -> None:
-    """A table on stdout."""
+def print_table(table: Table) -> None:
+    """Print a table on stdout."""
     stdout.print(table)
 
 
-def say(text: str) -> None:
-    """A line on stdout, never wrapped: it may be a path somebody copies."""
+def print_line(text: str) -> None:
+    """Print a line on stdout without wrapping it, so that paths can be copied."""
     stdout.print(text, soft_wrap=True, markup=False)
 
 
 class RateColumn(ProgressColumn):
-    """Work per second, in the task's own unit."""
+    """Column with the work per second, in the unit of the task."""
 
     def render(self, task: Task) -> Text:
         if not task.speed:
@@ -144,7 +172,7 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def progress_bar(description: str, unit: str) -> Iterator[Callable[[float, float | None], None]]:
-    """A bar on stderr; yields `update(done, total)`. Silent when stderr is not a terminal."""
+    """Show a progress bar on stderr and yield `update(done, total)`; show nothing if stderr is not a terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -159,7 +187,7 @@ def progress_bar(description: str, unit: str) -> Iterator[Callable[[float, float
 
 
 def quantity(value: float) -> str:
-    """1,234,567 → "1.23M"."""
+    """Return a number with three digits and a suffix: 1,234,567 → "1.23M"."""
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{suffix}"
@@ -167,30 +195,35 @@ def quantity(value: float) -> str:
 
 
 def plain(name: str) -> Text:
-    """A name from a file as it is: no markup in it counts, and what could steer a terminal is shown instead of sent."""
+    """Return a name from a file as text without markup, control characters escaped: they could steer the terminal."""
     return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name))
 
 
 def size(value: int) -> str:
-    """Bytes with thousands separators and unit."""
+    """Return a number of bytes with thousands separators and unit."""
     return f"{value:,} B"
 
 
 @contextmanager
-def ctrl_c_asks(*, shown: bool = True, after: str = "this step") -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a question that long work asks between its steps; the second one stops at once."""
-    asked = False
+def ctrl_c_stops(*, shown: bool = True, after: str = "this step") -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns True after the first Ctrl-C; the second Ctrl-C raises KeyboardInterrupt.
+
+    Args:
+        shown: whether to print what Ctrl-C does.
+        after: the unit of work that is completed first.
+    """
+    stopping = False
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        asked = True
+        stopping = True
         if shown:
-            remark(f"Stopping after {after} (Ctrl-C again stops at once and saves nothing)")
+            log(f"Stopping after {after} (Ctrl-C again stops at once and saves nothing)")
 
     previous = signal.signal(signal.SIGINT, handle)
     try:
-        yield lambda: asked
+        yield lambda: stopping
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -1,4 +1,4 @@
-"""`birdie decompress`: an artifact back into a checkpoint other tools read."""
+"""`birdie decompress`: convert a .birdie file back into .safetensors, .pt or .ptz, which other tools read."""
 
 import io
 import zlib
@@ -13,51 +13,54 @@ from torch import Tensor
 
 from birdie.artifact.load import inspect, load
 from birdie.artifact.repack import load_object
-from birdie.cli.console import Json, compiling_told, emit, say, size
+from birdie.cli.console import Json, compiling_notice, print_json, print_line, size
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.runtime.files import atomic_path, require_file
 
-WRITTEN = (".safetensors", ".pt", ".pth", ".ptz")
+GROUP = "Compress"
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".ptz")
 
 
-def decompress(
+def command(
     file: Path,
     /,
     *,
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .safetensors, .pt, .pth or .ptz to write.")],
     max_size: Annotated[
-        str | None, Parameter(help="Refuse to decode more than this; default the larger of 1 GiB and 64 × the file.")
+        str | None, Parameter(help="Largest decoded size; default: 1 GiB or 64 × the file, the larger.")
     ] = None,
     schemes: Annotated[
         tuple[str, ...],
-        Parameter(negative=(), help="Schemes of other packages that the file may use; they are imported: it is code."),
+        Parameter(negative=(), help="Schemes of other packages that the file may use. Their code is imported and run."),
     ] = (),
     json: Json = False,
 ) -> None:
-    """Turn a .birdie file back into .safetensors, .pt, or .ptz (torch.save under zlib).
+    """Convert a .birdie file back into .safetensors, .pt, or .ptz (torch.save under zlib).
 
-    What was compressed whole comes back whole, but for .safetensors, which gets its tensors by path.
+    A file of `birdie compress --lossless` restores nested values too, except in .safetensors: it holds only the
+    tensors, named by their paths.
     """
-    if output.suffix not in WRITTEN:
+    if output.suffix not in SUFFIXES:
         raise ConfigError(
-            f"cannot write {output.name}: its name must end in {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]}"
+            f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         )
     require_file(output)
     limit = None if max_size is None else parse_size(max_size)
     flat = output.suffix == ".safetensors"
-    with compiling_told():
+    with compiling_notice():
         content = (load if flat else load_object)(file, max_bytes=limit, schemes=schemes)
     with atomic_path(output) as path:
         try:
             _write(content, path, output.suffix)
-        except (RuntimeError, SafetensorError) as error:  # how torch and safetensors say that the disk is full
+        except (RuntimeError, SafetensorError) as error:  # a full disk is one of these in torch and safetensors
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-    written, tensors = output.stat().st_size, len(inspect(file).tensors)
+    output_bytes, tensors = output.stat().st_size, len(inspect(file).tensors)
     if json:
-        emit({"path": str(output), "bytes": written, "tensors": tensors})
+        print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors})
     else:
-        say(f"{tensors} tensors, {size(written)}: {output}")
+        print_line(f"{tensors} tensors, {size(output_bytes)}: {output}")
 
 
 def _write(content: Any, path: Path, suffix: str) -> None:
@@ -75,7 +78,7 @@ def _write_safetensors(state: dict[str, Tensor], path: Path) -> None:
     if "__metadata__" in state:
         raise WeightsError("safetensors cannot hold a tensor named __metadata__; write a .pt file instead")
     try:
-        # safetensors has no ties: each name gets its own copy
+        # safetensors refuses tensors that share memory (tied weights), so each name gets a copy
         save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, path)
     except (KeyError, ValueError, TypeError) as error:
         raise WeightsError(

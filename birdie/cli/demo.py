@@ -1,4 +1,7 @@
-"""`birdie demo`: the whole road on text that lies on every machine, in about two minutes on two cores."""
+"""`birdie demo`: train a small GPT for a minute, compress it under a budget and score the file.
+
+The text is the source of Python's standard library, which every machine has. It takes about two minutes on two cores.
+"""
 
 import dataclasses
 import zlib
@@ -11,7 +14,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.artifact import int8_zlib as baseline
-from birdie.cli.console import Json, compiling_told, emit, progress_bar, remark, say, show
+from birdie.cli.console import Json, compiling_notice, log, print_json, print_line, print_table, progress_bar
 from birdie.cli.prepare import prepare_with_bar
 from birdie.cli.train import calibrate, follow
 from birdie.compress.rate.size import parse_size
@@ -23,9 +26,11 @@ from birdie.run.recipe import Recipe
 from birdie.run.registry import find
 from birdie.score.request import EvaluationRequest
 
+GROUP = "Train"
+
 
 def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> Recipe:
-    """recipes/demo.toml, with data from `data`."""
+    """Return recipes/demo.toml with these settings and with data below the folder `data`."""
     recipe = find("demo").recipe()
     vocabulary = recipe.model.vocab_size
     return dataclasses.replace(
@@ -41,25 +46,25 @@ def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: s
     )
 
 
-@compiling_told()
-def demo(
+@compiling_notice()
+def command(
     *,
-    budget: Annotated[str, Parameter(help="Bytes the artifact may take.")] = "450kB",
+    budget: Annotated[str, Parameter(help="Largest size of the artifact: 450kB, 1MiB.")] = "450kB",
     seconds: Annotated[float, Parameter(help="Training time.")] = 60.0,
-    folder: Annotated[Path, Parameter(help="Where data, run and artifact go.")] = Path("runs/demo"),
-    seed: Annotated[int, Parameter(help="Seed of the weights and of the data order.")] = 0,
+    folder: Annotated[Path, Parameter(help="Folder for data, run and artifact.")] = Path("runs/demo"),
+    seed: Annotated[int, Parameter(help="Seed of the initial weights and of the data order.")] = 0,
     device: Annotated[str, Parameter(help="auto, cuda, mps or cpu.")] = "auto",
     json: Json = False,
 ) -> None:
     """Train a small GPT on the sources of Python's standard library, compress it under a budget, score the file."""
     allowed = parse_size(budget)
     if not seconds > 0:
-        raise ConfigError(f"--seconds is {seconds}; give the training some time")
+        raise ConfigError(f"--seconds is {seconds}; give a positive number of seconds")
     data = folder / "data"
     recipe = demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device)
     if not (Path(recipe.data.path) / "dataset.json").is_file():
         prepare_with_bar(stdlib_corpus(), vocab_size=recipe.model.vocab_size, root=data)
-    run = Run(recipe, folder / "run", replace=True, notify=remark)
+    run = Run(recipe, folder / "run", replace=True, notify=log)
     last, interrupted = follow(run)
     if interrupted is not None or last is None:
         raise KeyboardInterrupt
@@ -68,7 +73,7 @@ def demo(
         summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
     with progress_bar("scoring the file", "tokens") as update:
         result = evaluate_artifact(summary.path, EvaluationRequest(device=device), progress=update)
-    float_bytes, old_bytes, old_bpb = _rivals(run)
+    float_bytes, int8_bytes, int8_bpb = _baselines(run)
     answer: dict[str, Any] = {
         "bytes": summary.bytes,
         "budget": allowed,
@@ -79,21 +84,22 @@ def demo(
         "weights": summary.weights,
         "bits_per_weight": summary.bits_per_weight,
         "float_bytes": float_bytes,
-        "int8_zlib_bytes": old_bytes,
-        "bpb_int8_zlib": old_bpb,
+        "int8_zlib_bytes": int8_bytes,
+        "bpb_int8_zlib": int8_bpb,
         "ci95": result.score.ci95,
         "path": str(summary.path),
     }
     if json:
-        emit(answer)
+        print_json(answer)
         return
-    show(_table(answer))
-    say(f"The artifact is {summary.path}; look inside with `birdie inspect {summary.path}`,")
-    say(f"let it write with `birdie sample {summary.path} --prompt 'def '`.")
+    print_table(_table(answer))
+    print_line(f"artifact: {summary.path}")
+    print_line(f"show its tensors: birdie inspect {summary.path}")
+    print_line(f"generate text: birdie sample {summary.path} --prompt 'def '")
 
 
-def _rivals(run: Run) -> tuple[int, int, float]:
-    """(bytes of torch.save + zlib of the floats, bytes and bpb of the challenge's int8 + zlib export)."""
+def _baselines(run: Run) -> tuple[int, int, float]:
+    """Return the bytes of the float weights under zlib, and bytes and bpb of the challenge's int8+zlib export."""
     state = run.model.state_dict()
     buffer = BytesIO()
     torch.save(state, buffer)
@@ -107,7 +113,7 @@ def _table(answer: dict[str, Any]) -> Table:
     weights = answer["weights"]
     table = Table(
         title=f"{weights:,} weights after {answer['steps']} steps",
-        caption="scored on files of Python's standard library it has not seen",
+        caption="scored on files of Python's standard library that are not in the training split",
     )
     table.add_column("model")
     table.add_column("bytes", justify="right")

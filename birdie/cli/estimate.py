@@ -1,4 +1,4 @@
-"""`birdie estimate`: what a recipe will take, and where a run will end."""
+"""`birdie estimate`: estimate size, time and memory of a recipe, and the final score of a run that has begun."""
 
 import dataclasses
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_told, emit, plain, say, show
+from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table
 from birdie.cli.recipe import settings_of
 from birdie.errors import ConfigError
 from birdie.run.estimate import (
@@ -28,62 +28,66 @@ from birdie.run.history import read
 from birdie.run.recipe import Recipe
 from birdie.run.registry import Known, find
 
+GROUP = "Train"
 
-@compiling_told()
-def estimate(
+
+@compiling_notice()
+def command(
     recipe: Annotated[str, Parameter(help="A name that `birdie recipe list` shows, a .toml file, or a run folder.")],
     /,
     *,
-    scale: Annotated[str | None, Parameter(help="Shrunk: cpu or smoke, as `birdie train --scale` has it.")] = None,
+    preset: Annotated[
+        str | None, Parameter(help="Shrink the recipe as `birdie train --preset` does: cpu or smoke.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Tell what a recipe will take before anything of it runs; of a run folder, also the bits per byte it will end at.
+    """Estimate parameters, bytes, time and memory of a recipe without running it; for a run folder, also the final bpb.
 
-    Counts are exact, bytes and memory derived, times those of machines like the records'. docs/estimate.md says what
-    each number means and how far off it was where it could be checked.
+    Parameters and FLOPs are exact. Bytes, memory and times are estimates. docs/estimate.md explains each number and
+    gives the measured errors.
     """
     folder = Path(recipe) if Path(recipe).is_dir() else None
     known = _known(recipe, folder)
-    settings = settings_of(known, scale)
-    if scale is not None:
+    settings = settings_of(known, preset)
+    if preset is not None:
         known = dataclasses.replace(known, about=known.about.unmeasured())
-    run = None if folder is None else _forecast(settings, folder)
+    outlook = None if folder is None else _forecast(settings, folder)
     machines = [this_cpu(settings), h100(8), h100(1)]
     plans = [_schedule(settings, machine) for machine in machines]
-    # the cost of a step is that with depth recurrence, if the recipe has it
-    whole, apart = (
+    # with depth recurrence active, if the recipe has it: most steps run with it
+    step, sharded = (
         load(settings, devices, machines[1].dtype, depth_recurrence=True) for devices in (1, _ranks(settings))
     )
-    counted, file = groups(settings.model), artifact(settings)
+    counts, file = groups(settings.model), artifact(settings)
     if json:
-        emit(
+        print_json(
             {
                 "name": known.name,
-                "parameters": {"total": sum(counted.values()), "groups": counted},
+                "parameters": {"total": sum(counts.values()), "groups": counts},
                 "artifact": dataclasses.asdict(file),
-                "step": _step_json(settings, whole),
+                "step": _step_json(settings, step),
                 "communication": {
                     "ranks": _ranks(settings),
-                    "reduced_bytes": apart.reduced_bytes,
-                    "sent_bytes": apart.sent_bytes,
+                    "reduced_bytes": sharded.reduced_bytes,
+                    "sent_bytes": sharded.sent_bytes,
                 },
                 "machines": [_plan_json(machine, plan) for machine, plan in zip(machines, plans, strict=True)],
                 "recorded": {"bytes": known.about.bytes, "step_ms": known.about.step_ms, "bpb": known.about.bpb},
-                "forecast": None if run is None else dataclasses.asdict(run),
+                "forecast": None if outlook is None else dataclasses.asdict(outlook),
             }
         )
         return
-    show(_model_table(known, settings, counted, file, whole, apart))
-    show(_machine_table(settings, machines, plans))
-    if run is not None:
-        say(_told(run))
+    print_table(_model_table(known, settings, counts, file, step, sharded))
+    print_table(_machine_table(settings, machines, plans))
+    if outlook is not None:
+        print_line(_forecast_line(outlook))
 
 
 def _known(name: str, folder: Path | None) -> Known:
     if folder is None:
         return find(name)
     if not (folder / "recipe.toml").is_file():
-        raise ConfigError(f"{folder} is no run folder: it has no recipe.toml; give one that birdie train wrote")
+        raise ConfigError(f"{folder} has no recipe.toml; give a run folder that birdie train wrote, or a recipe")
     return dataclasses.replace(find(str(folder / "recipe.toml")), name=folder.name)
 
 
@@ -92,25 +96,25 @@ def _forecast(recipe: Recipe, folder: Path) -> Forecast:
 
 
 def _ranks(recipe: Recipe) -> int:
-    """Eight, as in the challenge, or as many as can share the batch."""
+    """Return eight ranks, as in the challenge, or the most that divide the batch evenly."""
     return next(ranks for ranks in (8, 4, 2, 1) if recipe.train.accumulation % ranks == 0)
 
 
 def _schedule(recipe: Recipe, machine: Machine) -> Schedule | str:
-    """What it says of a machine that cannot run it is why not."""
+    """Return the schedule on a machine, or the reason why the machine cannot run the recipe."""
     try:
         return schedule(recipe, machine)
     except ConfigError as error:
         return str(error)
 
 
-def _step_json(recipe: Recipe, whole: Load) -> dict[str, int]:
+def _step_json(recipe: Recipe, step: Load) -> dict[str, int]:
     return {
         "tokens": recipe.train.train_batch_tokens,
-        "matrix_flops": whole.micro_steps * whole.cost.matrix_flops,
-        "attention_flops": whole.micro_steps * whole.cost.attention_flops,
-        "update_flops": whole.update_flops,
-        "moved_bytes": whole.micro_steps * whole.cost.moved_bytes,
+        "matrix_flops": step.micro_steps * step.cost.matrix_flops,
+        "attention_flops": step.micro_steps * step.cost.attention_flops,
+        "update_flops": step.update_flops,
+        "moved_bytes": step.micro_steps * step.cost.moved_bytes,
     }
 
 
@@ -131,37 +135,38 @@ def _plan_json(machine: Machine, plan: Schedule | str) -> dict[str, Any]:
 
 
 def _model_table(
-    known: Known, recipe: Recipe, counted: dict[str, int], file: Artifact, whole: Load, apart: Load
+    known: Known, recipe: Recipe, counts: dict[str, int], file: Artifact, step: Load, sharded: Load
 ) -> Table:
     about, tera = known.about, 1e12
-    table = Table(title=plain(f"{known.name}: before it runs"))
-    for name in ("what", "estimate", "unit", "recorded"):
-        table.add_column(name, justify="left" if name in ("what", "unit") else "right")
+    table = Table(title=plain(f"{known.name}: estimate"))
+    for name in ("quantity", "estimate", "unit", "recorded"):
+        table.add_column(name, justify="left" if name in ("quantity", "unit") else "right")
     recorded = f"{about.parameters:,}" if about.parameters else ""
-    table.add_row("parameters", f"{sum(counted.values()):,}", "weights", recorded)
-    for group, count in counted.items():
+    table.add_row("parameters", f"{sum(counts.values()):,}", "weights", recorded)
+    for group, count in counts.items():
         table.add_row(f"  {group}", f"{count:,}", "weights", "")
     table.add_section()
-    # records count their code, too
+    # the bytes of a record include its code
     table.add_row("artifact", f"{file.bytes:,}", "bytes", f"{about.bytes:,} with code" if about.bytes else "")
-    table.add_row("  from", f"{file.low:,}", "bytes", "")
-    table.add_row("  to", f"{file.high:,}", "bytes", "")
-    table.add_row("  a weight", f"{file.bits_per_weight:.2f}", "bits", "")
+    table.add_row("  at least", f"{file.low:,}", "bytes", "")
+    table.add_row("  at most", f"{file.high:,}", "bytes", "")
+    table.add_row("  per weight", f"{file.bits_per_weight:.2f}", "bits", "")
     table.add_section()
-    table.add_row("a step: products", f"{whole.micro_steps * whole.cost.matrix_flops / tera:,.3f}", "TFLOPs", "")
-    table.add_row("  attention, causal", f"{whole.micro_steps * whole.cost.attention_flops / tera:,.3f}", "TFLOPs", "")
-    table.add_row("  Newton–Schulz", f"{whole.update_flops / tera:,.3f}", "TFLOPs", "")
+    table.add_row("one step: matrix products", f"{step.micro_steps * step.cost.matrix_flops / tera:,.3f}", "TFLOPs", "")
+    table.add_row("  attention, causal", f"{step.micro_steps * step.cost.attention_flops / tera:,.3f}", "TFLOPs", "")
+    table.add_row("  Newton–Schulz", f"{step.update_flops / tera:,.3f}", "TFLOPs", "")
     table.add_row("  tokens", f"{recipe.train.train_batch_tokens:,}", "tokens", "")
-    table.add_row(f"  reduced over {_ranks(recipe)} ranks", f"{apart.reduced_bytes / 1e6:,.1f}", "MB", "")
-    table.add_row("  sent by each", f"{apart.sent_bytes / 1e6:,.1f}", "MB", "")
+    table.add_row(f"  reduced over {_ranks(recipe)} ranks", f"{sharded.reduced_bytes / 1e6:,.1f}", "MB", "")
+    table.add_row("  sent by each rank", f"{sharded.sent_bytes / 1e6:,.1f}", "MB", "")
     return table
 
 
 def _machine_table(recipe: Recipe, machines: list[Machine], plans: list[Schedule | str]) -> Table:
     table = Table(
-        title="by machine", caption=f"{recipe.train.max_wallclock_seconds:g} s cap" if recipe.train.cap_ms else None
+        title="time and memory by machine",
+        caption=f"training stops after {recipe.train.max_wallclock_seconds:g} s" if recipe.train.cap_ms else None,
     )
-    table.add_column("what")
+    table.add_column("quantity")
     for machine in machines:
         table.add_column(machine.name, justify="right")
     rows: dict[str, list[str]] = {name: [] for name in _ROWS}
@@ -174,7 +179,7 @@ def _machine_table(recipe: Recipe, machines: list[Machine], plans: list[Schedule
     return table
 
 
-_ROWS = ("ms a step", "steps", "tokens, millions", "training, s", "priming, s", "PFLOPs in all", "memory a device, GB")
+_ROWS = ("ms per step", "steps", "million tokens", "training, s", "warm-up, s", "PFLOPs in total", "GB per device")
 
 
 def _cells(plan: Schedule) -> list[str]:
@@ -189,10 +194,10 @@ def _cells(plan: Schedule) -> list[str]:
     ]
 
 
-def _told(run: Forecast) -> str:
-    if run.step == run.steps:
-        return f"the run ended after {run.steps:,} steps at {run.bpb:.4f} bits per byte"
+def _forecast_line(outlook: Forecast) -> str:
+    if outlook.step == outlook.steps:
+        return f"the run ended after {outlook.steps:,} steps at {outlook.bpb:.4f} bits per byte"
     return (
-        f"after step {run.step:,} of about {run.steps:,}: the run should end at {run.bpb:.4f} bits per byte, "
-        f"nine in ten between {run.low:.4f} and {run.high:.4f} ({run.validations} validations)"
+        f"after step {outlook.step:,} of about {outlook.steps:,}, {outlook.validations} validations: forecast of the "
+        f"final bits per byte {outlook.bpb:.4f} (90 % interval {outlook.low:.4f} to {outlook.high:.4f})"
     )

@@ -1,7 +1,7 @@
-"""`birdie evaluate`: bits per byte of the model in an artifact.
+"""`birdie evaluate`: score the model in a .birdie file in bits per byte.
 
-Flags are the fields of `EvaluationRequest`, of `EvaluationSettings` and of each scoring mode. What is not given comes
-from the recipe in the artifact, so that the fields of settings are offered here without their defaults.
+Flags are the fields of `EvaluationRequest`, of `EvaluationSettings` and of each scoring mode. A setting without a flag
+comes from the recipe in the artifact, so the flags have no defaults of their own.
 """
 
 from contextlib import nullcontext
@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 from cyclopts import Group, Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, show, size
-from birdie.run.evaluation import Evaluation
-from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.cli.console import (
+    Json,
+    compiling_notice,
+    ctrl_c_stops,
+    log,
+    plain,
+    print_json,
+    print_table,
+    progress_bar,
+    size,
+)
+from birdie.run.evaluation import Evaluation, evaluate
 from birdie.run.recipe import FLAT
 from birdie.runtime.callbacks import never, no_message
 from birdie.runtime.device import choose_device
@@ -24,6 +33,8 @@ from birdie.runtime.startup import process_seconds
 from birdie.score.mode import ScoringMode
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings
+
+GROUP = "Evaluate"
 
 
 def optional_fields(kind: type) -> type:
@@ -70,8 +81,8 @@ else:
     Settings = optional_fields(EvaluationSettings)
 
 
-@compiling_told()
-def evaluate(
+@compiling_notice()
+def command(
     file: Path,
     /,
     *,
@@ -79,33 +90,33 @@ def evaluate(
     request: Annotated[EvaluationRequest | None, FLAT] = None,
     json: Json = False,
 ) -> None:
-    """Score a .birdie file in bits per byte over the validation split.
+    """Score the model in a .birdie file in bits per byte of the validation split.
 
-    What is not given is as the recipe in the file has it, `[evaluation]`. Under torchrun ranks share the work.
+    Settings without a flag come from `[evaluation]` of the recipe in the file. Under torchrun the ranks share the work.
     """
     request = replace(request or EvaluationRequest(), settings={} if settings is None else explicit(settings))
     device = choose_device(request.device, world_from_environment().local_rank)
     with process_group(device) as world:
         resumable = request.state is not None
-        asking = ctrl_c_asks(shown=world.is_main, after="what is under way") if resumable else nullcontext(never)
-        with progress_bar(f"scoring {file.name}", "tokens") as update, asking as stop:
-            result = evaluate_artifact(
+        interruptible = ctrl_c_stops(shown=world.is_main, after="this chunk") if resumable else nullcontext(never)
+        with progress_bar(f"scoring {file.name}", "tokens") as update, interruptible as stop:
+            result = evaluate(
                 file,
                 request,
                 world=world,
                 stop=stop,
-                notify=remark if world.is_main else no_message,
+                notify=log if world.is_main else no_message,
                 progress=update if world.is_main else None,
                 import_seconds=process_seconds() or 0.0,
             )
         if not world.is_main:
             return
     for warning in result.warnings:
-        remark(f"warning: {warning}")
+        log(f"warning: {warning}")
     if json:
-        emit(evaluation_json(result))
+        print_json(evaluation_json(result))
     else:
-        show(_table(file, result))
+        print_table(_table(file, result))
 
 
 def evaluation_json(result: Evaluation) -> dict[str, object]:

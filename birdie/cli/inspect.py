@@ -1,4 +1,4 @@
-"""`birdie inspect`: what is in an artifact, from its header alone."""
+"""`birdie inspect`: show the tensors of a .birdie file, with shape, scheme and bytes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,33 +6,37 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.artifact.load import inspect as inspect_file
+from birdie.artifact.load import inspect
 from birdie.artifact.summary import Summary
-from birdie.cli.console import Json, emit, plain, say, show, size
+from birdie.cli.console import Json, plain, print_json, print_line, print_table, size
+
+GROUP = "Compress"
 
 
-def inspect(
+def command(
     file: Path,
     /,
     *,
-    metadata: Annotated[bool, Parameter(negative=(), help="Also show what the artifact says about itself.")] = False,
+    metadata: Annotated[
+        bool, Parameter(negative=(), help="Also show the metadata of the artifact: its recipe, tokenizer and versions.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show what is in a .birdie file and who paid which bytes. Reads the header only."""
-    summary = inspect_file(file)
+    """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read."""
+    summary = inspect(file)
     if json:
         answer = summary.to_json()
-        emit({**answer, "metadata": dict(summary.metadata)} if metadata else answer)
+        print_json({**answer, "metadata": dict(summary.metadata)} if metadata else answer)
         return
-    show(summary_table(summary))
+    print_table(summary_table(summary))
     if metadata:
         from rich.pretty import pretty_repr
 
-        say(pretty_repr(dict(summary.metadata)))
+        print_line(pretty_repr(dict(summary.metadata)))
 
 
 def summary_table(summary: Summary) -> Table:
-    """Who paid what: one row a tensor."""
+    """Return the table of bytes per tensor, one row per tensor."""
     table = Table(title=plain(f"{summary.path}: {size(summary.bytes)}, {summary.bits_per_weight:.3f} bits per weight"))
     table.add_column("tensor", overflow="fold")
     table.add_column("shape")

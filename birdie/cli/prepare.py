@@ -1,4 +1,4 @@
-"""`birdie prepare`: text into shards and a tokenizer; `birdie prepare hub`: download the challenge's published ones."""
+"""`birdie prepare`: tokenize text into shards, or download the challenge's shards (`birdie prepare hub`)."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,14 +7,15 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, emit, progress_bar, remark, say, show
+from birdie.cli.console import Json, log, print_json, print_line, print_table, progress_bar
 from birdie.data.corpus import Corpus, file_corpus, stdlib_corpus
 from birdie.data.dataset import DatasetInfo
 from birdie.data.hub import download as hub_download
 from birdie.data.hub.download import DownloadedDataset, Source
-from birdie.data.prepare import PreparedDataset
-from birdie.data.prepare import prepare as prepare_data
+from birdie.data.prepare import PreparedDataset, prepare
 from birdie.errors import ConfigError, DataError
+
+GROUP = "Train"
 
 PREPARE_STAGES = {
     "overlap": "searching the training text for validation documents",
@@ -58,7 +59,7 @@ class HubFlags:
         return [f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value is not None]
 
 
-def prepare(
+def command(
     *source: Annotated[
         str,
         Parameter(
@@ -114,11 +115,11 @@ def prepare(
         corpus = file_corpus(source, validation=validation, documents=documents)
     result = prepare_with_bar(corpus, tokenizer=tokenizer, vocab_size=vocab_size or 1024, root=output, caseops=caseops)
     if json:
-        emit({"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)})
+        print_json({"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)})
         return
-    show(_table(result.info))
-    say(f"shards: {result.folder}")
-    say(f"tokenizer: {result.tokenizer}")
+    print_table(_table(result.info))
+    print_line(f"shards: {result.folder}")
+    print_line(f"tokenizer: {result.tokenizer}")
 
 
 def prepare_with_bar(
@@ -128,18 +129,18 @@ def prepare_with_bar(
     result: PreparedDataset | None = None
     stage = ""
     with progress_bar(f"preparing {corpus.name}", "B") as update:
-        for event in prepare_data(corpus, tokenizer or vocab_size, root, caseops=caseops):
+        for event in prepare(corpus, tokenizer or vocab_size, root, caseops=caseops):
             if isinstance(event, PreparedDataset):
                 result = event
                 continue
             if event.stage != stage:
                 stage = event.stage
-                remark(PREPARE_STAGES[stage])
+                log(PREPARE_STAGES[stage])
             update(event.bytes, None)
     if result is None:
         raise DataError(f"preparing {corpus.name} ended without a data set")
     if result.excluded:
-        remark(f"{result.excluded:,} training document(s) excluded as copies of validation documents")
+        log(f"{result.excluded:,} training document(s) excluded as copies of validation documents")
     return result
 
 
@@ -149,16 +150,16 @@ def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
     shards = 10 if flags.train_shards is None else flags.train_shards
     result = _download_with_bar(flags.variant or "sp1024", shards, output, source)
     for note in result.notes:
-        remark(f"note: {note}")
+        log(f"note: {note}")
     if json:
         answer = {"folder": str(result.folder), "tokenizer": result.tokenizer, **asdict(result.info)}
         files = {"fetched": result.downloaded, "kept": result.kept, "bytes": result.bytes}
-        emit({**answer, "commit": result.commit, **files})
+        print_json({**answer, "commit": result.commit, **files})
         return
-    show(_table(result.info))
-    say(f"downloaded: {len(result.downloaded)} files, {result.bytes:,} bytes; {len(result.kept)} existed")
-    say(f"shards: {result.folder}")
-    say(f"tokenizer: {result.tokenizer}")
+    print_table(_table(result.info))
+    print_line(f"downloaded: {len(result.downloaded)} files, {result.bytes:,} bytes; {len(result.kept)} existed")
+    print_line(f"shards: {result.folder}")
+    print_line(f"tokenizer: {result.tokenizer}")
 
 
 def _download_with_bar(variant: str, train_shards: int, root: Path, source: Source) -> DownloadedDataset:
@@ -169,13 +170,13 @@ def _download_with_bar(variant: str, train_shards: int, root: Path, source: Sour
         def report(stage: hub_download.Stage, done: int, total: int) -> None:
             if stage not in reported:
                 reported.add(stage)
-                remark(f"{DOWNLOAD_STAGES[stage]}: {total:,} bytes")
+                log(f"{DOWNLOAD_STAGES[stage]}: {total:,} bytes")
             update(done, total)
 
         try:
             return hub_download.download(variant, train_shards, root, source=source, report=report)
         except KeyboardInterrupt:
-            remark("Complete files are kept; run the same command again to continue.")
+            log("Complete files are kept; run the same command again to continue.")
             raise
 
 

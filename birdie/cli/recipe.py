@@ -1,11 +1,11 @@
-"""`birdie recipe`: the recipes that ship."""
+"""`birdie recipe`: list, show and compare the recipes that come with birdie."""
 
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.cli.console import Json, emit, plain, say, show
+from birdie.cli.console import Json, plain, print_json, print_line, print_table
 from birdie.errors import ConfigError
 from birdie.run.estimate import parameters
 from birdie.run.presets import scaled
@@ -13,43 +13,47 @@ from birdie.run.recipe import Recipe, to_toml
 from birdie.run.recipe_file import ABOUT
 from birdie.run.registry import Known, book, changes, find
 
+GROUP = "Train"
 
-def recipe(
+
+def command(
     action: Annotated[Literal["list", "show", "diff"], Parameter(help="list; show A; diff A B.")],
     /,
     *names: Annotated[str, Parameter(help="Names from the list, or .toml files.")],
-    scale: Annotated[str | None, Parameter(help="Show them shrunk: cpu or smoke (birdie train --scale).")] = None,
+    preset: Annotated[
+        str | None, Parameter(help="Shrink the recipes as `birdie train --preset` does: cpu or smoke.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List the recipes that ship, show all settings of one, or what two have different.
+    """List the recipes that come with birdie, show all settings of one, or the settings in which two differ.
 
-    A recipe is run by `birdie train`, with the path that the list shows, or by the program that the list names.
-    Records' figures are their authors', on eight H100s.
+    Run a recipe by its name with `birdie train`, or with the program that the list names. The figures of records are
+    their authors', measured on eight H100s.
     """
     wanted = {"list": 0, "show": 1, "diff": 2}[action]
     if len(names) != wanted:
         raise ConfigError(f"birdie recipe {action} takes {wanted or 'no'} names, not {len(names)}")
     if action == "list":
-        _list(list(book()), scale, json=json)
+        _list(list(book()), preset, json=json)
     elif action == "show":
-        _show(find(names[0]), scale, json=json)
+        _show(find(names[0]), preset, json=json)
     else:
-        _diff(find(names[0]), find(names[1]), scale, json=json)
+        _diff(find(names[0]), find(names[1]), preset, json=json)
 
 
-def settings_of(known: Known, scale: str | None) -> Recipe:
-    """The recipe's settings, at a scale if there is one."""
-    whole = known.recipe()
-    return whole if scale is None else scaled(whole, scale, known.about.step_ms)
+def settings_of(known: Known, preset: str | None) -> Recipe:
+    """Return the settings of a registered recipe, shrunk by a preset unless that is None."""
+    recipe = known.recipe()
+    return recipe if preset is None else scaled(recipe, preset, known.about.step_ms)
 
 
-def _settings(known: Known, scale: str | None) -> dict[str, Any]:
-    return known.settings() if scale is None or known.about.runs is not None else settings_of(known, scale).to_dict()
+def _settings(known: Known, preset: str | None) -> dict[str, Any]:
+    return known.settings() if preset is None or known.about.runs is not None else settings_of(known, preset).to_dict()
 
 
-def _facts(known: Known, scale: str | None) -> dict[str, Any]:
+def _facts(known: Known, preset: str | None) -> dict[str, Any]:
     about = known.about
-    if scale is not None and about.runs is None:  # a record's figures are not those of its recipe at a scale
+    if preset is not None and about.runs is None:  # the figures are of the recipe that is not shrunk
         about = about.unmeasured()
     return {
         "name": known.name,
@@ -57,36 +61,36 @@ def _facts(known: Known, scale: str | None) -> dict[str, Any]:
         "title": about.title,
         "source": about.source,
         "runs": f"birdie train {known.path}" if about.runs is None else f"{about.runs} --recipe {known.path}",
-        "parameters": about.parameters if about.runs is not None else parameters(settings_of(known, scale)),
+        "parameters": about.parameters if about.runs is not None else parameters(settings_of(known, preset)),
         "expected": {name: getattr(about, name) for name in ("bytes", "step_ms", "bpb", "accuracy")},
         "needs": list(about.needs),
     }
 
 
-def _list(recipes: list[Known], scale: str | None, *, json: bool) -> None:
-    facts = [_facts(known, scale) for known in recipes]
+def _list(recipes: list[Known], preset: str | None, *, json: bool) -> None:
+    facts = [_facts(known, preset) for known in recipes]
     if json:
-        emit({"recipes": facts})
+        print_json({"recipes": facts})
         return
     table = Table(title="recipes")
-    for name in ("recipe", "what", "parameters", "bytes", "ms/step", "bpb, accuracy"):
-        table.add_column(name, justify="left" if name in ("recipe", "what") else "right", overflow="fold")
-    for each in facts:
-        expected = each["expected"]
+    for name in ("recipe", "title", "parameters", "bytes", "ms/step", "bpb, accuracy"):
+        table.add_column(name, justify="left" if name in ("recipe", "title") else "right", overflow="fold")
+    for entry in facts:
+        expected = entry["expected"]
         table.add_row(
-            each["name"],
-            plain(each["title"]),
-            _number(each["parameters"]),
+            entry["name"],
+            plain(entry["title"]),
+            _number(entry["parameters"]),
             _number(expected["bytes"]),
             "" if expected["step_ms"] is None else f"{expected['step_ms']:g}",
             _quality(expected),
         )
-    show(table)
+    print_table(table)
     if recipes:
-        say(f"files: {recipes[0].path.parent}")
-    for known, each in zip(recipes, facts, strict=True):
+        print_line(f"files: {recipes[0].path.parent}")
+    for known, entry in zip(recipes, facts, strict=True):
         if known.about.runs is not None:
-            say(f"{known.name} is run by: {each['runs']}")
+            print_line(f"{known.name} is run by: {entry['runs']}")
 
 
 def _number(number: int | None) -> str:
@@ -99,36 +103,40 @@ def _quality(expected: dict[str, Any]) -> str:
     return "" if expected["bpb"] is None else f"{expected['bpb']:.4f}"
 
 
-def _show(known: Known, scale: str | None, *, json: bool) -> None:
-    facts, settings = _facts(known, scale), _settings(known, scale)
+def _show(known: Known, preset: str | None, *, json: bool) -> None:
+    facts, settings = _facts(known, preset), _settings(known, preset)
     if json:
-        emit({**facts, "recipe": settings})
+        print_json({**facts, "recipe": settings})
         return
-    say(f"# {known.path}: {facts['title'] or 'a recipe'}{', ' + facts['source'] if facts['source'] else ''}")
+    print_line(f"# {known.path}: {facts['title'] or 'a recipe'}{', ' + facts['source'] if facts['source'] else ''}")
     if facts["parameters"] is not None:
-        say(f"# {facts['parameters']:,} parameters")
+        print_line(f"# {facts['parameters']:,} parameters")
     if facts["needs"]:
-        say(f"# not here yet: {', '.join(facts['needs'])}")
-    say(f"# {facts['runs']}")
-    say("")
+        print_line(f"# not supported yet: {', '.join(facts['needs'])}")
+    print_line(f"# {facts['runs']}")
+    print_line("")
     if known.about.runs is None:
-        say(to_toml(settings).rstrip())
+        print_line(to_toml(settings).rstrip())
         return
-    say(to_toml({ABOUT: {"runs": known.about.runs}, **settings}).rstrip())
+    print_line(to_toml({ABOUT: {"runs": known.about.runs}, **settings}).rstrip())
 
 
-def _diff(one: Known, other: Known, scale: str | None, *, json: bool) -> None:
+def _diff(one: Known, other: Known, preset: str | None, *, json: bool) -> None:
     if one.about.runs != other.about.runs:
-        raise ConfigError(f"{one.name} and {other.name} are run by different programs and have no setting in common")
-    found = list(changes(_settings(one, scale), _settings(other, scale)))
+        raise ConfigError(
+            f"{one.name} and {other.name} are recipes of different programs and have no settings in common"
+        )
+    differences = list(changes(_settings(one, preset), _settings(other, preset)))
     if json:
-        emit({"differences": [{"setting": name, one.name: mine, other.name: its} for name, mine, its in found]})
+        print_json(
+            {"differences": [{"setting": name, one.name: left, other.name: right} for name, left, right in differences]}
+        )
         return
     table = Table(title=plain(f"{one.name} and {other.name}"))
     for name in ("setting", one.name, other.name):
         table.add_column(plain(name), overflow="fold")
-    for name, mine, its in found:
-        table.add_row(name, plain(str(mine)), plain(str(its)))
+    for name, left, right in differences:
+        table.add_row(name, plain(str(left)), plain(str(right)))
     table.add_section()
-    table.add_row("parameters", *(_number(_facts(known, scale)["parameters"]) for known in (one, other)))
-    show(table)
+    table.add_row("parameters", *(_number(_facts(known, preset)["parameters"]) for known in (one, other)))
+    print_table(table)

@@ -1,17 +1,32 @@
-"""`birdie train`: a recipe into a run folder with checkpoints, an artifact and its score."""
+"""`birdie train`: train a GPT by a recipe, compress it and score the file.
 
-from collections.abc import Callable
+The run folder gets checkpoints, the artifact `model.birdie` and `summary.json`.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import wraps
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from cyclopts.config import Dict
 from rich.table import Table
 
 from birdie.artifact.summary import Summary
-from birdie.cli.console import Json, compiling_told, ctrl_c_asks, emit, plain, progress_bar, remark, say, show
+from birdie.cli.console import (
+    Json,
+    compiling_notice,
+    ctrl_c_stops,
+    log,
+    new_app,
+    plain,
+    print_json,
+    print_line,
+    print_table,
+    progress_bar,
+)
 from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of
 from birdie.errors import ConfigError
@@ -24,6 +39,7 @@ from birdie.run.presets import scaled
 from birdie.run.recipe import FLAT, Recipe
 from birdie.run.recipe_file import configuration, sources
 from birdie.run.registry import find
+from birdie.runtime.callbacks import no_message
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import process_group, world_from_environment
 from birdie.runtime.files import write_bytes
@@ -33,76 +49,112 @@ from birdie.train.loop import Step
 from birdie.train.profile import Profile
 from birdie.train.schedule import fraction_done
 
+GROUP = "Train"
 
-def configured(recipe: str | None, scale: str | None) -> tuple[Dict, ...]:
-    """What a recipe of the book or a file sets, at a scale if there is one; flags and environment come over it.
+
+def build_app(tokens: Sequence[str]) -> App:
+    """Return the application of `birdie train`, configured by the recipe and the preset among `tokens`.
+
+    cyclopts takes configuration before it parses tokens, so the recipe is looked up first. The command is an
+    application of its own: beside other commands cyclopts would take the recipe's table [train] for a command.
+    """
+    recipe, preset = _recipe_and_preset(tokens)
+    app = new_app("birdie train", config=configuration_of(recipe, preset))
+
+    @wraps(command)
+    def checked(recipe_file: str | None = None, /, **flags: Any) -> None:
+        if recipe_file != recipe:  # its settings were not read
+            raise ConfigError(f"name the recipe first: birdie train {recipe_file} …")
+        command(recipe_file, **flags)
+
+    app.default(checked)
+    return app
+
+
+def _recipe_and_preset(tokens: Sequence[str]) -> tuple[str | None, str | None]:
+    recipe = next((token for token in tokens if token.endswith(".toml") and not token.startswith("-")), None)
+    if recipe is None and tokens and not tokens[0].startswith("-"):
+        recipe = tokens[0]
+    preset = None
+    for index, token in enumerate(tokens):
+        flag, equals, value = token.partition("=")
+        if flag == "--preset":
+            preset = value if equals else "".join(tokens[index + 1 : index + 2])
+    return recipe, preset
+
+
+def configuration_of(recipe: str | None, preset: str | None) -> tuple[Dict, ...]:
+    """Return the settings of a recipe (a registered name or a file), shrunk by a preset unless that is None.
+
+    Flags and environment variables override them.
 
     Raises:
-        ConfigError: there is no such recipe or no such scale, or the recipe is none.
+        ConfigError: there is no such recipe or preset, or the file is not a recipe of `birdie train`.
     """
     known = None if recipe is None else find(recipe)
-    if scale is None:
+    if preset is None:
         return configuration(None if known is None else known.path)
-    values = (scaled(Recipe(), scale) if known is None else settings_of(known, scale)).to_dict()
-    return sources({key: _set(value) if isinstance(value, dict) else value for key, value in values.items()}, scale)
+    settings = scaled(Recipe(), preset) if known is None else settings_of(known, preset)
+    return sources(_without_none(settings.to_dict()), preset)
 
 
-def _set(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: _set(value) if isinstance(value, dict) else value for key, value in table.items() if value is not None}
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the nested table without values None, which a cyclopts configuration cannot hold."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
-def after_reading(read: str | None) -> Callable[..., None]:
-    """`train`, which refuses a recipe other than `read`: settings of any other never came in."""
-
-    @wraps(train)
-    def command(recipe_file: str | None = None, /, **rest: Any) -> None:
-        if recipe_file != read:
-            raise ConfigError(f"name the recipe first: birdie train {recipe_file} …")
-        train(recipe_file, **rest)
-
-    return command
-
-
-@compiling_told()
-def train(
+@compiling_notice()
+def command(
     recipe_file: Annotated[
         str | None,
-        Parameter(help="A recipe (`birdie recipe list`, or a .toml file); flags and environment override it."),
+        Parameter(help="A name that `birdie recipe list` shows, or a .toml file."),
     ] = None,
     /,
     *,
-    scale: Annotated[
-        str | None, Parameter(help="cpu: shrunk to ten minutes on two cores; smoke: to a few steps that run all of it.")
+    preset: Annotated[
+        str | None,
+        Parameter(help="Shrink the recipe. cpu: ten minutes on two cores; smoke: four steps, to see that it runs."),
     ] = None,
-    folder: Annotated[Path | None, Parameter(help="Run folder; default: runs/ and the recipe's digest.")] = None,
-    resume: Annotated[bool, Parameter(negative=(), help="Go on from the latest checkpoint of the run folder.")] = False,
+    folder: Annotated[
+        Path | None, Parameter(help="Run folder; default: runs/DIGEST, the digest of the recipe.")
+    ] = None,
+    resume: Annotated[
+        bool, Parameter(negative=(), help="Continue from the latest checkpoint in the run folder.")
+    ] = False,
     recipe: Annotated[Recipe | None, FLAT] = None,
     profile: Annotated[
-        bool, Parameter(negative=(), help="Also show where a step goes, with a trace, in the run folder's profile/.")
+        bool,
+        Parameter(
+            negative=(), help="Also measure the parts of a step, and write a trace to profile/ in the run folder."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
     """Train a GPT by a recipe, compress it and score the file.
 
-    Settings come from the flags below, else the environment, else the recipe file, else the defaults. Ctrl-C saves a
-    checkpoint; --resume goes on from it. Under torchrun every rank trains, and goes on from the last checkpoint when
-    one of them died: `torchrun --nproc_per_node=2 --max-restarts=3 -m birdie train …`.
+    A setting comes from its flag, else from its environment variable, else from the recipe, else it has its default.
+    Ctrl-C saves a checkpoint, and --resume continues from it. Under torchrun every rank trains; if a rank dies, all
+    restart from the last checkpoint: `torchrun --nproc_per_node=2 --max-restarts=3 -m birdie train …`.
     """
-    recipe = recipe or Recipe()  # recipe and scale were read before this call
+    recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
-        remark_here = remark if world.is_main else _nothing
-        work = Run(recipe, folder, profiled=profile, world=world, notify=remark_here)
-        if scale is not None:
-            remark_here(f"{recipe_file or 'the defaults'} at scale {scale}")
+        notify = log if world.is_main else no_message
+        work = Run(recipe, folder, profiled=profile, world=world, notify=notify)
+        if preset is not None:
+            notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")
         if recipe_file is not None and (needs := find(recipe_file).about.needs):
-            remark_here(f"{recipe_file} also has {', '.join(needs)}: not here yet, going on without")
+            notify(f"not supported, training without: {', '.join(needs)}")
         last, interrupted = follow(work, resume=resume, shown=world.is_main)
         if interrupted is not None:
             if world.is_main:
-                remark(f"Stopped after step {interrupted.step}; saved in {interrupted.path}")
-                remark("Go on with the same command and --resume.")
+                log(f"Stopped after step {interrupted.step}; saved in {interrupted.path}")
+                log("Continue with the same command and --resume.")
             raise KeyboardInterrupt
         if not world.is_main:
             return
@@ -112,27 +164,27 @@ def train(
         with progress_bar("scoring the file", "tokens") as update:
             plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
             result = evaluate_artifact(summary.path, plain_windows, progress=update)
-        asked = None
+        by_recipe = None
         if recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
-            with progress_bar("scoring it as [evaluation] asks", "tokens") as update:
+            with progress_bar("scoring with [evaluation]", "tokens") as update:
                 request = EvaluationRequest(device=recipe.device)
-                asked = evaluate_artifact(summary.path, request, notify=remark, progress=update)
-    answer = run_json(work, last, summary, result, asked)
-    write_bytes(folder / "summary.json", _dumps(answer))
+                by_recipe = evaluate_artifact(summary.path, request, notify=log, progress=update)
+    answer = run_json(work, last, summary, result, by_recipe)
+    write_bytes(folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
     if json:
-        emit(answer)
+        print_json(answer)
     else:
         if work.profile is not None:
-            show(profile_table(work.profile))
-        show(run_table(work, last, summary, result, asked))
-        say(f"artifact: {summary.path}")
+            print_table(profile_table(work.profile))
+        print_table(run_table(work, last, summary, result, by_recipe))
+        print_line(f"artifact: {summary.path}")
 
 
 def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Validated | None, Interrupted | None]:
-    """Train to the end with a bar and log lines; returns the last validation and, if it was stopped, where."""
+    """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
     last: Validated | None = None
     interrupted: Interrupted | None = None
-    with ctrl_c_asks(shown=shown) as stop, progress_bar("training", "steps") as update:
+    with ctrl_c_stops(shown=shown) as stop, progress_bar("training", "steps") as update:
         for event in work.train(resume=resume, stop=stop, on_warmup=update):
             if isinstance(event, Validated):
                 last = event
@@ -143,7 +195,7 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
                 if isinstance(event, Started) and work.device.type == "cpu":
                     cost = on_this_cpu(work.recipe, work.training, work.world.size)
                     minutes = (cost.warmup_s + cost.seconds) / 60
-                    remark(f"about {cost.mean_s:.2g} s a step on this CPU, {minutes:.1f} min in all")
+                    log(f"estimate: {cost.mean_s:.2g} s per step on this CPU, {minutes:.1f} min in total")
     return last, interrupted
 
 
@@ -151,22 +203,22 @@ def _show(event: Event, work: Run, update: Callable[[float, float | None], None]
     if isinstance(event, Step):
         update(event.number, event.number / fraction_done(work.training, event.number, event.train_ms))
         if work.recipe.run.logs(event.number) or event.stopping:
-            remark(
+            log(
                 f"step {event.number}  loss {event.loss:.4f}  lr ×{event.lr_multiplier:.3f}  "
                 f"{event.train_ms / 1000:.1f} s  {event.train_ms / event.number:.1f} ms/step"
             )
     elif isinstance(event, Validated):
-        of = "" if work.recipe.average.kind == "none" else f" of {event.weights}"
-        remark(f"step {event.step}  validation {event.score.bpb:.4f} bits per byte{of} ({event.score.tokens:,} tokens)")
+        weights = "" if work.recipe.average.kind == "none" else f", {event.weights}"
+        log(f"step {event.step}  validation {event.score.bpb:.4f} bpb ({event.score.tokens:,} tokens{weights})")
     elif isinstance(event, Checked):
         for check in event.checks:
-            remark(check.line)
+            log(check.line)
     elif isinstance(event, Profiled):
-        remark(f"{event.profile.title}; none of it on the clock; table and trace in {event.folder}")
+        log(f"{event.profile.title}; not counted as training time; table and trace in {event.folder}")
     elif isinstance(event, Saved):
-        remark(f"step {event.step}  saved {event.path}")
+        log(f"step {event.step}  saved {event.path}")
     elif isinstance(event, Started):
-        remark(
+        log(
             f"{event.parameters:,} parameters, {event.compute_dtype} (Newton–Schulz {event.newton_schulz_dtype}) on "
             f"{event.device}, attention by {event.attention_kernel}, "
             f"{event.world_size} rank(s) × {event.micro_steps} micro-step(s), "
@@ -176,16 +228,21 @@ def _show(event: Event, work: Run, update: Callable[[float, float | None], None]
 
 
 def calibrate(work: Run) -> None:
-    """Calibrate with a bar, if the recipe wants it."""
+    """Calibrate with a progress bar, if the recipe asks for it."""
     if work.recipe.calibration.data != "none":
         with progress_bar("calibrating", "tokens") as update:
             work.calibrate(update)
 
 
 def run_json(
-    work: Run, last: Validated | None, summary: Summary, result: Evaluation, asked: Evaluation | None = None
+    work: Run, last: Validated | None, summary: Summary, result: Evaluation, by_recipe: Evaluation | None = None
 ) -> dict[str, Any]:
-    """What a run has to say for itself, for machines; `asked` is the evaluation that the recipe asks for."""
+    """Return the object of `birdie train --json`, which is also `summary.json`; programs depend on its keys.
+
+    Args:
+        result: score with non-overlapping windows, the same for every recipe.
+        by_recipe: score with the recipe's `[evaluation]` settings; None: they are the same.
+    """
     return {
         "run": str(work.folder),
         "artifact": str(summary.path),
@@ -201,12 +258,12 @@ def run_json(
         "preflight": [asdict(check) for check in work.checks],
         "profile": None if work.profile is None else work.profile.to_dict(),
         "evaluation": evaluation_json(result),
-        "evaluation_asked": None if asked is None else evaluation_json(asked),
+        "evaluation_asked": None if by_recipe is None else evaluation_json(by_recipe),
     }
 
 
 def startup_json(work: Run) -> dict[str, Any]:
-    """Seconds before the clock started, and what was compiled in them."""
+    """Return the seconds before training time counts, and the number of graphs compiled in them."""
     seconds: dict[str, Any] = {"seconds": work.startup.seconds, "compiled": None}
     if work.compiling is not None:
         counts = work.compiling.warmup
@@ -221,22 +278,22 @@ def startup_json(work: Run) -> dict[str, Any]:
 
 
 def calibration_json(work: Run) -> dict[str, Any] | None:
-    """What calibration was made on and what it took; None without it."""
-    found = work.calibration
-    if found is None:
+    """Return data, tokens and seconds of the calibration; None without it."""
+    calibration = work.calibration
+    if calibration is None:
         return None
     return {
         "data": work.recipe.calibration.data,
-        "tokens": found.tokens,
-        "seconds": found.seconds,
+        "tokens": calibration.tokens,
+        "seconds": calibration.seconds,
         "reserved_seconds": work.reserved,
     }
 
 
 def run_table(
-    work: Run, last: Validated | None, summary: Summary, result: Evaluation, asked: Evaluation | None = None
+    work: Run, last: Validated | None, summary: Summary, result: Evaluation, by_recipe: Evaluation | None = None
 ) -> Table:
-    """Float against artifact."""
+    """Return the table of bytes and bits per byte: float weights, artifact, budget."""
     weights = sum(p.numel() for p in work.model.parameters())
     table = Table(title=plain(f"{work.folder}: {weights:,} weights"))
     table.add_column("model")
@@ -246,32 +303,22 @@ def run_table(
     if last is not None:
         table.add_row("float32 weights", f"{weights * 4:,}", "32.00", f"{last.score.bpb:.4f}")
     table.add_row("birdie artifact", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", f"{result.score.bpb:.4f}")
-    if asked is not None:
-        table.add_row(plain(f"by {asked.method}"), "", "", f"{asked.score.bpb:.4f}")
+    if by_recipe is not None:
+        table.add_row(plain(f"  {by_recipe.method}"), "", "", f"{by_recipe.score.bpb:.4f}")
     if summary.budget is not None:
         table.add_row("budget", f"{summary.budget:,}", "", "")
     return table
 
 
 def profile_table(profile: Profile) -> Table:
-    """Where a step goes: groups, and what is in them."""
+    """Return the table of milliseconds per step, by group and by part."""
     table = Table(title=plain(profile.title))
     table.add_column("part")
     table.add_column("ms", justify="right")
-    table.add_column("of the step", justify="right")
+    table.add_column("share", justify="right")
     for name, ms in profile.rows():
         top, _, member = name.partition("/")
         style = "dim" if member else "bold"
         share = f"{ms / profile.step_ms:.1%}"
         table.add_row(plain(f"  {member}" if member else top), f"{ms:.2f}", share, style=style)
     return table
-
-
-def _dumps(answer: dict[str, Any]) -> bytes:
-    import json
-
-    return json.dumps(answer, indent=1).encode() + b"\n"
-
-
-def _nothing(_: str) -> None:
-    return None

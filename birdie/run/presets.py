@@ -58,10 +58,10 @@ def scaled(recipe: Recipe, name: str, step_ms: float | None = None) -> Recipe:
         step_ms: of a step where the recipe comes from: with its cap it tells how many steps it is made for.
 
     Raises:
-        ConfigError: there is no such scale.
+        ConfigError: there is no such preset.
     """
     if name not in SCALES:
-        raise ConfigError(f"there is no scale {name!r}; choose {' or '.join(SCALES)}")
+        raise ConfigError(f"there is no preset {name!r}; choose {' or '.join(SCALES)}")
     scale = SCALES[name]
     model = recipe.model.resized(width=scale.width, depth=scale.depth, seq_len=scale.seq_len)
     export, validation = recipe.export, recipe.validation

@@ -246,7 +246,7 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
         dist.destroy_process_group()
 
 
-def run_on_main(world: World, device: torch.device, work: Callable[[], None]) -> None:
+def run_on_main(world: World, device: torch.device, work: Callable[[], object]) -> None:
     """Run `work` on rank 0 while the other ranks wait; if it fails, they exit with code 1 and without a message."""
     failure: Exception | None = None
     if world.is_main:
