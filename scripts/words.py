@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Find prose that a stranger would have to translate: `python scripts/words.py [PATH …]`, the whole project by default.
+"""Check the wording of code and docs: `python scripts/words.py [PATH …]`, by default of the whole project.
 
-Three habits are refused. A docstring begins with a verb or names its subject, never with "What", "Whether" or "Of".
-Names are nouns of the field, not participles such as `found` or `told`. Words that once meant five things ("place") or
-were private to this project ("foretell") stay out of prose, names and messages. Exit code 1 where anything is found.
+It reports three habits. A docstring begins with a verb or names its subject, never with "What", "Whether" or "Of".
+Names are nouns of the field, not participles such as `found` or `told`. Words with several meanings ("place") and words
+that only this project uses ("foretell") are replaced by the terms of the field. The exit code is 1 if it reports any.
 """
 
 import ast
@@ -16,11 +16,21 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("birdie", "benchmarks", "docs", "examples", "scripts", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
 OPENINGS = {"What", "Whether", "Of", "That", "Those", "So", "How", "Where", "Which", "Who", "The way"}
 NAMES = {"found", "told", "said", "asked", "given", "made", "here", "there", "whole", "each", "own", "before", "tells"}
-WORDS = re.compile(
-    r"\b(places?|come by legally|foretells?|foretold|minds|at work|whose fault|bearer|cookbook|steadiness|"
-    r"windows end to end|looping|surroundings|referee)\b",
-    re.IGNORECASE,
-)
+TERMS = {
+    r"places?": "position, index, device, path or slot",
+    r"come by legally": "rule-compliant",
+    r"foretells?|foretold": "predict, prediction",
+    r"minds": "sensitivity",
+    r"at work": "active",
+    r"whose fault|bearer": "the tensor that is at fault",
+    r"cookbook": "recipe registry",
+    r"steadiness": "pseudo-count",
+    r"windows end to end": "non-overlapping windows",
+    r"looping": "depth recurrence",
+    r"surroundings": "attention context",
+    r"referee": "reference evaluator",
+}
+WORDS = [(re.compile(rf"\b({pattern})\b", re.IGNORECASE), term) for pattern, term in TERMS.items()]
 ALLOWED = re.compile(r"in place|take place|takes place|placeholder|replace|decimal place|enable_looping_at|LOOPING")
 MIN_WORDS = 3
 
@@ -34,27 +44,28 @@ def python_problems(path: Path) -> Iterator[tuple[int, str]]:
             doc = ast.get_docstring(node)
             first = (doc or "").split("\n", 1)[0].strip()
             line = node.body[0].lineno if node.body else 1
-            opening = next((each for each in OPENINGS if re.match(rf"{each}\b", first)), None)
+            opening = next((word for word in OPENINGS if re.match(rf"{word}\b", first)), None)
             if opening:
-                yield line, f"docstring begins with {opening!r}: begin with a verb, or name the thing"
+                yield line, f"docstring begins with {opening!r}; begin with a verb, or name the thing"
             elif doc and len(first.split()) < MIN_WORDS:
-                yield line, f"docstring {first!r} says too little: say more, or leave it out"
+                yield line, f"docstring {first!r} is too short; write a sentence, or remove it"
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id.strip("_") in NAMES:
-            yield node.lineno, f"variable {node.id!r} is no noun of the field"
+            yield node.lineno, f"variable {node.id!r} is not a noun of the field"
         if isinstance(node, ast.arg) and node.arg.strip("_") in NAMES:
-            yield node.lineno, f"parameter {node.arg!r} is no noun of the field"
+            yield node.lineno, f"parameter {node.arg!r} is not a noun of the field"
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name.strip("_") in NAMES:
-            yield node.lineno, f"name {node.name!r} is no noun of the field"
+            yield node.lineno, f"name {node.name!r} is not a noun of the field"
     yield from text_problems(source)
 
 
 def text_problems(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, problem) of the words that this project does not use."""
     for number, line in enumerate(source.split("\n"), 1):
-        for word in WORDS.finditer(line):
-            around = line[max(0, word.start() - 14) : word.end() + 14]
-            if not ALLOWED.search(around):
-                yield number, f"word {word[0]!r}: say which (position, index, device, path), or use the field's term"
+        for pattern, term in WORDS:
+            for word in pattern.finditer(line):
+                context = line[max(0, word.start() - 14) : word.end() + 14]
+                if not ALLOWED.search(context):
+                    yield number, f"word {word[0]!r}; the term of the field is: {term}"
 
 
 def files(arguments: list[str]) -> Iterator[Path]:
@@ -62,7 +73,7 @@ def files(arguments: list[str]) -> Iterator[Path]:
     for name in arguments or FOLDERS:
         path = Path(name) if arguments else ROOT / name
         if path.is_dir():
-            yield from sorted(each for each in path.rglob("*") if each.suffix in (".py", ".md"))
+            yield from sorted(file for file in path.rglob("*") if file.suffix in (".py", ".md"))
         elif path.is_file():
             yield path
 

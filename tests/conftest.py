@@ -1,4 +1,4 @@
-"""Fixtures for every test: a clean environment, and the shared data when it is there."""
+"""Fixtures for all tests: an environment without the challenge's variables, two threads, the real data."""
 
 import dataclasses
 import os
@@ -16,9 +16,9 @@ TORCHRUN_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "RUN_ID"}
 
 
 def challenge_variables(kind: type) -> Iterator[str]:
-    """Every environment name some setting of a recipe listens to."""
+    """Yield the environment variables that set fields of a recipe dataclass."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from challenge_variables(hint)
         for parameter in getattr(hint, "__metadata__", ()):
             assert isinstance(parameter.env_var, tuple), name
@@ -27,10 +27,10 @@ def challenge_variables(kind: type) -> Iterator[str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _clean_environment() -> Iterator[None]:
-    """A variable of the challenge left in the shell must not steer a test, nor a fixture of a module."""
+    """Remove the variables of the challenge, so that those in the developer's shell change no test and no fixture."""
     patch = pytest.MonkeyPatch()
     joint = {name for rule in RULES for name in rule.variables}
-    later = {name for each in LATER for name in (*each.variables, *each.details)}
+    later = {name for entry in LATER for name in (*entry.variables, *entry.details)}
     for name in {*challenge_variables(Recipe), *joint, *later, *CHOICES, *NEEDLESS, *TORCHRUN_VARIABLES}:
         patch.delenv(name, raising=False)
     yield
@@ -39,15 +39,15 @@ def _clean_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _two_threads() -> None:
-    """Two in all: workers that run side by side have one each, or threads would wait for one another."""
+    """Use two threads in total: more threads than cores in parallel workers would wait for one another."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, min(2, os.cpu_count() or 1) // workers))
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder BIRDIE_DATA names; tests that ask for it skip when it is unset."""
+    """The folder named by BIRDIE_DATA; tests that use it are skipped if the variable is not set."""
     folder = os.environ.get("BIRDIE_DATA")
     if not folder:
-        pytest.skip("BIRDIE_DATA is unset: the real data is not here")
+        pytest.skip("BIRDIE_DATA is not set: no real data")
     return Path(folder)

@@ -1,6 +1,6 @@
-"""Processes that are the ranks of one run, as torchrun starts them, without the seconds each takes to import torch.
+"""Processes that act as the ranks of one run, like those of torchrun, but without seconds of imports for each.
 
-They are forked from one server that has imported it and has never computed: nothing else of a rank is shared.
+They are forked from one server that has imported torch and has never computed, so ranks share no other state.
 """
 
 import datetime
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 
 from birdie.cli import build_app
 from birdie.cli.console import run
@@ -23,11 +24,11 @@ multiprocessing.set_forkserver_preload(["torch._dynamo", "birdie.run.pipeline", 
 
 
 def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> None:
-    """Call `function(rank, *arguments)` in `count` processes and wait for all; raises what one of them raised.
+    """Call `function(rank, *arguments)` in `count` processes, wait for all, and raise what one of them raised.
 
-    Their environment is that of the first call: the server keeps it.
+    Their environment is that of the first call, because the server keeps it.
     """
-    torch.multiprocessing.start_processes(function, arguments, nprocs=count, start_method="forkserver")
+    start_processes(function, arguments, nprocs=count, start_method="forkserver")  # type: ignore[no-untyped-call]
 
 
 def run_in_process_group(job: Callable[[World, Path], None], size: int, folder: Path) -> None:
@@ -47,18 +48,19 @@ def _join_and_call(rank: int, job: Callable[[World, Path], None], size: int, fol
 def run_as_ranks(
     program: Callable[..., None], arguments: tuple[Any, ...], count: int, folder: Path, variables: Mapping[str, str]
 ) -> str:
-    """Call `program(*arguments)` in `count` ranks with torchrun's variables and more, in `folder`; what they printed.
+    """Call `program(*arguments)` in `count` ranks with torchrun's variables, in `folder`; return their stdout.
 
-    What they said on stderr is left in `folder / "stderr"`.
+    Their stderr is in `folder / "stderr"`. Use torchrun itself where starting and restarting processes is tested.
 
-    For what differs from another run by torchrun in its settings alone.
+    Args:
+        variables: environment variables, in addition to those of torchrun.
     """
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = {**variables, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    start_ranks(_as_rank, (program, arguments, folder, told), count)
+    environment = {**variables, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    start_ranks(_as_rank, (program, arguments, folder, environment), count)
     return (folder / "stdout").read_text()
 
 
@@ -72,6 +74,6 @@ def _as_rank(
         program(*arguments)
 
 
-def birdie(*tokens: str) -> None:
-    """The command line, as a program."""
+def birdie_command(*tokens: str) -> None:
+    """Run the command line and exit with its code."""
     sys.exit(run(build_app, list(tokens)))

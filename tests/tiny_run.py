@@ -1,4 +1,4 @@
-"""A training run small enough to repeat many times in a test: model, loader and settings."""
+"""Model, batches and settings of a training run that takes milliseconds."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OPTIMIZERS = OptimizerSettings(matrix_lr=0.02, newton_schulz_dtype="float32")
 
 
 class TinyBatches:
-    """Sorted random tokens, so that there is something to learn; the position counts chunks over all ranks."""
+    """Sorted random tokens, which a model can learn; the position counts micro-batches over all ranks."""
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
@@ -44,7 +44,7 @@ def tiny_model(seed: int = 0, **changes: Any) -> GPT:
 
 
 def tiny_settings(**changes: Any) -> TrainSettings:
-    defaults = {
+    defaults: dict[str, Any] = {
         "iterations": 12,
         "warmdown_iters": 6,
         "warmup_steps": 0,

@@ -99,7 +99,7 @@ def _table(report: Report) -> Table:
     table = Table(title=plain(f"{report.path}: {report.kind}"), show_lines=True)
     table.add_column("rule", no_wrap=True)
     table.add_column("result", no_wrap=True)
-    table.add_column("evidence, and lines that a person should read (!)", overflow="fold")
+    table.add_column("evidence, and lines to read (!)", overflow="fold")
     for rule in RULES:
         mark, style = _MARKS[report.result(rule)]
         table.add_row(rule.name, Text(mark, style=style), _evidence(report, rule))

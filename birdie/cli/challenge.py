@@ -23,7 +23,7 @@ from birdie.cli.console import ctrl_c_stops, exit_code_of
 from birdie.golf.code_size import source_files
 from birdie.run.environment import is_on, remarks
 from birdie.run.estimate import on_this_cpu
-from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.run.evaluation import evaluate
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe, load_recipe
@@ -244,7 +244,7 @@ def _finish(log: Log, run: Run, trained: Score, code: int) -> None:
     old = _int8_zlib(log, run, code)
     artifact_bytes = _birdie(log, run, code)
     began = time.perf_counter()
-    new = evaluate_artifact(run.folder / "model.birdie", _request(run, EvaluationSettings()), world=run.world).score
+    new = evaluate(run.folder / "model.birdie", _request(run, EvaluationSettings()), world=run.world).score
     log(
         f"final_birdie_roundtrip val_loss:{new.val_loss:.4f} val_bpb:{new.bpb:.4f} "
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
@@ -271,7 +271,7 @@ def _request(run: Run, settings: EvaluationSettings | None = None) -> Evaluation
 def _evaluate(log: Log, run: Run) -> None:
     """Score the artifact with the recipe's `[evaluation]` settings and log the result in the records' format."""
     began = time.perf_counter()
-    result = evaluate_artifact(
+    result = evaluate(
         run.folder / "model.birdie", _request(run), world=run.world, notify=lambda line: log(f"birdie:{line}")
     )
     score, settings, mode = result.score, result.settings, result.mode

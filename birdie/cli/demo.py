@@ -20,7 +20,7 @@ from birdie.cli.train import calibrate, follow
 from birdie.compress.rate.size import parse_size
 from birdie.data.corpus import stdlib_corpus
 from birdie.errors import ConfigError
-from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.run.evaluation import evaluate
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
 from birdie.run.registry import find
@@ -72,7 +72,7 @@ def command(
     with progress_bar("compressing", "tensors") as update:
         summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
     with progress_bar("scoring the file", "tokens") as update:
-        result = evaluate_artifact(summary.path, EvaluationRequest(device=device), progress=update)
+        result = evaluate(summary.path, EvaluationRequest(device=device), progress=update)
     float_bytes, int8_bytes, int8_bpb = _baselines(run)
     answer: dict[str, Any] = {
         "bytes": summary.bytes,

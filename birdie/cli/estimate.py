@@ -54,7 +54,7 @@ def command(
     outlook = None if folder is None else _forecast(settings, folder)
     machines = [this_cpu(settings), h100(8), h100(1)]
     plans = [_schedule(settings, machine) for machine in machines]
-    # with depth recurrence active, if the recipe has it: most steps run with it
+    # a step with depth recurrence active, if the recipe has it, once on one device and once sharded over the ranks
     step, sharded = (
         load(settings, devices, machines[1].dtype, depth_recurrence=True) for devices in (1, _ranks(settings))
     )
@@ -148,8 +148,8 @@ def _model_table(
     table.add_section()
     # the bytes of a record include its code
     table.add_row("artifact", f"{file.bytes:,}", "bytes", f"{about.bytes:,} with code" if about.bytes else "")
-    table.add_row("  at least", f"{file.low:,}", "bytes", "")
-    table.add_row("  at most", f"{file.high:,}", "bytes", "")
+    table.add_row("  low estimate", f"{file.low:,}", "bytes", "")
+    table.add_row("  high estimate", f"{file.high:,}", "bytes", "")
     table.add_row("  per weight", f"{file.bits_per_weight:.2f}", "bits", "")
     table.add_section()
     table.add_row("one step: matrix products", f"{step.micro_steps * step.cost.matrix_flops / tera:,.3f}", "TFLOPs", "")

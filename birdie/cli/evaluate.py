@@ -98,7 +98,9 @@ def command(
     device = choose_device(request.device, world_from_environment().local_rank)
     with process_group(device) as world:
         resumable = request.state is not None
-        interruptible = ctrl_c_stops(shown=world.is_main, after="this chunk") if resumable else nullcontext(never)
+        interruptible = (
+            ctrl_c_stops(shown=world.is_main, after="the current batch") if resumable else nullcontext(never)
+        )
         with progress_bar(f"scoring {file.name}", "tokens") as update, interruptible as stop:
             result = evaluate(
                 file,

@@ -31,8 +31,7 @@ from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of
 from birdie.errors import ConfigError
 from birdie.run.estimate import on_this_cpu
-from birdie.run.evaluation import Evaluation
-from birdie.run.evaluation import evaluate as evaluate_artifact
+from birdie.run.evaluation import Evaluation, evaluate
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.pipeline import Run
 from birdie.run.presets import scaled
@@ -163,12 +162,12 @@ def command(
             summary = work.export(progress=update)
         with progress_bar("scoring the file", "tokens") as update:
             plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
-            result = evaluate_artifact(summary.path, plain_windows, progress=update)
+            result = evaluate(summary.path, plain_windows, progress=update)
         by_recipe = None
         if recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
             with progress_bar("scoring with [evaluation]", "tokens") as update:
                 request = EvaluationRequest(device=recipe.device)
-                by_recipe = evaluate_artifact(summary.path, request, notify=log, progress=update)
+                by_recipe = evaluate(summary.path, request, notify=log, progress=update)
     answer = run_json(work, last, summary, result, by_recipe)
     write_bytes(folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
     if json:
@@ -191,7 +190,7 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
             elif isinstance(event, Interrupted):
                 interrupted = event
             if shown:
-                _show(event, work, update)
+                _log_event(event, work, update)
                 if isinstance(event, Started) and work.device.type == "cpu":
                     cost = on_this_cpu(work.recipe, work.training, work.world.size)
                     minutes = (cost.warmup_s + cost.seconds) / 60
@@ -199,7 +198,7 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
     return last, interrupted
 
 
-def _show(event: Event, work: Run, update: Callable[[float, float | None], None]) -> None:
+def _log_event(event: Event, work: Run, update: Callable[[float, float | None], None]) -> None:
     if isinstance(event, Step):
         update(event.number, event.number / fraction_done(work.training, event.number, event.train_ms))
         if work.recipe.run.logs(event.number) or event.stopping:

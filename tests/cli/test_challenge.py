@@ -1,4 +1,4 @@
-"""The challenge's entry point: its environment in, its log lines out, in its order and its number formats."""
+"""Entry point of the challenge: settings from its environment variables, log lines in its order and number formats."""
 
 import os
 import re
@@ -66,7 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tiny(data: Path) -> dict[str, str]:
-    """The record's environment, made tiny."""
+    """Return the environment of a record's command, for a very small model."""
     return {
         "RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "VOCAB_SIZE": "260", "NUM_LAYERS": "3",
         "MODEL_DIM": "32", "NUM_HEADS": "2", "NUM_KV_HEADS": "1", "MAX_WALLCLOCK_SECONDS": "0", "VAL_LOSS_EVERY": "3",
@@ -77,7 +77,7 @@ def tiny(data: Path) -> dict[str, str]:
 
 
 def launch(folder: Path, data: Path, ranks: int = 1, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run the record's command, made tiny, in `folder`."""
+    """Run `train_gpt.py` in `folder` with the environment of `tiny`, changed by `changes`."""
     settings = tiny(data) | changes
     start = [sys.executable]
     if ranks > 1:
@@ -92,18 +92,19 @@ Play = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def play(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
-    """`play(NAME="value")` → (exit code, stdout, stderr) of what `launch` runs, without the seconds a process takes."""
+    """`play(NAME="value")` returns (exit code, stdout, stderr) as `launch` does, without starting a process."""
 
-    def run_here(**changes: str) -> tuple[int, str, str]:
+    def run_in_process(**changes: str) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(ENTRY)])
         for name, value in (tiny(data) | changes).items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as end:
             main()
-        return (ended.value.code, *capsys.readouterr())
+        assert isinstance(end.value.code, int)
+        return (end.value.code, *capsys.readouterr())
 
-    return run_here
+    return run_in_process
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +118,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, 
 def test_the_lines_come_in_the_challenge_order(logged: tuple[Path, list[str]]) -> None:
     _, lines = logged
     assert lines[0] == "logs/tiny.txt"
-    at = 0
+    position = 0
     for pattern in ORDER:
-        found = next((i for i in range(at, len(lines)) if re.fullmatch(pattern, lines[i])), None)
-        assert found is not None, f"no line like {pattern} after {lines[at - 1]!r}"
-        at = found + 1
-    assert at == len(lines), f"something follows the last line: {lines[at:]}"
+        match = next((i for i in range(position, len(lines)) if re.fullmatch(pattern, lines[i])), None)
+        assert match is not None, f"no line like {pattern} after {lines[position - 1]!r}"
+        position = match + 1
+    assert position == len(lines), f"lines follow the last one: {lines[position:]}"
 
 
 def test_the_log_holds_the_source_and_every_line(logged: tuple[Path, list[str]]) -> None:
@@ -133,8 +134,15 @@ def test_the_log_holds_the_source_and_every_line(logged: tuple[Path, list[str]])
     assert all(line in log for line in lines[1:])
 
 
+def field(pattern: str, lines: list[str], start: str) -> str:
+    """Return the group of `pattern` in the first line that begins with `start`."""
+    match = re.search(pattern, next(line for line in lines if line.startswith(start)))
+    assert match is not None
+    return match[1]
+
+
 def number(lines: list[str], start: str) -> int:
-    return int(re.search(r": (\d+) bytes", next(line for line in lines if line.startswith(start)))[1])
+    return int(field(r": (\d+) bytes", lines, start))
 
 
 def test_code_counts_every_source_that_is_loaded(logged: tuple[Path, list[str]]) -> None:
@@ -151,20 +159,20 @@ def test_birdie_is_smaller_and_as_good(logged: tuple[Path, list[str]]) -> None:
     _, lines = logged
     assert number(lines, "Serialized model birdie") < number(lines, "Serialized model int8+zlib")
     old, new = (
-        float(re.search(r"val_bpb:(\S+)", next(line for line in lines if line.startswith(name)))[1])
+        float(field(r"val_bpb:(\S+)", lines, name))
         for name in ("final_int8_zlib_roundtrip_exact", "final_birdie_roundtrip_exact")
     )
     assert abs(old - new) < 0.02
 
 
-def test_a_capped_run_stops_early_and_says_so_last(play: Play) -> None:
+def test_a_capped_run_stops_early_and_logs_it(play: Play) -> None:
     code, out, err = play(MAX_WALLCLOCK_SECONDS="1", ITERATIONS="100000", VAL_LOSS_EVERY="0", EVAL_STRIDE="16")
     assert code == 0, err
-    every = out.splitlines()
-    lines = [line for line in every if not line.startswith("birdie:")]  # ours may stand between the challenge's
-    stopped = next(i for i, line in enumerate(lines) if line.startswith("stopping_early: wallclock_cap train_time:"))
-    assert re.match(r"step:\d+/100000 val_loss:", lines[stopped - 1])
-    assert lines[stopped + 1].startswith("peak memory")
+    # birdie's own lines may stand between those of the challenge
+    lines = [line for line in out.splitlines() if not line.startswith("birdie:")]
+    cap = next(i for i, line in enumerate(lines) if line.startswith("stopping_early: wallclock_cap train_time:"))
+    assert re.match(r"step:\d+/100000 val_loss:", lines[cap - 1])
+    assert lines[cap + 1].startswith("peak memory")
     assert sum("val_loss" in line and line.startswith("step:") for line in lines) == 1
     last = r"final_sliding_window_eval{} stride:16 val_loss:\d\.\d{{{}}} val_bpb:\d\.\d{{{}}}{}"
     assert re.fullmatch(last.format("", 4, 4, r" eval_time:\d+ms"), lines[-2])
@@ -173,12 +181,12 @@ def test_a_capped_run_stops_early_and_says_so_last(play: Play) -> None:
     assert abs(exact["final_sliding_window_eval_exact"] - exact["final_birdie_roundtrip_exact"]) < 0.05
 
 
-def test_a_profile_is_asked_for_by_a_variable(play: Play, tmp_path: Path) -> None:
+def test_an_environment_variable_turns_on_the_profile(play: Play, tmp_path: Path) -> None:
     code, out, err = play(PROFILE="1", ITERATIONS="1", VAL_LOSS_EVERY="0")
     assert code == 0, err
-    told = [line for line in out.splitlines() if line.startswith("birdie:profile:")]
-    assert "of it attributed" in told[0]
-    assert any(re.fullmatch(r"birdie:profile:optimizer \d+\.\d{3}ms \d+\.\d\d%", line) for line in told)
+    profile = [line for line in out.splitlines() if line.startswith("birdie:profile:")]
+    assert "of it attributed" in profile[0]
+    assert any(re.fullmatch(r"birdie:profile:optimizer \d+\.\d{3}ms \d+\.\d\d%", line) for line in profile)
     assert (tmp_path / "runs" / "tiny" / "profile" / "table.json").is_file()
 
 
@@ -192,7 +200,7 @@ def the_entry(path: str) -> None:
 def test_ranks_give_the_one_rank_result_under_one_name(
     ranks: int, name: str, logged: tuple[Path, list[str]], data: Path, tmp_path: Path
 ) -> None:
-    """Two as torchrun starts them; eight, as the records have, as it would."""
+    """Two ranks started by torchrun; eight ranks, as the records have, forked with torchrun's variables."""
     if ranks == 2:
         done = launch(tmp_path, data, ranks, RUN_ID=name)
         assert done.returncode == 0, done.stderr
@@ -202,8 +210,7 @@ def test_ranks_give_the_one_rank_result_under_one_name(
     assert f"world_size:{ranks} grad_accum_steps:{8 // ranks}" in lines
     assert lines[-1].startswith("Total submission size birdie")
     assert number(lines, "Code size") == number(logged[1], "Code size")
-    last = [line for line in (logged[1], lines) for line in line if line.startswith("final_birdie_roundtrip_exact")]
-    one, many = (float(re.search(r"val_loss:(\S+)", line)[1]) for line in last)
+    one, many = (float(field(r"val_loss:(\S+)", log, "final_birdie_roundtrip_exact")) for log in (logged[1], lines))
     assert many == pytest.approx(one, abs=2e-3)
     runs = [run.name for run in (tmp_path / "runs").iterdir()]
     assert len(runs) == 1
@@ -211,7 +218,7 @@ def test_ranks_give_the_one_rank_result_under_one_name(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "value"),
     [
         ({"NUM_LAYERS": "ten"}, "NUM_LAYERS"),
         ({"DATA_PATH": "nowhere"}, "nowhere"),
@@ -220,10 +227,10 @@ def test_ranks_give_the_one_rank_result_under_one_name(
         ({"VOCAB_SIZE": "100"}, "vocab_size"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence(play: Play, changes: dict[str, str], said: str) -> None:
+def test_a_wrong_setting_is_one_sentence(play: Play, changes: dict[str, str], value: str) -> None:
     code, _, err = play(**changes)
     assert code == 1
-    assert said in err
+    assert value in err
     assert err.startswith("error: ")
     assert "Traceback" not in err
 

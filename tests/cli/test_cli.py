@@ -1,4 +1,4 @@
-"""The command line as a user meets it: answers, `--json`, errors in one sentence, exit codes, nothing half-written."""
+"""The command line from outside: results, `--json`, errors in one sentence, exit codes, no partial files."""
 
 import bisect
 import colorsys
@@ -21,20 +21,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from birdie.cli import COMMANDS, build_app
+import birdie.cli
+from birdie.cli import build_app, commands
 from birdie.cli.console import run
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import ByteTokenizer
-from tests.ranks import birdie, run_as_ranks
+from tests.ranks import birdie_command, run_as_ranks
 
-Ask = Callable[..., tuple[int, dict, str]]
+Ask = Callable[..., tuple[int, dict[str, Any], str]]
 
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """`ask("inspect", file)` → (exit code, the JSON object, stderr)."""
+    """`ask("inspect", file)` returns (exit code, the JSON object, stderr)."""
 
-    def call(*tokens: object) -> tuple[int, dict, str]:
+    def call(*tokens: object) -> tuple[int, dict[str, Any], str]:
         code = run(build_app, [*map(str, tokens), "--json"])
         out, err = capsys.readouterr()
         lines = out.splitlines()
@@ -54,7 +55,7 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small data set made of this project's own sources."""
+    """A small data set: the sources of birdie itself."""
     root = tmp_path_factory.mktemp("prepared")
     sources = Path(__file__).resolve().parents[2] / "birdie" / "**" / "*.py"
     code = run(build_app, ["prepare", str(sources), "--tokenizer", "bytes", "-o", str(root), "--json"])
@@ -70,7 +71,7 @@ def data_flags(prepared: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, data_flags: list[str]) -> Path:
-    """A run folder with an artifact."""
+    """The folder of a finished run, with its artifact."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     assert run(build_app, ["train", "--folder", str(folder), *TINY, *data_flags, "--json"]) == 0
     return folder
@@ -85,9 +86,59 @@ def weights(tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in COMMANDS:
+    for name in commands():
         assert run(build_app, [name, "--help"]) == 0
         assert "--json" in capsys.readouterr().out, name
+
+
+HELLO = '''"""`birdie hello`: greet somebody."""
+
+GROUP = "Greetings"
+
+
+def command(name: str, /, *, json: bool = False) -> None:
+    """Greet somebody, and show a long help text."""
+    print(f"Hello, {name}!")
+'''
+
+
+def test_a_new_command_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    monkeypatch.setattr(birdie.cli, "__path__", [*birdie.cli.__path__, str(tmp_path)])
+    try:
+        assert run(build_app, ["--help"]) == 0
+        assert re.search("Greetings.*hello +Greet somebody\\.", capsys.readouterr().out, re.DOTALL)
+        assert run(build_app, ["hello", "world"]) == 0
+        assert capsys.readouterr().out == "Hello, world!\n"
+        assert run(build_app, ["hello", "--help"]) == 0
+        assert "long help text" in capsys.readouterr().out
+        assert run(build_app, ["helo"]) == 1
+        assert '"hello"' in capsys.readouterr().err
+    finally:
+        sys.modules.pop("birdie.cli.hello", None)
+
+
+def test_a_file_whose_docstring_names_no_command_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other.py").write_text(HELLO)
+    (tmp_path / "plain.py").write_text('"""Draw charts."""\n')
+    monkeypatch.setattr(birdie.cli, "__path__", [str(tmp_path)])
+    assert commands() == {}
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(build_app, ["--version"]) == 0
+    assert capsys.readouterr().out == f"{birdie.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "tokens", [["train", "baseline", "--scale", "cpu"], ["estimate", "baseline", "--scale=cpu"], ["recipe", "--scale"]]
+)
+def test_the_old_name_of_a_flag_suggests_the_new_one(ask: Ask, tokens: list[str]) -> None:
+    code, answer, _ = ask(*tokens)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert "--preset" in answer["error"]["message"]
 
 
 def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
@@ -97,9 +148,9 @@ def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> No
     assert {"path", "bytes", "budget", "weights", "bits_per_weight", "tensors"} <= answer.keys()
     assert {"name", "shape", "dtype", "scheme", "bytes"} <= answer["tensors"][0].keys()
     assert ask("decompress", tmp_path / "w.birdie", "-o", tmp_path / "back.safetensors")[0] == 0
-    before, after = load_file(weights), load_file(tmp_path / "back.safetensors")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    original, decoded = load_file(weights), load_file(tmp_path / "back.safetensors")
+    assert original.keys() == decoded.keys()
+    assert all(torch.equal(original[name], decoded[name]) for name in original)
 
 
 def test_a_budget_is_met(ask: Ask, weights: Path, tmp_path: Path) -> None:
@@ -112,7 +163,7 @@ def test_a_budget_is_met(ask: Ask, weights: Path, tmp_path: Path) -> None:
     assert shown["bytes"] == answer["bytes"]
 
 
-def test_tables_are_for_people(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_commands_print_tables(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app, ["compress", str(weights), "-o", str(tmp_path / "w.birdie"), "--scheme", "a.*=int6"]) == 0
     out = capsys.readouterr().out
     assert "a.weight" in out
@@ -133,14 +184,16 @@ def test_train_leaves_a_run_folder(trained: Path) -> None:
 def test_a_profiled_run_shows_where_a_step_goes_and_ends_the_same(
     ask: Ask, trained: Path, data_flags: list[str], tmp_path: Path
 ) -> None:
-    code, answer, said = ask("train", "--folder", tmp_path / "run", *TINY, *data_flags, "--profile")
+    code, answer, err = ask("train", "--folder", tmp_path / "run", *TINY, *data_flags, "--profile")
     assert code == 0
     assert answer["bpb_float"] == json.loads((trained / "summary.json").read_text())["bpb_float"]
-    assert "none of it on the clock" in said
-    found = answer["profile"]
-    assert sum(part["ms"] for part in found["parts"]) + found["unattributed_ms"] == pytest.approx(found["step_ms"])
-    assert {"forward/layer 1/mlp", "backward/embedding", "optimizer"} <= {part["name"] for part in found["parts"]}
-    assert json.loads((tmp_path / "run" / "profile" / "table.json").read_text()) == found
+    assert "not counted as training time" in err
+    profile = answer["profile"]
+    assert sum(part["ms"] for part in profile["parts"]) + profile["unattributed_ms"] == pytest.approx(
+        profile["step_ms"]
+    )
+    assert {"forward/layer 1/mlp", "backward/embedding", "optimizer"} <= {part["name"] for part in profile["parts"]}
+    assert json.loads((tmp_path / "run" / "profile" / "table.json").read_text()) == profile
     assert (tmp_path / "run" / "profile" / "trace.json.gz").stat().st_size > 1000
 
 
@@ -179,24 +232,25 @@ def evaluated(trained: Path, *flags: str) -> dict[str, Any]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert run(build_app, ["evaluate", str(trained / "model.birdie"), "--json", *flags]) == 0
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
+    answer: dict[str, Any] = json.loads(out.getvalue())
+    return answer
 
 
 def test_every_mode_scores_the_same_targets(evaluations: dict[str, dict[str, Any]]) -> None:
     plain = evaluations["plain"]
     for name, (_, method) in EVALUATIONS.items():
         assert evaluations[name]["method"].startswith(method)
-    # but for windows of twice the length, which leave a longer remainder out
-    assert len({(each["tokens"], each["text_bytes"]) for name, each in evaluations.items() if name != "longer"}) == 1
+    # except for windows of twice the length, which leave out a longer remainder
+    same = [result for name, result in evaluations.items() if name != "longer"]
+    assert len({(result["tokens"], result["text_bytes"]) for result in same}) == 1
     assert evaluations["exact"]["bpb"] == pytest.approx(plain["bpb"], abs=1e-4)
-    assert len({each["bpb"] for each in evaluations.values()}) >= 5  # after six steps the context has little effect
-    alike = [each["bpb"] for name, each in evaluations.items() if name != "n-gram"]
+    assert len({result["bpb"] for result in evaluations.values()}) >= 5  # after six steps the context has little effect
+    alike = [result["bpb"] for name, result in evaluations.items() if name != "n-gram"]
     assert alike == pytest.approx([plain["bpb"]] * len(alike), abs=1e-3)
     assert evaluations["n-gram"]["bpb"] < plain["bpb"] - 1
 
 
-def test_a_recipe_says_how_its_artifact_is_scored(trained: Path, tmp_path: Path, ask: Ask) -> None:
+def test_the_recipe_in_an_artifact_sets_how_it_is_scored(trained: Path, tmp_path: Path, ask: Ask) -> None:
     recipe = trained / "recipe.toml"
     code, answer, _ = ask("train", recipe, "--folder", tmp_path / "run", "--evaluation.stride", "8")
     assert code == 0
@@ -227,13 +281,13 @@ def test_evaluate_trains_by_sgd_and_resumes(
     assert ("ttt_sgd" in plain["settings"], plain["diagnostics"], plain["seconds"]["adapt"]) == (False, "", 0)
 
     @contextlib.contextmanager
-    def asked(**_: object) -> Iterator[Callable[[], bool]]:
+    def after_one_chunk(**_: object) -> Iterator[Callable[[], bool]]:
         answers = iter([False, True])
         yield lambda: next(answers)
 
     resumable = [trained / "model.birdie", *SGD, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
+        patch.setattr("birdie.cli.evaluate.ctrl_c_stops", after_one_chunk)
         assert ask("evaluate", *resumable)[0] == 130
     code, answer, _ = ask("evaluate", *resumable, "--resume")
     assert (code, answer["bpb"], answer["diagnostics"]) == (0, result["bpb"], result["diagnostics"])
@@ -273,12 +327,12 @@ def test_evaluate_trains_on_documents_and_in_phases(
     assert " 1 phases, " in phased["diagnostics"]
 
     @contextlib.contextmanager
-    def asked(**_: object) -> Iterator[Callable[[], bool]]:
+    def at_once(**_: object) -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
     resumable = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.ctrl_c_asks", asked)
+        patch.setattr("birdie.cli.evaluate.ctrl_c_stops", at_once)
         assert ask("evaluate", *resumable)[0] == 130
     code, answer, _ = ask("evaluate", *resumable, "--resume")
     assert (code, answer["bpb"], answer["tokens"]) == (0, phased["bpb"], phased["tokens"])
@@ -327,7 +381,7 @@ def test_settings_that_do_not_fit_are_refused(trained: Path, ask: Ask, flags: li
 )
 def test_ranks_agree_on_a_score(trained: Path, tmp_path: Path, flags: list[str]) -> None:
     arguments = ["evaluate", str(trained / "model.birdie"), "--json", *flags]
-    one, two = evaluated(trained, *flags), json.loads(run_as_ranks(birdie, tuple(arguments), 2, tmp_path, {}))
+    one, two = evaluated(trained, *flags), json.loads(run_as_ranks(birdie_command, tuple(arguments), 2, tmp_path, {}))
     assert two["bpb"] == pytest.approx(one["bpb"], rel=1e-6)
     assert (two["tokens"], two["text_bytes"], two["documents"]) == (one["tokens"], one["text_bytes"], one["documents"])
 
@@ -343,9 +397,9 @@ def test_sample_is_repeatable(ask: Ask, trained: Path) -> None:
 def test_a_recipe_file_trains_again(trained: Path, tmp_path: Path, ask: Ask) -> None:
     code, answer, _ = ask("train", trained / "recipe.toml", "--folder", tmp_path / "again")
     assert code == 0
-    before = json.loads((trained / "summary.json").read_text())
-    assert answer["bpb_float"] == before["bpb_float"]
-    assert answer["bytes"] == before["bytes"]
+    first = json.loads((trained / "summary.json").read_text())
+    assert answer["bpb_float"] == first["bpb_float"]
+    assert answer["bytes"] == first["bytes"]
 
 
 def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
@@ -373,7 +427,9 @@ def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["steps"] == step + 2
 
 
-def test_ctrl_c_has_an_answer(ask: Ask, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ctrl_c_prints_json_and_exits_with_130(
+    ask: Ask, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -383,23 +439,23 @@ def test_ctrl_c_has_an_answer(ask: Ask, weights: Path, monkeypatch: pytest.Monke
     assert "Stopped by Ctrl-C" in err
 
 
-def test_a_run_is_not_overwritten_unasked(trained: Path, ask: Ask) -> None:
-    before = (trained / "recipe.toml").read_text()
+def test_a_run_is_not_overwritten_by_default(trained: Path, ask: Ask) -> None:
+    recipe = (trained / "recipe.toml").read_text()
     code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--train.iterations", "2")
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
     assert "--resume" in answer["error"]["message"]
-    assert (trained / "recipe.toml").read_text() == before
+    assert (trained / "recipe.toml").read_text() == recipe
 
 
 @pytest.mark.parametrize(
     "change", [["--model.logit-softcap", "5"], ["--data.order", "shuffled"], ["--train.train-seq-len", "32"]]
 )
-def test_resuming_something_else_is_refused(trained: Path, ask: Ask, change: list[str]) -> None:
-    before = (trained / "recipe.toml").read_text()
+def test_resuming_with_other_settings_is_refused(trained: Path, ask: Ask, change: list[str]) -> None:
+    recipe = (trained / "recipe.toml").read_text()
     code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--resume", *change)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
     assert change[0].removeprefix("--").replace("-", "_") in answer["error"]["message"]
-    assert (trained / "recipe.toml").read_text() == before
+    assert (trained / "recipe.toml").read_text() == recipe
 
 
 @pytest.mark.slow
@@ -417,7 +473,7 @@ def test_torchrun_trains_on_every_rank(trained: Path, tmp_path: Path) -> None:
 def test_a_rank_killed_under_torchrun_costs_no_more_than_the_checkpoints_interval(
     trained: Path, tmp_path: Path
 ) -> None:
-    """`kill -9` of one of two ranks: torchrun starts both anew, and they go on from the last checkpoint unasked."""
+    """`kill -9` of one of two ranks: torchrun restarts both, and they continue from the last checkpoint."""
     folder, every = tmp_path / "two", 2
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m", "birdie"]
     flags = ["--run.checkpoint-every", str(every), "--train.iterations", "40", "--run.log-every", "1"]
@@ -434,25 +490,25 @@ def test_a_rank_killed_under_torchrun_costs_no_more_than_the_checkpoints_interva
             os.kill(worker_of(running.pid), signal.SIGKILL)
     out = running.communicate()[0]
     assert running.returncode == 0, "".join(seen)
-    resumed = [int(found[1]) for found in map(re.compile(r".*resumed at step (\d+)").match, seen) if found]
+    resumed = [int(match[1]) for match in map(re.compile(r".*resumed at step (\d+)").match, seen) if match]
     assert len(resumed) == 1
     assert killed_at - every < resumed[0] < 40
-    whole = tmp_path / "one"
-    arguments = ["train", str(trained / "recipe.toml"), "--folder", str(whole), *flags, "--json"]
+    uninterrupted = tmp_path / "one"
+    arguments = ["train", str(trained / "recipe.toml"), "--folder", str(uninterrupted), *flags, "--json"]
     assert run(build_app, arguments) == 0
-    one = json.loads((whole / "summary.json").read_text())
-    # the rank that lost its peer said so on the line before
+    one = json.loads((uninterrupted / "summary.json").read_text())
+    # only the last line: the rank that lost its peer printed an error object
     assert json.loads(out.splitlines()[-1])["bpb_float"] == pytest.approx(one["bpb_float"], abs=1e-4)
 
 
 def worker_of(launcher: int) -> int:
-    """The process of the last rank that torchrun, of process id `launcher`, has started."""
-    found = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True, check=True)
-    return int(found.stdout.split()[-1])
+    """Return the process id of the last rank that torchrun (process id `launcher`) started."""
+    children = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True, check=True)
+    return int(children.stdout.split()[-1])
 
 
 class Bomb:
-    """Unpickling this would leave a file behind."""
+    """Object whose unpickling would create a file."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -461,13 +517,13 @@ class Bomb:
         return os.system, (f"touch {self.target}",)
 
 
-def damaged(path: Path, where: float) -> None:
+def flip_bit(path: Path, share: float) -> None:
     data = bytearray(path.read_bytes())
-    data[int(len(data) * where)] ^= 0x10
+    data[int(len(data) * share)] ^= 0x10
     path.write_bytes(data)
 
 
-def test_a_pickle_that_wants_to_run_code_does_not(ask: Ask, tmp_path: Path) -> None:
+def test_a_pickle_cannot_run_code(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     code, answer, _ = ask("compress", tmp_path / "evil.pt", "-o", tmp_path / "out.birdie")
     assert code == 1
@@ -476,13 +532,13 @@ def test_a_pickle_that_wants_to_run_code_does_not(ask: Ask, tmp_path: Path) -> N
     assert not (tmp_path / "out.birdie").exists()
 
 
-def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
+def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tmp_path: Path) -> None:
     good = tmp_path / "good.birdie"
     assert ask("compress", weights, "-o", good)[0] == 0
     for number, share in enumerate((0.0, 0.001, 0.3, 0.999)):
         bad = tmp_path / f"bad{number}.birdie"
         bad.write_bytes(good.read_bytes())
-        damaged(bad, share)
+        flip_bit(bad, share)
         code, answer, _ = ask("decompress", bad, "-o", tmp_path / "out.pt")
         assert (code, answer["error"]["type"]) == (1, "ArtifactError"), share
         assert "\n" not in answer["error"]["message"]
@@ -494,7 +550,7 @@ def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "kind", "said"),
+    ("tokens", "kind", "message"),
     [
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "1kB"], "BudgetError", "smallest"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "much"], "ConfigError", "'much'"),
@@ -502,7 +558,11 @@ def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
         (["compress", "{weights}", "-o", "{tmp}"], "OutputError", "is a folder"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "int66"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*="], "ConfigError", "PATTERN=SPEC"),
-        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"], "ConfigError", "judged on data"),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"],
+            "ConfigError",
+            "--quality needs calibration data",
+        ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x"], "ConfigError", "neither a run folder"),
@@ -524,19 +584,19 @@ def test_bad_artifacts(ask: Ask, weights: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_sentence(
-    ask: Ask, weights: Path, tmp_path: Path, tokens: list[str], kind: str, said: str
+    ask: Ask, weights: Path, tmp_path: Path, tokens: list[str], kind: str, message: str
 ) -> None:
     nan, plain = tmp_path / "nan.safetensors", tmp_path / "plain.birdie"
     save_file({"bad": torch.full((128, 128), float("nan"))}, nan)
     assert ask("compress", weights, "-o", plain)[0] == 0
-    places = {"weights": weights, "tmp": tmp_path, "nan": nan, "plain": plain}
-    code, answer, _ = ask(*(token.format(**places) for token in tokens))
+    paths = {"weights": weights, "tmp": tmp_path, "nan": nan, "plain": plain}
+    code, answer, _ = ask(*(token.format(**paths) for token in tokens))
     assert code == 1
     assert answer["error"]["type"] == kind, answer
-    assert said in answer["error"]["message"]
+    assert message in answer["error"]["message"]
     assert "\n" not in answer["error"]["message"]
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {weights.name, nan.name, plain.name}, "something half-written was left behind"
+    assert left == {weights.name, nan.name, plain.name}, "a partial file was left behind"
 
 
 def test_without_json_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -547,8 +607,8 @@ def test_without_json_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixtu
     assert err.count("\n") == 1
 
 
-def test_names_reach_the_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A tensor's name may look like markup or like an order to the terminal."""
+def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of tensors may contain markup of rich, or control sequences of the terminal."""
     torch.save({"[/x]": torch.zeros(3), "a[bold].w": torch.zeros(3), "\x1b[2Jclear": torch.zeros(3)}, tmp_path / "m.pt")
     assert run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", str(tmp_path / "m[red].birdie")]) == 0
     out, err = capsys.readouterr()
@@ -558,23 +618,23 @@ def test_names_reach_the_terminal_as_they_are(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_output_is_never_the_input(ask: Ask, weights: Path) -> None:
-    before = weights.read_bytes()
+    content = weights.read_bytes()
     code, answer, _ = ask("compress", weights, "-o", weights)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    assert weights.read_bytes() == before
+    assert weights.read_bytes() == content
 
 
 def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
-    """Prepared by flag, known by its model from then on, scored by the sidecar."""
+    """--caseops prepares it; training and scoring recognize it by the tokenizer model; the sidecar counts the bytes."""
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"Line {i} has {i * i} words for NASA and McX" for i in range(3000)))
     code, prepared, _ = ask("prepare", text, "--caseops", "--vocab-size", "300", "-o", tmp_path / "data")
     assert (code, prepared["tokenizer_kind"]) == (0, "caseops")
     folder = Path(prepared["folder"])
     flags = ["--data.path", folder, "--data.tokenizer", prepared["tokenizer"]]
-    code, _, said = ask("train", "--folder", tmp_path / "run", *TINY, *flags)
+    code, _, err = ask("train", "--folder", tmp_path / "run", *TINY, *flags)
     assert code == 0
-    assert "the byte sidecar counts" in said
+    assert "the byte sidecar counts" in err
     artifact = tmp_path / "run" / "model.birdie"
     code, score, _ = ask("evaluate", artifact)
     assert code == 0
@@ -584,7 +644,7 @@ def test_caseops_from_text_to_score(ask: Ask, tmp_path: Path) -> None:
     assert score["bpb"] == pytest.approx(score["val_loss"] * score["tokens"] / math.log(2) / score["text_bytes"])
     assert ask("sample", artifact, "--prompt", "Line NASA", "--tokens", "3")[1]["text"].startswith("Line NASA")
 
-    counts[np.flatnonzero(counts)[1]] += 1  # within what is believed: so the sidecar is what counts
+    counts[np.flatnonzero(counts)[1]] += 1  # a plausible count: the score must follow the sidecar
     write_shard(folder / "fineweb_val_bytes_000000.bin", counts)
     assert ask("evaluate", artifact)[1]["text_bytes"] == score["text_bytes"] + 1
     (folder / "fineweb_val_bytes_000000.bin").unlink()

@@ -1,17 +1,17 @@
-"""A command that codes says once, on stderr, that kernels are being compiled, and only if they are."""
+"""Commands print one line on stderr when kernels have to be compiled, and none otherwise."""
 
 import pytest
 from numba import njit
 
-from birdie.cli.console import compiling_told
+from birdie.cli.console import compiling_notice
 
 
-def test_a_command_tells_that_kernels_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compilation_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
     @njit
     def halved(value):  # type: ignore[no-untyped-def]
         return value / 2
 
-    @compiling_told()
+    @compiling_notice()
     def command(value: float) -> float:
         return float(halved(value))
 
@@ -24,12 +24,14 @@ def test_a_command_tells_that_kernels_are_compiled(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
-def test_one_rank_speaks_for_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_announces_a_compilation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     @njit
     def doubled(value):  # type: ignore[no-untyped-def]
         return value + value
 
     monkeypatch.setenv("RANK", "1")
-    with compiling_told():
+    with compiling_notice():
         assert doubled(3) == 6
     assert capsys.readouterr().err == ""

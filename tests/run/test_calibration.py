@@ -23,7 +23,7 @@ from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings,
 from birdie.score.bpb import ValidationSettings
 from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
-from tests.ranks import birdie, run_as_ranks
+from tests.ranks import birdie_command, run_as_ranks
 
 CPU = torch.device("cpu")
 LENGTH = 32
@@ -224,7 +224,7 @@ def test_ranks_calibrate_without_waiting_for_each_other(recipe: Recipe, tmp_path
     file = tmp_path / "recipe.toml"
     file.write_text(capped(recipe, 4.0).to_toml())
     command = ("train", str(file), "--folder", str(tmp_path / "two"), "--json")
-    answer = json.loads(run_as_ranks(birdie, command, 2, tmp_path / "ranks", {}))
+    answer = json.loads(run_as_ranks(birdie_command, command, 2, tmp_path / "ranks", {}))
     assert answer["calibration"]["data"] == "train"
     assert answer["calibration"]["reserved_seconds"] > 0
     assert answer["train_seconds"] < 4.0
