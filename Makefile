@@ -8,7 +8,7 @@ BIN := .venv/bin
 OLD_PYTHON ?= $(shell for p in python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info >= (3, 13))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test fast nightly lint rivals clean
+.PHONY: demo test fast nightly lint docs rivals clean
 
 demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file
 	$(BIN)/birdie demo
@@ -24,6 +24,9 @@ nightly: .venv/installed  ## the long tests, mostly entire benchmarks, which `ma
 
 lint: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check --lint
+
+docs: .venv/installed  ## the documentation as a site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 rivals: .venv-rivals/installed  ## what benchmarks.codec compares with, in an environment of its own
 	@for p in zpaq lrzip; do command -v $$p >/dev/null || echo "$$p comes from the system: apt install $$p"; done

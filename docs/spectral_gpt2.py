@@ -1,4 +1,4 @@
-"""A GPT-2-shaped model trained, wrapped, fine-tuned to be small, saved, and loaded into a fresh module.
+"""Train a GPT-2-shaped model, wrap it, fine-tune it to be small, save it, and load it into a new module.
 
     python docs/spectral_gpt2.py          a minute or so on two cores; the text is the modules of the standard library
 
@@ -39,7 +39,7 @@ class Conv1D(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal, all heads from one Conv1D."""
+    """Causal self-attention; one Conv1D computes queries, keys and values."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -47,28 +47,28 @@ class Attention(nn.Module):
         self.c_attn, self.c_proj = Conv1D(3 * width, width), Conv1D(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (batch, places, width) → the same."""
-        q, k, v = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in self.c_attn(x).chunk(3, dim=2))
+        """x (batch, length, width) → the same shape."""
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=2))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        found: Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
-        return found
+        out: Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
+        return out
 
 
 class MLP(nn.Module):
-    """Four times as wide inside, with the tanh form of GELU."""
+    """Two linear layers, four times as wide inside, with the tanh form of GELU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.c_fc, self.c_proj = Conv1D(4 * width, width), Conv1D(width, 4 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (batch, places, width) → the same."""
-        found: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-        return found
+        """x (batch, length, width) → the same shape."""
+        out: Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return out
 
 
 class Block(nn.Module):
-    """Norms before attention and MLP."""
+    """Attention and MLP with a norm before each."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -76,10 +76,10 @@ class Block(nn.Module):
         self.ln_2, self.mlp = nn.LayerNorm(width), MLP(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (batch, places, width) → the same."""
+        """x (batch, length, width) → the same shape."""
         x = x + self.attn(self.ln_1(x))
-        found: Tensor = x + self.mlp(self.ln_2(x))
-        return found
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
 
 
 class Transformer(nn.Module):
@@ -90,20 +90,20 @@ class Transformer(nn.Module):
         self.wte, self.wpe = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
         self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
-        for each in (self.wte, self.wpe):
-            nn.init.normal_(each.weight, std=0.02)
+        for embedding in (self.wte, self.wpe):
+            nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, places) → (batch, places, width)."""
+        """tokens (batch, length) → (batch, length, width)."""
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.h:
             x = block(x)
-        found: Tensor = self.ln_f(x)
-        return found
+        out: Tensor = self.ln_f(x)
+        return out
 
 
 class GPT2(nn.Module):
-    """The language model: its head is its embedding."""
+    """Language model whose head is tied to its embedding."""
 
     def __init__(self, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()
@@ -113,42 +113,42 @@ class GPT2(nn.Module):
         self.lm_head.weight = self.transformer.wte.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens (batch, places) → logits (batch, places, 256)."""
-        found: Tensor = self.lm_head(self.transformer(tokens))
-        return found
+        """tokens (batch, length) → logits (batch, length, 256)."""
+        logits: Tensor = self.lm_head(self.transformer(tokens))
+        return logits
 
 
 def text() -> tuple[Tensor, Tensor]:
-    """The standard library's modules as bytes: what is trained on, and every tenth file, held out."""
+    """Return the standard library's modules as bytes, (train, held-out); every tenth file is held out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     parts = [b"".join(file.read_bytes() for file in files[first::10]) for first in range(10)]
-    train, held = b"".join(parts[1:]), parts[0]
-    return torch.frombuffer(bytearray(train), dtype=torch.uint8), torch.frombuffer(bytearray(held), dtype=torch.uint8)
+    train, held_out = (torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in (b"".join(parts[1:]), parts[0]))
+    return train, held_out
 
 
 def loss_of(model: GPT2, source: Tensor, starts: Tensor) -> Tensor:
-    """Mean nats a byte over windows of `source` from `starts` on."""
+    """Return the mean cross-entropy, in nats per byte, of the windows of `source` that begin at `starts`."""
     windows = source[starts[:, None] + torch.arange(model.context + 1)].long()
     return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
-def bits_per_byte(model: GPT2, held: Tensor, windows: int = 128) -> float:
-    """On windows spread evenly over what was held out."""
+def bits_per_byte(model: GPT2, held_out: Tensor, windows: int = 128) -> float:
+    """Return the bits per byte of windows spread evenly over the held-out text."""
     model.eval()
-    starts = torch.linspace(0, len(held) - model.context - 1, windows).long()
+    starts = torch.linspace(0, len(held_out) - model.context - 1, windows).long()
     with torch.no_grad():
-        found = [float(loss_of(model, held, part)) * len(part) for part in starts.chunk(4)]
-    return sum(found) / windows / math.log(2)
+        nats = [float(loss_of(model, held_out, part)) * len(part) for part in starts.chunk(4)]
+    return sum(nats) / windows / math.log(2)
 
 
 def batches(data: Tensor, context: int, batch: int = 24) -> Iterator[Tensor]:
-    """Places where windows start, without end."""
+    """Yield random start positions of windows, (batch,), forever."""
     while True:
         yield torch.randint(len(data) - context - 1, (batch,))
 
 
 def train(model: GPT2, data: Tensor, steps: int, rate: float, budget: int | None = None) -> None:
-    """Adam with a cosine, until the file has `budget` bytes, if there is one."""
+    """Train by Adam with a cosine schedule; if there is a budget, until the file has that many bytes."""
 
     def loss(model: nn.Module, starts: Tensor) -> Tensor:
         assert isinstance(model, GPT2)
@@ -162,23 +162,23 @@ def train(model: GPT2, data: Tensor, steps: int, rate: float, budget: int | None
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    """Train, wrap, fine-tune, save, load, and say what came of it."""
+    """Train, wrap, fine-tune, save and load; print and return the sizes and scores."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, default in (("width", 128), ("layers", 2), ("heads", 4), ("context", 64), ("steps", 160)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--smaller", type=float, default=26, help="how many times smaller than float32 the file is")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
-    start, (data, held) = time.perf_counter(), text()
+    start, (data, held_out) = time.perf_counter(), text()
 
     def build() -> GPT2:
         return GPT2(options.width, options.layers, options.heads, options.context)
 
     model = build()
     train(model, data, options.steps, 2e-3)
-    plain, size = copy.deepcopy(model), 4 * sum(each.numel() for each in model.parameters())
-    train(plain, data, options.steps, 1e-3)  # what the same steps do without the rate
-    before = bits_per_byte(plain, held)
+    plain, size = copy.deepcopy(model), 4 * sum(p.numel() for p in model.parameters())
+    train(plain, data, options.steps, 1e-3)  # the same number of steps, without the rate
+    plain_bpb = bits_per_byte(plain, held_out)
 
     birdie.spectral(model)  # in place; every matrix, embeddings included
     train(model, data, options.steps, 1e-3, int(size / options.smaller))
@@ -186,19 +186,26 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         path = Path(folder) / "gpt2.birdie"
         small = birdie.save(model, path).bytes
         fresh = birdie.load(path, into=build())
-    after = bits_per_byte(fresh, held)
+    small_bpb = bits_per_byte(fresh, held_out)
 
-    probe = held[: options.context].long()[None]
+    probe = held_out[: options.context].long()[None]
     with torch.no_grad():
-        apart = float((fresh(probe) - model.eval()(probe)).abs().max())
+        difference = float((fresh(probe) - model.eval()(probe)).abs().max())
     tied = fresh.lm_head.weight is fresh.transformer.wte.weight
     sys.stdout.write(
-        f"plain, float32     {size:>9,} bytes   {before:.3f} bits a byte\n"
-        f"spectral, loaded   {small:>9,} bytes   {after:.3f} bits a byte, {size / small:.1f} times smaller\n"
-        f"the loaded model's logits differ by {apart:g} from the trained one's; head "
+        f"plain, float32     {size:>9,} bytes   {plain_bpb:.3f} bits a byte\n"
+        f"spectral, loaded   {small:>9,} bytes   {small_bpb:.3f} bits a byte, {size / small:.1f} times smaller\n"
+        f"the loaded model's logits differ by {difference:g} from the trained one's; head "
         f"{'still' if tied else 'no longer'} tied; {time.perf_counter() - start:.0f} s\n"
     )
-    return {"bytes": size, "small": small, "before": before, "after": after, "apart": apart, "tied": tied}
+    return {
+        "bytes": size,
+        "small": small,
+        "before": plain_bpb,
+        "after": small_bpb,
+        "apart": difference,
+        "tied": tied,
+    }
 
 
 if __name__ == "__main__":

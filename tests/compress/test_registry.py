@@ -161,20 +161,6 @@ def test_all_specs_and_rules_of_the_docs_parse() -> None:
     assert all(parse_rule(rule)[1].quantizes for rule in rules)
 
 
-def test_the_docs_list_every_word_and_option() -> None:
-    table = DOCS.read_text(encoding="utf-8").partition("| spec | is | options |")[2].partition("\n\n")[0]
-    listed: dict[str, set[str]] = {}
-    for row in table.splitlines()[2:]:
-        specs, _, text = row.strip("| ").split(" | ")
-        for spec in re.findall(r"`(\w+)", specs):
-            listed[spec] = set(re.findall(r"`(\w+)(?:=[^`]*)?`", text))
-    lossy = {name: word for name, word in registry.words().items() if word.scheme.quantizes}
-    assert listed.keys() == lossy.keys() - {f"int{bits}" for bits in range(3, 8)}
-    for name, options in listed.items():
-        required = {"sigma"} if name == "sigma" else {"transform"} if name == "spectral" else set()  # their first
-        assert {option for option, _, _ in registry.options_of(lossy[name])} <= options | required, name
-
-
 def test_the_table_for_the_docs_has_every_word_and_option() -> None:
     table = registry.markdown_table()
     for name, word in registry.words().items():
