@@ -13,7 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("birdie", "benchmarks", "docs", "examples", "scripts", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+FOLDERS = (
+    "birdie",
+    "benchmarks",
+    "docs",
+    "examples",
+    "scripts",
+    "tests",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+)
 OPENINGS = {"What", "Whether", "Of", "That", "Those", "So", "How", "Where", "Which", "Who", "The way"}
 NAMES = {"found", "told", "said", "asked", "given", "made", "here", "there", "whole", "each", "own", "before", "tells"}
 TERMS = {
