@@ -30,7 +30,7 @@ def _clean_environment() -> Iterator[None]:
     """Remove the variables of the challenge, so that those in the developer's shell change no test and no fixture."""
     patch = pytest.MonkeyPatch()
     joint = {name for rule in RULES for name in rule.variables}
-    later = {name for each in UNAVAILABLE for name in (*each.variables, *each.details)}
+    later = {name for entry in UNAVAILABLE for name in (*entry.variables, *entry.details)}
     for name in {*challenge_variables(Recipe), *joint, *later, *CHOICES, *IGNORED, *TORCHRUN_VARIABLES}:
         patch.delenv(name, raising=False)
     yield
