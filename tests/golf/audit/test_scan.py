@@ -218,4 +218,4 @@ def test_birdies_own_scripts_get_no_finding_but_warnings() -> None:
     findings: list[Finding] = [finding for path in paths for finding in scan(path.read_bytes(), str(path))]
     assert len(paths) > 25
     assert {finding.result for finding in findings} <= {"warning"}
-    assert len(findings) < len(paths) / 4
+    assert len({finding.path for finding in findings}) < len(paths) / 4
