@@ -241,7 +241,7 @@ def test_small_and_narrow_tensors_come_back_too(spec: str, shape: tuple[int, ...
     assert float((decode(encoded).double() - weight.double()).square().sum()) <= bound
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["gaussian", "ties", "outlier"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_encoding_twice_gives_the_same_streams_on_any_number_of_threads(spec: str, form: str) -> None:
     weight = tensor_of_form(form, 20, 24)
