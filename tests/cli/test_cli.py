@@ -554,7 +554,11 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
     [
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "1kB"], "BudgetError", "smallest"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "much"], "ConfigError", "'much'"),
-        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "9" * 400 + "GB"], "ConfigError", "out of range"),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--budget", "9" * 400 + "GB"],
+            "ConfigError",
+            "out of range",
+        ),
         (["compress", "{weights}", "-o", "{tmp}"], "OutputError", "is a folder"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "int66"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*="], "ConfigError", "PATTERN=SPEC"),

@@ -135,7 +135,7 @@ def decoded(
             (folder / name).write_bytes(data)
     out = tmp_path_factory.mktemp("out") / "out.pt"
     command = [sys.executable, "-E", "-s", "driver.py", str(files), str(out)]
-    environment = os.environ | {"NUMBA_OPT": "0"}  # compiles in half the time; the files are too small to gain from more
+    environment = os.environ | {"NUMBA_OPT": "0"}  # compiles in half the time, and the files are small
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     with warnings.catch_warnings():
