@@ -259,7 +259,7 @@ def test_windows_of_its_shape_are_computed_by_the_package_and_others_by_the_mode
     assert f"{windows - 2} windows of {windows} " in packaged.diagnostics()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile a package with")
 def test_a_package_computes_the_losses_of_any_weights(tmp_path: Path) -> None:
     """Compiled for one model's weights, run with another's: the nats are the other's."""

@@ -1,4 +1,4 @@
-"""Multi-phase TTT: documents train adapters (`lora`), and in a few phases the model trains on the documents so far.
+"""*Experimental*: multi-phase TTT: documents train adapters (`lora`), and in phases the model trains on those so far.
 
     queue    [ batch ][ batch ]│[ batch ][ batch ]│[ batch ] …
     ranks      take batches    │                  │
@@ -12,6 +12,8 @@ The longest documents come first, so with phases the order is not that of the st
 is trained on, but whether that is one pass from left to right was asked (parameter-golf#1536,
 github.com/openai/parameter-golf/issues/1536) and never ruled; records up to parameter-golf#1855 do it. Without phases
 no score depends on the order.
+
+Measured (LOG.md): no gain over the adapters alone on the 12 documents of the FineWeb head, three phases of SGD.
 
 Sources: parameter-golf#1610 (one phase), parameter-golf#1626 (several; github.com/openai/parameter-golf/pull/1626).
 """
