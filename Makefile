@@ -35,7 +35,7 @@ rivals: .venv-rivals/installed  ## what benchmarks.codec compares with, in an en
 	@test -n "$(PYTHON)" || { echo "birdie needs Python 3.11 or newer on the PATH" >&2; exit 1; }
 	@echo "Installing into .venv (a minute or two, once)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 .venv-rivals/installed: benchmarks/rivals.txt
