@@ -12,7 +12,7 @@ from birdie.artifact.save import save
 from birdie.cli.console import Json, compiling_notice, print_json, print_line, print_table, progress_bar, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.rate.size import parse_size
-from birdie.compress.registry import examples_of_words, is_spec
+from birdie.compress.registry import examples_of_words, is_spec, parse_spec
 from birdie.errors import ConfigError
 from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe
 from birdie.run.recipe import CalibrationSettings, Recipe
@@ -156,7 +156,9 @@ def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
 
 def _rule(text: str) -> tuple[str, str]:
     pattern, equals, spec = text.partition("=")
-    if not equals or not pattern or not spec:
+    if not equals or ":" in pattern:
+        parse_spec(text)  # names the nearest spec
+    if not pattern or not spec:
         raise ConfigError(f"--scheme {text!r} is not SPEC or PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")
     return pattern, spec
 

@@ -28,7 +28,13 @@ Json = Annotated[
     bool, Parameter(name="--json", negative=(), help="Print one JSON object on stdout, the rest on stderr.")
 ]
 
-RENAMED = {"--scale": "--preset"}
+RENAMED = {
+    "--scale": "--preset",
+    "--stream": "--mode streaming",
+    "--kv-bits": "--streaming.kv-bits",
+    "--adapt": "--mode ttt-sgd, ttt-lora or ttt-multi-phase",
+    "--tilt": "--ngram.enabled",
+}
 """Flags of earlier versions, and their names now: cyclopts suggests the flag with the most similar spelling."""
 
 stdout = Console(highlight=False)

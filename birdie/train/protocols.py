@@ -53,7 +53,7 @@ class DocumentFinder(Protocol):
     """Finds the documents of a micro-batch, for attention that isolates them."""
 
     packed: bool
-    """Whether rows are longer than a sequence; then only the bounds cut them."""
+    """True if rows are longer than a sequence, so that only the bounds separate documents."""
 
     def __call__(self, ids: Tensor, longest: int) -> Any:
         """Return `bounds` for the model's loss: ids, (rows, length) on the CPU, in segments of at most `longest`."""

@@ -133,12 +133,20 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "tokens", [["train", "baseline", "--scale", "cpu"], ["estimate", "baseline", "--scale=cpu"], ["recipe", "--scale"]]
+    ("tokens", "flag"),
+    [
+        (["train", "baseline", "--scale", "cpu"], "--preset"),
+        (["estimate", "baseline", "--scale=cpu"], "--preset"),
+        (["recipe", "--scale"], "--preset"),
+        (["evaluate", "model.birdie", "--stream"], "--mode streaming"),
+        (["evaluate", "model.birdie", "--adapt", "sgd"], "--mode ttt-sgd"),
+        (["evaluate", "model.birdie", "--tilt"], "--ngram.enabled"),
+    ],
 )
-def test_the_old_name_of_a_flag_suggests_the_new_one(ask: Ask, tokens: list[str]) -> None:
+def test_the_old_name_of_a_flag_suggests_the_new_one(ask: Ask, tokens: list[str], flag: str) -> None:
     code, answer, _ = ask(*tokens)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
-    assert "--preset" in answer["error"]["message"]
+    assert flag in answer["error"]["message"]
 
 
 def test_compress_then_decompress(ask: Ask, weights: Path, tmp_path: Path) -> None:
@@ -561,6 +569,7 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
         ),
         (["compress", "{weights}", "-o", "{tmp}"], "OutputError", "is a folder"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*=int66"], "ConfigError", "int66"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int66"], "ConfigError", "int66"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*="], "ConfigError", "PATTERN=SPEC"),
         (
             ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"],
