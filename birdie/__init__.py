@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from birdie import schemes as schemes
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.load import inspect, load
+    from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "birdie.artifact.load": ("inspect", "load"),
+    "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
@@ -75,9 +77,11 @@ __all__ = [
     "inspect",
     "leaky_floor",
     "load",
+    "load_object",
     "load_weights",
     "quantization_loss",
     "save",
+    "save_object",
     "schemes",
     "spectral",
 ]

@@ -26,9 +26,11 @@ PUBLIC = [
     "inspect",
     "leaky_floor",
     "load",
+    "load_object",
     "load_weights",
     "quantization_loss",
     "save",
+    "save_object",
     "schemes",
     "spectral",
 ]

@@ -6,8 +6,8 @@
     folder or .index.json          Hugging Face shards (safetensors preferred)
 
 A checkpoint that nests its tensors (state_dict, model, …) is unwrapped when there is exactly one choice, and prefixes
-that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied. `read_object` returns the
-object that torch.save wrote, unchanged.
+that wrappers add to every name (`module.`, `_orig_mod.`) are dropped. Tied tensors stay tied. `read_weights` also tells
+what else the checkpoint holds; `read_checkpoint` and `read_object` return all of it, unchanged.
 """
 
 import io
@@ -15,7 +15,8 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,8 +24,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from birdie.artifact import int8_zlib as baseline
+from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_text, named_tensors
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
@@ -49,18 +52,52 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     Raises:
         WeightsError: it is missing, damaged, of an unknown format, holds code, or holds several dicts of tensors.
     """
+    return read_weights(path)[0]
+
+
+def read_weights(
+    path: str | os.PathLike[str], *, skip_objects: bool = False
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Read the tensors of a checkpoint, by name, and list what else it holds.
+
+    Args:
+        path: of the checkpoint.
+        skip_objects: leave out objects of classes that `weights_only=True` refuses, instead of refusing the file.
+
+    Returns:
+        The state dict, and the key path of everything beside it → bytes of the tensors there that the state dict lacks.
+
+    Raises:
+        WeightsError: as `read_state_dict`.
+    """
     path = Path(path)
-    if path.is_dir():
-        state = _read_folder(path)
-    elif path.name.endswith(".index.json"):
-        state = _read_shards(path)
-    else:
-        state = _read_file(path)
-    return _without_prefixes(state)
+    if not _is_pickled(path):
+        return _without_prefixes(_read_files(path)), {}
+    content = read_object(path, skip_objects=skip_objects)
+    keys, state = _find_tensors(content, path)
+    return _without_prefixes(state), _sizes_beside(keys, content, state)
 
 
-def read_object(path: str | os.PathLike[str]) -> Any:
+def read_checkpoint(path: str | os.PathLike[str]) -> Any:
+    """Read all of a checkpoint, for a lossless copy: the object that torch.save wrote, or else the tensors by name.
+
+    Names keep their prefixes. Stand-ins, which cannot be stored, replace objects of classes that `weights_only=True`
+    refuses.
+
+    Raises:
+        WeightsError: it is missing, damaged or of an unknown format.
+    """
+    path = Path(path)
+    return read_object(path, skip_objects=True) if _is_pickled(path) else _read_files(path)
+
+
+def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> Any:
     """Read the whole object that torch.save wrote to a .pt, .pth, .th, .bin or .ptz, with tensors on the CPU.
+
+    Args:
+        path: of the file.
+        skip_objects: put stand-ins for objects of classes that `weights_only=True` refuses, instead of refusing the
+            file. A stand-in has the name of the class; no code of the class is run.
 
     Raises:
         WeightsError: the file is missing, damaged, of another format, or holds code.
@@ -69,25 +106,18 @@ def read_object(path: str | os.PathLike[str]) -> Any:
     _require_content(path)
     if path.suffix not in (*PICKLED, ".ptz"):
         raise WeightsError(f"{path} is not a file that torch.save writes; give {', '.join(PICKLED)} or .ptz")
-    return _unpickle(path if path.suffix in PICKLED else io.BytesIO(_unpacked(path)), path)
+    return _unpickle(path if path.suffix in PICKLED else io.BytesIO(_unpacked(path)), path, skip_objects)
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> tuple[Any, bool]:
-    """Return the content that a lossless copy of a checkpoint must keep, and True if that is more than a state dict.
+def _is_pickled(path: Path) -> bool:
+    return path.suffix in (*PICKLED, ".ptz") and not path.is_dir()
 
-    A .ptz is kept as a complete object, and so is a checkpoint without exactly one state dict. For every other
-    checkpoint the content is what `read_state_dict` returns.
 
-    Raises:
-        WeightsError: as `read_object` and `read_state_dict`.
-    """
-    path = Path(path)
-    if path.is_dir() or path.suffix not in (*PICKLED, ".ptz"):
-        return read_state_dict(path), False
-    content = read_object(path)
-    if path.suffix != ".ptz" and isinstance(content, Mapping) and len(states := _tensor_dicts(content)) == 1:
-        return _without_prefixes(states[0]), False
-    return content, True
+def _read_files(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder, an index or a file, under the names they have there."""
+    if path.is_dir():
+        path = _main_file(path)
+    return _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
 
 
 def _require_content(path: Path) -> None:
@@ -106,7 +136,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if path.suffix in (*PICKLED, ".ptz"):
-        return _tensors(read_object(path), path)
+        return _find_tensors(read_object(path), path)[1]
     raise WeightsError(f"{path} ends in {path.suffix!r}; birdie reads .safetensors, {', '.join(PICKLED)} and .ptz")
 
 
@@ -119,20 +149,52 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _unpickle(source: Path | io.BytesIO, path: Path) -> Any:
+class _StandIn(list[Any]):
+    """Stands for an object whose class is not opened: a list of the values from which the file builds the object."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # the object may be a key
+
+    def __new__(cls, *values: Any) -> "_StandIn":
+        new = super().__new__(cls)
+        new.extend(values)
+        return new
+
+    def __init__(self, *values: Any) -> None:
+        pass  # pickles call either __new__ alone or the class
+
+    def __setstate__(self, state: Any) -> None:
+        self.append(state)
+
+
+def _stand_ins(source: Path | io.BytesIO) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    """Return (a stand-in class, name) for every class or function that `source` names and `weights_only` refuses."""
+    if not zipfile.is_zipfile(source):
+        return []
+    if isinstance(source, io.BytesIO):
+        source.seek(0)
+    names = get_unsafe_globals_in_checkpoint(source)
+    return [(type(ascii(name)[1:-1][:80], (_StandIn,), {}), name) for name in names]
+
+
+def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False) -> Any:
     """Return the object that torch.save wrote to `source`, opened without running code."""
+    stand_ins: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = []
     try:
         mapped = _can_be_mapped(source, path)
+        if skip_objects:
+            stand_ins = _stand_ins(source)
         if isinstance(source, io.BytesIO):
             source.seek(0)
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+        with safe_globals(stand_ins):
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except WeightsError:
         raise
     except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error) or "global" in str(error):
+        if stand_ins or "global" in str(error).lower():
             raise WeightsError(
                 f"{path} holds a pickled object that may run code when opened, which birdie never does; "
                 "save its tensors with torch.save(model.state_dict(), …) or as .safetensors"
+                + ("" if skip_objects else ", or take them alone with birdie compress --weights-only")
             ) from error
         raise WeightsError(f"{path} is not a checkpoint that torch.save wrote; check the file") from error
     except MemoryError:
@@ -199,13 +261,13 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:160].rstrip(".") if lines else type(error).__name__
 
 
-def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
-    """Return the only dict of tensors in `content`."""
+def _find_tensors(content: Any, path: Path) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """Return the only dict of tensors in `content`, after the keys to it: none if `content` holds nothing else."""
     if isinstance(content, Mapping) and content.get("__quant_format__") == baseline.FORMAT:
         for group in ("quantized", "scales", "passthrough"):
             if isinstance(content.get(group), Mapping):
                 named_tensors(content[group])
-        return baseline.dequantize(content)
+        return (), baseline.dequantize(content)
     if not isinstance(content, Mapping):
         kind = type(content).__name__
         raise WeightsError(f"{path} holds a {kind}, not a dict of tensors; save torch.save(model.state_dict(), …)")
@@ -217,16 +279,46 @@ def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
     return states[0]
 
 
-def _tensor_dicts(content: Mapping[Any, Any]) -> list[dict[str, Tensor]]:
-    """Return `content` if all its values are tensors, else every such dict one or two levels inside."""
+def _tensor_dicts(content: Mapping[Any, Any], depth: int = 0) -> list[tuple[tuple[Any, ...], dict[str, Tensor]]]:
+    """Return the keys to each dict of nothing but tensors, and the dict: `content`, or one or two levels inside."""
     if _is_tensor_dict(content):
-        return [dict(content)]
-    states: list[dict[str, Tensor]] = []
-    for value in content.values():
-        if isinstance(value, Mapping):
-            inner = [value] if _is_tensor_dict(value) else [item for item in value.values() if _is_tensor_dict(item)]
-            states.extend(dict(item) for item in inner)
-    return states
+        return [((), dict(content))]
+    return [
+        ((key, *keys), state)
+        for key, value in content.items()
+        if isinstance(value, Mapping) and depth < 2
+        for keys, state in _tensor_dicts(value, depth + 1)
+    ]
+
+
+def _sizes_beside(keys: tuple[Any, ...], content: Any, state: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the path of everything in `content` beside the `state` at `keys` → bytes of the tensors there.
+
+    Memory that several tensors share counts where it occurs first.
+    """
+    seen, sizes = _memories(state), {}
+    for depth, key in enumerate(keys):
+        for other, value in content.items():
+            if other is not key:
+                memories = _memories(value) - seen
+                sizes["/".join(map(str, (*keys[:depth], other)))] = sum(size for _, size in memories)
+                seen |= memories
+        content = content[key]
+    return sizes
+
+
+def tensor_bytes(content: Any) -> int:
+    """Return the bytes of all tensors in nested dicts, lists and tuples; tied tensors are counted once."""
+    return sum(size for _, size in _memories(content))
+
+
+def _memories(content: Any) -> set[tuple[int, int]]:
+    """Return the address and the bytes of all tensors in `content` that are one array in memory."""
+    memories = set()
+    for tensor in tensors_in(content):
+        with suppress(RuntimeError, NotImplementedError):  # sparse tensors and subclasses that wrap other tensors
+            memories.add((tensor.data_ptr(), tensor.nbytes))
+    return memories
 
 
 def _is_tensor_dict(value: Any) -> bool:
@@ -237,10 +329,24 @@ def _is_tensor_dict(value: Any) -> bool:
     )
 
 
-def _read_folder(folder: Path) -> dict[str, Tensor]:
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the files that are read for a checkpoint: of a folder or an index, the index and its shards.
+
+    Raises:
+        WeightsError: the folder holds no checkpoint, or the index is broken.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = _main_file(path)
+    shards = _weight_map(path).values() if path.name.endswith(".index.json") else ()
+    return [path, *sorted({path.parent / shard for shard in shards})]
+
+
+def _main_file(folder: Path) -> Path:
+    """Return the first file of `FOLDER_NAMES` that the folder has."""
     for name in FOLDER_NAMES:
         if (folder / name).is_file():
-            return _read_shards(folder / name) if name.endswith(".json") else _read_file(folder / name)
+            return folder / name
     raise WeightsError(f"folder {folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
 
 

@@ -23,7 +23,7 @@ import re
 import struct
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -128,10 +128,12 @@ def _put_leaf(value: Any, path: Path) -> Json:
         return ["device", str(value)]
     if kind is tuple:
         return ["tuple", *(_put_leaf(item, path) for item in value)]
-    problem = f"a {kind.__name__} that is no text or too long" if kind in (str, int) else f"a {kind.__name__}"
+    problem = f"{'an' if kind.__name__[0] in 'aeiouAEIOU' else 'a'} {kind.__name__}"
+    problem += " that is no text or too long" if kind in (str, int) else ""
     where = f"{_name(path)!r} of the checkpoint" if path else "the checkpoint"
     raise WeightsError(
-        f"{where} is or holds {problem}, which a .birdie file cannot store; save the checkpoint again without it"
+        f"{where} is or holds {problem}, which a .birdie file cannot store; save the checkpoint again without it, "
+        "or compress its weights alone (--weights-only)"
     )
 
 
@@ -205,7 +207,7 @@ class _Writer:
                 f"{_name(path)!r} of the checkpoint has the attribute {next(iter(extra))!r}, which a .birdie file "
                 "cannot store; save it as a plain dict"
             )
-        items = self._dict(value, path, explicit_keys=any(map(_holds_tensors, about)))
+        items = self._dict(value, path, explicit_keys=any(True for _ in tensors_in(about)))
         return [_MAPPINGS[type(value)], items, *(self.node(item, (*path, "~m")) for item in about)]
 
     def _dict(self, value: Mapping[Any, Any], path: Path, explicit_keys: bool = False) -> Json:
@@ -247,20 +249,19 @@ class _Writer:
         return None
 
 
-def _holds_tensors(value: Any) -> bool:
-    """Return whether `value` is a tensor or contains one at any depth."""
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield `value` if it is a tensor, and all tensors in its dicts, lists and tuples at any depth."""
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
         if isinstance(value, Tensor):
-            return True
-        if id(value) not in seen:
+            yield value
+        elif id(value) not in seen:
             seen.add(id(value))
             if isinstance(value, dict):
                 waiting += [*value.values(), *getattr(value, "__dict__", {}).values()]
             elif isinstance(value, list | tuple):
                 waiting += value
-    return False
 
 
 def _cost(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Lossless copies of complete checkpoints: every tensor bit for bit, and all other values of the object.
+"""Lossless copies of complete checkpoints: every tensor bit for bit, and all other values (optimizer, step, arguments).
 
 torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossless)──► model.birdie
               ◄──pytree.rebuild── tensors, skeleton ◄──load, inspect──
@@ -16,6 +16,8 @@ from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import Source
 
+_PLAIN_STATE = ["tensors", []]  # the skeleton of what a file without a tree holds: a dict of tensors, sorted by name
+
 
 def save_object(
     content: Any,
@@ -25,18 +27,27 @@ def save_object(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Summary:
-    """Write `content` losslessly: nested dicts, lists and tuples of tensors and plain values.
+    """Write a complete object losslessly, for example a training checkpoint, into one .birdie file.
 
-    `birdie.load` returns its tensors by path ("quantized/w"); `load_object` returns the complete object.
+    `birdie.load` returns its tensors by path ("optimizer/state/0/exp_avg"); `load_object` returns the complete object.
+
+    Args:
+        content: nested dicts, lists and tuples of tensors and plain values, as torch.save takes them; never changed.
+        path: the file to write; it appears complete or not at all.
+        coder: "max" for the smallest file, "fast" for the least time.
+        progress: called with (done, total) as tensors are coded.
+        workers: threads; None uses every core. The bytes do not depend on it.
 
     Raises:
-        WeightsError: the content holds no tensor, or a value that cannot be stored.
+        WeightsError: the content holds no tensor, or a value that cannot be stored; the message names its key path.
+        ConfigError: a setting is wrong.
         OutputError: the file cannot be written.
     """
     tensors, skeleton = pytree.flatten(content)
     if not tensors:
         raise WeightsError("the checkpoint holds no tensor, so there is nothing to compress; check the file")
-    return save(tensors, path, coder=coder, lossless=True, tree=skeleton, progress=progress, workers=workers)
+    tree = None if skeleton == _PLAIN_STATE else skeleton
+    return save(tensors, path, coder=coder, lossless=True, tree=tree, progress=progress, workers=workers)
 
 
 def load_object(
@@ -44,8 +55,15 @@ def load_object(
 ) -> Any:
     """Return the object that `save_object` wrote; for any other .birdie file, the dict that `birdie.load` returns.
 
+    Args:
+        path: a .birdie file.
+        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
+        schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
+        workers: threads; None uses every core.
+
     Raises:
         ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
+        ConfigError: a setting is wrong.
     """
     skeleton = inspect(path).tree
     tensors = load(path, max_bytes=max_bytes, schemes=schemes, workers=workers)

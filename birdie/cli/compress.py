@@ -1,15 +1,16 @@
 """`birdie compress`: compress a checkpoint (.safetensors, .pt, .bin, .ptz, Hugging Face folder) into a .birdie file."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from birdie.artifact.checkpoints import read_checkpoint, read_state_dict
+from birdie.artifact.checkpoints import files_of, read_checkpoint, read_weights, tensor_bytes
 from birdie.artifact.repack import save_object
 from birdie.artifact.save import save
-from birdie.cli.console import Json, compiling_notice, print_json, print_line, print_table, progress_bar, size
+from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table, progress_bar, size
 from birdie.cli.inspect import summary_table
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import examples_of_words, is_spec, parse_spec
@@ -19,6 +20,7 @@ from birdie.run.recipe import CalibrationSettings, Recipe
 from birdie.runtime.files import require_file
 
 GROUP = "Compress"
+_MAX_LISTED = 20
 
 
 @compiling_notice()
@@ -28,7 +30,11 @@ def command(
     *,
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .birdie file to write.")],
     lossless: Annotated[
-        bool, Parameter(negative=(), help="Keep every bit of every tensor, and every other value in a .ptz.")
+        bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
+    ] = False,
+    weights_only: Annotated[
+        bool,
+        Parameter(negative=(), help="Take the state dict alone, also with --lossless; skip objects of other programs."),
     ] = False,
     budget: Annotated[str | None, Parameter(help="Largest size of the file: 16MB, 16MiB, 250000.")] = None,
     bits: Annotated[
@@ -74,32 +80,43 @@ def command(
     fits; --quality chooses it so that the predictions change by no more than that. With --calibrate the quantization
     scales follow the sensitivity of the loss, which makes files of the same quality much smaller.
 
-    --lossless keeps everything in a .ptz (the challenge's exports: torch.save under zlib, zstd, lzma or brotli):
-    quantized integers, and the values beside the tensors. `birdie decompress` restores it.
+    --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
+    challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
+    restores it. All other settings, and --weights-only, keep the state dict; the rest is listed as dropped. Sizes
+    before and after are of what is kept.
     """
     require_file(output)
     if output.exists() and checkpoint.exists() and output.samefile(checkpoint):
         raise ConfigError(f"{output} is the checkpoint itself; choose another name for the .birdie file")
-    if lossless and (scheme or budget or bits or quality):
+    if lossless and (scheme or budget or bits or quality or calibrate):
         raise ConfigError(
-            "--lossless cannot be combined with --budget, --bits, --quality or --scheme; remove one or the other"
+            "--lossless cannot be combined with --budget, --bits, --quality, --scheme or --calibrate; "
+            "remove one or the other"
         )
     if quality is not None and not quality > 0:
         raise ConfigError(f"--quality is {quality}; give a positive KL divergence in nats per token, for example 0.01")
     with_data = {"--quality": quality is not None, "--recalibrate": recalibrate, "--refit": refit > 0}
     if calibrate is None and (flags := [flag for flag, active in with_data.items() if active]):
         raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate RECIPE_OR_RUN")
-    content, is_object = read_checkpoint(checkpoint) if lossless else (read_state_dict(checkpoint), False)
-    input_bytes = _bytes_on_disk(checkpoint)
+    complete = lossless and not weights_only
+    content: Any = None
+    dropped: dict[str, int] = {}
+    if complete:
+        content = read_checkpoint(checkpoint)
+    else:
+        content, dropped = read_weights(checkpoint, skip_objects=weights_only)
+    file_bytes = sum(file.stat().st_size for file in files_of(checkpoint))
+    # a packed file (.ptz) may have fewer bytes than its tensors
+    input_bytes = file_bytes if complete else min(file_bytes, tensor_bytes(content))
     calibration, metadata = None, None
-    if calibrate is not None and not is_object:
+    if calibrate is not None:
         recipe = load_run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
         with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
             calibration = calibrate_gpt(recipe, content, settings, update).result
         metadata = artifact_metadata(recipe)
     with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
-        if is_object:
+        if complete:
             summary = save_object(content, output, coder=coder, progress=update)
         else:
             summary = save(
@@ -118,9 +135,14 @@ def command(
                 progress=update,
             )
     if json:
-        print_json(summary.to_json() | {"input_bytes": input_bytes, "saved_bytes": input_bytes - summary.bytes})
+        sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
+        print_json(summary.to_json() | sizes | {"dropped": dropped})
         return
     print_table(summary_table(summary))
+    if input_bytes != file_bytes:
+        print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
+    if dropped:
+        print_line(f"dropped: {_listed(dropped)}")
     print_line(
         f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
     )
@@ -137,6 +159,13 @@ def _settings(recipe: Recipe, data: Literal["train", "own"] | None, tokens: int 
     if data is None:
         data = "own" if settings.data == "own" else "train"
     return dataclasses.replace(settings, data=data, tokens=settings.tokens if tokens is None else tokens)
+
+
+def _listed(dropped: Mapping[str, int]) -> str:
+    """Return the names of what is dropped, largest first, with the bytes of the tensors there."""
+    names = sorted(dropped, key=lambda name: -dropped[name])
+    texts = [plain(name).plain[:80] + (f" {size(dropped[name])}" if dropped[name] else "") for name in names]
+    return ", ".join(texts[:_MAX_LISTED]) + (f" and {len(texts) - _MAX_LISTED:,} more" * (len(texts) > _MAX_LISTED))
 
 
 def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:
@@ -161,9 +190,3 @@ def _rule(text: str) -> tuple[str, str]:
     if not pattern or not spec:
         raise ConfigError(f"--scheme {text!r} is not SPEC or PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")
     return pattern, spec
-
-
-def _bytes_on_disk(path: Path) -> int:
-    if path.is_dir():
-        return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in path.glob(pattern))
-    return path.stat().st_size

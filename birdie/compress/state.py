@@ -91,7 +91,8 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(weight, Tensor):
             kind = type(weight).__name__
             raise WeightsError(
-                f"item {name!r} is a {kind}, not a named tensor; give a flat dict of tensors (a state_dict)"
+                f"item {name!r} is a {kind}, not a named tensor; give a flat dict of tensors (a state_dict), "
+                "or keep nested values losslessly with birdie.save_object"
             )
         if not is_text(name):
             raise WeightsError(f"tensor {name!r} cannot be stored under a name that is not text; rename it")
