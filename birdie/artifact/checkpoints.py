@@ -42,6 +42,7 @@ FOLDER_NAMES = (
 MAX_INDEX_BYTES = 1 << 26
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
+_MAX_PARTS = 16
 _PREFIXES = ("module.", "_orig_mod.")
 _MAGIC = {b"\xfd7zXZ\x00": ["lzma"], b"\x28\xb5\x2f\xfd": ["zstd"], b"\x5d\x00\x00": ["lzma", "brotli"]}
 
@@ -150,13 +151,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 class _StandIn(list[Any]):
-    """Stands for an object whose class is not opened: a list of the values from which the file builds the object."""
+    """Stands for an object whose class is not opened: a list of values from which the file builds the object."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # the object may be a key
 
     def __new__(cls, *values: Any) -> "_StandIn":
         new = super().__new__(cls)
-        new.extend(values)
+        new.extend(values[:_MAX_PARTS])  # a small file may name one long tuple again and again
         return new
 
     def __init__(self, *values: Any) -> None:
@@ -164,6 +165,9 @@ class _StandIn(list[Any]):
 
     def __setstate__(self, state: Any) -> None:
         self.append(state)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
 
 
 def _stand_ins(source: Path | io.BytesIO) -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:

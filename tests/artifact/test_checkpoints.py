@@ -1,21 +1,26 @@
 """Checkpoints of every kind open as name → tensor; nothing a file says is executed; each refusal is one sentence."""
 
+import argparse
 import io
 import json
 import lzma
 import os
+import subprocess
 import zipfile
 import zlib
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from birdie.artifact import int8_zlib as baseline
-from birdie.artifact.checkpoints import read_checkpoint, read_object, read_state_dict
+from birdie.artifact.checkpoints import files_of, read_checkpoint, read_object, read_state_dict, read_weights
 from birdie.errors import WeightsError
 
 
@@ -68,28 +73,100 @@ def test_packed_torch_files(tmp_path: Path, packer: str) -> None:
     assert equal(read_object(tmp_path / "x.ptz"), state())
 
 
-def test_what_a_lossless_copy_keeps(tmp_path: Path) -> None:
-    """All of a .ptz; of other files the one state dict where there is one, and everything where there are several."""
-    nested = {"model": state(), "step": 3}
-    (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(nested)))
-    content, is_complete = read_checkpoint(tmp_path / "x.ptz")
-    assert is_complete
-    assert content["step"] == 3
-    assert equal(content["model"], state())
-    torch.save(nested, tmp_path / "x.pt")
-    content, is_complete = read_checkpoint(tmp_path / "x.pt")
-    assert not is_complete
-    assert equal(content, state())
-    torch.save({"model": state(), "ema": state()}, tmp_path / "x.pt")
-    content, is_complete = read_checkpoint(tmp_path / "x.pt")
-    assert is_complete
-    assert content.keys() == {"model", "ema"}
-    save_file(state(), tmp_path / "x.safetensors")
-    content, is_complete = read_checkpoint(tmp_path / "x.safetensors")
-    assert not is_complete
-    assert equal(content, state())
+def test_a_lossless_copy_keeps_everything(tmp_path: Path) -> None:
+    """The object of every file that torch.save wrote; of other files all tensors, under the names in the file."""
+    prefixed = {f"module.{name}": tensor for name, tensor in state().items()}
+    for nested in {"model": prefixed, "step": 3}, {"model": state(), "ema": prefixed}, prefixed:
+        (tmp_path / "x.ptz").write_bytes(zlib.compress(saved(nested)))
+        torch.save(nested, tmp_path / "x.pt")
+        for name in "x.pt", "x.ptz":
+            content = read_checkpoint(tmp_path / name)
+            assert saved(content) == saved(nested)
+    save_file(prefixed, tmp_path / "x.safetensors")
+    assert equal(read_checkpoint(tmp_path / "x.safetensors"), prefixed)
+    assert equal(read_state_dict(tmp_path / "x.safetensors"), state())
     with pytest.raises(WeightsError, match=r"not a file that torch\.save writes"):
         read_object(tmp_path / "x.safetensors")
+
+
+def test_what_stands_beside_the_weights_is_listed_with_its_bytes(tmp_path: Path) -> None:
+    tied = torch.zeros(5)
+    extra = {"m": [torch.ones(7), (tied, tied[:])], "lr": 0.1}
+    torch.save({"net": {"w": state(), "note": "x"}, "opt": extra, "again": tied, "step": 3}, tmp_path / "x.pt")
+    weights, dropped = read_weights(tmp_path / "x.pt")
+    assert equal(weights, state())
+    assert dropped == {"opt": 4 * (7 + 5), "again": 0, "step": 0, "net/note": 0}
+    torch.save({"model": {**state(), "tied": tied}, "shadow": {"t": tied, "x": 1}}, tmp_path / "x.pt")
+    assert read_weights(tmp_path / "x.pt")[1] == {"shadow": 0}
+    (tmp_path / "x.ptz").write_bytes(baseline.pack(state()).blob)
+    for content in saved(state()), saved({"module.a": tied}), (tmp_path / "x.ptz").read_bytes():
+        (tmp_path / "x.ptz").write_bytes(content)
+        assert read_weights(tmp_path / "x.ptz")[1] == {}
+
+
+class Loud:
+    """Runs code in every way that unpickling an object of its class can."""
+
+    calls: ClassVar[list[str]] = []
+
+    def __new__(cls, *_: Any) -> "Loud":
+        cls.calls.append("new")
+        return super().__new__(cls)
+
+    def __setstate__(self, _: Any) -> None:
+        self.calls.append("setstate")
+
+    def __hash__(self) -> int:
+        self.calls.append("hash")
+        return 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_objects_of_other_classes_are_skipped_by_request_and_none_of_their_code_runs(
+    tmp_path: Path, packed: bool
+) -> None:
+    loud = Loud()
+    loud.__dict__.update(buffer=torch.zeros(6))
+    best, values = np.float64(3.5), {"model": state(), "args": argparse.Namespace(lr=1), loud: 1, "loud": [loud]}
+    path = tmp_path / ("x.ptz" if packed else "x.pt")
+    path.write_bytes(zlib.compress(saved({**values, "best": best})) if packed else saved({**values, "best": best}))
+    Loud.calls.clear()
+    with pytest.raises(WeightsError, match=r"may run code .* --weights-only"):
+        read_weights(path)
+    weights, dropped = read_weights(path, skip_objects=True)
+    assert equal(weights, state())
+    assert dropped == {"args": 0, f"<{__name__}.Loud>": 0, "loud": 24, "best": 0}
+    content = read_checkpoint(path)
+    assert type(content["args"]).__name__ == "argparse.Namespace"
+    assert not Loud.calls
+    with pytest.raises(WeightsError, match="may run code"):  # the stand-ins are gone
+        read_weights(path)
+
+
+def test_objects_that_pickle_calls_are_not_called(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    for function, refused in (subprocess.getoutput, False), (os.system, True), (print, False):
+        torch.save({"model": state(), "trap": Trap(marker, function)}, tmp_path / "x.pt")
+        if refused:  # a module that torch blocks
+            with pytest.raises(WeightsError, match="may run code"):
+                read_weights(tmp_path / "x.pt", skip_objects=True)
+        else:
+            assert read_weights(tmp_path / "x.pt", skip_objects=True)[1] == {"trap": 0}
+    assert not marker.exists()
+
+
+def test_an_object_that_is_filled_after_it_is_built_is_refused(tmp_path: Path) -> None:
+    torch.save({"model": state(), "log": defaultdict(list, a=[1])}, tmp_path / "x.pt")
+    with pytest.raises(WeightsError, match="may run code"):
+        read_weights(tmp_path / "x.pt", skip_objects=True)
+
+
+def test_the_files_of_a_checkpoint_are_listed(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a.weight": "model-1.safetensors", "a.bias": "model-2.safetensors"})
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not read")
+    names = ["model.safetensors.index.json", "model-1.safetensors", "model-2.safetensors"]
+    assert files_of(tmp_path) == files_of(tmp_path / names[0]) == [tmp_path / name for name in names]
+    assert files_of(tmp_path / names[1]) == [tmp_path / names[1]]
 
 
 def test_the_challenges_int8_export_is_dequantized(tmp_path: Path) -> None:
@@ -183,11 +260,11 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
 class Trap:
     """A pickle of this runs a command when opened carelessly."""
 
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
+    def __init__(self, marker: Path, function: Callable[[str], Any] = os.system) -> None:
+        self.marker, self.function = marker, function
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.system, (f"touch {self.marker}",)
+        return self.function, (f"touch {self.marker}",)
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])

@@ -168,7 +168,7 @@ def too_large() -> list[Any]:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"a": [Odd()]}, r"'a/0' of the checkpoint is or holds a Odd"),
+        ({"a": [Odd()]}, r"'a/0' of the checkpoint is or holds an Odd"),
         ({"a": "\ud800"}, "no text"),
         ({"\udfff": 1}, "no text"),
         ([1 << 5000], "too long"),

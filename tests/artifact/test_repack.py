@@ -1,16 +1,22 @@
 """A checkpoint that goes through a .birdie file is the same checkpoint, whatever it nests; exports get smaller."""
 
+import argparse
+import contextlib
 import io
 import json
+import re
 import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 import birdie
 from birdie.artifact import container
@@ -22,6 +28,8 @@ from birdie.cli.console import run
 from birdie.errors import ArtifactError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.evaluation import load_gpt
+
+COMPRESS = ["compress", "--lossless", "--coder", "fast"]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -89,6 +97,181 @@ def test_what_torch_load_gives_comes_back(content: Any, tmp_path: Path) -> None:
     assert same(after, original)
     assert same(loaded(after), original)
     assert summary.tree is not None
+
+
+PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("aß/~1", max_size=4))
+TENSORS = st.builds(
+    lambda kind, shape, seed: torch.tensor(np.random.default_rng(seed).integers(0, 99, shape)).to(kind),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.integers(0, 9),
+)
+NESTED = st.recursive(
+    PLAIN | TENSORS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text("ab/~1", max_size=3) | st.integers(0, 3), inner, max_size=4),
+        st.dictionaries(st.text("ab"), inner, max_size=3).map(OrderedDict),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(content=NESTED, tensor=TENSORS)
+def test_any_object_comes_back_from_the_command_line(
+    tmp_path_factory: pytest.TempPathFactory, content: Any, tensor: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("object")
+    torch.save({"content": content, "tensor": tensor, "tied": [tensor, tensor]}, folder / "x.pt")
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(build_app, [*COMPRESS, str(folder / "x.pt"), "-o", str(folder / "x.birdie")]) == 0
+        assert run(build_app, ["decompress", str(folder / "x.birdie"), "-o", str(folder / "back.pt")]) == 0
+    back = torch.load(folder / "back.pt", weights_only=True)
+    assert same(back, torch.load(folder / "x.pt", weights_only=True))
+    if tensor.numel():
+        assert back["tensor"].data_ptr() == back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
+
+
+class Training:
+    """A small model with AdamW and a scheduler, and names as torch.compile leaves them."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6, bias=False))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, amsgrad=True)
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=20)
+
+    def steps(self, count: int) -> list[float]:
+        losses = []
+        for seed in range(count):
+            inputs = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+            loss = (self.model(inputs) - inputs.sin()).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            losses.append(loss.item())
+        return losses
+
+    def checkpoint(self) -> dict[str, Any]:
+        state = self.model.state_dict()
+        return {
+            "model": self.model.state_dict(prefix="_orig_mod."),
+            "ema": {f"module.{name}": weight * 0.5 for name, weight in state.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "random": torch.get_rng_state(),
+            "step": 5,
+            "args": {"betas": (0.9, 0.95), "out": None, "name": "π"},
+        }
+
+    def resume(self, content: dict[str, Any]) -> "Training":
+        self.model.load_state_dict({k.removeprefix("_orig_mod."): v for k, v in content["model"].items()})
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.scheduler.load_state_dict(content["scheduler"])
+        return self
+
+
+def test_a_training_checkpoint_comes_back_and_trains_on_bit_for_bit(tmp_path: Path) -> None:
+    training = Training()
+    training.steps(5)
+    torch.save(training.checkpoint(), tmp_path / "x.pt")
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(build_app, [*COMPRESS, str(tmp_path / "x.pt"), "-o", str(tmp_path / "x.birdie")]) == 0
+        assert run(build_app, ["decompress", str(tmp_path / "x.birdie"), "-o", str(tmp_path / "back.pt")]) == 0
+    for back in torch.load(tmp_path / "back.pt", weights_only=True), birdie.load_object(tmp_path / "x.birdie"):
+        original = torch.load(tmp_path / "x.pt", weights_only=True)
+        assert same(back, original)
+        assert vars(back["model"]) == vars(original["model"])
+        resumed, expected = Training().resume(back), Training().resume(original)  # steps change the loaded tensors
+        assert resumed.steps(4) == expected.steps(4)
+        assert same(resumed.checkpoint(), expected.checkpoint())
+    original = torch.load(tmp_path / "x.pt", weights_only=True)
+    flat = birdie.load(tmp_path / "x.birdie")
+    assert torch.equal(flat["optimizer/state/0/exp_avg"], original["optimizer"]["state"][0]["exp_avg"])
+
+
+def test_a_state_dict_that_is_complete_stays_a_plain_file(tmp_path: Path) -> None:
+    birdie.save_object({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "x.birdie")
+    birdie.save({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "y.birdie", lossless=True)
+    assert (tmp_path / "x.birdie").read_bytes() == (tmp_path / "y.birdie").read_bytes()
+    birdie.save_object({"b": torch.ones(2), "a": torch.ones(3)}, tmp_path / "x.birdie")
+    assert list(birdie.load_object(tmp_path / "x.birdie")) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (argparse.Namespace(lr=1), r"'run/args' of the checkpoint is or holds an argparse\.Namespace"),
+        (np.float64(0.5), r"'run/args' of the checkpoint is or holds a numpy.*scalar"),
+        ([Path("x")], r"'run/args/0' of the checkpoint is or holds a pathlib"),
+    ],
+    ids=["namespace", "numpy", "path"],
+)
+def test_what_cannot_be_stored_is_named_with_the_flag_that_leaves_it_out(
+    value: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model": {"w": torch.ones(40)}, "run": {"args": value}}, tmp_path / "x.pt")
+    tokens = [*COMPRESS, str(tmp_path / "x.pt"), "-o", str(tmp_path / "x.birdie")]
+    assert run(build_app, [*tokens, "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert re.search(message, error)
+    assert "--weights-only" in error
+    assert not (tmp_path / "x.birdie").exists()
+    assert run(build_app, [*tokens, "--weights-only"]) == 0
+    assert "dropped: run\n" in capsys.readouterr().out
+    assert birdie.load(tmp_path / "x.birdie").keys() == {"w"}
+    with pytest.raises(WeightsError, match="save_object"):
+        birdie.save({"model": {"w": torch.ones(1)}}, tmp_path / "x.birdie")  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("flags", [["--lossless", "--weights-only"], ["--bits", "9"]], ids=["lossless", "lossy"])
+def test_sizes_before_and_after_are_of_the_same_things(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = {f"module.{i}.weight": torch.randn(64, 64, generator=torch.Generator().manual_seed(i)) for i in range(2)}
+    weights["module.tied"] = weights["module.0.weight"]
+    moments = {"state": {i: {"m": torch.zeros(64, 64), "v": torch.ones(64, 64)} for i in range(2)}}
+    torch.save({"net": {"w": weights, "note": 1}, "opt": moments, "[red]\x1b": 3}, tmp_path / "x.pt")
+    before, file = 2 * 4 * 64 * 64, (tmp_path / "x.pt").stat().st_size
+    tokens = ["compress", tmp_path / "x.pt", *flags, "--coder", "fast", "-o", tmp_path / "x.birdie"]
+    answer = ask(capsys, *tokens)
+    after = (tmp_path / "x.birdie").stat().st_size
+    assert (answer["input_bytes"], answer["file_bytes"], answer["bytes"]) == (before, file, after)
+    assert answer["saved_bytes"] == before - after
+    assert answer["dropped"] == {"opt": 4 * 4 * 64 * 64, "[red]\x1b": 0, "net/note": 0}
+    assert birdie.load(tmp_path / "x.birdie").keys() == {"0.weight", "1.weight", "tied"}
+    assert run(build_app, list(map(str, tokens))) == 0
+    out = capsys.readouterr().out
+    assert f"input: {before:,} B of weights in a file of {file:,} B\n" in out
+    assert "dropped: opt 65,536 B, [red]\\x1b, net/note\n" in out
+    assert f"{before:,} B → {after:,} B (" in out
+
+
+def test_a_complete_copy_drops_nothing_and_its_size_before_is_that_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model": {"w": torch.zeros(99)}, "ema": {"w": torch.ones(99)}}, tmp_path / "x.pt")
+    tokens = [*COMPRESS, tmp_path / "x.pt", "-o", tmp_path / "x.birdie"]
+    answer = ask(capsys, *tokens)
+    assert answer["input_bytes"] == answer["file_bytes"] == (tmp_path / "x.pt").stat().st_size
+    assert answer["dropped"] == {}
+    assert run(build_app, list(map(str, tokens))) == 0
+    out = capsys.readouterr().out
+    assert "dropped" not in out
+    assert "input:" not in out
+    assert run(build_app, [*map(str, tokens), "--weights-only"]) == 1
+    assert "several dicts of tensors" in capsys.readouterr().err
+
+
+def test_a_folder_counts_the_files_that_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"module.w": torch.zeros(500)}, tmp_path / "model.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(10_000))
+    answer = ask(capsys, *COMPRESS, tmp_path, "-o", tmp_path / "x.birdie")
+    assert answer["input_bytes"] == (tmp_path / "model.safetensors").stat().st_size
+    assert birdie.load(tmp_path / "x.birdie").keys() == {"module.w"}
 
 
 def test_tied_tensors_stay_tied_and_views_keep_their_values(tmp_path: Path) -> None:
