@@ -82,14 +82,14 @@ def read_weights(
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
     """Read all of a checkpoint, for a lossless copy: the object that torch.save wrote, or else the tensors by name.
 
-    Names keep their prefixes. Stand-ins, which cannot be stored, replace objects of classes that `weights_only=True`
+    Names keep their prefixes, and tensors by name are sorted. Stand-ins, which cannot be stored, replace objects of classes that `weights_only=True`
     refuses.
 
     Raises:
         WeightsError: it is missing, damaged or of an unknown format.
     """
     path = Path(path)
-    return read_object(path, skip_objects=True) if _is_pickled(path) else _read_files(path)
+    return read_object(path, skip_objects=True) if _is_pickled(path) else dict(sorted(_read_files(path).items()))
 
 
 def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> Any:
