@@ -82,8 +82,8 @@ def read_weights(
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
     """Read all of a checkpoint, for a lossless copy: the object that torch.save wrote, or else the tensors by name.
 
-    Names keep their prefixes, and tensors by name are sorted. Stand-ins, which cannot be stored, replace objects of classes that `weights_only=True`
-    refuses.
+    Names keep their prefixes, and tensors by name are sorted. Objects of classes that `weights_only=True` refuses are
+    replaced by stand-ins, which cannot be stored.
 
     Raises:
         WeightsError: it is missing, damaged or of an unknown format.

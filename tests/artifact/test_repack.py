@@ -235,19 +235,19 @@ def test_sizes_before_and_after_are_of_the_same_things(
     weights["module.tied"] = weights["module.0.weight"]
     moments = {"state": {i: {"m": torch.zeros(64, 64), "v": torch.ones(64, 64)} for i in range(2)}}
     torch.save({"net": {"w": weights, "note": 1}, "opt": moments, "[red]\x1b": 3}, tmp_path / "x.pt")
-    before, file = 2 * 4 * 64 * 64, (tmp_path / "x.pt").stat().st_size
+    input_bytes, file_bytes = 2 * 4 * 64 * 64, (tmp_path / "x.pt").stat().st_size
     tokens = ["compress", tmp_path / "x.pt", *flags, "--coder", "fast", "-o", tmp_path / "x.birdie"]
     answer = ask(capsys, *tokens)
-    after = (tmp_path / "x.birdie").stat().st_size
-    assert (answer["input_bytes"], answer["file_bytes"], answer["bytes"]) == (before, file, after)
-    assert answer["saved_bytes"] == before - after
+    compressed = (tmp_path / "x.birdie").stat().st_size
+    assert (answer["input_bytes"], answer["file_bytes"], answer["bytes"]) == (input_bytes, file_bytes, compressed)
+    assert answer["saved_bytes"] == input_bytes - compressed
     assert answer["dropped"] == {"opt": 4 * 4 * 64 * 64, "[red]\x1b": 0, "net/note": 0}
     assert birdie.load(tmp_path / "x.birdie").keys() == {"0.weight", "1.weight", "tied"}
     assert run(build_app, list(map(str, tokens))) == 0
     out = capsys.readouterr().out
-    assert f"input: {before:,} B of weights in a file of {file:,} B\n" in out
+    assert f"input: {input_bytes:,} B of weights in a file of {file_bytes:,} B\n" in out
     assert "dropped: opt 65,536 B, [red]\\x1b, net/note\n" in out
-    assert f"{before:,} B → {after:,} B (" in out
+    assert f"{input_bytes:,} B → {compressed:,} B (" in out
 
 
 def test_a_complete_copy_drops_nothing_and_its_size_before_is_that_of_the_file(
