@@ -124,14 +124,14 @@ def test_any_object_comes_back_from_the_command_line(
     tmp_path_factory: pytest.TempPathFactory, content: Any, tensor: Any
 ) -> None:
     folder = tmp_path_factory.mktemp("object")
-    torch.save({"content": content, "tensor": tensor, "tied": [tensor, tensor]}, folder / "x.pt")
+    torch.save({"content": content, "model": {"w": tensor}, "tied": [tensor, tensor]}, folder / "x.pt")
     with contextlib.redirect_stdout(io.StringIO()):
         assert run(build_app, [*COMPRESS, str(folder / "x.pt"), "-o", str(folder / "x.birdie")]) == 0
         assert run(build_app, ["decompress", str(folder / "x.birdie"), "-o", str(folder / "back.pt")]) == 0
     back = torch.load(folder / "back.pt", weights_only=True)
     assert same(back, torch.load(folder / "x.pt", weights_only=True))
     if tensor.numel():
-        assert back["tensor"].data_ptr() == back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
+        assert back["model"]["w"].data_ptr() == back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
 
 
 class Training:
