@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.hostile.workload import (
@@ -42,11 +43,18 @@ def compiler() -> str | None:
     return shutil.which("cc") if sys.platform.startswith("linux") else None
 
 
-def campaign(names: list[str], errors: list[str], every: int = 1, first: int = 0) -> Report:
-    """Attack each of the commands at every `every`-th operation; in a process that loads the faulty file layer."""
+@contextmanager
+def faulty_layer() -> Iterator[Path]:
+    """Yield the compiled file layer, for LD_PRELOAD."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "faults.so"
         subprocess.run([compiler() or "cc", "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
+        yield library
+
+
+def campaign(names: list[str], errors: list[str], every: int = 1, first: int = 0) -> Report:
+    """Attack each of the commands at every `every`-th operation; in a process that loads the faulty file layer."""
+    with faulty_layer() as library:
         request = json.dumps({"names": names, "errors": errors, "every": every, "first": first})
         ended = subprocess.run(
             [sys.executable, "-m", "tests.hostile.faults", "--request", request],

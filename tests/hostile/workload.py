@@ -19,7 +19,7 @@ from birdie.cli.console import run
 TINY = [
     *("--model.vocab-size", "300", "--model.num-layers", "2", "--model.model-dim", "32", "--model.num-heads", "2"),
     *("--model.num-kv-heads", "1", "--train.train-batch-tokens", "512", "--train.train-seq-len", "64"),
-    *("--train.accumulation", "2", "--train.warmup-steps", "1", "--train.max-wallclock-seconds", "0"),
+    *("--train.accumulation", "2", "--train.warmup-steps", "1"),
     *("--validation.every", "0", "--validation.max-tokens", "500", "--run.log-every", "1", "--export.coder", "fast"),
 ]
 EVERY = 5
@@ -75,13 +75,13 @@ def _same(tokens: Callable[[Path], list[str]]) -> Command:
     return Command(tokens, tokens)
 
 
-def train_tokens(folder: Path, steps: int, every: int = EVERY) -> list[str]:
-    """Return the command line of a training run in FOLDER/out/run."""
+def train_tokens(folder: Path, steps: int, *, cap: int = 0) -> list[str]:
+    """Return the command line of a training run in FOLDER/out/run; `cap` is in seconds, 0 for none."""
     data = next((folder / "in" / "data" / "datasets").iterdir())
-    length = ["--train.iterations", str(steps), "--run.checkpoint-every", str(every)]
+    length = ["--train.iterations", str(steps), "--run.checkpoint-every", str(EVERY)]
     return [
         *("train", "--folder", str(folder / "out" / "run"), *TINY, *length),
-        *("--data.path", str(data), "--data.tokenizer", "bytes"),
+        *("--data.path", str(data), "--data.tokenizer", "bytes", "--train.max-wallclock-seconds", str(cap)),
     ]
 
 
