@@ -93,9 +93,10 @@ class ShardReader:
         DataError: as `read_shard`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.length = len(read_shard(path))
-        self._path, self._identity = path, _identity(path.stat())
+        self._path = Path(path)
+        self._identity = _identity(self._path.stat())
 
     def read(self, start: int, count: int) -> Tokens:
         """Return at most `count` tokens from `start` on; fewer at the end, and beyond a GiB.

@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,9 @@ from tests.hostile.workload import (
 
 KILL = 0
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT, "kill": KILL}
+FULL_DISK = "full disk"
 NEVER = -1
+PAGE = 4096
 SOURCE = Path(__file__).with_name("faults.c")
 
 
@@ -79,8 +82,14 @@ def _attack(names: list[str], errors: list[str], every: int, first: int) -> Repo
                 report.failures.append(f"{command}, undisturbed: {reached.message}")
                 continue
             sound, inputs = contents(folder / "out"), contents(folder / "in")
+            pages = sum(-(-path.stat().st_size // PAGE) for path in (folder / "out").rglob("*") if path.is_file())
+            if FULL_DISK in errors and os.geteuid() == 0:
+                for size in range(1 + first, pages + 1, every):
+                    report.counts[f"{command}, {FULL_DISK}"] += 1
+                    for problem in _problems_on_disk(folder, command, size, sound):
+                        report.failures.append(f"{command}, disk of {size} pages: {problem}")
             for at in range(first, reached.measured, every):
-                for error in errors:
+                for error in set(errors) & set(ERRORS):
                     report.counts[f"{command}, {error}"] += 1
                     for problem in _problems(folder, command, at, error, sound, inputs):
                         report.failures.append(f"{command}, {error} at operation {at}: {problem}")
@@ -93,9 +102,7 @@ def _problems(folder: Path, command: str, at: int, error: str, sound: State, inp
     first = _disturbed(folder, COMMANDS[command].tokens(folder), at, ERRORS[error])
     left = contents(folder / "out")
     if error != "kill":
-        if problem := problem_of(first):
-            yield problem
-        yield from (f"{name} is left" for name in left if name not in sound and "step-" not in name)
+        yield from _problems_of_failure(first, left, sound)
     yield from (
         f"{name} is not complete" for name, digest in left.items() if digest and sound.get(name, digest) != digest
     )
@@ -111,6 +118,29 @@ def _problems(folder: Path, command: str, at: int, error: str, sound: State, inp
         yield "an input changed"
 
 
+def _problems_on_disk(folder: Path, command: str, pages: int, sound: State) -> Iterator[str]:
+    """Run a command that writes to a disk of so many pages; yield the laws that were broken."""
+    reset(folder)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "none", folder / "out"], check=True)
+    try:
+        first = forked(COMMANDS[command].tokens(folder))
+        left = contents(folder / "out")
+        yield from _problems_of_failure(first, left, sound)
+        subprocess.run(["mount", "-o", f"remount,size={100 * (pages + 100) * PAGE}", folder / "out"], check=True)
+        again = forked(COMMANDS[command].again(folder))
+        if again.code or contents(folder / "out") != sound:
+            yield f"with room again: {again.message[-300:] or contents(folder / 'out')}"
+    finally:
+        subprocess.run(["umount", folder / "out"], check=True)
+
+
+def _problems_of_failure(end: End, left: State, sound: State) -> Iterator[str]:
+    """Yield what is wrong after a command that could not write: its end, and files that it should have removed."""
+    if problem := problem_of(end):
+        yield problem
+    yield from (f"{name} is left" for name in left if name not in sound and "step-" not in name)
+
+
 def _disturbed(folder: Path, tokens: list[str], at: int, error: int) -> End:
     """Run a command whose operations on FOLDER/out fail from `at` on; the operations that it reached are measured."""
     layer = ctypes.CDLL(None)
@@ -123,7 +153,7 @@ def main() -> None:
     """Run the campaign of the command line, or that of another process's request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--command", action="append", choices=list(COMMANDS))
-    parser.add_argument("--error", action="append", choices=list(ERRORS))
+    parser.add_argument("--error", action="append", choices=[*ERRORS, FULL_DISK])
     parser.add_argument("--every", type=int, default=1, help="only every N-th operation")
     parser.add_argument("--request", help=argparse.SUPPRESS)
     flags = parser.parse_args()
@@ -131,7 +161,7 @@ def main() -> None:
         report = _attack(**json.loads(flags.request))
         sys.stdout.write(json.dumps({"counts": report.counts, "failures": report.failures}) + "\n")
         return
-    report = campaign(flags.command or list(COMMANDS), flags.error or list(ERRORS), flags.every)
+    report = campaign(flags.command or list(COMMANDS), flags.error or [*ERRORS, FULL_DISK], flags.every)
     sys.stdout.write(f"{report}\n")
     sys.exit(bool(report.failures))
 
