@@ -123,7 +123,7 @@ def overwrite(path: Path, rng: random.Random) -> None:
 
 
 def replace(path: Path, _: random.Random) -> None:
-    """Put another file in the place of this one."""
+    """Rename another file over this one."""
     other = path.with_name("other")
     other.write_bytes(path.read_bytes()[::-1])
     other.replace(path)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hostile import faults, flips, kills, races
-from tests.hostile.workload import Report
+from tests.hostile.workload import COMMANDS, Report
 
 needs_compiler = pytest.mark.skipif(faults.compiler() is None, reason="no C compiler, or not Linux")
 
@@ -38,7 +38,7 @@ def test_two_compressions_to_one_file_leave_one_of_them() -> None:
 @needs_compiler
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("command", list(faults.COMMANDS))
+@pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_write_of_every_command_may_fail(command: str) -> None:
     require_clean(faults.campaign([command], [*faults.ERRORS, faults.FULL_DISK]), 20)
 

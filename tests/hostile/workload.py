@@ -178,8 +178,8 @@ def problem_of(end: End) -> str | None:
         return f"exit code {end.code}: {end.message[-300:]}"
     if "Traceback" in end.message:
         return "a traceback: " + end.message.strip().splitlines()[-1]
-    said = sum(line.startswith("error: ") for line in end.message.splitlines()) + end.answer.count('{"error": ')
-    return None if end.code != 1 or said == 1 else f"not one sentence: {end.message[-300:]}"
+    sentences = sum(line.startswith("error: ") for line in end.message.splitlines()) + end.answer.count('{"error": ')
+    return None if end.code != 1 or sentences == 1 else f"not one sentence: {end.message[-300:]}"
 
 
 def environment() -> dict[str, str]:
