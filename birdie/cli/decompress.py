@@ -71,7 +71,8 @@ def _write(content: Any, path: Path, suffix: str) -> None:
         torch.save(content, buffer)
         path.write_bytes(zlib.compress(buffer.getvalue(), 9))
     else:
-        torch.save(content, path)
+        with path.open("wb") as file:  # from a path, torch would store the name of the temporary file
+            torch.save(content, file)
 
 
 def _write_safetensors(state: dict[str, Tensor], path: Path) -> None:

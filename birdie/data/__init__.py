@@ -10,5 +10,5 @@ dataset          a folder of shards: totals, dataset.json, and the check of a to
 prepare          corpus + tokenizer → shards in the challenge's folder layout
 hub/             the challenge's published shards → the same layout, verified and counted
 sampler          order in which training reads the shards
-batches          shards → training batches: memory-mapped, resumable, prefetched, split over ranks
+batches          shards → training batches: resumable, prefetched, split over ranks
 """

@@ -1,4 +1,4 @@
-"""Training batches from shards: memory-mapped, resumable at the exact batch, prefetched, and split over ranks.
+"""Training batches from shards: resumable at the exact batch, prefetched, and split over ranks.
 
 A step has `accumulation` chunks of batch_tokens / accumulation targets, over all ranks together, and chunk i is a pure
 function of (shards, settings, i). In micro-step m, rank r of W reads chunk m·W + r. So 1, 2 or 8 ranks read the same

@@ -17,7 +17,7 @@ import numpy as np
 
 from birdie.data.byte_accounting import Tokens, split_documents
 from birdie.data.byte_sidecar import is_sidecar
-from birdie.data.shards import Split, read_shard
+from birdie.data.shards import Split, load_tokens, read_shard
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import write_bytes
@@ -125,16 +125,15 @@ class Dataset:
         """Number of tokens in the validation shards."""
         return sum(len(read_shard(path)) for path in self.val)
 
-    def validation_tokens(self) -> Tokens:
-        """Return all validation tokens (N,); a memory map if there is one shard.
+    def validation_tokens(self, limit: int | None = None) -> Tokens:
+        """Return all validation tokens (N,), or the first `limit`, in memory.
 
         Raises:
-            DataError: there are no validation shards.
+            DataError: there are no validation shards, or one is malformed.
         """
         if not self.val:
             raise DataError("the data set has no validation shards; give files named *_val_*.bin")
-        parts = [read_shard(path) for path in self.val]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return load_tokens(self.val, limit)
 
 
 def open_dataset(

@@ -25,7 +25,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.data.shards import read_shard
+from birdie.data.shards import ShardReader
 from birdie.errors import ConfigError, DataError
 
 Order = Literal["sequential", "shuffled", "coprime", "packed"]
@@ -47,8 +47,8 @@ class TokenSequence:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._shards = [read_shard(path).view(np.ndarray) for path in paths]  # np.memmap itself is slow to slice
-        self.lengths = [len(shard) for shard in self._shards]
+        self._shards = [ShardReader(path) for path in paths]
+        self.lengths = [shard.length for shard in self._shards]
         self._ends = list(accumulate(self.lengths))
         self.length = self._ends[-1]
 
@@ -59,10 +59,10 @@ class TokenSequence:
             DataError: no shard has this token.
         """
         for shard, end in zip(self._shards, self._ends, strict=True):
-            for start in range(0, len(shard), _SEARCH_TOKENS):
-                matches = np.flatnonzero(shard[start : start + _SEARCH_TOKENS] == token)
+            for start in range(0, shard.length, _SEARCH_TOKENS):
+                matches = np.flatnonzero(shard.read(start, _SEARCH_TOKENS) == token)
                 if len(matches):
-                    return end - len(shard) + start + int(matches[0])
+                    return end - shard.length + start + int(matches[0])
         raise DataError(
             f"the training shards have no BOS (token {token}), so no document begins; set the model's bos_id"
         )
@@ -74,7 +74,7 @@ class TokenSequence:
         while done < count:
             position = (start + done) % self.length
             index = bisect_right(self._ends, position)
-            part = self._shards[index][position - self._ends[index] :][: count - done]
+            part = self._shards[index].read(position - (self._ends[index] - self.lengths[index]), count - done)
             tokens[done : done + len(part)] = part
             done += len(part)
         return tokens

@@ -4,10 +4,11 @@
     n × uint16 little-endian: token ids
 
 The size must be exactly 1024 + 2n bytes. Documents follow each other as BOS + tokens; `fineweb_train_000000.bin`,
-`fineweb_train_000001.bin`, … in name order are one sequence of tokens. Shards are memory-mapped.
+`fineweb_train_000001.bin`, … in name order are one sequence of tokens.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 SHARD_TOKENS = 100_000_000
 _MAX_TOKENS = 2**31 - 1  # the count is an int32
+_MOST_TOKENS = 1 << 29  # of one read: Linux returns less than 2 GiB
 
 
 def _header(tokens: int) -> bytes:
@@ -77,6 +79,64 @@ def read_shard(path: str | os.PathLike[str]) -> Tokens:
         return np.memmap(path, "<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
     except OSError as error:
         raise DataError(f"cannot read shard {path}: {(error.strerror or str(error)).lower()}") from error
+
+
+class ShardReader:
+    """Reader of a shard that may be read over hours: each read opens the file and sees whether it is still the same.
+
+    A memory map would show changed tokens, and the process would die of a signal where the file was cut.
+
+    Attributes:
+        length: tokens of the shard.
+
+    Raises:
+        DataError: as `read_shard`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.length = len(read_shard(path))
+        self._path = Path(path)
+        self._identity = _identity(self._path.stat())
+
+    def read(self, start: int, count: int) -> Tokens:
+        """Return at most `count` tokens from `start` on; fewer at the end, and beyond a GiB.
+
+        Raises:
+            DataError: the file was changed, replaced or removed since it was opened first.
+        """
+        count = min(count, self.length - start, _MOST_TOKENS)
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                file.seek(HEADER_BYTES + 2 * start)
+                data = file.read(2 * count)
+                same = _identity(os.fstat(file.fileno())) == self._identity
+        except OSError as error:
+            raise DataError(f"cannot read shard {self._path}: {(error.strerror or str(error)).lower()}") from error
+        if not same or len(data) != 2 * count:
+            raise DataError(f"shard {self._path} was changed while it was in use; restore it, then resume")
+        return np.frombuffer(data, "<u2")
+
+
+def load_tokens(paths: Sequence[Path], limit: int | None = None) -> Tokens:
+    """Return the tokens (N,) of all shards, or the first `limit` of them, in memory.
+
+    Raises:
+        DataError: as `read_shard`, or a shard changes meanwhile.
+    """
+    shards = [ShardReader(path) for path in paths]
+    total = sum(shard.length for shard in shards)
+    tokens, done = np.empty(total if limit is None else min(limit, total), np.uint16), 0
+    for shard in shards:
+        start = 0
+        while start < shard.length and done < len(tokens):
+            part = shard.read(start, len(tokens) - done)
+            tokens[done : done + len(part)] = part
+            start, done = start + len(part), done + len(part)
+    return tokens
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _check_header(path: Path, magic: int, version: int, count: int, size: int) -> None:

@@ -42,8 +42,8 @@ def open_run_data(recipe: Recipe, notify: Notify) -> RunData:
     _check_vocabulary(recipe, tokenizer)
     for warning in check_tokenizer(dataset, tokenizer):
         notify(warning)
-    tokens, limit = dataset.validation_tokens(), recipe.validation.max_tokens
-    val_tokens = tokens[: limit + 1] if limit else tokens
+    limit = recipe.validation.max_tokens
+    val_tokens = dataset.validation_tokens(limit + 1 if limit else None)
     counts = byte_counts(dataset.val, tokenizer, val_tokens, recipe.model.vocab_size)
     if isinstance(counts, np.ndarray):
         total = int(counts.sum(dtype=np.int64))

@@ -106,7 +106,7 @@ UNAVAILABLE = (
 IGNORED = {
     "CASEOPS_ENABLED": "the tokenizer and the byte sidecar show whether CaseOps is used",
     "COMPRESSOR": "birdie codes the file with its own entropy coder",
-    "COPRIME_MAX_LOADED_SHARDS": "shards are memory-mapped, not loaded",
+    "COPRIME_MAX_LOADED_SHARDS": "shards are read from disk, not loaded",
     "COPRIME_SHARDS_PER_BATCH": "the number of shards in a step grows during training",
     "COPRIME_SHARD_HOLD_STEPS": "every step draws its shards again",
     "DATA_DIR": "DATA_PATH and TOKENIZER_PATH name data and tokenizer",

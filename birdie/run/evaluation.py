@@ -238,8 +238,7 @@ def _open_text(recipe: Recipe, metadata: Mapping[str, Any], request: EvaluationR
     dataset = _open_validation(request.data, recipe.data)
     warnings = (*check_tokenizer(dataset, tokenizer), *_model_warnings(metadata))
     max_tokens = recipe.validation.max_tokens if request.max_tokens is None else request.max_tokens
-    tokens = dataset.validation_tokens()
-    tokens = tokens[: max_tokens + 1] if max_tokens else tokens
+    tokens = dataset.validation_tokens(max_tokens + 1 if max_tokens else None)
     largest = int(tokens.max()) if len(tokens) else 0
     if largest >= recipe.model.vocab_size:
         raise DataError(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.data.sampler import RAMP_STEPS, STEP_SHARDS, CoprimeSampler, ShuffledSampler, TokenSequence
+from birdie.data.sampler import RAMP_STEPS, STEP_SHARDS, CoprimeSampler, Rows, ShuffledSampler, TokenSequence
 from birdie.data.shards import write_shard
 from birdie.errors import DataError
 
@@ -20,7 +20,9 @@ class NumberedTokens(TokenSequence):
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths, self.length = list(lengths), sum(lengths)
         self._ends = np.cumsum(lengths).tolist()
-        self._shards = np.split(np.arange(self.length), self._ends[:-1])
+
+    def take(self, start: int, count: int) -> Rows:
+        return (start + np.arange(count)) % self.length
 
 
 def coprime(lengths: Sequence[int], rows: int, seq_len: int, step_rows: int, seed: int = 0) -> CoprimeSampler:

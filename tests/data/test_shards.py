@@ -1,5 +1,7 @@
 """Shards: the format is the challenge's byte for byte, tokens round-trip, and malformed files are refused."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from birdie.data.shards import ShardWriter, read_shard, write_shard
+from birdie.data.shards import ShardReader, ShardWriter, load_tokens, read_shard, write_shard
 from birdie.errors import DataError
 
 TOKENS = np.arange(1, 101, dtype=np.uint16)
@@ -101,3 +103,35 @@ def test_an_interrupted_writer_removes_the_incomplete_shard(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["fineweb_val_000000.bin"]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 99, 100, 101, 199, 200, 300])
+def test_tokens_of_several_shards_are_read_up_to_a_limit(tmp_path: Path, limit: int | None) -> None:
+    for name in ("a.bin", "b.bin"):
+        write_shard(tmp_path / name, TOKENS)
+    tokens = load_tokens([tmp_path / "a.bin", tmp_path / "b.bin"], limit)
+    assert np.array_equal(tokens, np.tile(TOKENS, 2)[:limit])
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1034)
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(0, 0))  # as a clock of a millisecond would show it
+
+
+def replace(path: Path) -> None:
+    write_shard(path, TOKENS[::-1])
+
+
+@pytest.mark.parametrize("change", [cut, overwrite, replace, Path.unlink])
+def test_a_shard_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    """Its process would otherwise die of SIGBUS, or go on with other tokens than a resumed run."""
+    write_shard(tmp_path / "a.bin", TOKENS)
+    reader = ShardReader(tmp_path / "a.bin")
+    assert np.array_equal(reader.read(40, 20), TOKENS[40:60])
+    change(tmp_path / "a.bin")
+    with pytest.raises(DataError, match=r"a\.bin"):
+        reader.read(40, 20)

@@ -1,0 +1,170 @@
+"""Faults at every write: `python -m tests.hostile.faults [--command NAME] [--every N]`.
+
+A small library between the process and the kernel (faults.c, by LD_PRELOAD) lets the n-th operation that changes a file
+fail with ENOSPC, EIO or EDQUOT, or kills the process there, for every n that the command reaches. The law after an
+error: exit code 1 with one sentence, or success; every file is the old one, or complete and new; no other file is left.
+After a kill the same holds but for temporary files, and when the command was started again they are gone, too.
+"""
+
+import argparse
+import ctypes
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.hostile.workload import (
+    COMMANDS,
+    End,
+    Report,
+    State,
+    contents,
+    environment,
+    forked,
+    make_inputs,
+    problem_of,
+    reset,
+)
+
+KILL = 0
+ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT, "kill": KILL}
+FULL_DISK = "full disk"
+NEVER = -1
+PAGE = 4096
+SOURCE = Path(__file__).with_name("faults.c")
+
+
+def compiler() -> str | None:
+    """Return the C compiler of this machine, if it has one and loads libraries before others."""
+    return shutil.which("cc") if sys.platform.startswith("linux") else None
+
+
+@contextmanager
+def faulty_layer() -> Iterator[Path]:
+    """Yield the compiled file layer, for LD_PRELOAD."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "faults.so"
+        subprocess.run([compiler() or "cc", "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True)
+        yield library
+
+
+def campaign(names: list[str], errors: list[str], every: int = 1, first: int = 0) -> Report:
+    """Attack each of the commands at every `every`-th operation; in a process that loads the faulty file layer."""
+    with faulty_layer() as library:
+        request = json.dumps({"names": names, "errors": errors, "every": every, "first": first})
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.hostile.faults", "--request", request],
+            env={**environment(), "LD_PRELOAD": str(library)},
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    return Report(Counter(answer["counts"]), answer["failures"])
+
+
+def _attack(names: list[str], errors: list[str], every: int, first: int) -> Report:
+    report = Report()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        make_inputs(folder)
+        for command in names:
+            reset(folder)
+            reached = _disturbed(folder, COMMANDS[command].tokens(folder), NEVER, KILL)
+            if reached.code:
+                report.failures.append(f"{command}, undisturbed: {reached.message}")
+                continue
+            sound, inputs = contents(folder / "out"), contents(folder / "in")
+            pages = sum(-(-path.stat().st_size // PAGE) for path in (folder / "out").rglob("*") if path.is_file())
+            if FULL_DISK in errors and os.geteuid() == 0:
+                for size in range(1 + first, pages + 1, every):
+                    report.counts[f"{command}, {FULL_DISK}"] += 1
+                    for problem in _problems_on_disk(folder, command, size, sound):
+                        report.failures.append(f"{command}, disk of {size} pages: {problem}")
+            for at in range(first, reached.measured, every):
+                for error in set(errors) & set(ERRORS):
+                    report.counts[f"{command}, {error}"] += 1
+                    for problem in _problems(folder, command, at, error, sound, inputs):
+                        report.failures.append(f"{command}, {error} at operation {at}: {problem}")
+    return report
+
+
+def _problems(folder: Path, command: str, at: int, error: str, sound: State, inputs: State) -> Iterator[str]:
+    """Run a command whose operation `at` fails, then once more undisturbed; yield the laws that were broken."""
+    reset(folder)
+    first = _disturbed(folder, COMMANDS[command].tokens(folder), at, ERRORS[error])
+    left = contents(folder / "out")
+    if error != "kill":
+        yield from _problems_of_failure(first, left, sound)
+    yield from (
+        f"{name} is not complete" for name, digest in left.items() if digest and sound.get(name, digest) != digest
+    )
+    if first.code == 0 and left.keys() != sound.keys():
+        yield f"success without {sorted(sound.keys() - left.keys())}"
+    again = _disturbed(folder, COMMANDS[command].again(folder), NEVER, KILL)
+    if again.code:
+        yield f"started again, exit code {again.code}: {again.message[-300:]}"
+    elif (after := contents(folder / "out")) != sound:
+        changed = [name for name in sound if after.get(name) != sound[name]]
+        yield f"started again, other files: {sorted(after.keys() - sound.keys())}, not the same: {changed}"
+    if contents(folder / "in") != inputs:
+        yield "an input changed"
+
+
+def _problems_on_disk(folder: Path, command: str, pages: int, sound: State) -> Iterator[str]:
+    """Run a command that writes to a disk of so many pages; yield the laws that were broken."""
+    reset(folder)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "none", folder / "out"], check=True)
+    try:
+        first = forked(COMMANDS[command].tokens(folder))
+        left = contents(folder / "out")
+        yield from _problems_of_failure(first, left, sound)
+        subprocess.run(["mount", "-o", f"remount,size={100 * (pages + 100) * PAGE}", folder / "out"], check=True)
+        again = forked(COMMANDS[command].again(folder))
+        if again.code or contents(folder / "out") != sound:
+            yield f"with room again: {again.message[-300:] or contents(folder / 'out')}"
+    finally:
+        subprocess.run(["umount", folder / "out"], check=True)
+
+
+def _problems_of_failure(end: End, left: State, sound: State) -> Iterator[str]:
+    """Yield what is wrong after a command that could not write: its end, and files that it should have removed."""
+    if problem := problem_of(end):
+        yield problem
+    yield from (f"{name} is left" for name in left if name not in sound and "step-" not in name)
+
+
+def _disturbed(folder: Path, tokens: list[str], at: int, error: int) -> End:
+    """Run a command whose operations on FOLDER/out fail from `at` on; the operations that it reached are measured."""
+    layer = ctypes.CDLL(None)
+    layer.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+    layer.fault_count.restype = ctypes.c_long
+    return forked(tokens, lambda: layer.fault_arm(str(folder / "out").encode(), at, error, 1), layer.fault_count)
+
+
+def main() -> None:
+    """Run the campaign of the command line, or that of another process's request."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--command", action="append", choices=list(COMMANDS))
+    parser.add_argument("--error", action="append", choices=[*ERRORS, FULL_DISK])
+    parser.add_argument("--every", type=int, default=1, help="only every N-th operation")
+    parser.add_argument("--request", help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.request:
+        report = _attack(**json.loads(flags.request))
+        sys.stdout.write(json.dumps({"counts": report.counts, "failures": report.failures}) + "\n")
+        return
+    report = campaign(flags.command or list(COMMANDS), flags.error or [*ERRORS, FULL_DISK], flags.every)
+    sys.stdout.write(f"{report}\n")
+    sys.exit(bool(report.failures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Flipped bits in every file that a run leaves: `python -m tests.hostile.flips --count 20`.
+
+A finished run is copied, one random bit of one of its files is flipped, and whoever reads the file is started: training
+with --resume, and the evaluation of the artifact. The law: what comes out is what comes out of the sound run, or one
+sentence and exit code 1.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.hostile.workload import EVERY, End, Report, contents, forked, make_inputs, problem_of, reset, train_tokens
+
+STEPS = 3 * EVERY
+
+
+def campaign(count: int, seed: int = 0, files: str = "*") -> Report:
+    """Flip `count` bits of each file of a run, one at a time."""
+    report, rng = Report(), random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        make_inputs(folder)
+        run, sound = folder / "out" / "run", folder / "sound"
+        if (end := forked(train_tokens(folder, STEPS))).code:
+            raise RuntimeError(end.message)
+        shutil.copytree(folder / "out", sound)
+        readers = {
+            "resume": [*train_tokens(folder, STEPS), "--resume"],
+            "evaluate": ["evaluate", str(run / "model.birdie"), "--json"],
+        }
+        expected = {reader: _outcome(folder, tokens)[1] for reader, tokens in readers.items()}
+        for path in sorted(path for path in (sound / "run").rglob(files) if path.is_file()):
+            shown = str(path.relative_to(sound / "run"))
+            for _ in range(count):
+                bit = rng.randrange(8 * path.stat().st_size)
+                for reader, tokens in readers.items():
+                    reset(folder, sound)
+                    _flip(folder / "out" / path.relative_to(sound), bit)
+                    end, result = _outcome(folder, tokens)
+                    report.counts[f"{shown}, {reader}: {'refused' if end.code else 'the same'}"] += 1
+                    wrong = problem_of(end) if end.code else result != expected[reader] and f"another result: {result}"
+                    if wrong:
+                        report.failures.append(f"{shown}, bit {bit}, {reader}: {wrong}")
+    return report
+
+
+def _flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def _outcome(folder: Path, tokens: list[str]) -> tuple[End, str]:
+    """Return how a command ended, and its result: the score, or the digest of the artifact; "" if it failed."""
+    end = forked(tokens)
+    if end.code:
+        return end, ""
+    if tokens[0] == "evaluate":
+        return end, str(json.loads(end.answer)["bpb"])
+    return end, contents(folder / "out")["run/model.birdie"]
+
+
+def main() -> None:
+    """Run the campaign of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", default="*", help="pattern of the files to damage")
+    flags = parser.parse_args()
+    report = campaign(flags.count, flags.seed, flags.files)
+    sys.stdout.write(f"{report}\n")
+    sys.exit(bool(report.failures))
+
+
+if __name__ == "__main__":
+    main()
