@@ -109,7 +109,9 @@ def _require_tokenizer(tokenizer: Any, path: Path | str) -> None:
     if tokenizer is not None and not (
         isinstance(tokenizer, dict) and all(isinstance(tokenizer.get(key), str) for key in ("kind", "sha256"))
     ):
-        raise ArtifactError(f"{path} names its tokenizer as {repr(tokenizer)[:80]}; the file is damaged: export it again")
+        raise ArtifactError(
+            f"{path} names its tokenizer as {repr(tokenizer)[:80]}; the file is damaged: export it again"
+        )
 
 
 def _require_shape(config: GPTConfig, shapes: Mapping[str, tuple[int, ...]], path: Path | str) -> None:

@@ -282,7 +282,9 @@ def _build(kind: type[R], values: Any) -> R:
         arguments[key] = _to_tuples(value)
         if not _fits(arguments[key], hints[key]):
             wanted = str(getattr(hints[key], "__name__", hints[key])).replace("typing.", "")
-            raise ConfigError(f"{kind.__name__} has {key} {repr(value)[:80]}, which is not of type {wanted}; correct it")
+            raise ConfigError(
+                f"{kind.__name__} has {key} {repr(value)[:80]}, which is not of type {wanted}; correct it"
+            )
     return kind(**arguments)
 
 

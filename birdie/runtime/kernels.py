@@ -76,11 +76,12 @@ def _keep_verified(cache: Any) -> None:
         try:
             if not implementation.check_cachable(result):
                 return
-            payload = dumps((stamp, implementation.reduce(result)))
+            payload = dumps((stamp, implementation.reduce(result)))  # type: ignore[no-untyped-call]
             content = hashlib.sha256(payload).digest() + payload
             for path in paths(signature, result.codegen):
                 try:
-                    return write_trusted(path, content)
+                    write_trusted(path, content)
+                    return
                 except OSError as error:
                     problem = error
         except Exception as error:  # as above

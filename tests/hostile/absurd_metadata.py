@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -181,7 +180,27 @@ def irrelevant(rewriter: Rewriter) -> Iterator[tuple[str, str]]:
 def random_edit(rng: random.Random, fields: Fields) -> str:
     """Return `fields` with one to three values replaced, removed or renamed, anywhere."""
     fields = json.loads(json.dumps(fields))
-    odd = (0, -1, 1, 2**31, 2**40, 2**63, 10**30, 0.5, -0.0, 1e308, "", "x", LONG, None, True, [], {}, [[]], [0, -1])
+    odd: tuple[Any, ...] = (
+        0,
+        -1,
+        1,
+        2**31,
+        2**40,
+        2**63,
+        10**30,
+        0.5,
+        -0.0,
+        1e308,
+        "",
+        "x",
+        LONG,
+        None,
+        True,
+        [],
+        {},
+        [[]],
+        [0, -1],
+    )
     for _ in range(rng.randint(1, 3)):
         table: Any = fields
         while True:
@@ -208,7 +227,7 @@ class TooSlow(BaseException):
 def outcome(path: Path, data: Path) -> float | str:
     """Return the loss of a file, or the sentence that refuses it; raise whatever else happens."""
 
-    def late(signum: int, frame: FrameType | None) -> None:
+    def late(*_: object) -> None:
         raise TooSlow
 
     signal.signal(signal.SIGALRM, late)
@@ -258,8 +277,8 @@ def campaign(count: int, seed: int) -> tuple[Counter[str], list[str]]:
                     counts["refused" if isinstance(result, str) else "scored"] += 1
                 except (Exception, TooSlow) as error:
                     frames = traceback.extract_tb(error.__traceback__)[-3:]
-                    places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-                    wrong = f"raised {type(error).__name__}: {str(error)[:200]} ({places})"
+                    lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+                    wrong = f"raised {type(error).__name__}: {str(error)[:200]} ({lines})"
                 if wrong:
                     faults.append(f"{name}: {wrong}")
         return counts, faults

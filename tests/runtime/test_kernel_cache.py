@@ -79,7 +79,13 @@ def test_damage_is_noticed_and_repaired(probe: Probe) -> None:
     sound = path.read_bytes()
     flipped = bytearray(sound)
     flipped[len(sound) // 2] ^= 1
-    for content in (sound[:-9], bytes(flipped), b"", signed(b"garbage"), signed(pickle.dumps(Path("of another class")))):
+    for content in (
+        sound[:-9],
+        bytes(flipped),
+        b"",
+        signed(b"garbage"),
+        signed(pickle.dumps(Path("of another class"))),
+    ):
         path.write_bytes(content)
         cached, stderr = probe.run()
         assert not cached

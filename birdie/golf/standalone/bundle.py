@@ -57,7 +57,7 @@ def bundle(
         replacements: (module, name of a dictionary in it, source text of a key) → (module, name) of the value that the
             entry has in the bundle. So a table of decoders loses some of them, and the bundle need not include these.
         unnumbered: the module whose errors keep their sentences.
-        substitutes: (module, name) → (module, name) of what modules import in its place.
+        substitutes: (module, name) → (module, name) of what modules import instead.
 
     Raises:
         ConfigError: birdie has no such export, or no dictionary that is included has the key of a replacement.

@@ -39,7 +39,7 @@ def _keep_verified(cache: Any) -> None:
         key = repr((numba.__version__, cache._cache_file._source_stamp, cache._index_key(signature, codegen)))
         return folder / f"{cache._impl.filename_base}.{sha256(key.encode()).hexdigest()}"
 
-    def load(signature: Any, context: Any) -> Any:
+    def read(signature: Any, context: Any) -> Any:
         context.refresh()
         try:
             content = path(signature, context.codegen()).read_bytes()
@@ -48,13 +48,13 @@ def _keep_verified(cache: Any) -> None:
         except Exception:  # whatever unpickling raises
             pass
 
-    def save(signature: Any, result: Any) -> None:
+    def write(signature: Any, result: Any) -> None:
         try:
-            target, content = path(signature, result.codegen), dumps(cache._impl.reduce(result))
+            target, content = path(signature, result.codegen), dumps(cache._impl.reduce(result))  # type: ignore[no-untyped-call]
             temporary = Path(f"{target}.{os.getpid()}")
             temporary.write_bytes(sha256(content).digest() + content)
             temporary.replace(target)
         except Exception:  # a full disk, or a kernel that cannot be pickled
             pass
 
-    cache.load_overload, cache.save_overload = load, save
+    cache.load_overload, cache.save_overload = read, write
