@@ -156,7 +156,7 @@ def dequantize(content: Any) -> dict[str, Tensor]:
         }
         original = content.get("passthrough_orig_dtypes", {})
         for name, weight in content["passthrough"].items():
-            state[name] = weight.to(getattr(torch, original[name])) if name in original else weight
+            state[name] = weight.to(getattr(torch, original[name]) if name in original else weight.dtype)
     except (KeyError, AttributeError, TypeError, RuntimeError) as error:
         raise WeightsError(f"the {FORMAT} export is inconsistent ({error}); export it again") from error
     return state
@@ -164,5 +164,7 @@ def dequantize(content: Any) -> dict[str, Tensor]:
 
 def _dequantized(symbols: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Return symbols times scales, computed in float32 and cast once."""
+    if scale.ndim and scale.shape != symbols.shape[:1]:  # broadcast, a few bytes would become gigabytes
+        raise RuntimeError(f"{len(scale)} scales of {tuple(symbols.shape)} symbols")
     shape = (-1, *[1] * (symbols.ndim - 1)) if scale.ndim else ()
     return (symbols.float() * scale.float().reshape(shape)).to(dtype).contiguous()

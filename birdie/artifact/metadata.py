@@ -7,7 +7,7 @@ schemes    code → name of the schemes in the file that do not ship with birdie
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from birdie.errors import ArtifactError, ConfigError
 
@@ -60,13 +60,25 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     if _has_too_many_values(data):
         raise ArtifactError(f"the metadata of {where} holds more values than birdie writes; the file is damaged")
     try:
-        fields = json.loads(data)
+        fields = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the metadata of {where} is not JSON; the file is damaged") from error
     valid = isinstance(fields, dict) and isinstance(fields.get("metadata", {}), dict)
-    if not valid or not isinstance(fields.get("budget", 0), int) or not _are_names(fields.get("schemes", {})):
+    budget = fields.get("budget", 0) if valid else None
+    if type(budget) is not int or budget < 0 or not _are_names(fields.get("schemes", {})):
         raise ArtifactError(f"the metadata of {where} is not what birdie writes; the file is damaged")
     return dict(fields)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object of `pairs`, none of whose keys is there twice."""
+    content = dict(pairs)
+    return content if len(content) == len(pairs) else _refuse("key")
+
+
+def _refuse(what: str) -> NoReturn:
+    """Refuse NaN, Infinity and repeated keys, which birdie never writes."""
+    raise ValueError(what)
 
 
 def _are_names(schemes: Any) -> bool:

@@ -17,7 +17,11 @@ def command(
     *,
     output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .py file to write.")] = Path("decode.py"),
     coder: Annotated[
-        Effort, Parameter(help="max decodes all files; fast only those written with --coder fast.")
+        Effort,
+        Parameter(
+            help=f"max decodes {', '.join(build.SCHEMES['max'])} by every coder; fast, smaller, decodes "
+            f"{', '.join(build.SCHEMES['fast'])} in files written with --coder fast. Birdie itself decodes all schemes."
+        ),
     ] = "max",
     unpacked: Annotated[
         bool, Parameter(negative=(), help="Write readable source instead of the compressed file.")

@@ -329,10 +329,15 @@ def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePiec
         return ByteTokenizer()
     path = Path(spec)
     try:
+        if path.exists() and not path.is_file():  # a file names its tokenizer, and a pipe or a device has no end
+            raise OSError("not a regular file")
         model = SentencePieceTokenizer(path.read_bytes(), str(path))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DataError(f"tokenizer {path}: {reason}; give 'bytes' or the path of a SentencePiece .model") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        name = str(path)[:200]
+        raise DataError(f"tokenizer {name!r}: {reason}; give 'bytes' or the path of a SentencePiece .model") from error
     return CaseOpsTokenizer(model) if has_operators(model) else model
 
 

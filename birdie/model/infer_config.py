@@ -18,11 +18,14 @@ def infer_config(state: Mapping[str, Tensor]) -> GPTConfig:
         WeightsError: these are not the tensors of a GPT.
     """
     try:
+        layers = {int(match[1]) for name in state if (match := _BLOCK.match(name))}
+        if layers != set(range(len(layers))):
+            raise ValueError("the numbers of its layers have gaps")
         embedding, gain = state["tok_emb.weight"], state["blocks.0.attn.q_gain"]
         (vocab_size, dim), (heads,) = embedding.shape, gain.shape
         return GPTConfig(
             vocab_size=vocab_size,
-            num_layers=1 + max(int(match[1]) for name in state if (match := _BLOCK.match(name))),
+            num_layers=len(layers),
             model_dim=dim,
             num_heads=heads,
             num_kv_heads=state["blocks.0.attn.c_k.weight"].shape[0] // (dim // heads),

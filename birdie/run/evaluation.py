@@ -8,7 +8,7 @@ read off its tensors, and the other settings are the challenge's defaults.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, ConfigError, DataError
+from birdie.model.config import GPTConfig
 from birdie.model.gpt import GPT
 from birdie.model.infer_config import infer_config
 from birdie.run.recipe import DataSettings, Recipe
@@ -37,6 +38,9 @@ from birdie.score.mode import ScoringMode
 from birdie.score.package import PackagedModel
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
+
+MAX_PASSES = 4096
+"""Most passes through layers in a model, with depth recurrence: a hundred times what any has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +95,50 @@ def load_gpt(path: Path | str, device: torch.device) -> tuple[GPT, Recipe, Mappi
         )
     try:
         recipe, _ = _recipe_of(metadata)
-    except (KeyError, TypeError, ValueError) as error:
+    except ConfigError as error:
         raise ArtifactError(f"{path} describes its model in a way this version does not know: {error}") from error
+    _require_tokenizer(metadata.get("tokenizer"), path)
+    _require_shape(recipe.model, {row.name: row.shape for row in summary.tensors}, path)
     model = GPT(recipe.model)
     load(path, into=model)
     return model.to(device).eval(), recipe, metadata
+
+
+def _require_tokenizer(tokenizer: Any, path: Path | str) -> None:
+    """Refuse metadata of a tokenizer that are neither None nor its kind and digest."""
+    if tokenizer is not None and not (
+        isinstance(tokenizer, dict) and all(isinstance(tokenizer.get(key), str) for key in ("kind", "sha256"))
+    ):
+        raise ArtifactError(
+            f"{path} names its tokenizer as {repr(tokenizer)[:80]}; the file is damaged: export it again"
+        )
+
+
+def _require_shape(config: GPTConfig, shapes: Mapping[str, tuple[int, ...]], path: Path | str) -> None:
+    """Compare the model that `config` describes with the shapes of a file's tensors, before it takes memory.
+
+    Raises:
+        ArtifactError: number of layers, names or shapes differ.
+    """
+    layers = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
+    passes = config.num_layers + config.num_loops * (config.loop_end - config.loop_start + 1)
+    if config.num_layers != layers or passes > MAX_PASSES:
+        raise ArtifactError(
+            f"{path} has tensors of {layers:,} layers, but its recipe says {config.num_layers:,} (num_layers), run as "
+            f"{passes:,}; export the model again"
+        )
+    try:
+        with torch.device("meta"):
+            model = GPT(replace(config, orthogonal_init=False, overtone_init=False))
+    except (RuntimeError, TypeError, OverflowError) as error:  # torch has a number of elements in 64 bits
+        raise ArtifactError(f"{path} describes a model that is too large to build; export it again") from error
+    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if expected.get(name) != shapes.get(name):
+            raise ArtifactError(
+                f"{path} has {name[:80]!r} of shape {shapes.get(name)}, but its recipe describes {expected.get(name)}; "
+                "export the model again"
+            )
 
 
 def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
@@ -104,10 +147,12 @@ def _recipe_of(metadata: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
     Settings of evaluation do not describe the model, so those of another version, or of a scoring mode that is not
     registered, give way to the defaults.
     """
-    values: Mapping[str, Any] = metadata["recipe"]
+    values: Mapping[str, Any] = metadata.get("recipe", {})
     try:
         return Recipe.from_dict(values), ()
     except ConfigError as error:
+        if not isinstance(values, dict):
+            raise
         known = {table.name for table in fields(Recipe)} - {"evaluation"}
         recipe = Recipe.from_dict({name: value for name, value in values.items() if name in known})
         return recipe, (f"the artifact's settings of evaluation are replaced by the defaults: {error}",)
@@ -117,6 +162,7 @@ def _load_export(path: Path | str, device: torch.device) -> tuple[GPT, Recipe]:
     """Return the GPT in an int8 export of the challenge that was compressed as a file, and a recipe of its shape."""
     state = baseline.dequantize(load_object(path))
     recipe = Recipe(model=infer_config(state))
+    _require_shape(recipe.model, {name: tuple(weight.shape) for name, weight in state.items()}, path)
     model = GPT(recipe.model)
     fill(model, state, str(path))
     return model.to(device).eval(), recipe

@@ -16,7 +16,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -264,19 +265,47 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _build(kind: type[R], values: Mapping[str, Any]) -> R:
+def _build(kind: type[R], values: Any) -> R:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{kind.__name__} is {repr(values)[:80]}, not a table of settings; give one")
+    hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         if key not in fields:
             nearest = difflib.get_close_matches(key, fields, 1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise ConfigError(f"{kind.__name__} has no setting {key!r}{hint}")
-        factory = fields[key].default_factory
-        if isinstance(value, Mapping) and callable(factory):
-            value = _build(type(factory()), value)
-        arguments[key] = tuple(value) if isinstance(value, list) else value
+            raise ConfigError(f"{kind.__name__} has no setting {key[:80]!r}{hint}")
+        if dataclasses.is_dataclass(hints[key]):
+            arguments[key] = _build(hints[key], value)
+            continue
+        arguments[key] = _to_tuples(value)
+        if not _fits(arguments[key], hints[key]):
+            wanted = str(getattr(hints[key], "__name__", hints[key])).replace("typing.", "")
+            raise ConfigError(
+                f"{kind.__name__} has {key} {repr(value)[:80]}, which is not of type {wanted}; correct it"
+            )
     return kind(**arguments)
+
+
+def _to_tuples(value: Any) -> Any:
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether `value` has the type that a setting is annotated with; integers fit in 64 bits, NaN never fits."""
+    kind, options = get_origin(hint), get_args(hint)
+    if hint in (int, float) and type(value) is int:
+        return -(2**63) <= value < 2**63
+    if hint is float:
+        return type(value) is float and not math.isnan(value)
+    if kind is Literal:
+        return isinstance(value, str) and value in options
+    if kind in (Union, UnionType):
+        return any(_fits(value, option) for option in options)
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_fits(item, options[0]) for item in value)
+    return type(value) is hint
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

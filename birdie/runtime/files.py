@@ -2,7 +2,8 @@
 
 A file is written under a temporary name beside its target, flushed to the disk, and renamed over the target. So a
 reader sees the old bytes or the new bytes, and a crash, a full disk or Ctrl-C never leaves a partial file under the
-target's name. Files that are executed when they are loaded, such as compiled code, are read with `read_trusted`.
+target's name. Files that are executed when they are loaded, such as compiled code, are read with `read_trusted`
+and written with `write_trusted`.
 """
 
 import os
@@ -152,10 +153,27 @@ def read_trusted(path: Path) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise PermissionError(1, "not a regular file that only you can write")
-        for folder in path.resolve().parents:
-            if not _is_private(folder.stat()):
-                raise PermissionError(1, f"other users can write to {folder}")
+        _require_private_parents(path)
         return file.read()
+
+
+def write_trusted(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically, as `read_trusted` accepts it; missing folders are created for this user alone.
+
+    Raises:
+        OSError: other users can write to a parent folder, or the file cannot be written.
+    """
+    for folder in reversed(path.parents):  # mkdir applies its mode to the last folder only
+        folder.mkdir(mode=0o700, exist_ok=True)
+    _require_private_parents(path)
+    write_bytes(path, data)
+    path.chmod(0o600)
+
+
+def _require_private_parents(path: Path) -> None:
+    for folder in path.resolve().parents:
+        if not _is_private(folder.stat()):
+            raise PermissionError(1, f"other users can write to {folder}")
 
 
 def _is_private(status: os.stat_result) -> bool:

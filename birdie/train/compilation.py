@@ -20,9 +20,8 @@ from typing import Annotated, Any
 import torch
 from cyclopts import Parameter
 
-from birdie.errors import OutputError
 from birdie.runtime.callbacks import Notify
-from birdie.runtime.files import read_trusted, user_cache, write_bytes
+from birdie.runtime.files import read_trusted, user_cache, write_trusted
 from birdie.train.protocols import Trainable
 
 KEPT = 16  # newest files of a cache folder
@@ -139,14 +138,11 @@ class CompileCache:
             if artifacts is None:
                 return None
             payload = artifacts[0]
-            for folder in (self.path.parent.parent, self.path.parent):  # mkdir applies the mode to the last folder only
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_bytes(self.path, hashlib.sha256(payload).digest() + payload)
-            self.path.chmod(0o600)
+            write_trusted(self.path, hashlib.sha256(payload).digest() + payload)
             files = self.path.parent.glob(f"*{_SUFFIX}")
             for old in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
                 old.unlink(missing_ok=True)
-        except (OSError, OutputError, RuntimeError, AssertionError) as error:
+        except (OSError, RuntimeError, AssertionError) as error:
             return f"compiled graphs are not saved ({' '.join(str(error).split())[:120]})"
         return None
 

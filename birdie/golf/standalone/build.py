@@ -28,6 +28,7 @@ EXPORTS = {
     "load_object": (ENTRY, "load_object"),
     "ArtifactError": ("birdie.errors", "ArtifactError"),
 }
+SUBSTITUTES = {("birdie.runtime.kernels", "njit"): ("birdie.golf.standalone.kernels", "njit")}
 # The schemes that each decoder includes; it refuses all others. Spectral and tucker would add 2.6 kB to "max".
 SCHEMES: Mapping[Effort, tuple[str, ...]] = {
     "fast": ("lossless", "grid", "cast", "trellis", "ternary"),
@@ -57,10 +58,10 @@ class Standalone:
 
 
 def build(coder: Effort = "max") -> Standalone:
-    """Return the decoder for all files ("max"), or for those that `--coder fast` writes.
+    """Return the decoder for the schemes that `SCHEMES` lists, with all coders ("max") or without context mixing.
 
-    The same birdie gives the same bytes. The decoder for "fast" leaves out context mixing, and each leaves out the
-    schemes that `SCHEMES` does not list for it.
+    The same birdie gives the same bytes. Context mixing is the coder of files that were not written with
+    `--coder fast`.
 
     Raises:
         ConfigError: `coder` is neither.
@@ -68,7 +69,7 @@ def build(coder: Effort = "max") -> Standalone:
     if coder not in SCHEMES:
         raise ConfigError(f"coder {coder!r} is unknown; choose max or fast")
     title = f"birdie {versions()['birdie']}"
-    module = bundle(EXPORTS | {"main": (ENTRY, "main")}, refusals(coder), unnumbered=REFUSAL)
+    module = bundle(EXPORTS | {"main": (ENTRY, "main")}, refusals(coder), unnumbered=REFUSAL, substitutes=SUBSTITUTES)
     source = f"__version__ = {versions()['birdie']!r}\n{ast.unparse(module.tree)}\n"
     try:
         source, minified = minify(source, EXPORTS), True
@@ -81,12 +82,12 @@ def build(coder: Effort = "max") -> Standalone:
 def refusals(coder: Effort) -> dict[tuple[str, str, str], tuple[str, str]]:
     """Return the table entries that refuse in the decoder for `coder`, as `bundle` takes them."""
     entries = {
-        (ENTRY, "DECODERS", repr(scheme)): (REFUSAL, "NEEDS_MAX" if scheme in SCHEMES["max"] else "NEEDS_BIRDIE")
+        (ENTRY, "DECODERS", repr(scheme)): (REFUSAL, "needs_max" if scheme in SCHEMES["max"] else "needs_birdie")
         for scheme in DECODERS
         if scheme not in SCHEMES[coder]
     }
     if coder == "fast":
-        entries["birdie.entropy.coder", "_DECODERS", "MIXED"] = REFUSAL, "needs_max"
+        entries["birdie.entropy.coder", "_DECODERS", "MIXED"] = REFUSAL, "needs_context_mixing"
     return entries
 
 

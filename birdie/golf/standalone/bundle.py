@@ -48,6 +48,7 @@ def bundle(
     exports: Mapping[str, tuple[str, str]],
     replacements: Mapping[tuple[str, str, str], tuple[str, str]] | None = None,
     unnumbered: str = "",
+    substitutes: Mapping[tuple[str, str], tuple[str, str]] | None = None,
 ) -> Bundle:
     """Return the module that defines `exports` and everything they need.
 
@@ -56,11 +57,12 @@ def bundle(
         replacements: (module, name of a dictionary in it, source text of a key) → (module, name) of the value that the
             entry has in the bundle. So a table of decoders loses some of them, and the bundle need not include these.
         unnumbered: the module whose errors keep their sentences.
+        substitutes: (module, name) → (module, name) of what modules import instead.
 
     Raises:
         ConfigError: birdie has no such export, or no dictionary that is included has the key of a replacement.
     """
-    linker = _Linker(replacements or {}, unnumbered)
+    linker = _Linker(replacements or {}, unnumbered, substitutes or {})
     targets = {name: linker.resolve(Target(*origin)) for name, origin in exports.items()}
     linker.names |= {target: name for name, target in targets.items()}
     for target in targets.values():
@@ -71,8 +73,14 @@ def bundle(
 class _Linker:
     """Follows names from the exports and collects the statements that define them, rewritten for the bundle."""
 
-    def __init__(self, replacements: Mapping[tuple[str, str, str], tuple[str, str]], unnumbered: str) -> None:
+    def __init__(
+        self,
+        replacements: Mapping[tuple[str, str, str], tuple[str, str]],
+        unnumbered: str,
+        substitutes: Mapping[tuple[str, str], tuple[str, str]],
+    ) -> None:
         self.replacements = {entry: Target(*value) for entry, value in replacements.items()}
+        self.substitutes = {Target(*name): Target(*value) for name, value in substitutes.items()}
         self.unnumbered = unnumbered
         self.sources: dict[str, Source] = {}
         self.names: dict[Target, str] = {}  # names in the bundle
@@ -84,7 +92,8 @@ class _Linker:
     def source(self, module: str) -> Source:
         """Return `module` as syntax, parsed once."""
         if module not in self.sources:
-            self.sources[module] = read(module)
+            source = self.sources[module] = read(module)
+            source.imports = {name: self.substitutes.get(target, target) for name, target in source.imports.items()}
         return self.sources[module]
 
     def resolve(self, target: Target) -> Target:

@@ -6,7 +6,8 @@ functions that `birdie.load` calls; modules, devices, dtypes and lazy loading ar
 
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ Source = str | os.PathLike[str] | bytes
 
 # Every scheme, in the order of the codes in the file, from 1. A decoder has refusals in the slots of those schemes that
 # `birdie.golf.standalone.build.SCHEMES` does not list for it.
-DECODERS: dict[str, Decoder] = {
+DECODERS: dict[str, Decoder | Callable[[str], NoReturn]] = {
     "lossless": lossless.DECODER,
     "grid": grid.DECODER,
     "cast": cast.DECODER,
@@ -41,11 +42,12 @@ def decoder_of(entry: Entry) -> Decoder:
     """Return the decoder of an entry.
 
     Raises:
-        ArtifactError: its scheme is newer, or not one of birdie's.
+        ArtifactError: its scheme is newer, not one of birdie's, or left out.
     """
     if not 0 < entry.scheme <= len(DECODERS):
         raise ArtifactError(f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown here; load it with birdie")
-    return list(DECODERS.values())[entry.scheme - 1]
+    scheme, decoder = list(DECODERS.items())[entry.scheme - 1]
+    return decoder if isinstance(decoder, Decoder) else decoder(scheme)
 
 
 def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
@@ -84,8 +86,12 @@ def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Run `python decode.py MODEL.birdie OUT.pt`."""
-    torch.save(load_object(sys.argv[1]), sys.argv[2])
+    """Run `python decode.py MODEL.birdie OUT.pt`; exit with status 1 and one line if that fails."""
+    try:
+        source, target = sys.argv[1:]
+        torch.save(load_object(source), target)
+    except (ValueError, OSError, RuntimeError) as error:  # ValueError: ArtifactError, or arguments other than two
+        sys.exit(f"usage: decode.py MODEL.birdie OUT.pt ({type(error).__name__}: {error.__cause__ or error})")
 
 
 if __name__ == "__main__":

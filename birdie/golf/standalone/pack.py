@@ -6,8 +6,8 @@
 
 bz2 and lzma are tried; zlib is 6 % longer, base85 instead of Latin-1 a quarter.
 
-The code is compiled under the file's own name. So numba keeps its compiled kernels beside the file, as for any module
-(or in the user's cache folder where that is read-only): nothing is unpacked, and no two processes race.
+The code is compiled under the file's own name. So compiled kernels are kept beside the file, as for any module (or in
+the user's cache folder where that is read-only): nothing is unpacked, and no two processes race.
 Each statement is on a line of its own and the source begins below the last one: no traceback prints the packed line.
 """
 

@@ -1,0 +1,16 @@
+"""Metadata of a file are data of a stranger: no value in them hangs, allocates or ends in a traceback."""
+
+import pytest
+
+from tests.hostile import absurd_metadata
+
+
+@pytest.mark.slow
+def test_absurd_metadata_are_refused_and_irrelevant_ones_change_nothing() -> None:
+    """The complete table and a few random edits, in a subprocess with limits; more by the module itself."""
+    assert absurd_metadata.run(40, 0).endswith("scored\n")
+
+
+@pytest.mark.nightly
+def test_random_edits_of_metadata_are_refused_or_harmless() -> None:
+    assert absurd_metadata.run(3000, 1).endswith("scored\n")
