@@ -15,8 +15,10 @@ import json
 import os
 import pickle
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -43,6 +45,7 @@ MAX_INDEX_BYTES = 1 << 26
 MIN_UNPACKED_LIMIT = 1 << 30
 UNPACKED_PER_BYTE = 64
 _MAX_PARTS = 16
+_BLOCK = 1 << 20  # bytes of a file that are checked at a time
 _PREFIXES = ("module.", "_orig_mod.")
 _MAGIC = {b"\xfd7zXZ\x00": ["lzma"], b"\x28\xb5\x2f\xfd": ["zstd"], b"\x5d\x00\x00": ["lzma", "brotli"]}
 
@@ -217,21 +220,42 @@ def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
     """Return whether `source` is a zip file of uncompressed entries: torch maps deflated ones without inflating them.
 
     Raises:
-        WeightsError: it is a zip file that must be read into memory and would take too much of it.
+        WeightsError: it is a zip file whose content would take too much memory, or has another checksum.
     """
     if not zipfile.is_zipfile(source):
         return False
     with zipfile.ZipFile(source) as archive:
         entries = archive.infolist()
-    if isinstance(source, Path) and all(entry.compress_type == zipfile.ZIP_STORED for entry in entries):
-        return True
-    total, limit = sum(entry.file_size for entry in entries), _unpacked_limit(path)
-    if total > limit:
-        raise WeightsError(
-            f"{path} cannot be unpacked: its entries would grow to {total:,} bytes, more than the {limit:,} allowed; "
-            "save it again without compression if you trust it"
-        )
-    return False
+        stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+        total, limit = sum(entry.file_size for entry in entries), _unpacked_limit(path)
+        if total > limit:
+            raise WeightsError(
+                f"{path} cannot be unpacked: its entries would grow to {total:,} bytes, more than the {limit:,} "
+                "allowed; save it again without compression if you trust it"
+            )
+        _require_checksums(archive, path)
+    return isinstance(source, Path) and stored
+
+
+def _require_checksums(archive: zipfile.ZipFile, path: Path) -> None:
+    """Check the CRC-32 of every entry, which torch.load does not read.
+
+    Raises:
+        WeightsError: one differs from the content, or entries overlap.
+    """
+    entries = archive.infolist()
+    if not any(entry.CRC for entry in entries):  # torch.serialization.set_crc32_options(False)
+        return
+    ends = [0, *(entry.header_offset + entry.compress_size for entry in entries)]
+    if any(entry.header_offset < end for end, entry in zip(accumulate(ends, max), entries, strict=False)):
+        raise WeightsError(f"{path} has entries that overlap; do not trust this checkpoint")
+    for entry in entries:
+        try:
+            with archive.open(entry) as content:
+                while content.read(_BLOCK):
+                    pass
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise WeightsError(f"{path} is damaged: {entry.filename} has another checksum; copy it again") from error
 
 
 def _unpacked_limit(path: Path) -> int:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.tensors import FORMATS
+from birdie.compress.tensors import FORMATS, REAL_DTYPES
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
@@ -30,12 +30,14 @@ class ModelState:
         tensors: the same, tied tensors only under the first of their names.
         ties: second name → first name.
         stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`).
+        buffers: names of the module's buffers; a state dict does not tell which of its tensors are buffers.
     """
 
     by_name: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
     ties: Mapping[str, str]
     stored_as: Mapping[str, Scheme]
+    buffers: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
@@ -54,7 +56,18 @@ class ModelState:
             if id(chain) not in by_chain:
                 by_chain[id(chain)] = chain[0].stored_as(name, chain.original)
             stored_as[name] = by_chain[id(chain)]
-        return cls(by_name, tensors, ties, stored_as)
+        buffers = model.named_buffers(remove_duplicate=False) if isinstance(model, nn.Module) else ()
+        return cls(by_name, tensors, ties, stored_as, frozenset(name for name, _ in buffers))
+
+    def is_kept_exactly(self, name: str) -> bool:
+        """Return whether a tensor is not a weight, and has values that only a lossless file holds: NaN or infinities.
+
+        Causal masks are such buffers. In a state dict they are recognized by their values: zeros and infinities.
+        """
+        tensor = self.by_name[name]
+        if tensor.dtype not in REAL_DTYPES or bool(torch.isfinite(tensor).all()):  # all others are lossless anyway
+            return False
+        return name in self.buffers or bool(((tensor == 0) | tensor.isinf()).all())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@
 
 A rule is PATTERN=SPEC, where the pattern is a shell glob on the tensor's name; the first rule that matches wins. The
 scheme of a rule applies to any matrix, and to a vector of a few thousand elements, which counts as one row. Matrices
-without a rule take the default scheme, or, with a target, what the search chooses.
+without a rule take the default scheme, or, with a target, what the search chooses. Buffers that are not finite (causal
+masks) are stored losslessly, whatever the rules.
 """
 
 import difflib
@@ -82,7 +83,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrate
     small: dict[str, Scheme] = {}
     free, reserve = [], []
     for name, weight in state.tensors.items():
-        if target.lossless:
+        if target.lossless or state.is_kept_exactly(name):
             settled[name] = Lossless()
         elif name in named:
             settled[name] = applicable(named[name], weight)
