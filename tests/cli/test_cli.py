@@ -295,7 +295,7 @@ def test_evaluate_trains_by_sgd_and_resumes(
 
     resumable = [trained / "model.birdie", *SGD, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.ctrl_c_stops", after_one_chunk)
+        patch.setattr("birdie.cli.evaluate.stop_on_signal", after_one_chunk)
         assert ask("evaluate", *resumable)[0] == 130
     code, answer, _ = ask("evaluate", *resumable, "--resume")
     assert (code, answer["bpb"], answer["diagnostics"]) == (0, result["bpb"], result["diagnostics"])
@@ -340,7 +340,7 @@ def test_evaluate_trains_on_documents_and_in_phases(
 
     resumable = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.ctrl_c_stops", at_once)
+        patch.setattr("birdie.cli.evaluate.stop_on_signal", at_once)
         assert ask("evaluate", *resumable)[0] == 130
     code, answer, _ = ask("evaluate", *resumable, "--resume")
     assert (code, answer["bpb"], answer["tokens"]) == (0, phased["bpb"], phased["tokens"])
