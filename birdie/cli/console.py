@@ -242,7 +242,9 @@ def stop_on_signal(*, shown: bool = True, after: str = "this step") -> Iterator[
         _receive(number)
         if shown:
             again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            log(f"Stopping after {after} ({again} again stops at once and saves nothing)")
+            text = f"Stopping after {after} ({again} again stops at once and saves nothing)\n"
+            with suppress(OSError):  # past `stderr`, which may be in the middle of a line that would appear twice
+                os.write(2, ("\n" * stderr.is_terminal + text).encode())
 
     with _on_signals(handle):
         yield lambda: stopping
