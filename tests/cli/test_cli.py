@@ -29,6 +29,7 @@ from birdie.cli import build_app, commands
 from birdie.cli.console import exit_code_of, run, stop_on_signal
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import ByteTokenizer
+from birdie.runtime.callbacks import no_message
 from birdie.runtime.files import atomic_path
 from birdie.runtime.locks import locked_folder
 from birdie.train.checkpoint import checkpoint_paths, load_checkpoint
@@ -476,7 +477,7 @@ def test_signals_and_kills_at_random_moments_lose_no_more_than_the_interval(trai
     command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
     command += ["--resume", "--run.checkpoint-every", str(every), "--run.log-every", "1", "--train.iterations", "40"]
     last = 0
-    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             seen, resumed = last, None
@@ -491,9 +492,9 @@ def test_signals_and_kills_at_random_moments_lose_no_more_than_the_interval(trai
         newest = load_checkpoint(folder / "checkpoints").step
         assert newest >= (seen if number == signal.SIGTERM else seen - every)
         last = newest
-    whole = tmp_path / "whole"
+    uninterrupted = tmp_path / "uninterrupted"
     results = []
-    for target in (folder, whole):
+    for target in (folder, uninterrupted):
         arguments = [str(target) if part == str(folder) else part for part in command[3:]]
         assert run(build_app, [*arguments, "--json"]) == 0
         results.append(json.loads((target / "summary.json").read_text()))
@@ -503,7 +504,7 @@ def test_signals_and_kills_at_random_moments_lose_no_more_than_the_interval(trai
 
 def test_a_second_run_on_a_folder_fails_at_once_and_says_who_has_it(trained: Path, tmp_path: Path, ask: Ask) -> None:
     folder = tmp_path / "run"
-    with locked_folder(trained, ".lock", str):
+    with locked_folder(trained, ".lock", no_message):
         code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--resume")
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
     assert f"in use by process {os.getpid()} on " in answer["error"]["message"]
@@ -521,13 +522,13 @@ def test_a_signal_prints_json_and_leaves_nothing_half_written(
             os.kill(os.getpid(), number)
             time.sleep(60)
 
-    handlers = [signal.getsignal(each) for each in signal.Signals]
+    handlers = [signal.getsignal(other) for other in signal.Signals]
     monkeypatch.setattr("birdie.cli.compress.save", interrupted)
     code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
     assert (code, answer["error"]["type"]) == (128 + number, "KeyboardInterrupt")
     assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else number.name}" in err
     assert list(tmp_path.iterdir()) == [weights]
-    assert [signal.getsignal(each) for each in signal.Signals] == handlers
+    assert [signal.getsignal(other) for other in signal.Signals] == handlers
 
 
 def test_the_first_signal_asks_the_second_ends_and_the_third_kills(capfd: pytest.CaptureFixture[str]) -> None:
