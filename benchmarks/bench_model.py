@@ -27,7 +27,7 @@ from birdie.run.events import Started, Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import load_recipe
 from birdie.runtime.files import atomic_path
-from birdie.train.checkpoint import POINTER, load_checkpoint
+from birdie.train.checkpoint import checkpoint_paths, load_checkpoint
 from birdie.train.loop import Step
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "bench.toml"
@@ -117,7 +117,7 @@ def _contents(path: Path) -> str:
 
 def _finished(folder: Path) -> bool:
     """Return whether the checkpoint of the last step exists."""
-    if not (folder / "checkpoints" / POINTER).is_file():
+    if not checkpoint_paths(folder / "checkpoints"):
         return False
     return load_checkpoint(folder / "checkpoints").step >= load_recipe(RECIPE).train.iterations
 

@@ -70,7 +70,7 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
 
 
 def main(tokens: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
+    """Run the command line and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C, 143 SIGTERM."""
     tokens = sys.argv[1:] if tokens is None else tokens
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not end the command

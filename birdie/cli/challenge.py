@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from birdie.artifact import int8_zlib as baseline
-from birdie.cli.console import ctrl_c_stops, exit_code_of
+from birdie.cli.console import exit_code_of, stop_on_signal
 from birdie.golf.code_size import source_files
 from birdie.run.environment import is_on, remarks
 from birdie.run.estimate import on_this_cpu
@@ -71,7 +71,7 @@ class Log:
 
 
 def main() -> None:
-    """Run with the settings of the environment and exit: 0 done, 1 an error in one sentence, 130 Ctrl-C."""
+    """Run with the settings of the environment and exit as `exit_code_of` says."""
     sys.exit(exit_code_of(_main))
 
 
@@ -87,7 +87,7 @@ def train_and_score(recipe: Recipe, run_id: str, world: World) -> None:
     """Train, export, score and log as the challenge's script does.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C ended the training early; a checkpoint was saved.
+        KeyboardInterrupt: Ctrl-C or another signal ended the training early; a checkpoint was saved.
     """
     log = Log(run_id, world)
     code = _log_provenance(log)
@@ -104,24 +104,25 @@ def train_and_score(recipe: Recipe, run_id: str, world: World) -> None:
         log(f"birdie:{line}")
     last: Validated | None = None
     capped: Step | None = None
-    with ctrl_c_stops(shown=world.is_main) as stop:
-        for event in run.train(stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")):
-            _log_event(log, event, run)
-            if isinstance(event, Validated):
-                last = event
-            elif isinstance(event, Step) and event.stopping and _at_cap(event, run):
-                capped = event
-            elif isinstance(event, Interrupted):
-                log(f"birdie:continue with: birdie train {folder}/recipe.toml --folder {folder} --resume")
-                raise KeyboardInterrupt
-    if capped is not None:
-        log(
-            f"stopping_early: wallclock_cap train_time:{capped.train_ms:.0f}ms "
-            f"step:{capped.number}/{recipe.train.iterations}"
-        )
-    _log_memory(log, run.device)
-    if last is not None:
-        _finish(log, run, last.score, code)
+    with run.locked():
+        with stop_on_signal(shown=world.is_main) as stop:
+            for event in run.train(stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")):
+                _log_event(log, event, run)
+                if isinstance(event, Validated):
+                    last = event
+                elif isinstance(event, Step) and event.stopping and _at_cap(event, run):
+                    capped = event
+                elif isinstance(event, Interrupted):
+                    log(f"birdie:continue with: birdie train {folder}/recipe.toml --folder {folder} --resume")
+                    raise KeyboardInterrupt
+        if capped is not None:
+            log(
+                f"stopping_early: wallclock_cap train_time:{capped.train_ms:.0f}ms "
+                f"step:{capped.number}/{recipe.train.iterations}"
+            )
+        _log_memory(log, run.device)
+        if last is not None:
+            _finish(log, run, last.score, code)
 
 
 def _at_cap(step: Step, run: Run) -> bool:

@@ -7,10 +7,12 @@ import json
 import math
 import os
 import signal
+import stat
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from types import FrameType
 from typing import Annotated, Any
@@ -36,6 +38,8 @@ RENAMED = {
     "--tilt": "--ngram.enabled",
 }
 """Flags of earlier versions, and their names now: cyclopts suggests the flag with the most similar spelling."""
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -70,18 +74,24 @@ def run(build: Callable[[Sequence[str]], tuple[App, list[str]]], tokens: Sequenc
 
 
 def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
-    """Call `command`; return 0, 1 after an error (printed in one sentence), or 130 after Ctrl-C.
+    """Call `command`; return 0, 1 after an error (printed in one sentence), or 128 + the signal that ended it.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does: temporary files are removed, and one sentence is printed.
 
     Under torchrun every rank raises the same error: each prints it on stderr, and only rank 0 prints JSON.
     """
     as_json = as_json and os.environ.get("RANK", "0") == "0"
+    _received[:] = [signal.SIGINT]
     try:
-        command()
+        with _on_signals(_end):
+            command()
     except KeyboardInterrupt:
+        number = _received[-1]
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if as_json:
-            print_json({"error": {"type": "KeyboardInterrupt", "message": "stopped by Ctrl-C"}})
-        stderr.print("Stopped by Ctrl-C.")
-        return 130
+            print_json({"error": {"type": "KeyboardInterrupt", "message": f"stopped by {name}"}})
+        stderr.print(f"Stopped by {name}.")
+        return 128 + number
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0
     except CycloptsError as error:
@@ -210,26 +220,65 @@ def size(value: int) -> str:
     return f"{value:,} B"
 
 
+_received: list[int] = []
+"""Signals that the command received; each becomes a KeyboardInterrupt, and the last one decides the exit code."""
+
+
 @contextmanager
-def ctrl_c_stops(*, shown: bool = True, after: str = "this step") -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns True after the first Ctrl-C; the second Ctrl-C raises KeyboardInterrupt.
+def stop_on_signal(*, shown: bool = True, after: str = "this step") -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns True after a first Ctrl-C, SIGTERM or SIGHUP; the second ends the command.
 
     Args:
-        shown: whether to print what Ctrl-C does.
+        shown: whether to print what the signal does.
         after: the unit of work that is completed first.
     """
     stopping = False
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
         if stopping:
-            raise KeyboardInterrupt
+            _end(number, frame)
         stopping = True
+        _receive(number)
         if shown:
-            log(f"Stopping after {after} (Ctrl-C again stops at once and saves nothing)")
+            again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            text = f"Stopping after {after} ({again} again stops at once and saves nothing)\n"
+            with suppress(OSError):  # past `stderr`, which may be in the middle of a line that would appear twice
+                os.write(2, ("\n" * stderr.is_terminal + text).encode())
 
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
+    with _on_signals(handle):
         yield lambda: stopping
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End the command by a KeyboardInterrupt, which removes its temporary files; a further signal kills the process."""
+    _receive(number)
+    for name in _SIGNALS:
+        if signal.getsignal(name) is not signal.SIG_IGN:
+            signal.signal(name, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _receive(number: int) -> None:
+    _received.append(number)
+    for output in (1, 2):  # the terminal whose end SIGHUP tells can no longer be written to, which must not end the run
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+
+
+@contextmanager
+def _on_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handle` at each signal that ends a process; only the main thread can, and nohup's SIGHUP stays ignored."""
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handle)
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, action in previous.items():
+            ended = signal.getsignal(number) is signal.SIG_DFL
+            if not (ended and action is _end):  # the outer context is being left as well
+                signal.signal(number, action or signal.SIG_DFL)

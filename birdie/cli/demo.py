@@ -65,14 +65,15 @@ def command(
     if not (Path(recipe.data.path) / "dataset.json").is_file():
         prepare_with_bar(stdlib_corpus(), vocab_size=recipe.model.vocab_size, root=data)
     run = Run(recipe, folder / "run", replace=True, notify=log)
-    last, interrupted = follow(run)
-    if interrupted is not None or last is None:
-        raise KeyboardInterrupt
-    calibrate(run)
-    with progress_bar("compressing", "tensors") as update:
-        summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
-    with progress_bar("scoring the file", "tokens") as update:
-        result = evaluate(summary.path, EvaluationRequest(device=device), progress=update)
+    with run.locked():
+        last, interrupted = follow(run)
+        if interrupted is not None or last is None:
+            raise KeyboardInterrupt
+        calibrate(run)
+        with progress_bar("compressing", "tensors") as update:
+            summary = run.export(folder / "demo.birdie", budget=allowed, progress=update)
+        with progress_bar("scoring the file", "tokens") as update:
+            result = evaluate(summary.path, EvaluationRequest(device=device), progress=update)
     float_bytes, int8_bytes, int8_bpb = _baselines(run)
     answer: dict[str, Any] = {
         "bytes": summary.bytes,

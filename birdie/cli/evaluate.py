@@ -16,13 +16,13 @@ from rich.table import Table
 from birdie.cli.console import (
     Json,
     compiling_notice,
-    ctrl_c_stops,
     log,
     plain,
     print_json,
     print_table,
     progress_bar,
     size,
+    stop_on_signal,
 )
 from birdie.run.evaluation import Evaluation, evaluate
 from birdie.run.recipe import FLAT
@@ -99,7 +99,7 @@ def command(
     with process_group(device) as world:
         resumable = request.state is not None
         interruptible = (
-            ctrl_c_stops(shown=world.is_main, after="the current batch") if resumable else nullcontext(never)
+            stop_on_signal(shown=world.is_main, after="the current batch") if resumable else nullcontext(never)
         )
         with progress_bar(f"scoring {file.name}", "tokens") as update, interruptible as stop:
             result = evaluate(

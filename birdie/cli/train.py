@@ -18,7 +18,6 @@ from birdie.artifact.summary import Summary
 from birdie.cli.console import (
     Json,
     compiling_notice,
-    ctrl_c_stops,
     log,
     new_app,
     plain,
@@ -26,6 +25,7 @@ from birdie.cli.console import (
     print_line,
     print_table,
     progress_bar,
+    stop_on_signal,
 )
 from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of
@@ -136,8 +136,8 @@ def command(
     """Train a GPT by a recipe, compress it and score the file.
 
     A setting comes from its flag, else from its environment variable, else from the recipe, else it has its default.
-    Ctrl-C saves a checkpoint, and --resume continues from it. Under torchrun every rank trains; if a rank dies, all
-    restart from the last checkpoint: `torchrun --nproc_per_node=2 --max-restarts=3 -m birdie train …`.
+    Ctrl-C, SIGTERM or SIGHUP saves a checkpoint, and --resume continues from it. Under torchrun every rank trains; if
+    a rank dies, all restart from the last checkpoint: `torchrun --nproc_per_node=2 --max-restarts=3 -m birdie train …`.
     """
     recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
@@ -149,27 +149,28 @@ def command(
             notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")
         if recipe_file is not None and (needs := find(recipe_file).about.needs):
             notify(f"not supported, training without: {', '.join(needs)}")
-        last, interrupted = follow(work, resume=resume, shown=world.is_main)
-        if interrupted is not None:
-            if world.is_main:
-                log(f"Stopped after step {interrupted.step}; saved in {interrupted.path}")
-                log("Continue with the same command and --resume.")
-            raise KeyboardInterrupt
-        if not world.is_main:
-            return
-        calibrate(work)
-        with progress_bar("compressing", "tensors") as update:
-            summary = work.export(progress=update)
-        with progress_bar("scoring the file", "tokens") as update:
-            plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
-            result = evaluate(summary.path, plain_windows, progress=update)
-        by_recipe = None
-        if recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
-            with progress_bar("scoring with [evaluation]", "tokens") as update:
-                request = EvaluationRequest(device=recipe.device)
-                by_recipe = evaluate(summary.path, request, notify=log, progress=update)
-    answer = run_json(work, last, summary, result, by_recipe)
-    write_bytes(folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
+        with work.locked():
+            last, interrupted = follow(work, resume=resume, shown=world.is_main)
+            if interrupted is not None:
+                if world.is_main:
+                    log(f"Stopped after step {interrupted.step}; saved in {interrupted.path}")
+                    log("Continue with the same command and --resume.")
+                raise KeyboardInterrupt
+            if not world.is_main:
+                return
+            calibrate(work)
+            with progress_bar("compressing", "tensors") as update:
+                summary = work.export(progress=update)
+            with progress_bar("scoring the file", "tokens") as update:
+                plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
+                result = evaluate(summary.path, plain_windows, progress=update)
+            by_recipe = None
+            if recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
+                with progress_bar("scoring with [evaluation]", "tokens") as update:
+                    request = EvaluationRequest(device=recipe.device)
+                    by_recipe = evaluate(summary.path, request, notify=log, progress=update)
+            answer = run_json(work, last, summary, result, by_recipe)
+            write_bytes(folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
     if json:
         print_json(answer)
     else:
@@ -183,7 +184,7 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
     """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
     last: Validated | None = None
     interrupted: Interrupted | None = None
-    with ctrl_c_stops(shown=shown) as stop, progress_bar("training", "steps") as update:
+    with stop_on_signal(shown=shown) as stop, progress_bar("training", "steps") as update:
         for event in work.train(resume=resume, stop=stop, on_warmup=update):
             if isinstance(event, Validated):
                 last = event
@@ -195,6 +196,10 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
                     cost = on_this_cpu(work.recipe, work.training, work.world.size)
                     minutes = (cost.warmup_s + cost.seconds) / 60
                     log(f"estimate: {cost.mean_s:.2g} s per step on this CPU, {minutes:.1f} min in total")
+        if interrupted is None and stop():  # during the last step
+            if shown:
+                log("Training is complete and saved; the same command with --resume compresses the model.")
+            raise KeyboardInterrupt
     return last, interrupted
 
 

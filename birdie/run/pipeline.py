@@ -7,11 +7,12 @@
                                                                    └──► evaluation
 
 A run folder holds `recipe.toml`, `history.jsonl` and `checkpoints/`, after the export `model.birdie`, and `profile/` if
-steps were profiled.
+steps were profiled; while a process uses it, `.lock` says which.
 """
 
 import math
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.rate.size import parse_size
 from birdie.data.batches import Batches
-from birdie.errors import ConfigError, OutputError
+from birdie.errors import BirdieError, ConfigError, OutputError
 from birdie.model.attention_kernels import best_kernels
 from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT
@@ -37,10 +38,17 @@ from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
-from birdie.runtime.files import require_writable, write_bytes
+from birdie.runtime.files import remove_abandoned, remove_folder, require_writable, write_bytes
+from birdie.runtime.locks import locked_folder
 from birdie.runtime.startup import StartupTimer
 from birdie.score.bpb import Score, bits_per_byte
-from birdie.train.checkpoint import POINTER, Checkpoint, load_checkpoint, require_same_checkpoint
+from birdie.train.checkpoint import (
+    Checkpoint,
+    checkpoint_paths,
+    load_checkpoint,
+    remove_newer,
+    require_same_checkpoint,
+)
 from birdie.train.compilation import CompileReport, compile_cache, distinct_ranks
 from birdie.train.fp8 import MULTIPLE, Float8, remove_fp8
 from birdie.train.loop import Fit, fit
@@ -103,6 +111,7 @@ class Run:
         self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
         self.model.kernels = best_kernels(self.device, self.model.compute_dtype)
         self.steps = 0
+        self._locked = False
         self.training, self.reserved = recipe.train, 0.0
         self.calibration: Calibration | None = None
         self.profile: Profile | None = None
@@ -112,6 +121,39 @@ class Run:
     def checkpoints(self) -> Path:
         """Folder of this run's checkpoints."""
         return self.folder / "checkpoints"
+
+    @property
+    def profiles(self) -> Path:
+        """Folder of this run's profile and trace."""
+        return self.folder / "profile"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the run folder for this process; every rank must enter it, and `train` does so if the caller has not.
+
+        Temporary files that a killed process left in the folder are removed.
+
+        Raises:
+            ConfigError: another process uses the folder.
+        """
+        if self._locked:
+            yield
+            return
+        with ExitStack() as stack:
+            refusal = ""
+            if self.world.is_main:
+                try:
+                    stack.enter_context(locked_folder(self.folder, ".lock", self.notify))
+                except ConfigError as error:
+                    refusal = str(error)
+            if refusal := self.world.broadcast_string(refusal):
+                raise ConfigError(refusal)
+            if self.world.is_main:
+                for folder in (self.folder, self.checkpoints, self.profiles):
+                    remove_abandoned(folder)
+            self._locked = True
+            stack.callback(setattr, self, "_locked", False)
+            yield
 
     def train(
         self, *, resume: bool = False, stop: Stop = never, on_warmup: Progress = no_progress
@@ -125,13 +167,16 @@ class Run:
             on_warmup: called with (done, total) after each warm-up step.
 
         Raises:
-            ConfigError: the loss is no longer finite, the ranks do not divide the batch, or calibration would use up
-                the wall-clock cap.
-            WeightsError: the checkpoint does not fit the model.
+            ConfigError: another process uses the folder, the loss is no longer finite, the ranks do not divide the
+                batch, or calibration would use up the wall-clock cap.
+            WeightsError: no checkpoint can be read, or it does not fit the model.
         """
+        with self.locked():
+            yield from self._train(resume, stop, on_warmup)
+
+    def _train(self, resume: bool, stop: Stop, on_warmup: Progress) -> Iterator[Event]:
         job = self.world.broadcast_string(self.world.job)
-        checkpoint = self._checkpoint(resume, job)
-        require_same_checkpoint(checkpoint, self.checkpoints, self.world)
+        checkpoint = self._common_checkpoint(resume, job)
         about = self._identity() | self._reserve(checkpoint) | {"job": job}
         settings = self.training
         yield self._checked()
@@ -171,10 +216,12 @@ class Run:
                 documents=self._documents(),
             )
             if self.world.is_main:
+                if checkpoint is not None:
+                    remove_newer(checkpoint)
+                elif self.checkpoints.exists():  # a replaced run must not be resumed later
+                    remove_folder(self.checkpoints)
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
                 history.truncate(self.folder, loop.step if checkpoint is not None else -1)
-                if checkpoint is None:  # a replaced run must not be resumed later
-                    (self.checkpoints / POINTER).unlink(missing_ok=True)
             yield from self._follow(loop)
             if loop.float8 is not None and not loop.interrupted:
                 self._report_fp8(loop.float8, *batches.next())
@@ -219,7 +266,7 @@ class Run:
     def _saved(self, loop: Fit) -> Iterator[Saved]:
         """Write a checkpoint; if that fails, a run that is not being stopped continues without it."""
         try:
-            path = loop.save(self.checkpoints)
+            path = loop.save(self.checkpoints, keep=self.recipe.run.keep_checkpoints)
         except OutputError as error:
             if loop.interrupted:
                 raise
@@ -256,10 +303,9 @@ class Run:
 
     def _profile(self, loop: Fit) -> Iterator[Profiled]:
         """Profile steps and undo them; every rank takes them, and rank 0 writes the profile."""
-        folder = self.folder / "profile"
-        self.profile = profile(loop, self.model, self.device, folder if self.world.is_main else None)
+        self.profile = profile(loop, self.model, self.device, self.profiles if self.world.is_main else None)
         if self.profile is not None:
-            yield Profiled(self.profile, folder)
+            yield Profiled(self.profile, self.profiles)
 
     def _report_fp8(self, float8: Float8, ids: Tensor, targets: Tensor) -> None:
         """Log the diagnostics of fp8 on a few sequences of a training batch."""
@@ -276,18 +322,30 @@ class Run:
             history.record(self.folder, history.Entry(loop.step, loop.train_ms, score.bpb))
         return Validated(loop.step, loop.train_ms, score, str(loop.average))
 
-    def _checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
+    def _common_checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
+        """Return the checkpoint to resume from, the same on all ranks; an error on any rank ends the run on all."""
+        checkpoint, failure = None, None
+        restarted = self.world.max_int(self.world.restarts, self.device) > 0
+        try:
+            checkpoint = self._checkpoint(resume, restarted, job)
+        except BirdieError as error:
+            failure = error
+        if self.world.any(failure is not None, self.device):
+            raise failure or ConfigError("another rank cannot start from the run folder; see the message of that rank")
+        require_same_checkpoint(checkpoint, self.checkpoints, self.world)
+        return checkpoint
+
+    def _checkpoint(self, resume: bool, restarted: bool, job: str) -> Checkpoint | None:
         """Return the checkpoint to resume from, if any.
 
         Raises:
             ConfigError: the folder holds another run that may not be replaced, or one with another model or other data.
         """
-        restarted = self.world.max_int(self.world.restarts, self.device) > 0
-        if not (self.checkpoints / POINTER).is_file():
+        if not checkpoint_paths(self.checkpoints):
             if resume:
                 self.notify(f"there is no checkpoint in {self.checkpoints}; starting from step 0")
             return None
-        checkpoint = load_checkpoint(self.checkpoints) if resume or restarted else None
+        checkpoint = load_checkpoint(self.checkpoints, notify=self.notify) if resume or restarted else None
         if checkpoint is None or not (resume or checkpoint.about.get("job") == job):
             if not self.replace:
                 raise ConfigError(

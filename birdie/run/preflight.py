@@ -132,11 +132,12 @@ def _memory(memory: estimate.Memory, facts: Facts) -> Check:
 
 
 def _disk(recipe: Recipe, memory: estimate.Memory, facts: Facts) -> Check:
-    """Compare the free disk space with two checkpoints: the old one is deleted only after the new one is complete."""
+    """Compare the free disk space with the checkpoints: an old one is deleted only after the new one is complete."""
     count = estimate.parameters(recipe)
     checkpoint = 3 * memory.weights + memory.average  # Adam has two moments per weight, Muon one
-    needed = 2 * checkpoint + EXPORT_BYTES * count
-    says = f"two checkpoints and the export take up to {_size(needed)}, {_size(facts.disk)} are free"
+    kept = recipe.run.keep_checkpoints + 1
+    needed = kept * checkpoint + EXPORT_BYTES * count
+    says = f"{kept} checkpoints and the export take up to {_size(needed)}, {_size(facts.disk)} are free"
     if needed > facts.disk:
         return Check("disk", "fail", f"{says} in the run folder; free some, or choose another --folder")
     return Check("disk", "pass", says)

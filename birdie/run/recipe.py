@@ -181,6 +181,9 @@ class RunSettings:
     checkpoint_every: Annotated[
         int, Parameter(help="Steps between checkpoints; 0 keeps one only at the end and on Ctrl-C.")
     ] = 500
+    keep_checkpoints: Annotated[
+        int, Parameter(help="Newest checkpoints that are kept; a run returns to an older one if the newest is damaged.")
+    ] = 2
     compile_cache: CompileCacheName = "auto"
 
     def logs(self, step: int) -> bool:
@@ -192,6 +195,8 @@ class RunSettings:
             raise ConfigError(f"log_every is {self.log_every}; it must be 0 (none) or a number of steps")
         if self.checkpoint_every < 0:
             raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; it must be 0 (never) or a number of steps")
+        if self.keep_checkpoints < 1:
+            raise ConfigError(f"keep_checkpoints is {self.keep_checkpoints}; keep at least 1, better 2")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,35 @@
 """Atomic writes: every file that birdie leaves on disk is written with these functions.
 
-A file is written under a temporary name beside its target, flushed to the disk, and renamed over the target. So a
+A file is written into a temporary folder beside its target, flushed to the disk, and renamed over the target. So a
 reader sees the old bytes or the new bytes, and a crash, a full disk or Ctrl-C never leaves a partial file under the
-target's name. Files that are executed when they are loaded, such as compiled code, are read with `read_trusted`
-and written with `write_trusted`.
+target's name:
+
+    .birdie-XXXXXXXX.part/
+    ├── lock        locked by the process that writes, so that others can tell whether it lives
+    ├── new/NAME    what will be renamed to the target
+    └── old/NAME    a folder that is being replaced, where the system cannot swap two folders in one step
+
+Whoever next writes beside it removes what a dead process left, and puts back a replaced folder that has no successor.
+Files that are executed when they are loaded, such as compiled code, are read with `read_trusted` and
+written with `write_trusted`.
 """
 
+import ctypes
+import errno
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from birdie.errors import ConfigError, OutputError
+from birdie.runtime.locks import open_locked
 
-UMASK = os.umask(0o022)  # reading the umask means setting it for a moment, which is only safe before threads start
-os.umask(UMASK)
+_PREFIX, _SUFFIX, _LOCK = ".birdie-", ".part", "lock"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
 def _reason(error: OSError) -> str:
@@ -26,31 +38,21 @@ def _reason(error: OSError) -> str:
 
 @contextmanager
 def atomic_path(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; on success it is renamed to `target`, on any error it is removed.
+    """Yield the path of a temporary file that replaces `target` on success, and is removed on any error.
+
+    An existing file keeps its permissions and, as far as this user may set them, its owner and group.
 
     Raises:
         OutputError: the folder is missing or read-only, or the disk is full.
     """
     target = require_file(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        os.close(handle)
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {_reason(error)}; choose a folder that can be written") from error
-    temporary = Path(name)
-    try:
+    with _replacing(target) as temporary:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~UMASK)
+        _flush(temporary)
+        if target.exists():
+            _copy_permissions(target, temporary)
         temporary.replace(target)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {_reason(error)}; nothing was changed there") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -61,31 +63,147 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         OutputError: the parent folder is missing or read-only, or the disk is full.
     """
     target = Path(target)
+    with _replacing(target) as temporary:
+        temporary.mkdir()
+        yield temporary
+        for path in (*temporary.rglob("*"), temporary):
+            _flush(path)
+        if target.is_dir():
+            _copy_permissions(target, temporary)
+        if not os.path.lexists(target):
+            temporary.replace(target)
+        elif not _swap(temporary, target):
+            old = temporary.parents[1] / "old"
+            old.mkdir()
+            target.replace(old / target.name)  # until the next line the target is missing: see `_discard`
+            temporary.replace(target)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Yield a path for the successor of `target`, which the body renames; an OSError becomes an OutputError."""
+    advice = "choose a folder that can be written"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {_reason(error)}; choose a folder that can be written") from error
-    try:
-        yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                with path.open("rb+") as file:
-                    os.fsync(file.fileno())
-        temporary.chmod(0o777 & ~UMASK)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-            target.replace(old / "replaced")
-            temporary.replace(target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            temporary.replace(target)
+        with temporary_folder(target.parent) as folder:
+            advice = "nothing was changed there"
+            yield folder / target.name
+            advice = "it is written, but may be lost if the machine stops now"
+            _flush(target.parent)  # the new name must survive a power cut, too
     except OutputError:
         raise
     except OSError as error:
-        raise OutputError(f"cannot write {target}: {_reason(error)}; nothing was changed there") from error
+        raise OutputError(f"cannot write {target}: {_reason(error)}; {advice}") from error
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Yield a folder in `parent` that only this process uses; it is removed at the end, or after the process died.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    remove_abandoned(parent)
+    lock = None
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
+        try:
+            lock = open_locked(folder / _LOCK)
+        except (FileNotFoundError, BlockingIOError):  # removed, before it was locked, by one who took it for abandoned
+            continue
+        except OSError:  # no locks on this file system: nobody will remove it
+            pass
+        break
+    try:
+        (folder / "new").mkdir()
+        yield folder / "new"
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _discard(folder)
+        if lock is not None:
+            os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the temporary folders in `parent` that dead processes of this user left; those in use are kept."""
+    for folder in parent.glob(f"{_PREFIX}*{_SUFFIX}"):
+        try:
+            status = folder.lstat()  # not through a link, and nothing that another user prepared
+            if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
+                continue
+            lock = open_locked(folder / _LOCK, os.O_RDWR)
+        except FileNotFoundError:  # its process died before it locked, or while it removed the folder: both are empty
+            with suppress(OSError):
+                folder.rmdir()
+        except OSError:  # in use, or nobody can know
+            pass
+        else:
+            _discard(folder)
+            os.close(lock)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove `folder` as a unit: a process that dies meanwhile leaves all of it, or nothing under its name.
+
+    Raises:
+        OutputError: it cannot be removed.
+    """
+    try:
+        with temporary_folder(folder.parent) as temporary:
+            folder.replace(temporary / folder.name)
+            _flush(folder.parent)
+    except OSError as error:
+        raise OutputError(f"cannot remove {folder}: {_reason(error)}; remove it by hand") from error
+
+
+def _discard(folder: Path) -> None:
+    """Remove a temporary folder, its lock last; a replaced folder whose successor never came is put back first."""
+    with suppress(OSError):
+        for old in (folder / "old").iterdir():
+            if not os.path.lexists(target := folder.parent / old.name):
+                old.replace(target)
+    for name in ("new", "old"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    with suppress(OSError):
+        (folder / _LOCK).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _swap(one: Path, other: Path) -> bool:
+    """Exchange two paths in one step; return False where the system or the file system cannot."""
+    if sys.platform != "linux":
+        return False
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):  # a C library from before 2018
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+
+
+def _flush(path: Path) -> None:
+    """Write a file or folder through to the disk."""
+    if path.is_symlink() or not (path.is_dir() or path.is_file()) or (path.is_dir() and sys.platform == "win32"):
+        return
+    file = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if not (path.is_dir() and error.errno == errno.EINVAL):  # some file systems cannot flush a folder
+            raise
+    finally:
+        os.close(file)
+
+
+def _copy_permissions(source: Path, target: Path) -> None:
+    """Give `target` the permissions of `source`, and its owner and group as far as this user may."""
+    status, mode = source.stat(), source.stat().st_mode & 0o777
+    if hasattr(os, "chown"):
+        for owner in (status.st_uid, -1):
+            with suppress(OSError):
+                os.chown(target, owner, status.st_gid)
+                break
+        if target.stat().st_gid != status.st_gid:  # another group gets no more than everybody
+            mode &= ~0o070 | (mode & 0o007) << 3
+    target.chmod(mode)
 
 
 def write_bytes(target: str | os.PathLike[str], data: bytes | memoryview) -> None:

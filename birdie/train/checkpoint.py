@@ -1,22 +1,26 @@
 """Checkpoints: everything that a run needs to resume bit for bit.
 
     FOLDER/
-    ├── latest                  name of the newest complete checkpoint
+    ├── step-00000080/              an older one, to which a run returns if the newest is damaged
     └── step-00000120/
         ├── model.safetensors       weights by name
         ├── optimizer.safetensors   state by "parameter/tensor", Muon's momentum gathered from all ranks
         ├── rng.safetensors         states of the random generators
         ├── average.safetensors     average of the weights, if the run has one
-        └── state.json              step, clock, position of the loader, settings, the caller's notes, versions
+        ├── state.json              step, clock, position of the loader, settings, the caller's notes, versions
+        └── SHA256SUMS              digest of every file above, as `sha256sum -c` reads it
 
-A checkpoint is completely written under a new name before `latest` points to it, and only then are older ones removed:
-a process that is killed at any moment leaves one that loads.
+A checkpoint appears under its name when it is complete, and only then are older ones removed: a process that is killed
+at any moment leaves one that loads. No byte is used before the digests were compared.
 """
 
+import hashlib
 import json
+import math
 import os
-import shutil
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +31,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from birdie.errors import ConfigError, OutputError, WeightsError
+from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.distributed import World
-from birdie.runtime.files import atomic_folder, write_bytes
+from birdie.runtime.files import atomic_folder, remove_folder
 
-FORMAT = 1
-POINTER = "latest"
+FORMAT = 2
+SUMS = "SHA256SUMS"
+FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "average.safetensors", "state.json")
+_NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class Checkpoint:
         versions: of the software that wrote it.
         average: state of the average of the weights.
         bandit: state of the learning-rate bandit, as JSON can hold it; empty without one.
+        path: folder that it was read from, if any.
     """
 
     step: int
@@ -63,6 +71,7 @@ class Checkpoint:
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
     average: dict[str, Tensor] = field(default_factory=dict)
     bandit: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
 
 
 def require_same_checkpoint(checkpoint: Checkpoint | None, folder: Path, world: World) -> None:
@@ -80,11 +89,20 @@ def require_same_checkpoint(checkpoint: Checkpoint | None, folder: Path, world: 
             )
 
 
-def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> Path:
-    """Write `checkpoint` into `folder`, make it the latest and remove older ones; return its path.
+def checkpoint_paths(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the checkpoints in `folder`, newest first, unread; an empty list if there are none."""
+    names = ((_NAME.fullmatch(path.name), path) for path in Path(folder).glob("step-*") if path.is_dir())
+    numbered = [(int(name[1]), int(name[2] or 0), path) for name, path in names if name]
+    return [path for _, _, path in sorted(numbered, reverse=True)]
+
+
+def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, *, keep: int = 2) -> Path:
+    """Write `checkpoint` into `folder` as the newest one, remove all but `keep`, and return its path.
+
+    Others of this step or a later one are removed as well: the run went back behind them.
 
     Raises:
-        OutputError: it could not be written; the previous checkpoint is untouched.
+        OutputError: it could not be written; the previous ones are untouched.
     """
     folder = Path(folder)
     target = _unused_path(folder / f"step-{checkpoint.step:08d}")
@@ -106,34 +124,76 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint) -> P
         for name, tensors in files.items():
             _save_tensors(tensors, temporary / f"{name}.safetensors", target)
         (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
-    write_bytes(folder / POINTER, target.name.encode())
-    for old in (*folder.glob("step-*"), *folder.glob(".step-*")):
-        if old.name != target.name:
-            shutil.rmtree(old, ignore_errors=True)
+        (temporary / SUMS).write_text("".join(_digests(temporary)), encoding="utf-8")
+    earlier = [path for path in checkpoint_paths(folder) if _step_of(path) < checkpoint.step]
+    for old in checkpoint_paths(folder):
+        if old not in (target, *earlier[: keep - 1]):
+            with suppress(OutputError):  # the next save tries again
+                remove_folder(old)
     return target
 
 
-def load_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Return the latest checkpoint in `folder`.
+def remove_newer(checkpoint: Checkpoint) -> None:
+    """Remove the checkpoints in the folder of `checkpoint` that are newer: they are damaged, as it was chosen to load.
 
     Raises:
-        WeightsError: there is none, or it cannot be read.
+        OutputError: one cannot be removed.
     """
-    folder = Path(folder)
+    if checkpoint.path is not None:
+        for path in checkpoint_paths(checkpoint.path.parent):
+            if path == checkpoint.path:
+                return
+            remove_folder(path)
+
+
+def load_checkpoint(folder: str | os.PathLike[str], *, notify: Notify = no_message) -> Checkpoint:
+    """Return the newest undamaged checkpoint in `folder`; each damaged one before it is a warning to `notify`.
+
+    Raises:
+        WeightsError: there is none.
+    """
+    paths = checkpoint_paths(folder)
+    if not paths:
+        raise WeightsError(f"there is no checkpoint in {folder}; give the folder of a run that saved one")
+    damaged: list[WeightsError] = []
+    for path in paths:
+        try:
+            checkpoint = _read(path, notify)
+        except WeightsError as error:
+            damaged.append(error)
+        else:
+            for damage in damaged:
+                notify(f"warning: {damage}; going back to {path.name}")
+            return checkpoint
+    raise WeightsError(f"{damaged[0]}; {folder} has no other that can, so start a new run") from damaged[0]
+
+
+def _read(source: Path, notify: Notify) -> Checkpoint:
+    """Return the checkpoint `source` if no file of it has changed since it was written.
+
+    Raises:
+        WeightsError: a file is damaged or missing, or its values contradict each other.
+    """
     try:
-        name = (folder / POINTER).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WeightsError(f"there is no checkpoint in {folder}; its file {POINTER!r} cannot be read") from error
-    if Path(name).name != name or not name.startswith("step-"):
-        raise WeightsError(f"{folder / POINTER} does not name a checkpoint; restore the file or start a new run")
-    source = folder / name
-    try:
+        if (source / SUMS).exists():
+            written, lines = (source / SUMS).read_bytes(), _digests(source)
+            if written != "".join(lines).encode():
+                changed = [line.split()[1] for line in lines if line.encode() not in written]
+                what = f"{changed[0]} has changed" if changed else f"its files are not those that {SUMS} lists"
+                raise WeightsError(f"checkpoint {source} is damaged: {what}")
         state = json.loads((source / "state.json").read_text(encoding="utf-8"))
-        if state["format"] != FORMAT:
+        if state["format"] not in (1, FORMAT):
             raise WeightsError(f"{source} has checkpoint format {state['format']!r}; this version reads {FORMAT}")
+        if not (source / SUMS).exists():
+            if state["format"] != 1:
+                raise WeightsError(f"checkpoint {source} is damaged: {SUMS} is missing")
+            notify(f"warning: {source} is of an earlier version and has no digests; damage would not be noticed")
+        step, clock = state["step"], state["clock_ms"]
+        if type(step) is not int or step != _step_of(source) or not 0 <= clock < math.inf:
+            raise WeightsError(f"checkpoint {source} contradicts itself: it says step {step!r} at {clock!r} ms")
         return Checkpoint(
-            step=int(state["step"]),
-            clock_ms=float(state["clock_ms"]),
+            step=step,
+            clock_ms=float(clock),
             weights=load_file(source / "model.safetensors"),
             optimizer=load_file(source / "optimizer.safetensors"),
             rng=load_file(source / "rng.safetensors"),
@@ -143,11 +203,26 @@ def load_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
             versions=dict(state["versions"]),
             average=load_file(source / "average.safetensors") if state.get("averaged") else {},
             bandit=dict(state.get("bandit", {})),
+            path=source,
         )
     except WeightsError:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"checkpoint {source} cannot be read ({error}); resume from another one") from error
+        raise WeightsError(f"checkpoint {source} cannot be read ({error})") from error
+
+
+def _digests(source: Path) -> list[str]:
+    """Return the lines of SHA256SUMS for the files of a checkpoint that exist."""
+    lines = []
+    for name in FILES:
+        if (source / name).exists():
+            with (source / name).open("rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    return lines
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def rng_state() -> dict[str, Tensor]:

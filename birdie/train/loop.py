@@ -254,8 +254,10 @@ class Fit:
             bandit={} if self._bandit is None else self._bandit.state(),
         )
 
-    def save(self, folder: str | Path) -> Path:
-        """Write `state()` as the latest checkpoint of `folder`. Rank 0 writes; every rank must call it, and none waits.
+    def save(self, folder: str | Path, *, keep: int = 2) -> Path:
+        """Write `state()` as the newest checkpoint of `folder`, and keep `keep` of them.
+
+        Rank 0 writes; every rank must call it, and none waits.
 
         Returns:
             Path of the checkpoint on rank 0, `folder` on the others.
@@ -265,7 +267,7 @@ class Fit:
             WeightsError: as `state`.
         """
         checkpoint = self.state()
-        return save_checkpoint(folder, checkpoint) if self._world.is_main else Path(folder)
+        return save_checkpoint(folder, checkpoint, keep=keep) if self._world.is_main else Path(folder)
 
     def finish(self) -> list[str]:
         """Put the average of the weights, if there is one, into the model; return diagnostics of active techniques.

@@ -8,10 +8,13 @@ import json
 import math
 import os
 import pickle
+import pty
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,13 @@ from safetensors.torch import load_file, save_file
 
 import birdie.cli
 from birdie.cli import build_app, commands
-from birdie.cli.console import run
+from birdie.cli.console import exit_code_of, run, stop_on_signal
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import ByteTokenizer
+from birdie.runtime.callbacks import no_message
+from birdie.runtime.files import atomic_path
+from birdie.runtime.locks import locked_folder
+from birdie.train.checkpoint import checkpoint_paths, load_checkpoint
 from tests.ranks import birdie_command, run_as_ranks
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
@@ -186,7 +193,8 @@ def test_train_leaves_a_run_folder(trained: Path) -> None:
     assert summary["steps"] == 6
     assert abs(summary["bpb_artifact"] - summary["bpb_float"]) < 0.1
     assert (trained / "recipe.toml").is_file()
-    assert (trained / "checkpoints" / "latest").is_file()
+    assert [path.name for path in (trained / "checkpoints").iterdir()] == ["step-00000006"]
+    assert not list(trained.rglob(".*")), "neither the lock nor temporary files are left"
 
 
 def test_a_profiled_run_shows_where_a_step_goes_and_ends_the_same(
@@ -295,7 +303,7 @@ def test_evaluate_trains_by_sgd_and_resumes(
 
     resumable = [trained / "model.birdie", *SGD, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.ctrl_c_stops", after_one_chunk)
+        patch.setattr("birdie.cli.evaluate.stop_on_signal", after_one_chunk)
         assert ask("evaluate", *resumable)[0] == 130
     code, answer, _ = ask("evaluate", *resumable, "--resume")
     assert (code, answer["bpb"], answer["diagnostics"]) == (0, result["bpb"], result["diagnostics"])
@@ -340,7 +348,7 @@ def test_evaluate_trains_on_documents_and_in_phases(
 
     resumable = [trained / "model.birdie", *phases, "--state", tmp_path / "state"]
     with monkeypatch.context() as patch:
-        patch.setattr("birdie.cli.evaluate.ctrl_c_stops", at_once)
+        patch.setattr("birdie.cli.evaluate.stop_on_signal", at_once)
         assert ask("evaluate", *resumable)[0] == 130
     code, answer, _ = ask("evaluate", *resumable, "--resume")
     assert (code, answer["bpb"], answer["tokens"]) == (0, phased["bpb"], phased["tokens"])
@@ -410,20 +418,29 @@ def test_a_recipe_file_trains_again(trained: Path, tmp_path: Path, ask: Ask) -> 
     assert answer["bytes"] == first["bytes"]
 
 
-def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "stopped"
-    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
+def stop_at_step_3(command: list[str], number: int) -> tuple[int, str]:
+    """Start a training command, send it a signal after step 3, and return its exit code and the rest of stderr."""
     with subprocess.Popen(
         [*command, "--train.iterations", "100000"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("step 3 "):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 break
         rest = process.stderr.read()
-    assert process.returncode == 130
+    return process.returncode, rest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_saves_and_resume_goes_on(number: signal.Signals, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
+    code, rest = stop_at_step_3(command, number)
+    assert code == 128 + number
     assert "saved in" in rest
+    assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else number.name}." in rest
+    assert not list(folder.rglob(".*"))
     state = next((folder / "checkpoints").glob("step-*/state.json"))
     step = json.loads(state.read_text())["step"]
     done = subprocess.run(
@@ -435,16 +452,105 @@ def test_ctrl_c_saves_and_resume_goes_on(trained: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["steps"] == step + 2
 
 
-def test_ctrl_c_prints_json_and_exits_with_130(
-    ask: Ask, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.slow
+def test_a_closed_terminal_does_not_lose_the_run(trained: Path, tmp_path: Path) -> None:
+    """Its end sends SIGHUP, and every later write to it fails."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
+    command += ["--train.iterations", "100000", "--run.log-every", "1"]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(command[0], command)
+    shown = b""
+    while b"step 3 " not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert len(checkpoint_paths(folder / "checkpoints")) == 1
 
+
+@pytest.mark.slow
+def test_signals_and_kills_at_random_moments_lose_no_more_than_the_interval(trained: Path, tmp_path: Path) -> None:
+    """Each attempt continues the one before; the last ends the run as if nothing had happened."""
+    folder, every, generator = tmp_path / "run", 5, random.Random(1)
+    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
+    command += ["--resume", "--run.checkpoint-every", str(every), "--run.log-every", "1", "--train.iterations", "40"]
+    last = 0
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            seen, resumed = last, None
+            for line in process.stderr:
+                resumed = resumed or re.match(r".*resumed at step (\d+)", line)
+                if (step := re.match(r"step (\d+)  loss", line)) and (seen := int(step[1])) == last + 7:
+                    process.send_signal(number)
+                    time.sleep(generator.random() / 20)
+            process.wait()
+        assert process.returncode == (143 if number == signal.SIGTERM else -number)
+        assert (int(resumed[1]) if resumed else 0) == last
+        newest = load_checkpoint(folder / "checkpoints").step
+        assert newest >= (seen if number == signal.SIGTERM else seen - every)
+        last = newest
+    uninterrupted = tmp_path / "uninterrupted"
+    results = []
+    for target in (folder, uninterrupted):
+        arguments = [str(target) if part == str(folder) else part for part in command[3:]]
+        assert run(build_app, [*arguments, "--json"]) == 0
+        results.append(json.loads((target / "summary.json").read_text()))
+        assert not [path for path in target.rglob(".*") if path.is_dir() or path.is_file()]
+    assert results[0]["bpb_artifact"] == results[1]["bpb_artifact"]
+
+
+def test_a_second_run_on_a_folder_fails_at_once_and_says_who_has_it(trained: Path, tmp_path: Path, ask: Ask) -> None:
+    folder = tmp_path / "run"
+    with locked_folder(trained, ".lock", no_message):
+        code, answer, _ = ask("train", trained / "recipe.toml", "--folder", trained, "--resume")
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    assert f"in use by process {os.getpid()} on " in answer["error"]["message"]
+    command = ["train", trained / "recipe.toml", "--folder", folder, "--train.iterations", "2"]
+    assert ask(*command)[0] == 0, "another folder is free"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_prints_json_and_leaves_nothing_half_written(
+    number: signal.Signals, ask: Ask, weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(_: object, path: Path, **__: object) -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(b"half")
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+
+    handlers = [signal.getsignal(other) for other in signal.Signals]
     monkeypatch.setattr("birdie.cli.compress.save", interrupted)
     code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
-    assert (code, answer["error"]["type"]) == (130, "KeyboardInterrupt")
-    assert "Stopped by Ctrl-C" in err
+    assert (code, answer["error"]["type"]) == (128 + number, "KeyboardInterrupt")
+    assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else number.name}" in err
+    assert list(tmp_path.iterdir()) == [weights]
+    assert [signal.getsignal(other) for other in signal.Signals] == handlers
+
+
+def test_the_first_signal_asks_the_second_ends_and_the_third_kills(capfd: pytest.CaptureFixture[str]) -> None:
+    def stubborn() -> None:
+        with stop_on_signal() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop()
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    assert exit_code_of(stubborn) == 143
+    assert "SIGTERM again stops at once" in capfd.readouterr().err
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert exit_code_of(lambda: os.kill(os.getpid(), signal.SIGHUP)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_a_run_is_not_overwritten_by_default(trained: Path, ask: Ask) -> None:

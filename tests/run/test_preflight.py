@@ -22,7 +22,7 @@ from birdie.run.preflight import (
     run_checks,
     warm_up_coder,
 )
-from birdie.run.recipe import Recipe
+from birdie.run.recipe import Recipe, RunSettings
 from birdie.runtime.distributed import World
 
 CPU = torch.device("cpu")
@@ -114,10 +114,12 @@ def test_memory_warns_between_the_exact_and_the_estimated_need() -> None:
         assert results(memory=memory)["memory"].state == state
 
 
-def test_the_disk_must_hold_two_checkpoints_and_the_export() -> None:
+def test_the_disk_must_hold_the_checkpoints_and_the_export() -> None:
     count = parameters(RECIPE)
-    assert results(disk=24 * count)["disk"].state == "fail"  # two checkpoints of three float32 numbers a weight
-    assert results(disk=31 * count)["disk"].state == "pass"
+    assert results(disk=36 * count)["disk"].state == "fail"  # two that are kept and a new one, 3 float32 a weight
+    assert results(disk=43 * count)["disk"].state == "pass"
+    one = replace(RECIPE, run=RunSettings(keep_checkpoints=1))
+    assert results(one, disk=31 * count)["disk"].state == "pass"
 
 
 def test_too_few_tokens_pass_if_the_time_cap_may_end_the_run_first() -> None:

@@ -1,13 +1,18 @@
 """Atomic writes: a target has its old or its new content, and only regular files are replaced."""
 
 import os
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from birdie.errors import OutputError
+from birdie.errors import ConfigError, OutputError
 from birdie.runtime import files
+from birdie.runtime.locks import locked_folder, open_locked
+from tests.kills import kill_at_each_call
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -43,13 +48,189 @@ def test_a_link_is_followed_and_special_files_are_refused(tmp_path: Path) -> Non
             files.write_bytes(target, b"x")
 
 
-def test_permissions_follow_the_umask_in_any_thread(tmp_path: Path) -> None:
+def test_permissions_of_new_files_follow_the_umask_in_any_thread(tmp_path: Path) -> None:
+    umask = os.umask(0o027)
     threads = [threading.Thread(target=files.write_bytes, args=(tmp_path / str(number), b"x")) for number in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~files.UMASK}
+    with files.atomic_folder(tmp_path / "folder"):
+        pass
+    os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640, 0o750}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o400, 0o664])
+def test_an_existing_target_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.touch()
+    file.chmod(mode)
+    folder.mkdir()
+    folder.chmod(mode | 0o300)
+    with files.atomic_path(file) as path:
+        path.write_bytes(b"new")
+        assert not path.parent.parent.stat().st_mode & 0o077, "nobody else reads it before it has its permissions"
+    with files.atomic_folder(folder) as path:
+        (path / "new").touch()
+    assert file.stat().st_mode & 0o777 == mode
+    assert folder.stat().st_mode & 0o777 == mode | 0o300
+    assert (file.stat().st_size, [path.name for path in folder.iterdir()]) == (3, ["new"])
+
+
+def test_another_group_gets_no_more_than_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "chown", refuse)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.touch()
+    source.chmod(0o664)
+    target.touch()
+    files._copy_permissions(source, target)
+    assert target.stat().st_mode & 0o777 == 0o664, "the group is the same"
+    if os.getuid() == 0:
+        monkeypatch.undo()
+        os.chown(source, 0, 4242)
+        monkeypatch.setattr(os, "chown", refuse)
+        files._copy_permissions(source, target)
+        assert target.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "漢" * 85])
+def test_names_of_255_bytes_are_written(name: str, tmp_path: Path) -> None:
+    for content in (b"old", b"new"):
+        files.write_bytes(tmp_path / name, content)
+        with files.atomic_folder(tmp_path / "folder" / name) as path:
+            (path / "file").write_bytes(content)
+    assert (tmp_path / name).read_bytes() == (tmp_path / "folder" / name / "file").read_bytes() == b"new"
+    with pytest.raises(OutputError, match="too long"):
+        files.write_bytes(tmp_path / (name + "xx"), b"")
+
+
+WRITER = """
+import sys
+from birdie.runtime import files
+with files.atomic_path(sys.argv[1]) as path:
+    path.write_bytes(b"partial")
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_temporary_files_of_the_living_are_kept_and_those_of_the_dead_removed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "slow")]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+    writers[0].kill()
+    writers[0].communicate()
+    assert len(list(tmp_path.glob(".birdie-*.part"))) == 2
+    files.write_bytes(tmp_path / "other", b"")
+    assert len(list(tmp_path.glob(".birdie-*.part"))) == 1
+    writers[1].communicate(b"")
+    assert writers[1].returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "slow"]
+    assert (tmp_path / "slow").read_bytes() == b"partial"
+
+
+def test_nothing_of_others_is_taken_for_abandoned(tmp_path: Path) -> None:
+    valuable = tmp_path / "valuable"
+    (valuable / "new").mkdir(parents=True)
+    (valuable / "lock").touch()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / ".birdie-link.part").symlink_to(valuable)
+    (folder / ".birdie-file.part").touch()
+    (folder / ".birdie-full.part" / "new").mkdir(parents=True)  # without a lock: not of this program
+    files.remove_abandoned(folder)
+    assert len(list(folder.iterdir())) == 3
+    assert (valuable / "new").is_dir()
+
+
+def replace_file(folder: Path) -> None:
+    files.write_bytes(folder / "file", b"new")
+
+
+def replace_folder(folder: Path) -> None:
+    with files.atomic_folder(folder / "target") as path:
+        (path / "sub").mkdir()
+        (path / "sub" / "file").write_bytes(b"new")
+
+
+def remove(folder: Path) -> None:
+    files.remove_folder(folder / "target")
+
+
+@pytest.mark.slow
+def test_a_file_survives_a_kill_at_each_call(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    for _ in kill_at_each_call(replace_file, tmp_path):
+        assert (tmp_path / "file").read_bytes() in (b"old", b"new")
+        files.write_bytes(tmp_path / "file", b"old")
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without_swap", [False, True])
+@pytest.mark.parametrize("work", [replace_folder, remove])
+def test_a_folder_survives_a_kill_at_each_call(
+    without_swap: bool, work: Callable[[Path], None], tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+
+    def contents() -> set[bytes]:
+        return {path.read_bytes() for path in target.rglob("file")}
+
+    (target / "sub").mkdir(parents=True)
+    (target / "sub" / "file").write_bytes(b"old")
+    for _ in kill_at_each_call(work, tmp_path, without_swap=without_swap):
+        if not without_swap and work is replace_folder:
+            assert contents() in ({b"old"}, {b"new"}), "at no time the folder is missing"
+        files.remove_abandoned(tmp_path)
+        assert contents() in ({b"old"}, {b"new"} if work is replace_folder else set())
+        with files.atomic_folder(target) as path:
+            (path / "sub").mkdir()
+            (path / "sub" / "file").write_bytes(b"old")
+        assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_a_lock_of_a_folder_is_held_by_one_and_never_stale(tmp_path: Path) -> None:
+    lines: list[str] = []
+    (tmp_path / ".lock").write_text("process 1 on a machine that crashed")
+    with (
+        locked_folder(tmp_path, ".lock", lines.append),
+        pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on .* since 2"),
+        locked_folder(tmp_path, ".lock", lines.append),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with locked_folder(tmp_path, ".lock", lines.append):
+        pass
+    assert lines == []
+
+
+def test_without_locks_the_work_goes_on_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("birdie.runtime.locks.fcntl", None)
+    lines: list[str] = []
+    with locked_folder(tmp_path, ".lock", lines.append):
+        files.write_bytes(tmp_path / "file", b"new")
+        with files.temporary_folder(tmp_path):
+            files.remove_abandoned(tmp_path)
+            assert len(list(tmp_path.glob(".birdie-*.part"))) == 1, "nobody knows whether its process lives"
+    assert len(lines) == 1
+    assert "cannot be locked" in lines[0]
+
+
+def test_a_lock_on_a_file_that_was_removed_counts_for_nothing(tmp_path: Path) -> None:
+    first = open_locked(tmp_path / "lock")
+    (tmp_path / "lock").unlink()
+    second = open_locked(tmp_path / "lock")
+    os.close(first)
+    with pytest.raises(BlockingIOError):
+        open_locked(tmp_path / "lock")
+    os.close(second)
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", os.devnull + "/below"])

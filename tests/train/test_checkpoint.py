@@ -1,9 +1,13 @@
 """A checkpoint holds everything: a resumed run is bit-identical, even after kill -9."""
 
+import dataclasses
 import json
+import math
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,19 @@ from birdie.data.shards import write_shard
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPT
 from birdie.runtime.distributed import World
-from birdie.train.checkpoint import Checkpoint, load_checkpoint, require_same_checkpoint, save_checkpoint
+from birdie.train.checkpoint import (
+    FILES,
+    SUMS,
+    Checkpoint,
+    checkpoint_paths,
+    load_checkpoint,
+    remove_newer,
+    require_same_checkpoint,
+    save_checkpoint,
+)
 from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import OptimizerSettings
+from tests.kills import kill_at_each_call
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
 ITERATIONS = 40
@@ -132,15 +146,24 @@ def test_notes_of_the_caller_round_trip(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path).about == about
 
 
-def test_only_the_latest_checkpoint_is_kept(tmp_path: Path) -> None:
-    run = start(iterations=3)
-    (tmp_path / ".step-00000009.abc.part").mkdir()  # left by a killed writer
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_checkpoints_are_kept(keep: int, tmp_path: Path) -> None:
+    run = start(iterations=4)
     for _ in run:
-        run.save(tmp_path)
-    run.save(tmp_path)  # the same step again never overwrites the complete one
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["latest", "step-00000003-1"]
-    assert load_checkpoint(tmp_path).step == 3
+        run.save(tmp_path, keep=keep)
+    run.save(tmp_path, keep=keep)  # the same step again never overwrites the complete one
+    names = ["step-00000004-1", "step-00000003", "step-00000002"][:keep]
+    assert [path.name for path in checkpoint_paths(tmp_path)] == names
+    assert len(list(tmp_path.iterdir())) == keep
+    assert load_checkpoint(tmp_path).step == 4
+
+
+def test_a_run_that_goes_back_drops_the_later_checkpoints(tmp_path: Path) -> None:
+    fresh = start().state()
+    for step in (1, 2, 9):
+        save_checkpoint(tmp_path, dataclasses.replace(fresh, step=step), keep=3)
+    save_checkpoint(tmp_path, dataclasses.replace(fresh, step=3))
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-00000003", "step-00000002"]
 
 
 def test_a_failed_save_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,30 +187,111 @@ def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "", "step-00000001/.."])
-def test_the_pointer_cannot_lead_elsewhere(name: str, tmp_path: Path) -> None:
-    (tmp_path / "latest").write_text(name)
-    with pytest.raises(WeightsError, match="latest"):
-        load_checkpoint(tmp_path)
+def two_checkpoints(folder: Path) -> Path:
+    """Save checkpoints of steps 1 and 2, with an average; return the path of the newer one."""
+    state = start().state()
+    average = {"ema/0/x": torch.arange(4.0)}
+    for step in (1, 2):
+        path = save_checkpoint(folder, dataclasses.replace(state, step=step, average=average))
+    return path
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_damaged_checkpoint_is_refused(file: str, damage: str, tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, start().state()) / file
+def damaged_copies(data: bytes) -> Iterator[bytes]:
+    """Yield copies with one flipped bit, at both ends, in the header and in between, then shorter and longer ones."""
+    generator = np.random.default_rng(0)
+    for position in {0, len(data) - 1, *generator.integers(0, len(data), 24).tolist()}:
+        copy = bytearray(data)
+        copy[position] ^= 1 << int(generator.integers(8))
+        yield bytes(copy)
+    yield from (b"", data[:-1], data[: len(data) // 2], data + b"\0")
+
+
+@pytest.mark.parametrize("file", [*FILES, SUMS])
+def test_a_damaged_checkpoint_is_left_out_with_a_warning(file: str, tmp_path: Path) -> None:
+    path = two_checkpoints(tmp_path) / file
     data = path.read_bytes()
+    for copy in damaged_copies(data):
+        path.write_bytes(copy)
+        lines: list[str] = []
+        assert load_checkpoint(tmp_path, notify=lines.append).step == 1
+        assert len(lines) == 1
+        assert "step-00000002 is damaged" in lines[0]
+        assert lines[0].endswith("going back to step-00000001")
     path.unlink()
-    if damage == "cut":
-        path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(WeightsError, match="cannot be read"):
+    assert load_checkpoint(tmp_path).step == 1
+    path.write_bytes(data)
+    assert load_checkpoint(tmp_path, notify=lines.append).step == 2
+
+
+def test_without_an_undamaged_checkpoint_there_is_one_error(tmp_path: Path) -> None:
+    two_checkpoints(tmp_path)
+    for path in tmp_path.glob("step-*/rng.safetensors"):
+        path.write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"step-00000002 is damaged: rng.safetensors .* no other") as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_checkpoints_that_were_left_out_are_removed_before_the_run_goes_on(tmp_path: Path) -> None:
+    (two_checkpoints(tmp_path) / "state.json").unlink()
+    remove_newer(load_checkpoint(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize(("step", "clock"), [(-1, 0.0), (3, -1.0), (3, math.nan), (3, math.inf)])
+def test_a_checkpoint_that_contradicts_itself_is_refused(step: int, clock: float, tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, dataclasses.replace(start().state(), step=3, clock_ms=clock))
+    if step < 0:
+        path.rename(tmp_path / "step-00000009")
+    with pytest.raises(WeightsError, match="contradicts itself: it says step 3"):
         load_checkpoint(tmp_path)
 
 
-def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, start().state()) / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+def test_a_checkpoint_of_the_first_format_loads_with_a_warning(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, start().state())
+    (path / SUMS).unlink()
+    with pytest.raises(WeightsError, match="SHA256SUMS is missing"):
+        load_checkpoint(tmp_path)
+    state = path / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 1}))
+    lines: list[str] = []
+    assert load_checkpoint(tmp_path, notify=lines.append).step == 0
+    assert len(lines) == 1
+    assert "has no digests" in lines[0]
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
     with pytest.raises(WeightsError, match="format 99"):
         load_checkpoint(tmp_path)
+
+
+def test_the_digests_are_those_of_sha256sum(tmp_path: Path) -> None:
+    if (program := shutil.which("sha256sum")) is None:
+        pytest.skip("sha256sum is not installed")
+    subprocess.run(
+        [program, "--check", "--strict", SUMS], cwd=two_checkpoints(tmp_path), check=True, capture_output=True
+    )
+
+
+def save_third(folder: Path, state: Checkpoint) -> None:
+    save_checkpoint(folder, dataclasses.replace(state, step=3))
+
+
+@pytest.mark.slow
+def test_a_kill_at_each_call_of_a_save_leaves_a_checkpoint_that_loads(tmp_path: Path) -> None:
+    """The next save removes all that was left."""
+    folder, state = tmp_path / "checkpoints", start().state()
+    two_checkpoints(folder)
+    steps = set()
+    for _ in kill_at_each_call(save_third, folder, state):
+        lines: list[str] = []
+        loaded = load_checkpoint(folder, notify=lines.append)
+        steps.add(loaded.step)
+        assert lines == []
+        assert all(torch.equal(tensor, loaded.weights[name]) for name, tensor in state.weights.items())
+        save_checkpoint(folder, dataclasses.replace(state, step=4))
+        assert len(list(folder.iterdir())) == len(checkpoint_paths(folder)) == 2
+        shutil.rmtree(folder)
+        two_checkpoints(folder)
+    assert steps == {2, 3}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ again downloads only what is missing or damaged. Nothing is remembered between c
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -33,7 +32,7 @@ from birdie.data.prepare import Layout, require_matching_bytes
 from birdie.data.shards import HEADER_BYTES, read_shard
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.runtime.files import atomic_path, require_writable, write_bytes
+from birdie.runtime.files import atomic_path, require_writable, temporary_folder, write_bytes
 
 Stage = Literal["check", "download", "count"]
 Report = Callable[[Stage, int, int], None]
@@ -166,7 +165,7 @@ class _Downloader:
         tokenizer = self._install_tokenizer()
         if info is not None and not self._is_current(info, tokenizer, train, kept):
             info = None
-        with self._staging() as staging:
+        with temporary_folder(self._layout.folder) as staging:
             if info is None or missing:
                 info = self._install_val(tokenizer, staging, kept, info)
                 info = self._install_train(tokenizer, staging, train, kept, info)
@@ -224,15 +223,6 @@ class _Downloader:
                 "lower --train-shards, free some space or choose another root"
             )
 
-    @contextmanager
-    def _staging(self) -> Iterator[Path]:
-        """Yield a temporary folder beside the final paths, so that files move by renaming; it is always removed."""
-        staging = Path(tempfile.mkdtemp(prefix=".hub.", suffix=".part", dir=self._layout.folder))
-        try:
-            yield staging
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-
     def _fetch(self, file: RemoteFile, staging: Path) -> Path:
         done = self._done_bytes
         path = self._repository.download(
@@ -256,7 +246,7 @@ class _Downloader:
             return load_tokenizer("bytes")
         if model.exists() and not remote.matches(model):
             raise OutputError(f"{model} differs from the tokenizer of {self._repository.name}; choose another root")
-        with self._staging() as staging:
+        with temporary_folder(self._layout.folder) as staging:
             exists = model.exists()
             path = model if exists else self._repository.download(remote, staging)
             tokenizer = load_tokenizer(path)

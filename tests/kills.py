@@ -1,0 +1,61 @@
+"""Processes that die, as by kill -9, before a chosen call of the operating system.
+
+They are forked from the server of tests/ranks.py, and the kernel releases their locks, as it does for any dead process.
+"""
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+import tests.ranks  # noqa: F401  it says what the server imports
+from birdie.runtime import files
+
+CALLS = ("open", "mkdir", "rename", "replace", "fsync", "chmod", "chown", "unlink", "rmdir", "write")
+
+
+def kill_at_each_call(work: Callable[..., None], *arguments: object, without_swap: bool = False) -> Iterator[int]:
+    """Call `work` in one process after another; the n-th dies before its n-th call. Yield n after each death.
+
+    Whoever iterates checks what is left and prepares the next attempt. The last process ends by itself.
+
+    Args:
+        work: function of a module.
+        arguments: of `work`.
+        without_swap: as on a system that cannot exchange two folders in one step.
+    """
+    context = get_context("forkserver")
+    for number in itertools.count():
+        process = context.Process(target=_die, args=(number, without_swap, work, arguments))
+        process.start()
+        process.join()
+        code = process.exitcode
+        process.close()
+        yield number
+        if code != -signal.SIGKILL:
+            assert code == 0
+            return
+
+
+def _die(number: int, without_swap: bool, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    calls = itertools.count()
+
+    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **options)
+
+        return call
+
+    torch.set_num_threads(1)
+    swap = (lambda _one, _other: False) if without_swap else files._swap
+    files._swap = deadly(swap)
+    for name in CALLS:
+        setattr(os, name, deadly(getattr(os, name)))
+    work(*arguments)
+    os._exit(0)  # the ends of threads and caches are not the subject

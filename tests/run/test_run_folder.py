@@ -1,0 +1,176 @@
+"""A run folder belongs to one process at a time, and a damaged checkpoint costs a run no more than its interval."""
+
+import dataclasses
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+from birdie.errors import ConfigError, WeightsError
+from birdie.model.gpt import GPTConfig
+from birdie.run.events import Event, Saved, Started
+from birdie.run.pipeline import Run
+from birdie.run.recipe import DataSettings, Recipe, RunSettings
+from birdie.runtime.distributed import World
+from birdie.score.bpb import ValidationSettings
+from birdie.train.checkpoint import checkpoint_paths
+from birdie.train.settings import TrainSettings
+from tests.ranks import run_in_process_group
+
+LENGTH = 32
+
+
+def tiny_recipe(root: Path) -> Recipe:
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
+    return Recipe(
+        data=DataSettings(path=str(next((root / "datasets").iterdir())), tokenizer="bytes"),
+        model=GPTConfig(vocab_size=260, num_layers=1, model_dim=32, num_heads=2, num_kv_heads=1),
+        train=TrainSettings(
+            iterations=9,
+            warmup_steps=0,
+            train_batch_tokens=4 * LENGTH,
+            train_seq_len=LENGTH,
+            accumulation=2,
+            max_wallclock_seconds=0,
+            compute_dtype="float32",
+        ),
+        validation=ValidationSettings(every=0, max_tokens=500),
+        run=RunSettings(checkpoint_every=2),
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return tiny_recipe(tmp_path_factory.mktemp("data"))
+
+
+def train(recipe: Recipe, folder: Path, log: list[str], *, resume: bool = False, stop_after: int = 0) -> list[Event]:
+    run = Run(recipe, folder, notify=log.append)
+    return list(run.train(resume=resume, stop=lambda: run.steps + 1 == stop_after))
+
+
+def damage(checkpoint: Path) -> None:
+    """Flip the highest bit of an exponent of the weights."""
+    path = checkpoint / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_costs_its_interval_and_changes_no_weight(recipe: Recipe, tmp_path: Path) -> None:
+    uninterrupted = Run(recipe, tmp_path / "uninterrupted")
+    list(uninterrupted.train())
+    folder, log = tmp_path / "stopped", list[str]()
+    train(recipe, folder, log, stop_after=6)
+    newest, older = checkpoint_paths(folder / "checkpoints")
+    damage(newest)
+    resumed = Run(recipe, folder, notify=log.append)
+    begun = resumed.train(resume=True)
+    started = next(event for event in begun if isinstance(event, Started))
+    assert started.resumed_at == 4
+    assert checkpoint_paths(folder / "checkpoints") == [older], "a damaged one must not be kept for a good one"
+    assert [line for line in log if newest.name in line and "going back to step-00000004" in line]
+    list(begun)
+    for name, weight in uninterrupted.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    for checkpoint in checkpoint_paths(folder / "checkpoints"):
+        damage(checkpoint)
+    with pytest.raises(WeightsError, match="has no other"):
+        train(recipe, folder, log, resume=True)
+
+
+def test_the_recipe_says_how_many_checkpoints_are_kept(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(recipe, run=RunSettings(checkpoint_every=1, keep_checkpoints=3))
+    saved = [event.step for event in train(recipe, tmp_path, []) if isinstance(event, Saved)]
+    assert saved == list(range(1, 10))
+    assert [path.name for path in checkpoint_paths(tmp_path / "checkpoints")] == [
+        f"step-{step:08d}" for step in (9, 8, 7)
+    ]
+    with pytest.raises(ConfigError, match="keep_checkpoints is 0"):
+        RunSettings(keep_checkpoints=0)
+
+
+def test_a_replaced_run_is_not_resumed(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path, [], stop_after=6)
+    replacing = Run(recipe, tmp_path, replace=True)
+    begun = replacing.train()
+    assert next(event for event in begun if isinstance(event, Started)).resumed_at == 0
+    begun.close()
+    assert checkpoint_paths(tmp_path / "checkpoints") == []
+
+
+def hold(recipe: Recipe, folder: Path, ready: Callable[[], None], release: Callable[[], bool]) -> None:
+    training = Run(recipe, folder).train()
+    next(training)
+    ready()
+    release()
+    os.abort()
+
+
+def test_a_second_process_is_refused_until_the_first_ends_in_any_way(recipe: Recipe, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    ready, release = context.Event(), context.Event()
+    first = context.Process(target=hold, args=(recipe, tmp_path, ready.set, release.wait))
+    first.start()
+    assert ready.wait(120)
+    contents = sorted(tmp_path.rglob("*"))
+    second = Run(recipe, tmp_path)
+    with pytest.raises(ConfigError, match=f"in use by process {first.pid} on .* since 2"):
+        next(second.train())
+    assert sorted(tmp_path.rglob("*")) == contents
+    (tmp_path / ".birdie-dead.part").mkdir()
+    release.set()
+    first.join()
+    assert first.exitcode != 0
+    training = second.train()
+    next(training)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    training.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_can_train_again_once_the_run_ended_or_was_closed(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run(recipe, tmp_path)
+    with run.locked():
+        training = run.train()  # does not wait for itself
+        next(training)
+        training.close()
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+            next(Run(recipe, tmp_path).train())
+    train(recipe, tmp_path, [], stop_after=2)
+    assert [event.resumed_at for event in train(recipe, tmp_path, [], resume=True) if isinstance(event, Started)] == [2]
+    assert not (tmp_path / ".lock").exists()
+
+
+def refused_on_all(world: World, folder: Path) -> None:
+    """Rank 0 alone meets the lock, rank 1 alone a damaged checkpoint; each ends both ranks."""
+    recipe = Recipe.from_dict(torch.load(folder / "recipe.pt"))
+    run = Run(recipe, folder / "run", world=world)
+    if world.is_main:
+        with Run(recipe, folder / "run").locked():
+            with pytest.raises(ConfigError, match="in use by"):
+                next(run.train())
+            world.barrier()
+    else:
+        with pytest.raises(ConfigError, match="in use by"):
+            next(run.train())
+        world.barrier()
+        run.folder = folder / "other"
+    world.barrier()
+    with pytest.raises(WeightsError if world.rank else ConfigError, match="no other" if world.rank else "another rank"):
+        next(run.train(resume=True))
+
+
+def test_all_ranks_end_if_one_cannot_start(recipe: Recipe, tmp_path: Path) -> None:
+    """The other run folder of rank 1 stands for a damaged copy on another node."""
+    train(recipe, tmp_path / "run", [], stop_after=2)
+    train(recipe, tmp_path / "other", [], stop_after=2)
+    damage(checkpoint_paths(tmp_path / "other" / "checkpoints")[0])
+    torch.save(recipe.to_dict(), tmp_path / "recipe.pt")
+    run_in_process_group(refused_on_all, 2, tmp_path)
