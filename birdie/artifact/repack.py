@@ -40,13 +40,18 @@ def save_object(
 
 
 def load_object(
-    path: Source, *, max_bytes: int | None = None, schemes: Collection[str] = (), workers: int | None = None
+    path: Source,
+    *,
+    max_bytes: int | None = None,
+    max_operations: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
 ) -> Any:
     """Return the object that `save_object` wrote; for any other .birdie file, the dict that `birdie.load` returns.
 
     Raises:
-        ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
+        ArtifactError: the file is missing, corrupt, or takes more than `max_bytes` or `max_operations` to decode.
     """
     skeleton = inspect(path).tree
-    tensors = load(path, max_bytes=max_bytes, schemes=schemes, workers=workers)
+    tensors = load(path, max_bytes=max_bytes, max_operations=max_operations, schemes=schemes, workers=workers)
     return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)

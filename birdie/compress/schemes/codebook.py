@@ -22,8 +22,10 @@ from birdie.compress.importance import Importance, importance
 from birdie.compress.kmeans import assign_levels, entropy_constrained_kmeans, kmeans
 from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, fill_unused, nearest_indices, scales_of
 from birdie.compress.scheme import (
+    INT16,
     SCALES,
     SYMBOLS,
+    Cost,
     Decoder,
     Encoded,
     Integers,
@@ -31,9 +33,11 @@ from birdie.compress.scheme import (
     Sensitivity,
     Spec,
     StreamLayout,
+    in_blocks,
 )
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import real_matrix, real_rows, tensor_of_rows, underflows
+from birdie.compress.tensors import real_matrix, real_rows, tensor_of_blocks, underflows
+from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
 MAX_LEVELS = 256
@@ -57,7 +61,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     if len(params) != 2 or not 1 <= params[0] <= MAX_LEVELS or not 0 <= params[1] <= 1:
         raise ArtifactError(f"scheme codebook has parameters {params}; the file is corrupt or newer")
     symbols = StreamLayout(rows, columns, SYMBOLS, np.dtype(np.uint8))
-    return symbols, StreamLayout(1, params[0], SCALES), StreamLayout(rows if params[1] else 1, 1, SCALES)
+    return symbols, StreamLayout(1, params[0], SCALES), StreamLayout(rows if params[1] else 1, 1, SCALES, INT16)
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -71,11 +75,20 @@ def decode(encoded: Encoded) -> Tensor:
         raise ArtifactError(f"a symbol is beyond a codebook of {levels.size} levels; the file is corrupt")
     if int(levels.min()) < -LARGEST or int(levels.max()) > LARGEST or (np.diff(levels[0].astype(np.int64)) < 1).any():
         raise ArtifactError("the levels of a codebook do not rise within 24 bits; the file is corrupt")
-    table, scales = levels[0].astype(np.float64), np.broadcast_to(scales_of(indices), (len(symbols), 1))
-    return tensor_of_rows(encoded.shape, encoded.dtype, lambda rows: table[symbols[rows]] * scales[rows])
+    table, indices = levels[0].astype(np.float64), np.broadcast_to(indices, (len(symbols), 1))
+
+    def values(block: Block) -> _Array:
+        return np.asarray(table[symbols[block]] * scales_of(indices[block[0]]))
+
+    return tensor_of_blocks(encoded.shape, encoded.dtype, values)
 
 
-DECODER = Decoder("codebook", 6, layout, decode)
+def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:  # noqa: ARG001
+    """Return the cost of decoding levels times scales."""
+    return in_blocks(shape, dtype, 12)
+
+
+DECODER = Decoder("codebook", 6, layout, decode, cost)
 
 
 @dataclass(frozen=True, slots=True)
