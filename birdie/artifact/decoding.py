@@ -33,7 +33,7 @@ DECODED_PER_BYTE = 64
 # Peak memory of decoding: a multiple of the decoded bytes, tables and blocks, and so many bytes for each of payload.
 PEAK_PER_DECODED = 2.5
 PEAK_ROOM = 1 << 26
-PEAK_PER_BYTE = 256
+PEAK_PER_BYTE = 1024
 # Operations of decoding, about a nanosecond each: so many for each byte that may be decoded, and for each of payload,
 # which is more than context mixing takes at 0.1 bits per weight. The reading of a tensor counts as some, too, so that
 # a tensor without payload, or with a byte or two, is not free.
@@ -71,8 +71,8 @@ def stored_name(reader: Reader, name: str) -> str:
 
 
 def decoded_bytes(entry: Entry) -> int:
-    """Return the bytes of an entry's tensor; 0 for an alias."""
-    return 0 if entry.scheme == ALIAS else math.prod(entry.shape) * dtype_of(entry).itemsize
+    """Return the bytes of an entry's tensor."""
+    return math.prod(entry.shape) * dtype_of(entry).itemsize
 
 
 def default_limit(reader: Reader) -> int:
@@ -103,18 +103,19 @@ def require_limits(
         ArtifactError: decoding takes more, or an entry's parameters are impossible.
     """
     entries = [reader.entry(name) for name in (reader.names if names is None else names)]
+    entries = [entry for entry in entries if entry.scheme != ALIAS]
     total, limit = sum(map(decoded_bytes, entries)), default_limit(reader) if max_bytes is None else max_bytes
     _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
-    operations = peak = 0
-    for entry in entries:
-        if entry.scheme != ALIAS:
-            cost = _cost(reader, entry, decoder_of(entry))
-            operations, peak = operations + cost.operations, peak + cost.bytes
     payload = reader.size - reader.header_bytes
-    room = int(PEAK_PER_DECODED * max(total, max_bytes or 0)) + PEAK_ROOM + PEAK_PER_BYTE * payload
-    _require(reader, peak, room, "bytes of memory", "max_bytes (--max-size)")
     if max_operations is None:
         max_operations = OPERATIONS_PER_DECODED * max(MIN_DECODED_LIMIT, limit) + OPERATIONS_PER_BYTE * payload
+    operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
+    _require(reader, operations, max_operations, "operations", "max_operations (--max-operations)")
+    for entry in entries:
+        cost = _cost(reader, entry, decoder_of(entry))
+        operations, peak = operations + cost.operations, peak + cost.bytes
+    room = int(PEAK_PER_DECODED * max(total, max_bytes or 0)) + PEAK_ROOM + PEAK_PER_BYTE * payload
+    _require(reader, peak, room, "bytes of memory", "max_bytes (--max-size)")
     _require(reader, operations, max_operations, "operations", "max_operations (--max-operations)")
 
 
@@ -130,7 +131,7 @@ def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
     """Return the cost of decoding an entry, streams included."""
     layout = _layout(reader, entry, decoder)
     cost = decoder.cost(entry.shape, dtype_of(entry), entry.params)
-    costs = [(cost.operations + OPERATIONS_PER_TENSOR, cost.bytes, 0)]
+    costs = [(cost.operations, cost.bytes, 0)]
     for stream, expected in zip(entry.streams, layout, strict=True):
         costs.append(entropy.cost(stream.coder, expected.rows * expected.columns, expected.dtype))
     operations, kept, temporary = zip(*costs, strict=True)

@@ -26,7 +26,7 @@ Integers = NDArray[np.integer]
 Shape = tuple[int, ...]
 Parameters = tuple[int, ...]
 BLOCK = 1 << 16  # elements that decoders compute at a time
-_ELEMENT_BYTES = 64  # of temporaries for each of those
+_ELEMENT_BYTES = 40  # of temporaries for each of those
 INT32 = np.dtype(np.int32)
 INT16 = np.dtype(np.int16)  # holds every scale index
 SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")  # hints of the two streams that most schemes have
@@ -78,7 +78,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Most that decoding one tensor from its streams takes, from its shape and parameters, before anything is allocated.
+    """Most that decoding one tensor from its streams takes, known from its shape and parameters alone.
 
     Attributes:
         operations: multiply–adds, or as many nanoseconds.

@@ -333,7 +333,7 @@ def run(*options: str) -> None:
 
 
 def main() -> None:
-    """Attempt the bombs and print a row for each: bytes, seconds of processors, peak memory over what it decodes to, outcome."""
+    """Attempt the bombs and print a row for each: bytes, CPU seconds, peak memory over decoded bytes, outcome."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--one-file", action="store_true", help="through the one-file decoder")
     parser.add_argument("--only", default="", help="bombs with this in their name")
@@ -346,13 +346,14 @@ def main() -> None:
             if options.only not in name:
                 continue
             path.write_bytes(bomb())
-            mib, durations = decoded_mib(path.read_bytes()), []
+            mib = decoded_mib(path.read_bytes())
+            durations: list[float] = []
             while not durations or (len(durations) < 2 and durations[0] > 0.2):  # the second time, kernels are compiled
                 reset_peak()
-                before, start = resident(), time.process_time()
+                resting, start = resident(), time.process_time()
                 outcome = attempt(path, load, mib)
                 durations.append(time.process_time() - start)
-                peak = (resident("VmHWM") - before) / 1.048576
+                peak = (resident("VmHWM") - resting) / 1.048576
             ratio = f"{peak / mib:>6.1f}" if outcome == "accepted" and mib > 1 else " " * 6
             row = f"{name:<36} {path.stat().st_size:>10,} {mib:>6,} {min(durations):>7.2f} {ratio}  {outcome}\n"
             sys.stdout.write(row)

@@ -36,7 +36,7 @@ from birdie.compress.scheme import (
     in_blocks,
 )
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import real_matrix, real_rows, tensor_of_blocks, underflows
+from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
@@ -83,9 +83,10 @@ def decode(encoded: Encoded) -> Tensor:
     return tensor_of_blocks(encoded.shape, encoded.dtype, values)
 
 
-def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:  # noqa: ARG001
+def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
     """Return the cost of decoding levels times scales."""
-    return in_blocks(shape, dtype, 12)
+    values = in_blocks(shape, dtype, 24)
+    return Cost(values.operations + 100 * params[1] * rows_columns(shape)[0], values.bytes)
 
 
 DECODER = Decoder("codebook", 6, layout, decode, cost)
@@ -173,8 +174,11 @@ def encode_levels(
         weights: factors of the errors.
     """
     used = scaled.any(axis=1)
-    if len(indices) > 1 and not used.all() and 0 not in levels:
-        zero = int(np.searchsorted(levels, 0))  # rows of zeros must decode to zeros
+    if not used.all() and 0 not in levels:  # rows of zeros must decode to zeros
+        if len(levels) == MAX_LEVELS:
+            nearest = int(np.abs(levels).argmin())
+            levels, costs = np.delete(levels, nearest), np.delete(costs, nearest)
+        zero = int(np.searchsorted(levels, 0))
         levels, costs = np.insert(levels, zero, 0.0), np.insert(costs, zero, costs.max(initial=0.0))
     numbers, unit = _integer_levels(levels)
     stored = unit + indices
@@ -185,6 +189,8 @@ def encode_levels(
         costs = np.zeros(len(levels))
     symbols = np.empty(scaled.shape, np.uint8)
     assign_levels(scaled, weights.rows, weights.columns, levels, costs, symbols)
+    if not used.all():
+        symbols[~used] = np.searchsorted(levels, 0)  # also where another level is cheaper
     per_row = int(len(indices) > 1)
     streams: tuple[Integers, ...] = (symbols, numbers[None], stored.astype(np.int32)[:, None])
     return Encoded("codebook", tuple(weight.shape), weight.dtype, (len(levels), per_row), streams)

@@ -116,7 +116,7 @@ def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) ->
     rows, columns = rows_columns(shape)
     groups, count = -(-columns // params[0]) if params else 1, rows * columns
     temporaries = 8 * min(count, max(_SCALES, columns)) + 24 * min(rows * groups, max(_SCALES, groups))
-    return Cost(2 * count + 12 * rows * groups, count * dtype.itemsize + temporaries)
+    return Cost(2 * count + 20 * rows * groups, count * dtype.itemsize + temporaries)
 
 
 def _dequantize_rows(

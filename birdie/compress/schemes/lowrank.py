@@ -82,7 +82,7 @@ def decode(encoded: Encoded) -> Tensor:
 
 
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
-    cost = in_blocks(shape, dtype, 12 + 4 * params[0], rows_columns(shape)[1])
+    cost = in_blocks(shape, dtype, 28 + 6 * params[0], rows_columns(shape)[1])
     return Cost(cost.operations + parts_operations(parts_of(shape, params[1:])), cost.bytes)
 
 

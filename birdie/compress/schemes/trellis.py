@@ -127,7 +127,7 @@ def column_scales(encoded: Encoded) -> NDArray[np.float32]:
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:  # noqa: ARG001
     (rows, columns), count = rows_columns(shape), prod(shape)
     height = min(rows, chunk_rows(columns))
-    return Cost(7 * count + 8 * rows, count * dtype.itemsize + 8 * height * columns + 32 * (height + columns))
+    return Cost(16 * count + 24 * rows, count * dtype.itemsize + 8 * height * columns + 32 * (height + columns))
 
 
 @njit(nogil=True, cache=True)

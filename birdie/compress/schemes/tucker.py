@@ -183,11 +183,13 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
     (ranks, parts), operations, sizes = _parts(shape, params), 0, list(params[: len(shape)])
     held = 16 * sum(prod(part.shape) for part in parts)
     for axis in reversed(cut_axes(shape, ranks)):
-        before = prod(sizes)
+        input_size = prod(sizes)
         sizes[axis] = shape[axis]
         operations += 2 * ranks[axis] * prod(sizes)
     inner = [part.decoder.cost(part.shape, torch.float32, part.params) for part in parts]
-    held += 24 * before + max(cost.bytes for cost in inner)  # in float64: the last product's input, and that before it
+    held += 24 * input_size + max(
+        cost.bytes for cost in inner
+    )  # in float64: the last product's input, and that before it
     output = in_blocks(shape, dtype, 12, _ROWS * rows_columns(shape)[1])
     return Cost(output.operations + operations + sum(cost.operations for cost in inner), output.bytes + held)
 
