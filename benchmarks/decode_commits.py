@@ -1,8 +1,8 @@
 """Decoding speed of two checkouts: `python -m benchmarks.decode_commits FOLDER [--runs 10] [--json]`.
 
 The same files, written by this checkout, are loaded by this one and by that in FOLDER, in processes that take turns, on
-one thread. Kernels are warm; a run is the shortest of three loads. Rows are the medians of the runs in seconds of the
-processor, which other load on the machine hardly changes, and of the clock; the ratio is this checkout's over the other.
+one thread. Kernels are warm; a run is the shortest of several loads. Rows are the medians of the runs, in CPU seconds,
+which other load on the machine changes little, and by the clock; a ratio is this checkout over the other.
 """
 
 import json
@@ -41,7 +41,7 @@ rows = {}
 for path in sys.argv[1:]:
     birdie.load(path, workers=1)
     runs = []
-    for _ in range(3):
+    for _ in range(7):
         cpu, clock = time.process_time(), time.perf_counter()
         birdie.load(path, workers=1)
         runs.append((time.process_time() - cpu, time.perf_counter() - clock))

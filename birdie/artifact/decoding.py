@@ -37,6 +37,7 @@ PEAK_PER_BYTE = 1024
 # Operations of decoding, about a nanosecond each: so many for each byte that may be decoded, and for each of payload,
 # which is more than context mixing takes at 0.1 bits per weight. The reading of a tensor counts as some, too, so that
 # a tensor without payload, or with a byte or two, is not free.
+MIN_OPERATIONS = 1 << 31
 OPERATIONS_PER_DECODED = 2
 OPERATIONS_PER_BYTE = 1 << 16
 OPERATIONS_PER_TENSOR = 150_000
@@ -108,7 +109,7 @@ def require_limits(
     _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
     payload = reader.size - reader.header_bytes
     if max_operations is None:
-        max_operations = OPERATIONS_PER_DECODED * max(MIN_DECODED_LIMIT, limit) + OPERATIONS_PER_BYTE * payload
+        max_operations = max(MIN_OPERATIONS, OPERATIONS_PER_DECODED * limit) + OPERATIONS_PER_BYTE * payload
     operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
     _require(reader, operations, max_operations, "operations", "max_operations (--max-operations)")
     for entry in entries:

@@ -134,7 +134,7 @@ def load(
 
 
 def _allocated(reader: Reader, module: nn.Module) -> int:
-    """Return the decoded bytes of the entries for which `module` has a tensor of this shape, and at least the memory."""
+    """Return the decoded bytes of the entries for which `module` has a tensor of the shape and at least the memory."""
     entries = {name: reader.entry(name) for name in reader.names}
     return sum(
         decoded_bytes(entries[name])

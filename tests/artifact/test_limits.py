@@ -1,4 +1,4 @@
-"""Limits on what decoding takes: bytes, memory and operations, all checked from the header before anything is decoded."""
+"""Limits on what decoding takes: bytes, memory and operations, checked from the header before anything is decoded."""
 
 from pathlib import Path
 from typing import Any
@@ -103,5 +103,5 @@ def test_many_tensors_pass_with_a_few_bytes_each_and_not_without() -> None:
 
 def test_impossible_parameters_are_refused_with_the_name_of_the_tensor() -> None:
     data = container.to_bytes([Entry("w", 2, FLOAT, (4, 4), (5,), (ZERO, ZERO))])
-    with pytest.raises(ArtifactError, match="'w'.*a group of 5 columns"):
+    with pytest.raises(ArtifactError, match=r"'w'.*a group of 5 columns"):
         birdie.load(data)

@@ -75,10 +75,13 @@ def decode(encoded: Encoded) -> Tensor:
         raise ArtifactError(f"a symbol is beyond a codebook of {levels.size} levels; the file is corrupt")
     if int(levels.min()) < -LARGEST or int(levels.max()) > LARGEST or (np.diff(levels[0].astype(np.int64)) < 1).any():
         raise ArtifactError("the levels of a codebook do not rise within 24 bits; the file is corrupt")
-    table, indices = levels[0].astype(np.float64), np.broadcast_to(indices, (len(symbols), 1))
+    table, per_row = levels[0].astype(np.float64), encoded.params[1]
+    if not per_row:
+        table *= scales_of(indices)[0, 0]
 
     def values(block: Block) -> _Array:
-        return np.asarray(table[symbols[block]] * scales_of(indices[block[0]]))
+        numbers = table[symbols[block]]
+        return np.asarray(numbers * scales_of(indices[block[0]])) if per_row else numbers
 
     return tensor_of_blocks(encoded.shape, encoded.dtype, values)
 
