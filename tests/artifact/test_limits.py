@@ -84,13 +84,13 @@ def test_a_small_file_that_would_take_minutes_is_refused(
     code = registry.decoder(scheme).code or 0
     data = container.to_bytes([Entry("w", code, FLOAT, shape, params, (ZERO,) * streams)])
     with pytest.raises(ArtifactError, match="operations"):
-        birdie.load(data)
+        decode.load(data)
 
 
 def test_a_small_file_that_would_take_many_times_its_decoded_bytes_is_refused() -> None:
     wavelet = Entry("w", 9, FLOAT, (1 << 12, 1 << 12), (2, 0, 1, 0, 0, 0), (ZERO, ZERO))
     with pytest.raises(ArtifactError, match=r"bytes of memory .* raise max_bytes \(--max-size\)"):
-        birdie.load(container.to_bytes([wavelet]))
+        decode.load(container.to_bytes([wavelet]))
 
 
 def test_many_tensors_pass_with_a_few_bytes_each_and_not_without() -> None:
@@ -98,10 +98,10 @@ def test_many_tensors_pass_with_a_few_bytes_each_and_not_without() -> None:
     assert 2 * OPERATIONS_PER_BYTE < OPERATIONS_PER_TENSOR < 3 * OPERATIONS_PER_BYTE
     empty = [Entry(f"{index:05x}", 1, FLOAT, (1,), (), (ZERO,) * 4) for index in range(20_000)]
     with pytest.raises(ArtifactError, match="operations"):
-        birdie.load(container.to_bytes(empty))
+        decode.load(container.to_bytes(empty))
 
 
 def test_impossible_parameters_are_refused_with_the_name_of_the_tensor() -> None:
     data = container.to_bytes([Entry("w", 2, FLOAT, (4, 4), (5,), (ZERO, ZERO))])
     with pytest.raises(ArtifactError, match=r"'w'.*a group of 5 columns"):
-        birdie.load(data)
+        decode.load(data)
