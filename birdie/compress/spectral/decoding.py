@@ -16,6 +16,7 @@ from torch import Tensor
 
 from birdie.compress.log_scales import scales_of
 from birdie.compress.scheme import (
+    BLOCK,
     INT16,
     SCALES,
     SYMBOLS,
@@ -32,7 +33,7 @@ from birdie.compress.tensors import real_matrix, rows_columns, tensor_of_blocks
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError
 
-_BLOCK = 1 << 20  # elements transformed at a time: fewer would take more time between the transforms than in them
+_BLOCK = 1 << 20  # elements of several rows transformed at a time: fewer take longer between transforms than in them
 
 
 def transform_of(params: tuple[int, ...]) -> tuple[Axes, Scan]:
@@ -116,7 +117,8 @@ def _together(shape: tuple[int, ...], axes: Axes) -> int:
     """Return how many elements are transformed at a time: complete blocks of the first axis, and complete rows."""
     rows, columns = rows_columns(shape)
     unit = columns * (axes.blocks(shape)[0] if len(shape) > 1 else 1)
-    return min(max(1, _BLOCK // unit) * unit, rows * columns)
+    size = BLOCK if unit == columns else _BLOCK
+    return min(max(1, size // unit) * unit, rows * columns)
 
 
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
