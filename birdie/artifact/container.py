@@ -396,13 +396,14 @@ def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[
     params = [tuple(v >> 1 ^ -(v & 1) for v in numbers) for numbers in zigzag]
     coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) for _ in range(count)]
     lengths = [cursor.varints(len(codes), _INT64, "length of a stream") for codes in coders]
-    crcs = [int.from_bytes(cursor.take(4), "little") if any(sizes) else 0 for sizes in lengths]
+    totals = [*map(sum, lengths)]
+    crcs = [int.from_bytes(cursor.take(4), "little") if total else 0 for total in totals]
     if cursor.position != len(header):
         raise cursor.fail("bytes follow the last field")
     headers = []
     empty = [Stream(code, b"") for code in range(MAX_CODE + 1)]
     for i, name in enumerate(names):
-        streams = tuple(empty[code] for code in coders[i])
+        streams = tuple([empty[code] for code in coders[i]])
         target = None
         if schemes[i] == ALIAS:
             if len(params[i]) != 1 or streams or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
@@ -410,5 +411,5 @@ def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[
             target = names[params[i][0]]
         entry = Entry(name, schemes[i], dtypes[i], shapes[i], params[i], streams, target)
         headers.append(EntryHeader(entry, lengths[i], offset, crcs[i]))
-        offset += sum(lengths[i])
+        offset += totals[i]
     return metadata, headers, offset

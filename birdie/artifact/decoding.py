@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from birdie.artifact.container import ALIAS, Entry, Reader
-from birdie.compress.scheme import Decoder, Encoded
+from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
 
@@ -27,8 +27,20 @@ DTYPES = (
     torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
     torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
 )  # fmt: skip
+# Bytes that a file may decode to without the caller's word: so many, or so many for each of its own.
 MIN_DECODED_LIMIT = 1 << 30
 DECODED_PER_BYTE = 64
+# Peak memory of decoding: a multiple of the decoded bytes, tables and blocks, and so many bytes for each of payload.
+PEAK_PER_DECODED = 2.5
+PEAK_ROOM = 1 << 26
+PEAK_PER_BYTE = 1024
+# Operations of decoding, about a nanosecond each: so many for each byte that may be decoded, and for each of payload,
+# which is more than context mixing takes at 0.1 bits per weight. The reading of a tensor counts as some, too, so that
+# a tensor without payload, or with a byte or two, is not free.
+MIN_OPERATIONS = 1 << 31
+OPERATIONS_PER_DECODED = 2
+OPERATIONS_PER_BYTE = 1 << 16
+OPERATIONS_PER_TENSOR = 150_000
 
 
 def dtype_of(entry: Entry) -> torch.dtype:
@@ -59,20 +71,89 @@ def stored_name(reader: Reader, name: str) -> str:
     return entry.target
 
 
-def require_size(reader: Reader, max_bytes: int | None, names: Iterable[str] | None = None) -> None:
-    """Check that a file does not declare more decoded bytes than allowed, before anything is allocated.
+def decoded_bytes(entry: Entry) -> int:
+    """Return the bytes of an entry's tensor."""
+    return math.prod(entry.shape) * dtype_of(entry).itemsize
+
+
+def default_limit(reader: Reader) -> int:
+    """Return the bytes that a file may decode to if the caller says nothing: the larger of 1 GiB and 64 × the file."""
+    return max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * reader.size)
+
+
+def require_limits(
+    reader: Reader,
+    decoder_of: DecoderOf,
+    max_bytes: int | None,
+    max_operations: int | None = None,
+    names: Iterable[str] | None = None,
+) -> None:
+    """Check what decoding a file takes at most, from its header alone and before anything is allocated.
+
+    Decoded bytes and operations have limits. Peak memory is bounded by the decoded bytes: a file that would take more
+    than 2.5 times as much is refused, unless its own size accounts for it or `max_bytes` leaves room for it.
+
+    Args:
+        reader: the file.
+        decoder_of: look-up of decoders.
+        max_bytes: most bytes to decode to; None: `default_limit`.
+        max_operations: most operations; None: 2 for each byte that may be decoded, and 65,536 for each of payload.
+        names: the entries that will be decoded; None: all.
 
     Raises:
-        ArtifactError: it declares more; the default limit is the larger of 1 GiB and 64 × the file.
+        ArtifactError: decoding takes more, or an entry's parameters are impossible.
     """
-    limit = max(MIN_DECODED_LIMIT, DECODED_PER_BYTE * reader.size) if max_bytes is None else max_bytes
     entries = [reader.entry(name) for name in (reader.names if names is None else names)]
-    total = sum(math.prod(entry.shape) * dtype_of(entry).itemsize for entry in entries if entry.scheme != ALIAS)
-    if total > limit:
+    entries = [entry for entry in entries if entry.scheme != ALIAS]
+    total, limit = sum(map(decoded_bytes, entries)), default_limit(reader) if max_bytes is None else max_bytes
+    _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
+    payload = reader.size - reader.header_bytes
+    if max_operations is None:
+        max_operations = max(MIN_OPERATIONS, OPERATIONS_PER_DECODED * limit) + OPERATIONS_PER_BYTE * payload
+    operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
+    _require(reader, operations, max_operations, "operations", "max_operations (--max-operations)")
+    for entry in entries:
+        cost = _cost(reader, entry, decoder_of(entry))
+        operations, peak = operations + cost.operations, peak + cost.bytes
+    room = int(PEAK_PER_DECODED * max(total, max_bytes or 0)) + PEAK_ROOM + PEAK_PER_BYTE * payload
+    _require(reader, peak, room, "bytes of memory", "max_bytes (--max-size)")
+    _require(reader, operations, max_operations, "operations", "max_operations (--max-operations)")
+
+
+def _require(reader: Reader, number: int, limit: int, what: str, argument: str) -> None:
+    if number > limit:
         raise ArtifactError(
-            f"{reader.where} decodes to {total:,} bytes, more than the {limit:,} allowed; "
-            "raise max_bytes if you trust where it comes from"
+            f"{reader.where} takes {number:,} {what} to decode, more than the {limit:,} allowed; "
+            f"raise {argument} if you trust where it comes from"
         )
+
+
+def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
+    """Return the cost of decoding an entry, streams included."""
+    layout = _layout(reader, entry, decoder)
+    cost = decoder.cost(entry.shape, dtype_of(entry), entry.params)
+    costs = [(cost.operations, cost.bytes, 0)]
+    for stream, expected in zip(entry.streams, layout, strict=True):
+        costs.append(entropy.cost(stream.coder, expected.rows * expected.columns, expected.dtype))
+    operations, kept, temporary = zip(*costs, strict=True)
+    return Cost(sum(operations), sum(kept) + max(temporary))
+
+
+def _layout(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
+    """Return the layout of an entry's streams.
+
+    Raises:
+        ArtifactError: it has another number of streams, or its parameters are impossible.
+    """
+    try:
+        layout = decoder.layout(entry.shape, dtype_of(entry), entry.params)
+        if len(layout) != len(entry.streams):
+            raise ArtifactError(
+                f"scheme {decoder.name} needs {len(layout)} streams, not {len(entry.streams)}; the file is corrupt"
+            )
+    except ArtifactError as error:
+        raise ArtifactError(f"tensor {entry.name!r} of {reader.where}: {error}") from error
+    return layout
 
 
 def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str, Tensor]:
@@ -84,11 +165,15 @@ def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str,
     stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
     stored.sort(key=lengths.__getitem__, reverse=True)
     share = sum(lengths.values()) / workers
+    queue, decoded = iter(stored), {}
+
+    def decode_next(_: int) -> None:
+        for name in queue:  # threads share it: a task for each of many small tensors would take longer than they do
+            decoded[name] = decode_entry(reader, name, decoder_of, workers if lengths[name] > share else 1)
+
     with ThreadPoolExecutor(workers) as pool:
-        decoded = pool.map(
-            lambda name: decode_entry(reader, name, decoder_of, workers if lengths[name] > share else 1), stored
-        )
-        return dict(zip(stored, decoded, strict=True))
+        list(pool.map(decode_next, range(workers)))
+    return decoded
 
 
 def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
@@ -99,12 +184,8 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
     """
     entry = reader.read(name)
     dtype, decoder = dtype_of(entry), decoder_of(entry)
+    layout = _layout(reader, entry, decoder)
     try:
-        layout = decoder.layout(entry.shape, dtype, entry.params)
-        if len(layout) != len(entry.streams):
-            raise ArtifactError(
-                f"scheme {decoder.name} needs {len(layout)} streams, not {len(entry.streams)}; the file is corrupt"
-            )
         streams = tuple(
             entropy.decode(
                 stream.coder, stream.payload, expected.rows, expected.columns, expected.hints, expected.dtype, threads

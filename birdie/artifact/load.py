@@ -12,17 +12,27 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders, stored_as
 from birdie.artifact.container import ALIAS, Reader
-from birdie.artifact.decoding import DecoderOf, decode_all, decode_entry, dtype_of, require_size, stored_name
+from birdie.artifact.decoding import (
+    DecoderOf,
+    decode_all,
+    decode_entry,
+    decoded_bytes,
+    default_limit,
+    dtype_of,
+    require_limits,
+    stored_name,
+)
 from birdie.artifact.lazy import attach
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.artifact.tensor_cache import Stored
 from birdie.compress.rate.target import whole_number
 from birdie.compress.registry import import_scheme, names
-from birdie.compress.state import fill, moved
+from birdie.compress.state import fill, moved, plain_state
 from birdie.errors import ConfigError
 from birdie.runtime.device import dtype_name
 from birdie.runtime.files import Source, require_path
@@ -40,6 +50,7 @@ def load(
     lazy: bool = False,
     cache_bytes: int | None = None,
     max_bytes: int | None = None,
+    max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
 ) -> dict[str, Tensor]: ...
@@ -53,6 +64,7 @@ def load(
     lazy: bool = False,
     cache_bytes: int | None = None,
     max_bytes: int | None = None,
+    max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
 ) -> M: ...
@@ -65,6 +77,7 @@ def load(
     lazy: bool = False,
     cache_bytes: int | None = None,
     max_bytes: int | None = None,
+    max_operations: int | None = None,
     schemes: Collection[str] = (),
     workers: int | None = None,
 ) -> dict[str, Tensor] | nn.Module:
@@ -78,7 +91,11 @@ def load(
         lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run:
             it is put in evaluation mode, and may have been built on the meta device. The file stays open.
         cache_bytes: with lazy, most bytes of decoded tensors to keep; default 1.5 times the largest layer.
-        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
+        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file. By default tensors
+            for which `into` has memory already do not count.
+        max_operations: refuse to decode a file that takes more operations, of about a nanosecond each; default 2 for
+            each byte that may be decoded, and 65,536 for each of the file. Small files that would take long are refused
+            by it.
         schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
         workers: threads; None uses every core.
 
@@ -86,12 +103,14 @@ def load(
         name → tensor, tied names sharing one tensor; or `into`.
 
     Raises:
-        ArtifactError: the file is missing, corrupt, decodes to more than `max_bytes`, or uses an unknown scheme.
+        ArtifactError: the file is missing, corrupt, takes more than `max_bytes` or `max_operations` to decode, or uses
+            an unknown scheme.
         WeightsError: names, shapes or kinds of numbers do not match `into`, or `into` has no memory (meta).
         ConfigError: a setting is wrong, or `into` cannot be loaded lazily.
     """
     _require_arguments(path, into, device, dtype)
     max_bytes, workers = whole_number("max_bytes", max_bytes, 0), whole_number("workers", workers)
+    max_operations = whole_number("max_operations", max_operations, 0)
     cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
     if cache_bytes is not None and not lazy:
         raise ConfigError("cache_bytes limits the cache of lazy loading; give lazy=True as well, or leave it out")
@@ -100,41 +119,61 @@ def load(
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
-        return _load_lazily(path, into, max_bytes, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
+        limits = max_bytes, max_operations
+        return _load_lazily(path, into, limits, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
     with Reader(path) as reader:
-        require_size(reader, max_bytes)
-        tensors = decode_all(reader, _decoders(reader), workers or os.cpu_count() or 1)
+        if max_bytes is None and into is not None:
+            max_bytes = default_limit(reader) + _allocated(reader, into)
+        decoders = _decoders(reader)
+        require_limits(reader, decoders, max_bytes, max_operations)
+        tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
     return state if into is None else fill(into, state, str(path)).to(device=device, dtype=dtype)
 
 
-def _load_lazily(path: Source, into: M, max_bytes: int | None, workers: int | None, **settings: Any) -> M:
+def _allocated(reader: Reader, module: nn.Module) -> int:
+    """Return the decoded bytes of the entries for which `module` has a tensor of the shape and at least the memory."""
+    entries = {name: reader.entry(name) for name in reader.names}
+    return sum(
+        decoded_bytes(entries[name])
+        for name, tensor in plain_state(module).items()
+        if isinstance(tensor, Tensor) and not tensor.is_meta and not is_lazy(tensor) and name in entries
+        if tuple(tensor.shape) == entries[name].shape and tensor.nbytes >= decoded_bytes(entries[name])
+    )
+
+
+def _load_lazily(
+    path: Source, into: M, limits: tuple[int | None, int | None], workers: int | None, **settings: Any
+) -> M:
     reader = Reader(path)
     try:
-        require_size(reader, max_bytes)
+        decoders = _decoders(reader)
+        require_limits(reader, decoders, *limits)
         entries = {name: reader.entry(stored_name(reader, name)) for name in reader.names}
         stored = {name: Stored(entry.name, entry.shape, dtype_of(entry)) for name, entry in entries.items()}
-        decode = partial(decode_entry, reader, decoder_of=_decoders(reader), threads=workers)
+        decode = partial(decode_entry, reader, decoder_of=decoders, threads=workers)
         return attach(into, stored, decode, reader.close, where=reader.where, **settings)
     except BaseException:
         reader.close()
         raise
 
 
-def decode_tensor(path: Source, name: str, *, max_bytes: int | None = None) -> Tensor:
+def decode_tensor(
+    path: Source, name: str, *, max_bytes: int | None = None, max_operations: int | None = None
+) -> Tensor:
     """Decode one tensor of a file, reading only its bytes.
 
     Raises:
-        ArtifactError: there is no such tensor, it is corrupt, or it decodes to more than `max_bytes`.
+        ArtifactError: there is no such tensor, it is corrupt, or it takes more than `max_bytes` or `max_operations`.
         ConfigError: the path is not valid.
     """
     _require_arguments(path)
     with Reader(path) as reader:
-        stored = stored_name(reader, name)
-        require_size(reader, max_bytes, [stored])
-        return decode_entry(reader, stored, _decoders(reader))
+        stored, decoders = stored_name(reader, name), _decoders(reader)
+        require_limits(reader, decoders, max_bytes, max_operations, [stored])
+        return decode_entry(reader, stored, decoders)
 
 
 def inspect(path: Source) -> Summary:

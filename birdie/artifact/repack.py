@@ -51,20 +51,25 @@ def save_object(
 
 
 def load_object(
-    path: Source, *, max_bytes: int | None = None, schemes: Collection[str] = (), workers: int | None = None
+    path: Source,
+    *,
+    max_bytes: int | None = None,
+    max_operations: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
 ) -> Any:
     """Return the object that `save_object` wrote; for any other .birdie file, the dict that `birdie.load` returns.
 
     Args:
         path: a .birdie file.
-        max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
+        max_bytes, max_operations: limits, as for `load`.
         schemes: names of schemes from other packages that this file may use. They are imported, which runs their code.
         workers: threads; None uses every core.
 
     Raises:
-        ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
+        ArtifactError: the file is missing, corrupt, or takes more than `max_bytes` or `max_operations` to decode.
         ConfigError: a setting is wrong.
     """
     skeleton = inspect(path).tree
-    tensors = load(path, max_bytes=max_bytes, schemes=schemes, workers=workers)
+    tensors = load(path, max_bytes=max_bytes, max_operations=max_operations, schemes=schemes, workers=workers)
     return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)

@@ -31,6 +31,12 @@ def command(
     max_size: Annotated[
         str | None, Parameter(help="Largest decoded size; default: 1 GiB or 64 × the file, the larger.")
     ] = None,
+    max_operations: Annotated[
+        int | None,
+        Parameter(
+            help="Most operations, of about a nanosecond; default: 2 a decoded byte allowed, 65,536 a byte of file."
+        ),
+    ] = None,
     schemes: Annotated[
         tuple[str, ...],
         Parameter(negative=(), help="Schemes of other packages that the file may use. Their code is imported and run."),
@@ -50,7 +56,7 @@ def command(
     limit = None if max_size is None else parse_size(max_size)
     flat = output.suffix == ".safetensors"
     with compiling_notice():
-        content = (load if flat else load_object)(file, max_bytes=limit, schemes=schemes)
+        content = (load if flat else load_object)(file, max_bytes=limit, max_operations=max_operations, schemes=schemes)
     with atomic_path(output) as path:
         try:
             _write(content, path, output.suffix)

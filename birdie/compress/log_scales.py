@@ -21,6 +21,8 @@ TABLE = (
     8388608, 8760003, 9147842, 9552851, 9975792, 10417458, 10878679, 11360319,
     11863283, 12388516, 12937002, 13509772, 14107901, 14732511, 15384775, 16065917,
 )  # fmt: skip
+_INDICES = np.arange(LOWEST, HIGHEST + 1)
+_SCALES = np.ldexp(np.array(TABLE, np.float32)[_INDICES % PER_OCTAVE], (_INDICES // PER_OCTAVE - 23).astype(np.int32))
 
 
 def scales_of(indices: NDArray[np.integer]) -> NDArray[np.float32]:
@@ -29,11 +31,9 @@ def scales_of(indices: NDArray[np.integer]) -> NDArray[np.float32]:
     Raises:
         ArtifactError: an index is outside [LOWEST, HIGHEST].
     """
-    wide = np.asarray(indices, dtype=np.int64)
-    if wide.size and (int(wide.min()) < LOWEST or int(wide.max()) > HIGHEST):
+    if indices.size and (int(indices.min()) < LOWEST or int(indices.max()) > HIGHEST):
         raise ArtifactError(f"a scale index is outside [{LOWEST}, {HIGHEST}]; the file is corrupt")
-    significands = np.array(TABLE, dtype=np.float32)[wide % PER_OCTAVE]
-    values: NDArray[np.float32] = np.ldexp(significands, (wide // PER_OCTAVE - 23).astype(np.int32))
+    values: NDArray[np.float32] = _SCALES[np.subtract(indices, LOWEST, dtype=np.int64)]
     return values
 
 

@@ -25,7 +25,10 @@ from birdie.entropy.hints import Hints
 Integers = NDArray[np.integer]
 Shape = tuple[int, ...]
 Parameters = tuple[int, ...]
+BLOCK = 1 << 16  # elements that decoders compute at a time
+_ELEMENT_BYTES = 40  # of temporaries for each of those
 INT32 = np.dtype(np.int32)
+INT16 = np.dtype(np.int16)  # holds every scale index
 SYMBOLS, SCALES = Hints(role="symbols"), Hints(role="scales")  # hints of the two streams that most schemes have
 
 
@@ -75,11 +78,11 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of decoding one tensor, from its shape and parameters, before anything is allocated.
+    """Most that decoding one tensor from its streams takes, known from its shape and parameters alone.
 
     Attributes:
-        operations: multiply–adds.
-        bytes: peak memory: the decoded tensor and all temporaries.
+        operations: multiply–adds, or as many nanoseconds.
+        bytes: peak memory: the decoded tensor and all temporaries, without the streams.
     """
 
     operations: int
@@ -90,6 +93,18 @@ def elementwise(shape: Shape, dtype: torch.dtype, params: Parameters) -> Cost:  
     """Return the cost of a decoder that computes elements independently, straight into the output."""
     count = prod(shape)
     return Cost(count, count * dtype.itemsize)
+
+
+def in_blocks(shape: Shape, dtype: torch.dtype, operations: int, width: int = 1) -> Cost:
+    """Return the cost of a decoder that computes blocks of elements, each with so many operations, into the output.
+
+    Args:
+        shape, dtype: of the tensor.
+        operations: for each element.
+        width: elements that cannot be computed apart, such as those of a row.
+    """
+    count = prod(shape)
+    return Cost(operations * count, count * dtype.itemsize + _ELEMENT_BYTES * min(count, max(BLOCK, width)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.entropy.planes import word_dtype
+from birdie.compress.scheme import BLOCK
+from birdie.entropy.planes import Block, blocks, word_dtype
 from birdie.errors import ArtifactError, WeightsError
 
 Bits = NDArray[np.unsignedinteger[Any]]
@@ -45,7 +46,6 @@ FORMATS: dict[torch.dtype, tuple[str, int]] = {
 }
 
 REAL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_BLOCK = 1 << 16  # elements computed at a time
 
 
 def rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -140,19 +140,18 @@ def real_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:
     return rows, columns
 
 
-def tensor_of_rows(
-    shape: tuple[int, ...], dtype: torch.dtype, values: Callable[[slice], NDArray[np.float64]]
+def tensor_of_blocks(
+    shape: tuple[int, ...], dtype: torch.dtype, values: Callable[[Block], NDArray[np.float64]], size: int = BLOCK
 ) -> Tensor:
-    """Return the tensor whose rows `values` computes: slice of rows → (rows of the slice, columns), without NaN.
+    """Return the tensor whose parts `values` computes: slices of rows and of columns → their values, without NaN.
 
-    Values are clipped to the finite range of float32 and of the dtype, rounded to float32 and cast once. Blocks of rows
-    are computed one after the other, so that there is never a second copy of the tensor.
+    Values are clipped to the finite range of float32 and of the dtype, rounded to float32 and cast once. Blocks of at
+    most `size` elements are computed one after the other, so that there is never a second copy of the tensor; a size of
+    `columns` or more leaves rows whole.
     """
     rows, columns = rows_columns(shape)
     limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
     out = torch.empty(rows, columns, dtype=dtype)
-    height = max(1, _BLOCK // columns)
-    for start in range(0, rows, height):
-        block = slice(start, start + height)
+    for block in blocks(rows, columns, size):
         out[block] = torch.from_numpy(np.clip(values(block), -limit, limit).astype(np.float32))
     return out.reshape(shape)

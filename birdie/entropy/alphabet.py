@@ -104,13 +104,6 @@ def zero_symbol(alphabet: Alphabet, symbols: Symbols) -> int:
     return nearest if abs(nearest - median) <= alphabet.size // 8 else median
 
 
-def narrowest_dtype(alphabet: Alphabet, dtype: np.dtype[np.integer]) -> np.dtype[np.integer]:
-    """Return `dtype`; instead of int32 the narrowest signed one that holds all values of the alphabet."""
-    low, high = int(alphabet.values[0]), int(alphabet.values[-1])
-    narrow = (kind for kind in (np.int8, np.int16) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
-    return np.dtype(next(narrow, np.int32)) if dtype == np.int32 else dtype
-
-
 def low_bits(values: NDArray[np.integer], alphabet: Alphabet) -> bytes:
     """Return the bits that the tokens of `values` leave open, value by value in scan order, low bit first."""
     numbers = _numbers(values, alphabet.center)

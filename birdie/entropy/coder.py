@@ -28,6 +28,8 @@ DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
     np.dtype(kind) for kind in (np.uint8, np.int8, np.uint16, np.int16, np.int32)
 )
 
+# Most operations that a value takes in each coder, and most bytes besides the value itself until the stream is decoded.
+_COSTS = {CONSTANT: (0, 0), BYTES: (1, 0), PACKED: (64, 0), NUMBERS: (128, 0), STATIC: (64, 2), MIXED: (800, 4)}
 _TRY_NUMBERS = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the coder "numbers" is tried
 _NOISE = 0.9995  # a mantissa whose entropy is above this share of its bits is stored as it is
 
@@ -129,6 +131,16 @@ def decode(
         raise ArtifactError(f"an empty stream has coder {coder} and {len(payload):,} bytes; the file is damaged")
     states = (hints.states,) if coder in (STATIC, MIXED) and hints is not None else ()
     return _DECODERS[coder](payload, rows, columns, known, threads or os.cpu_count() or 1, *states)
+
+
+def cost(coder: int, count: int, dtype: DTypeLike) -> tuple[int, int, int]:
+    """Return the operations that decoding `count` values takes at most, the bytes of the values, and those of the rest.
+
+    A constant takes neither: it is one value in memory. An unknown coder takes nothing, because `decode` refuses it.
+    Tables of a few MiB do not count.
+    """
+    operations, extra = _COSTS.get(coder, (0, 0))
+    return operations * count, np.dtype(dtype).itemsize * count if operations else 0, extra * count
 
 
 def _uncompressed(values: NDArray[np.integer], low: int, high: int) -> Coded:

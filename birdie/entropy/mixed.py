@@ -16,7 +16,7 @@ from birdie.entropy import context_mixing, mixing_tables, payload, prediction, r
 from birdie.entropy.alphabet import Alphabet, Symbols
 from birdie.entropy.context_mixing import Model
 from birdie.entropy.prediction import Prediction
-from birdie.entropy.raw import Bytes, check_range
+from birdie.entropy.raw import Bytes, check_range, narrowest
 from birdie.entropy.side_information import Reader, Writer
 from birdie.entropy.trellis import chunk_rows
 from birdie.errors import ArtifactError
@@ -163,7 +163,8 @@ def decode(
     alphabet = Alphabet.take(reader)
     if alphabet.kind == alphabets.SPLIT or alphabet.size < 2:
         raise ArtifactError("the alphabet of a mixed stream is not one it can have; the file is damaged")
-    check_range(int(alphabet.values[0]), int(alphabet.values[-1]), dtype)
+    lowest, highest = int(alphabet.values[0]), int(alphabet.values[-1])
+    check_range(lowest, highest, dtype)
     columns_first = reader.take(_SCAN, 1, "the scan")
     zero = reader.take(_ZERO, alphabet.size - 1, "the zero")
     low = reader.take(_LOW, 3, "the number of low bits")
@@ -199,6 +200,6 @@ def decode(
         raise ArtifactError("bytes follow the last chunk of a stream; the file is damaged")
     if predictor is not None:
         symbols = predictor.add(symbols, zero, alphabet.size)
-    values = np.empty(symbols.shape, alphabets.narrowest_dtype(alphabet, dtype))
+    values = np.empty(symbols.shape, narrowest(lowest, highest, dtype))
     alphabets.values_of(symbols, alphabet, b"", values)
     return values.T if columns_first else values

@@ -8,7 +8,7 @@ difference is the magnitude of the previous one.
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.entropy.raw import Bytes, check_range
+from birdie.entropy.raw import Bytes, check_range, narrowest
 from birdie.entropy.side_information import Reader, Writer, unzigzag, zigzag
 from birdie.errors import ArtifactError
 
@@ -51,5 +51,6 @@ def decode(
     numbers = unzigzag(reader.take_chain(_VALUE, rows * columns, _MOST))
     reader.finish()
     values = center + (np.cumsum(numbers) if form == _RUNNING else numbers)
-    check_range(int(values.min()), int(values.max()), dtype)
-    return values.astype(dtype).reshape(rows, columns)
+    lowest, highest = int(values.min()), int(values.max())
+    check_range(lowest, highest, dtype)
+    return values.astype(narrowest(lowest, highest, dtype)).reshape(rows, columns)

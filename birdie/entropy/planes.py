@@ -16,6 +16,7 @@ named as torch names its dtypes. Callers view complex numbers as pairs of floats
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from birdie.errors import ArtifactError, ConfigError
 
 Bits = NDArray[np.unsignedinteger]
 Plane = NDArray[np.integer]
+Block = tuple[slice, slice]
 _BLOCK = 1 << 20  # elements
 
 
@@ -99,11 +101,13 @@ def word_dtype(fmt: str) -> np.dtype[np.unsignedinteger]:
     return np.dtype(f"u{_format(fmt).word // 8}")
 
 
+@cache
 def plane_dtypes(fmt: str) -> tuple[np.dtype[np.integer], ...]:
     """Return the numpy dtype of each plane, in the order of `split`: those to decode the planes to."""
     return tuple(field.dtype for field in _format(fmt).fields)
 
 
+@cache
 def plane_hints(fmt: str) -> tuple[Hints, ...]:
     """Return the hints of each plane, in the order of `split`."""
     return tuple(Hints(field.role) for field in _format(fmt).fields)
@@ -144,6 +148,8 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
             raise ArtifactError(f"plane {index} of {fmt} is {plane.shape}, not {shape}; the file is damaged")
         if plane.dtype != field.dtype or field.width != 8 * field.dtype.itemsize:
             _check_range(plane, field, index, fmt)
+    if not any(any(plane.strides) for plane in planes):  # constants, which have one word in memory
+        return np.full(shape, join(tuple(plane[:1, :1].copy() for plane in planes), fmt))
     out = np.empty(shape, dtype)
     for block in blocks(*shape):
         bits = np.zeros(out[block].shape, dtype)
@@ -154,10 +160,10 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
     return out
 
 
-def blocks(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the parts of an array, of at most 2**20 elements each, so that temporaries stay small beside it."""
-    width = min(max(columns, 1), _BLOCK)
-    height = _BLOCK // width
+def blocks(rows: int, columns: int, size: int = _BLOCK) -> Iterator[Block]:
+    """Yield the parts of an array, of at most `size` elements each, so that temporaries stay small beside it."""
+    width = min(max(columns, 1), size)
+    height = size // width
     for row in range(0, rows, height):
         for column in range(0, columns, width):
             yield slice(row, row + height), slice(column, column + width)

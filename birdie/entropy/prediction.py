@@ -73,10 +73,9 @@ class RowPrediction:
         return residuals
 
     def add(self, residuals: Symbols, zero: int, size: int) -> Symbols:
-        """Return the symbols that have these residuals."""
-        symbols = np.empty_like(residuals)
-        _predict_rows(symbols, residuals, self.distances, self.weights, zero, size, True)
-        return symbols
+        """Return the symbols that have these residuals, in the memory of the residuals."""
+        _predict_rows(residuals, residuals, self.distances, self.weights, zero, size, True)
+        return residuals
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +113,9 @@ class TapPrediction:
         return residuals
 
     def add(self, residuals: Symbols, zero: int, size: int) -> Symbols:
-        """Return the symbols that have these residuals."""
-        symbols = np.empty_like(residuals)
-        _predict_taps(symbols, residuals, *self._active(), zero, size, True)
-        return symbols
+        """Return the symbols that have these residuals, in the memory of the residuals."""
+        _predict_taps(residuals, residuals, *self._active(), zero, size, True)
+        return residuals
 
     def _active(self) -> tuple[Integers, Integers, Integers, Integers]:
         """Return the first active tap of each position (positions + 1,), then rows up, columns back, weight of each."""

@@ -39,9 +39,9 @@ def decode_bytes(
     if len(payload) != rows * columns:
         raise ArtifactError(f"a stream of bytes has {len(payload):,}, not {rows} × {columns}; the file is damaged")
     values = np.frombuffer(payload, np.uint8).reshape(rows, columns)
-    if dtype == np.int8:
-        check_range(0, int(values.max()), dtype)
-    return values.astype(dtype)
+    highest = int(values.max())
+    check_range(0, highest, dtype)
+    return values.astype(narrowest(0, highest, dtype))
 
 
 def encode_packed(values: NDArray[np.integer], low: int, high: int) -> bytes:
@@ -70,7 +70,7 @@ def decode_packed(
         raise ArtifactError(f"a packed stream has {len(payload):,} bytes for {rows} × {columns}; the file is damaged")
     low = int.from_bytes(payload[1:5], "little", signed=True)
     data = np.frombuffer(payload, np.uint8, offset=5)
-    out = np.empty(count, dtype)
+    out = np.empty(count, narrowest(low, low + (1 << width) - 1, dtype))
     for start in range(0, count, _BLOCK):
         size = min(_BLOCK, count - start)
         bits = np.unpackbits(data[start // 8 * width :], count=size * width, bitorder="little").reshape(size, width)
@@ -80,6 +80,12 @@ def decode_packed(
         check_range(low + int(offsets.min()), low + int(offsets.max()), dtype)
         out[start : start + size] = offsets + low
     return out.reshape(rows, columns)
+
+
+def narrowest(low: int, high: int, dtype: np.dtype[np.integer]) -> np.dtype[np.integer]:
+    """Return `dtype`; instead of int32 the narrowest signed one that holds all values from `low` to `high`."""
+    narrow = (kind for kind in (np.int8, np.int16) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    return np.dtype(next(narrow, np.int32)) if dtype == np.int32 else dtype
 
 
 def check_range(low: int, high: int, dtype: np.dtype[np.integer]) -> int:

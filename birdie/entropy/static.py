@@ -18,7 +18,7 @@ from birdie.entropy import alphabet as alphabets
 from birdie.entropy import frequency_tables, payload, prediction, rans, row_classes, trellis
 from birdie.entropy.alphabet import Alphabet, Symbols
 from birdie.entropy.prediction import Prediction
-from birdie.entropy.raw import Bytes, check_range
+from birdie.entropy.raw import Bytes, check_range, narrowest
 from birdie.entropy.side_information import Reader, Writer
 from birdie.errors import ArtifactError
 
@@ -240,8 +240,9 @@ def decode(
     classes = row_classes.take(reader, rows, count) if count > 1 else np.zeros(rows, np.uint8)
     frequencies = frequency_tables.take(reader, count << form // most, alphabet.size, precision)
     if alphabet.kind != alphabets.SPLIT:
-        check_range(int(alphabet.values[0]), int(alphabet.values[-1]), dtype)
-        dtype = alphabets.narrowest_dtype(alphabet, dtype)
+        lowest, highest = int(alphabet.values[0]), int(alphabet.values[-1])
+        check_range(lowest, highest, dtype)
+        dtype = narrowest(lowest, highest, dtype)
     # Without residuals and tokens the rANS decoder writes values at once, with no symbols in between.
     direct = predictor is None and alphabet.kind != alphabets.SPLIT
     out = np.empty((rows, columns), dtype if direct else np.uint16)

@@ -330,7 +330,7 @@ def test_the_decoded_size_is_limited(tmp_path: Path) -> None:
     """A small file can stand for a huge tensor of zeros; it is refused before memory is asked for."""
     path = tmp_path / "x.birdie"
     birdie.save({"w": torch.zeros(64, 64)}, path, lossless=True)
-    with pytest.raises(ArtifactError, match="16,384 bytes, more than the 1,000"):
+    with pytest.raises(ArtifactError, match="16,384 bytes to decode, more than the 1,000"):
         birdie.load(path, max_bytes=1000)
     with pytest.raises(ArtifactError, match="more than the 1,000"):
         decode_tensor(path, "w", max_bytes=1000)

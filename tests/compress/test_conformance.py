@@ -44,13 +44,11 @@ class Promise(NamedTuple):
         error: squared error of Gaussian rows of different deviations, as a share of their squares.
         extreme: largest error where magnitudes are extreme or one weight stands out, as a share of the largest weight.
         constant: largest error of a constant tensor, as a share of its value.
-        keeps_zero_rows: whether rows of zeros stay exactly zero.
     """
 
     error: float = 0.6
     extreme: float = 1.1
     constant: float = 1.0
-    keeps_zero_rows: bool = True
 
 
 PROMISES = {
@@ -70,7 +68,7 @@ PROMISES = {
     "gptq": Promise(0.018, 0.16, 0.24),
     "ternary": Promise(0.26, 0.41, 0.023),
     "binary": Promise(0.53, 1.1, 0.023),
-    "codebook:k=16": Promise(0.015, 0.066, 1e-6, keeps_zero_rows=False),
+    "codebook:k=16": Promise(0.015, 0.066, 1e-6),
     "rotation:bits=4": Promise(0.019, 0.18, 0.36),
     "lowrank:rank=4,base=int6": Promise(0.00038, 0.00073, 1e-6),
     "spectral:auto,sigma=0.3": Promise(0.01, 0.18, 1e-6),
@@ -88,10 +86,10 @@ PROMISES = {
     "trellis:states=32,sigma=0.3,per_tensor": Promise(0.0074, 0.17, 0.26),
     "ternary:group_size=5": Promise(0.17, 0.41, 0.023),
     "binary:group_size=7": Promise(0.46, 1.1, 0.023),
-    "codebook:k=4": Promise(0.25, 0.27, 1e-6, keeps_zero_rows=False),
+    "codebook:k=4": Promise(0.25, 0.27, 1e-6),
     "codebook:k=7,per_row": Promise(0.054, 0.14, 1e-6),
-    "codebook:k=256": Promise(9.4e-6, 0.0067, 1e-6, keeps_zero_rows=False),
-    "codebook:k=8,rate=0.05": Promise(0.076, 0.13, 1e-6, keeps_zero_rows=False),
+    "codebook:k=256": Promise(9.4e-6, 0.0067, 1e-6),
+    "codebook:k=8,rate=0.05": Promise(0.076, 0.13, 1e-6),
     "rotation:bits=1": Promise(0.5, 0.79, 2.0),
     "rotation:bits=6": Promise(0.0011, 0.045, 0.081),
     "rotation:bits=3,residual": Promise(0.028, 0.16, 0.13),
@@ -102,19 +100,19 @@ PROMISES = {
     "lowrank:rank=2,base=ternary:group_size=8": Promise(0.11, 0.013, 2.5e-6),
     "spectral:auto,sigma=0.05": Promise(0.00028, 0.021, 1e-6),
     "spectral:identity,sigma=0.3": Promise(0.0099, 0.13, 1e-6),
-    "spectral:dct,edge=4": Promise(0.011, 0.18, 1e-6, keeps_zero_rows=False),
+    "spectral:dct,edge=4": Promise(0.011, 0.18, 1e-6),
     "spectral:dct,axes=kernel": Promise(0.0099, 0.13, 1e-6),
-    "spectral:wavelet53": Promise(0.0096, 0.14, 1e-6, keeps_zero_rows=False),
-    "spectral:wavelet97,levels=9,scan=planes": Promise(0.011, 0.21, 0, keeps_zero_rows=False),
+    "spectral:wavelet53": Promise(0.0096, 0.14, 1e-6),
+    "spectral:wavelet97,levels=9,scan=planes": Promise(0.011, 0.21, 0),
     "tucker:base=sigma:0.05": Promise(0.00026, 0.022, 1e-6),
     "tucker:base=trellis:states=8,sigma=0.05": Promise(0.00021, 0.038, 0.0097),
     "tucker:base=spectral:identity,sigma=0.05": Promise(0.00028, 0.022, 1e-6),
     "tucker:base=ternary": Promise(0.37, 0.41, 0.026),
     "tucker:base=int8": Promise(0.00017, 0.022, 0.0028),
     "tucker:base=spectral:auto,sigma=0.1": Promise(0.0011, 0.086, 1e-6),
-    "tucker:base=spectral:dct,edge=4,sigma=0.1": Promise(0.0012, 0.085, 1e-6, keeps_zero_rows=False),
-    "spectral:dct": Promise(0.0095, 0.18, 1e-6, keeps_zero_rows=False),
-    "spectral:wavelet97": Promise(0.01, 0.21, 1e-6, keeps_zero_rows=False),
+    "tucker:base=spectral:dct,edge=4,sigma=0.1": Promise(0.0012, 0.085, 1e-6),
+    "spectral:dct": Promise(0.0095, 0.18, 1e-6),
+    "spectral:wavelet97": Promise(0.01, 0.21, 1e-6),
     "sdclip:bits=2,clip_sigmas=2.5": Promise(0.62, 1.1, 0.026),
     "squares:0.1": Promise(0.035, 1.0, 1e-6),
 }
@@ -310,13 +308,24 @@ def test_constants_survive(spec: str) -> None:
             assert largest_error(weight, encode(spec, weight)) <= promise(spec).constant * abs(value)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+# A row of the weight is a column of a factor: a transform mixes columns, and a trellis has no zero in odd states.
+MIXING_ROWS = ("tucker:base=spectral:dct,edge=4,sigma=0.1", "tucker:base=trellis:states=8,sigma=0.05")
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in MIXING_ROWS])
 def test_rows_of_zeros_stay_zero(spec: str) -> None:
-    weight = random_weight(30, 40)
-    weight[[7, 8, 29]] = 0
-    decoded = decode(encode(spec, weight))
-    assert bool((decoded == 0)[[7, 8, 29]].all()) == promise(spec).keeps_zero_rows
-    assert bool((decoded != 0).any(dim=1)[0])
+    """In matrices and kernels, smooth and not, with a row that has a mean far from zero beside them.
+
+    Of 16 columns or more, as a trellis has rows of zeros only from there on.
+    """
+    for seed, shape in enumerate([(30, 40), (30, 4, 3, 3), (12, 17)]):
+        for weight in (random_weight(*shape, seed=seed), few_components(*shape, seed=seed)):
+            weight[5] += 3
+            zeros = [4, 7, 8, shape[0] - 1]
+            weight[zeros] = 0
+            decoded = decode(encode(spec, weight))
+            assert bool((decoded[zeros] == 0).all())
+            assert bool((decoded[5] != 0).any())
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "lossless"])

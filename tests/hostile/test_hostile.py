@@ -1,10 +1,15 @@
 """Hostile files are refused or harmless: short runs of the fuzzer and the bombs of `tests/hostile`."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from birdie.artifact import container
+from birdie.compress import registry
+from birdie.entropy import coder
+from birdie.errors import ArtifactError
 from tests.hostile import bombs, fuzz
 
 KINDS = (
@@ -43,3 +48,19 @@ def test_a_decoder_that_breaks_is_told_with_the_number_of_the_mutant(monkeypatch
 def test_small_files_cost_little() -> None:
     """Opened (and decoded) in a process that may take little more memory than it decodes to, and little time."""
     bombs.run()
+
+
+@pytest.mark.nightly
+def test_small_files_cost_little_in_the_one_file_decoder() -> None:
+    bombs.run("--one-file")
+
+
+def test_there_is_a_bomb_for_every_scheme_and_every_coder() -> None:
+    schemes, coders = set(), set()
+    for bomb in bombs.BOMBS.values():
+        with contextlib.suppress(ArtifactError), container.Reader(bomb()) as reader:
+            for name in reader.names[:1]:
+                schemes.add(reader.entry(name).scheme)
+                coders |= {stream.coder for stream in reader.entry(name).streams}
+    assert schemes >= set(registry.own_names_by_code())
+    assert coders >= set(coder.NAMES)

@@ -4,12 +4,13 @@ cast   params (0,): float16, (1,): bfloat16; streams as those of lossless
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from birdie.compress.scheme import Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
+from birdie.compress.scheme import Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.lossless import Lossless, encode_planes, join_planes, plane_layout
 from birdie.compress.tensors import finite_rows
 from birdie.errors import ArtifactError, ConfigError, WeightsError
@@ -41,7 +42,13 @@ def decode(encoded: Encoded) -> Tensor:
     return join_planes(encoded, _cast_dtype(encoded.params)).to(encoded.dtype)
 
 
-DECODER = Decoder("cast", 3, layout, decode)
+def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:  # noqa: ARG001
+    """Return the cost of decoding 16-bit words and of the cast."""
+    count = prod(shape)
+    return Cost(2 * count, (2 + dtype.itemsize) * count)
+
+
+DECODER = Decoder("cast", 3, layout, decode, cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,10 @@ from birdie.compress.importance import Importance, importance
 from birdie.compress.kmeans import assign_levels, entropy_constrained_kmeans, kmeans
 from birdie.compress.log_scales import HIGHEST, LOWEST, SMALLEST, fill_unused, nearest_indices, scales_of
 from birdie.compress.scheme import (
+    INT16,
     SCALES,
     SYMBOLS,
+    Cost,
     Decoder,
     Encoded,
     Integers,
@@ -31,9 +33,11 @@ from birdie.compress.scheme import (
     Sensitivity,
     Spec,
     StreamLayout,
+    in_blocks,
 )
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import real_matrix, real_rows, tensor_of_rows, underflows
+from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
+from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
 MAX_LEVELS = 256
@@ -57,7 +61,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     if len(params) != 2 or not 1 <= params[0] <= MAX_LEVELS or not 0 <= params[1] <= 1:
         raise ArtifactError(f"scheme codebook has parameters {params}; the file is corrupt or newer")
     symbols = StreamLayout(rows, columns, SYMBOLS, np.dtype(np.uint8))
-    return symbols, StreamLayout(1, params[0], SCALES), StreamLayout(rows if params[1] else 1, 1, SCALES)
+    return symbols, StreamLayout(1, params[0], SCALES), StreamLayout(rows if params[1] else 1, 1, SCALES, INT16)
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -71,11 +75,24 @@ def decode(encoded: Encoded) -> Tensor:
         raise ArtifactError(f"a symbol is beyond a codebook of {levels.size} levels; the file is corrupt")
     if int(levels.min()) < -LARGEST or int(levels.max()) > LARGEST or (np.diff(levels[0].astype(np.int64)) < 1).any():
         raise ArtifactError("the levels of a codebook do not rise within 24 bits; the file is corrupt")
-    table, scales = levels[0].astype(np.float64), np.broadcast_to(scales_of(indices), (len(symbols), 1))
-    return tensor_of_rows(encoded.shape, encoded.dtype, lambda rows: table[symbols[rows]] * scales[rows])
+    table, per_row = levels[0].astype(np.float64), encoded.params[1]
+    if not per_row:
+        table *= scales_of(indices)[0, 0]
+
+    def values(block: Block) -> _Array:
+        numbers = table[symbols[block]]
+        return np.asarray(numbers * scales_of(indices[block[0]])) if per_row else numbers
+
+    return tensor_of_blocks(encoded.shape, encoded.dtype, values)
 
 
-DECODER = Decoder("codebook", 6, layout, decode)
+def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
+    """Return the cost of decoding levels times scales."""
+    values = in_blocks(shape, dtype, 24)
+    return Cost(values.operations + 100 * params[1] * rows_columns(shape)[0], values.bytes)
+
+
+DECODER = Decoder("codebook", 6, layout, decode, cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +177,11 @@ def encode_levels(
         weights: factors of the errors.
     """
     used = scaled.any(axis=1)
-    if len(indices) > 1 and not used.all() and 0 not in levels:
-        zero = int(np.searchsorted(levels, 0))  # rows of zeros must decode to zeros
+    if not used.all() and 0 not in levels:  # rows of zeros must decode to zeros
+        if len(levels) == MAX_LEVELS:
+            nearest = int(np.abs(levels).argmin())
+            levels, costs = np.delete(levels, nearest), np.delete(costs, nearest)
+        zero = int(np.searchsorted(levels, 0))
         levels, costs = np.insert(levels, zero, 0.0), np.insert(costs, zero, costs.max(initial=0.0))
     numbers, unit = _integer_levels(levels)
     stored = unit + indices
@@ -172,6 +192,8 @@ def encode_levels(
         costs = np.zeros(len(levels))
     symbols = np.empty(scaled.shape, np.uint8)
     assign_levels(scaled, weights.rows, weights.columns, levels, costs, symbols)
+    if not used.all():
+        symbols[~used] = np.searchsorted(levels, 0)  # also where another level is cheaper
     per_row = int(len(indices) > 1)
     streams: tuple[Integers, ...] = (symbols, numbers[None], stored.astype(np.int32)[:, None])
     return Encoded("codebook", tuple(weight.shape), weight.dtype, (len(levels), per_row), streams)

@@ -43,7 +43,19 @@ from birdie.compress.log_scales import (
     scales_of,
     shared_indices,
 )
-from birdie.compress.scheme import SCALES, SYMBOLS, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
+from birdie.compress.scheme import (
+    INT16,
+    SCALES,
+    SYMBOLS,
+    Cost,
+    Decoder,
+    Encoded,
+    Integers,
+    Scheme,
+    Sensitivity,
+    Spec,
+    StreamLayout,
+)
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import real_matrix, real_rows, rows_columns, underflows
 from birdie.errors import ArtifactError, ConfigError
@@ -56,6 +68,7 @@ BLOCK = 1 << 22  # elements worked on at once: limits the memory for temporaries
 FINEST = 2.0**-20  # smallest scale over the row's largest weight: keeps symbols exact in float32
 MAX_SYMBOL = 1 << 23  # exact in float32
 _CACHED = 1 << 12  # elements decoded at a time: they stay in the nearest cache
+_SCALES = 1 << 18  # scales looked up at a time
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
@@ -80,7 +93,7 @@ def grouped_layout(
     rows, columns = real_matrix(shape, dtype)
     if not 1 <= group_size <= columns:
         raise ArtifactError(f"a group of {group_size} columns does not fit rows of {columns}; the file is corrupt")
-    return StreamLayout(rows, columns, SYMBOLS, symbols), StreamLayout(rows, -(-columns // group_size), SCALES)
+    return StreamLayout(rows, columns, SYMBOLS, symbols), StreamLayout(rows, -(-columns // group_size), SCALES, INT16)
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -89,22 +102,39 @@ def decode(encoded: Encoded) -> Tensor:
     # Scales are rounded up, so the largest symbol may stand for a little more than the dtype's largest number.
     limit = np.float32(min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max))
     out = torch.from_numpy(np.empty(symbols.shape, f"u{encoded.dtype.itemsize}")).view(encoded.dtype)
-    scales = scales_of(indices)
-    symbols = np.ascontiguousarray(symbols)
     group_size = encoded.params[0] if encoded.params else symbols.shape[1]
-    if encoded.dtype is torch.float32:
+    # Symbols in another order, or one for all, are copied block by block.
+    height = max(1, _SCALES // (indices.shape[1] if symbols.flags.c_contiguous else symbols.shape[1]))
+    for start in range(0, len(out), height):
+        rows = slice(start, start + height)
+        _dequantize_rows(np.ascontiguousarray(symbols[rows]), scales_of(indices[rows]), group_size, limit, out[rows])
+    return out.reshape(encoded.shape)
+
+
+def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
+    """Return the cost of decoding a grid with a scale for each group."""
+    rows, columns = rows_columns(shape)
+    groups, count = -(-columns // params[0]) if params else 1, rows * columns
+    temporaries = 8 * min(count, max(_SCALES, columns)) + 24 * min(rows * groups, max(_SCALES, groups))
+    return Cost(2 * count + 20 * rows * groups, count * dtype.itemsize + temporaries)
+
+
+def _dequantize_rows(
+    symbols: Integers, scales: NDArray[np.float32], group_size: int, limit: np.float32, out: Tensor
+) -> None:
+    """Compute out = symbol · scale of its group in float32, clipped to ± limit and cast once."""
+    if out.dtype is torch.float32:
         _dequantize(symbols, scales, group_size, limit, out.numpy())
-    elif encoded.dtype is torch.bfloat16:
+    elif out.dtype is torch.bfloat16:
         _dequantize(symbols, scales, group_size, limit, out.view(torch.uint16).numpy())
     else:
         height = max(1, _CACHED // symbols.shape[1])
-        exact = np.empty((height, symbols.shape[1]), np.float32)
+        exact = np.empty((min(height, len(scales)), symbols.shape[1]), np.float32)
         for row in range(0, len(scales), height):
             rows = slice(row, row + height)
             block = exact[: len(scales[rows])]
             _dequantize(symbols[rows], scales[rows], group_size, limit, block)
-            out[rows] = torch.from_numpy(block).to(encoded.dtype)
-    return out.reshape(encoded.shape)
+            out[rows] = torch.from_numpy(block).to(out.dtype)
 
 
 @njit(nogil=True, cache=True)
@@ -135,7 +165,7 @@ def _dequantize(symbols, scales, group_size, limit, out):  # type: ignore[no-unt
                         target[i] = np.uint16((bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-DECODER = Decoder("grid", 2, layout, decode)
+DECODER = Decoder("grid", 2, layout, decode, cost)
 
 
 def _by_width(bits: int) -> Callable[..., "Grid"]:

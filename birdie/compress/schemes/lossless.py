@@ -21,6 +21,7 @@ from torch import Tensor
 from birdie.compress.scheme import (
     SCALES,
     SYMBOLS,
+    Cost,
     Decoder,
     Encoded,
     Integers,
@@ -28,6 +29,7 @@ from birdie.compress.scheme import (
     Sensitivity,
     Spec,
     StreamLayout,
+    elementwise,
 )
 from birdie.compress.tensors import FORMATS, Bits, from_bits, rows_columns, to_bits
 from birdie.entropy import coder
@@ -65,10 +67,23 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
         raise ArtifactError(
             f"scheme lossless has parameters {params} for {dtype} of shape {shape}; the file is corrupt or newer"
         )
+    if params[0] == LISTED and params[1] > 1 << (8 * dtype.itemsize - 1):
+        raise ArtifactError(f"a list of {params[1]:,} magnitudes is longer than {dtype} has; the file is corrupt")
     if params[0] == HALVES:
         return (StreamLayout(2 * dtype.itemsize * rows, columns, SYMBOLS, np.dtype(np.uint8)),)
     values = StreamLayout(rows, columns, SYMBOLS)
     return (values, StreamLayout(1, params[1], SCALES)) if params[0] == LISTED else (values,)
+
+
+def cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
+    """Return the cost of joining planes, or of a form."""
+    output = elementwise(shape, dtype, params)
+    if not params:
+        return output
+    listed = params[1] if params[0] == LISTED else 0
+    # The list is read twice: with and without the sign bit.
+    operations = (8 * dtype.itemsize if params[0] == HALVES else 6) * output.operations + 8 * listed
+    return Cost(operations, output.bytes + 2 * dtype.itemsize * listed)
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -129,32 +144,39 @@ def _from_halves(halves: Integers, shape: tuple[int, ...], dtype: torch.dtype) -
 
 
 def _from_values(values: Integers, form: int, dtype: torch.dtype) -> Bits:
-    if form == DIFFERENCES:
-        values = np.cumsum(values, dtype=np.int64).reshape(values.shape)
     limits = np.iinfo(f"{'i' if dtype.is_signed else 'u'}{dtype.itemsize}")
-    if int(values.min()) < limits.min or int(values.max()) > limits.max:
-        raise ArtifactError(f"an integer is outside {limits.min}…{limits.max}; the file is corrupt")
-    out: Bits = values.astype(f"u{dtype.itemsize}")
+    out: Bits = np.empty(values.shape, f"u{dtype.itemsize}")
+    last = 0
+    for block in blocks(*values.shape):  # in row-major order
+        part = values[block]
+        if form == DIFFERENCES:
+            part = np.cumsum(part, dtype=np.int64).reshape(part.shape) + last
+            last = int(part[-1, -1])
+        if int(part.min()) < limits.min or int(part.max()) > limits.max:
+            raise ArtifactError(f"an integer is outside {limits.min}…{limits.max}; the file is corrupt")
+        out[block] = part
     return out
 
 
 def _from_list(numbers: Integers, gaps: Integers, dtype: torch.dtype) -> Bits:
     """Return words (rows, columns): magnitude n of the list, with the sign bit for −1 − n."""
-    magnitudes = np.cumsum(gaps[0], dtype=np.int64)
-    sign = 1 << (8 * dtype.itemsize - 1)
-    if int(gaps[0, 0]) < 0 or (gaps[0, 1:] < 1).any() or int(magnitudes[-1]) >= sign:
+    size, sign = gaps.size, 1 << (8 * dtype.itemsize - 1)
+    rising = int(gaps[0, 0]) >= 0 and int(gaps[0, 1:].min(initial=1)) >= 1
+    if not rising or int(gaps.sum(dtype=np.int64)) >= sign:
         raise ArtifactError(f"the list of a tensor's magnitudes does not rise within {dtype}; the file is corrupt")
-    if int(numbers.min()) < -magnitudes.size or int(numbers.max()) >= magnitudes.size:
-        raise ArtifactError(f"a number is beyond a list of {magnitudes.size:,} magnitudes; the file is corrupt")
+    if int(numbers.min()) < -size or int(numbers.max()) >= size:
+        raise ArtifactError(f"a number is beyond a list of {size:,} magnitudes; the file is corrupt")
     # Negative numbers index from the end, where the words with the sign bit lie in falling order.
-    words = np.concatenate([magnitudes, magnitudes[::-1] + sign]).astype(f"u{dtype.itemsize}")
+    words = np.empty(2 * size, f"u{dtype.itemsize}")
+    np.cumsum(gaps[0], dtype=words.dtype, out=words[:size])
+    np.add(words[size - 1 :: -1], words.dtype.type(sign), out=words[size:])
     out: Bits = np.empty(numbers.shape, words.dtype)
     for block in blocks(*numbers.shape):
         out[block] = words[numbers[block]]
     return out
 
 
-DECODER = Decoder("lossless", 1, layout, decode)
+DECODER = Decoder("lossless", 1, layout, decode, cost)
 
 
 @dataclass(frozen=True, slots=True)

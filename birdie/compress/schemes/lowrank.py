@@ -27,6 +27,8 @@ from birdie.compress.importance import importance
 from birdie.compress.log_scales import SMALLEST, nearest_indices, scales_of
 from birdie.compress.nested import part_params
 from birdie.compress.scheme import (
+    BLOCK,
+    INT16,
     SCALES,
     SYMBOLS,
     Cost,
@@ -36,13 +38,14 @@ from birdie.compress.scheme import (
     Sensitivity,
     Spec,
     StreamLayout,
-    elementwise,
+    in_blocks,
 )
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.schemes.rotation import CODES, INNER, decode_parts, parts_of
+from birdie.compress.schemes.rotation import CODES, INNER, decode_parts, parts_of, parts_operations
 from birdie.compress.schemes.ternary import INT8
-from birdie.compress.tensors import real_matrix, real_rows, tensor_of_rows, underflows
+from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
+from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
 _ROUNDS = 16  # iterations of the power method
@@ -60,27 +63,27 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     if len(parts) != 1 or not 1 <= params[0] <= min(rows, columns):
         raise ArtifactError(f"scheme lowrank has parameters {params}; the file is corrupt or newer")
     left, right = StreamLayout(rows, params[0], SYMBOLS, INT8), StreamLayout(params[0], columns, SYMBOLS, INT8)
-    return *parts[0].layout, left, right, StreamLayout(params[0], 1, SCALES)
+    return *parts[0].layout, left, right, StreamLayout(params[0], 1, SCALES, INT16)
 
 
 def decode(encoded: Encoded) -> Tensor:
     """Return the base plus its correction."""
     *inner, left, right, indices = encoded.streams
-    base = decode_parts(parts_of(encoded.shape, encoded.params[1:]), tuple(inner))[0]
+    parts = parts_of(encoded.shape, encoded.params[1:])
     scales = scales_of(indices).astype(np.float64)
 
-    def corrected(rows: slice) -> NDArray[np.float64]:
-        total = base[rows].astype(np.float64)
+    def corrected(block: Block) -> NDArray[np.float64]:
+        total = decode_parts(parts, tuple(inner), block)[0].astype(np.float64)
         for k in range(len(scales)):
-            total += left[rows, k : k + 1].astype(np.float64) * right[k] * scales[k]
+            total += left[block[0], k : k + 1].astype(np.float64) * right[k] * scales[k]
         return total
 
-    return tensor_of_rows(encoded.shape, encoded.dtype, corrected)
+    return tensor_of_blocks(encoded.shape, encoded.dtype, corrected, max(BLOCK, right.shape[1]))
 
 
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
-    output = elementwise(shape, dtype, params)
-    return Cost(output.operations * (1 + params[0]), output.bytes + 4 * output.operations)  # the base is float32
+    cost = in_blocks(shape, dtype, 28 + 6 * params[0], rows_columns(shape)[1])
+    return Cost(cost.operations + parts_operations(parts_of(shape, params[1:])), cost.bytes)
 
 
 DECODER = Decoder("lowrank", 8, layout, decode, _cost)

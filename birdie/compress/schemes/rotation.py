@@ -30,10 +30,22 @@ from birdie.compress.importance import Importance
 from birdie.compress.kmeans import kmeans
 from birdie.compress.log_scales import SMALLEST, fill_unused, nearest_indices, scales_of
 from birdie.compress.nested import Part, part_params, take_part
-from birdie.compress.scheme import Decoder, Encoded, Integers, Scheme, Sensitivity, Spec, StreamLayout
+from birdie.compress.scheme import (
+    BLOCK,
+    Cost,
+    Decoder,
+    Encoded,
+    Integers,
+    Scheme,
+    Sensitivity,
+    Spec,
+    StreamLayout,
+    in_blocks,
+)
 from birdie.compress.schemes import codebook, grid, ternary
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.tensors import real_matrix, real_rows, tensor_of_rows, underflows
+from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
+from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
 INNER = {2: grid.DECODER, 5: ternary.DECODER, 6: codebook.DECODER}  # by their codes in the file
@@ -57,14 +69,21 @@ def parts_of(shape: tuple[int, ...], params: tuple[int, ...]) -> list[Part]:
     return parts
 
 
-def decode_parts(parts: list[Part], streams: tuple[Integers, ...]) -> list[NDArray[np.float32]]:
-    """Return each part as (rows, columns); `streams` holds their streams one after another."""
+def decode_parts(parts: list[Part], streams: tuple[Integers, ...], block: Block) -> list[NDArray[np.float32]]:
+    """Return the rows of a block of each part, (rows, columns); `streams` holds their streams one after another."""
     matrices: list[NDArray[np.float32]] = []
     for part in parts:
         first, count = part.layout[0], len(part.layout)
-        matrices.append(part.decode(streams[:count]).numpy().reshape(first.rows, first.columns))
+        # Inner schemes decode row by row, and what is not of a row is of all rows.
+        taken = [s[block[0]] if s.shape[0] == first.rows else s for s in streams[:count]]
+        matrices.append(replace(part, shape=(len(taken[0]), first.columns)).decode(taken).numpy())
         streams = streams[count:]
     return matrices
+
+
+def parts_operations(parts: list[Part]) -> int:
+    """Return the operations that decoding the parts takes."""
+    return sum(part.decoder.cost(part.shape, torch.float32, part.params).operations for part in parts)
 
 
 def signs(count: int, seed: int) -> NDArray[np.float64]:
@@ -112,19 +131,31 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 
 def decode(encoded: Encoded) -> Tensor:
     """Return the sum of the inner tensors, rotated back."""
-    addends = decode_parts(parts_of(encoded.shape, encoded.params[1:]), encoded.streams)
+    parts = parts_of(encoded.shape, encoded.params[1:])
 
-    def rotated_back(rows: slice) -> NDArray[np.float64]:
-        total = np.array(addends[0][rows].T, np.float64, order="C")
-        for addend in addends[1:]:
-            total += addend[rows].T
+    def rotated_back(block: Block) -> NDArray[np.float64]:
+        first, *others = decode_parts(parts, encoded.streams, block)
+        total = np.array(first.T, np.float64, order="C")
+        for addend in others:
+            total += addend.T
         rotate(total, encoded.params[0])
         return total.T
 
-    return tensor_of_rows(encoded.shape, encoded.dtype, rotated_back)
+    return tensor_of_blocks(encoded.shape, encoded.dtype, rotated_back, max(BLOCK, rows_columns(encoded.shape)[1]))
 
 
-DECODER = Decoder("rotation", 7, layout, decode)
+def rotation_cost(shape: tuple[int, ...], dtype: torch.dtype) -> Cost:
+    """Return the cost of rotating rows."""
+    columns = rows_columns(shape)[1]
+    return in_blocks(shape, dtype, 16 + 8 * columns.bit_length(), columns)
+
+
+def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
+    cost = rotation_cost(shape, dtype)
+    return Cost(cost.operations + parts_operations(parts_of(shape, params[1:])), cost.bytes)
+
+
+DECODER = Decoder("rotation", 7, layout, decode, _cost)
 
 
 @dataclass(frozen=True, slots=True)

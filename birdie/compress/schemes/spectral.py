@@ -65,6 +65,7 @@ class Spectral(Scheme):
     Attributes:
         transform: a transform, or "auto": the one whose sample is coded smallest at equal squared error, or a core
             and factors (`birdie.compress.schemes.tucker`) if the tensor has few components.
+            If there are rows of zeros, which stay zero, transforms of the first axis are restricted to the kernel.
         sigma: scale of the plain grid in standard deviations of the tensor; a transform takes the scale, one for the
             tensor, at which it leaves the same squared error.
         scan: one of `SCANS`, or "auto": the one whose sample is coded smallest.
@@ -115,7 +116,13 @@ class Spectral(Scheme):
         scale = scale or 1.0
         sample = plain[_slab(tuple(plain.shape))]
         error = _Trial.of(Transform("identity"), sample).error(scale)
-        transform = self.transform if isinstance(self.transform, Transform) else _chosen(sample, scale, error)
+        # A transform of the first axis would spread the error of a row over rows of zeros beside it.
+        apart = weight.ndim > 1 and not rows.any(axis=1).all()
+        if isinstance(self.transform, Transform):
+            mixing = apart and self.transform.plan.blocks(tuple(weight.shape))[0] > 1
+            transform = replace(self.transform, axes="kernel") if mixing else self.transform
+        else:
+            transform = _chosen(sample, scale, error, apart)
         scale = _Trial.of(transform, sample).matched(scale, error)
         indices, symbols = _quantized(transform, plain, scale)
         if not indices.size or np.abs(symbols).max() > MAX_SYMBOL:
@@ -283,9 +290,13 @@ class _Trial:
         return min(_size(symbols, self.transform.plan, scan) for scan in scans)
 
 
-def _chosen(weight: Tensor, scale: float, error: float) -> Transform:
-    """Return the candidate with the fewest bytes at equal error; the identity unless another saves half a per cent."""
-    identity, *others = ((_Trial.of(kind, weight).cost(scale, error), kind) for kind in candidates(weight.shape))
+def _chosen(weight: Tensor, scale: float, error: float, apart: bool = False) -> Transform:
+    """Return the candidate with the fewest bytes at equal error; the identity unless another saves half a per cent.
+
+    If the rows must stay `apart`, transforms of the first axis are left out.
+    """
+    kinds = [kind for kind in candidates(weight.shape) if not (apart and kind.plan.blocks(tuple(weight.shape))[0] > 1)]
+    identity, *others = ((_Trial.of(kind, weight).cost(scale, error), kind) for kind in kinds)
     cost, transform = min(others, key=lambda pair: pair[0], default=identity)
     return transform if cost < _GAIN * identity[0] else identity[1]
 

@@ -27,6 +27,7 @@ Trellis-coded quantization: Marcellin & Fischer 1990; for language models: QTIP 
 
 import math
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
-from birdie.compress.scheme import SCALES, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
+from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import finite_rows, real_matrix, real_rows, rows_columns
@@ -78,41 +79,62 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     ):
         raise ArtifactError(f"scheme trellis has parameters {params} for {rows} rows; the file is corrupt or newer")
     symbols = StreamLayout(rows, columns, Hints("symbols", states=params[0]))
-    return (symbols, StreamLayout(rows, 1, SCALES), StreamLayout(columns, 1, SCALES))[: 3 if params[2] else 2]
+    scales = StreamLayout(rows, 1, SCALES, INT16), StreamLayout(columns, 1, SCALES, INT16)
+    return symbols, *scales[: 2 if params[2] else 1]
 
 
 def decode(encoded: Encoded) -> Tensor:
     """Return the tensor by the formula of the module's docstring."""
-    symbols, paths = np.ascontiguousarray(encoded.streams[0]), machine(encoded.params[0])
-    out = np.empty(symbols.shape, np.float32)
-    row, column = row_and_column_scales(encoded)
-    _dequantize(symbols, paths.odd, paths.next_state, paths.mask, chunk_rows(symbols.shape[1]), row, column, out)
+    symbols, paths, column = encoded.streams[0], machine(encoded.params[0]), column_scales(encoded)
+    out = torch.empty(symbols.shape, dtype=encoded.dtype)
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
-    return torch.from_numpy(out).clamp_(-limit, limit).to(encoded.dtype).reshape(encoded.shape)
+    height = chunk_rows(symbols.shape[1])  # paths restart with every chunk of rows, so that chunks decode independently
+    for start in range(0, len(symbols), height):
+        chunk = slice(start, start + height)
+        part, row = np.ascontiguousarray(symbols[chunk]), row_scales(encoded, chunk)
+        exact = out[chunk] if out.dtype is torch.float32 else torch.empty(part.shape, dtype=torch.float32)
+        _dequantize(part, paths.odd, paths.next_state, paths.mask, row, column, exact.numpy())
+        exact.clamp_(-limit, limit)
+        if exact.dtype is not out.dtype:
+            out[chunk] = exact
+    return out.reshape(encoded.shape)
 
 
-def row_and_column_scales(encoded: Encoded) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the scales of rows (base and stream combined) and of columns (ones without a stream).
+def row_scales(encoded: Encoded, rows: slice = slice(None)) -> NDArray[np.float32]:
+    """Return the scales of `rows`, base and stream combined.
 
     Raises:
         ArtifactError: an index is out of range.
     """
-    symbols, rows, *columns = encoded.streams
-    _, row_resolution, column_resolution, base, finer = encoded.params
-    indices = rows[:, 0].astype(np.int64) * (PER_OCTAVE // row_resolution) + base
-    indices[:finer] += 1
+    _, resolution, _, base, finer = encoded.params
+    indices = encoded.streams[1][rows, 0].astype(np.int64) * (PER_OCTAVE // resolution) + base
+    indices[: max(0, finer - (rows.start or 0))] += 1
+    return scales_of(indices)
+
+
+def column_scales(encoded: Encoded) -> NDArray[np.float32]:
+    """Return the scales of columns; ones without a stream.
+
+    Raises:
+        ArtifactError: an index is out of range.
+    """
+    symbols, _, *columns = encoded.streams
     if not columns:
-        return scales_of(indices), np.ones(symbols.shape[1], np.float32)
-    return scales_of(indices), scales_of(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // column_resolution))
+        return np.ones(symbols.shape[1], np.float32)
+    return scales_of(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // encoded.params[2]))
+
+
+def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:  # noqa: ARG001
+    (rows, columns), count = rows_columns(shape), prod(shape)
+    height = min(rows, chunk_rows(columns))
+    return Cost(16 * count + 24 * rows, count * dtype.itemsize + 8 * height * columns + 32 * (height + columns))
 
 
 @njit(nogil=True, cache=True)
-def _dequantize(symbols, odd, next_state, mask, height, row, column, out):  # type: ignore[no-untyped-def]
+def _dequantize(symbols, odd, next_state, mask, row, column, out):  # type: ignore[no-untyped-def]
     rows, columns = symbols.shape
     state = np.zeros(columns, np.uint8)
     for i in range(rows):
-        if i % height == 0:  # a path restarts with every chunk of rows, so that chunks can be decoded in parallel
-            state[:] = 0
         half = row[i] * np.float32(0.5)
         if columns >= ZERO_ROW_COLUMNS and not symbols[i].any():
             half = np.float32(0)
@@ -122,7 +144,7 @@ def _dequantize(symbols, odd, next_state, mask, height, row, column, out):  # ty
             state[j & mask] = next_state[state[j & mask], m & 1]
 
 
-DECODER = Decoder("trellis", 4, layout, decode)
+DECODER = Decoder("trellis", 4, layout, decode, _cost)
 
 
 def _gptq(*, bits: int = 6, clip_sigmas: float = CLIP_SIGMAS) -> "Trellis":
@@ -239,8 +261,8 @@ class Trellis(Scheme):
         plain = not factors.feeds_columns and factors.rows.size == 0
         states = 1 if draft else self.states
         encoded = Encoded("trellis", tuple(weight.shape), weight.dtype, (states, *scales.params), ())
-        row, column = row_and_column_scales(replace(encoded, streams=(matrix, *scales.streams)))  # type: ignore[arg-type]
-        row = np.where(kept, row, np.float32(0))
+        scaled = replace(encoded, streams=(matrix, *scales.streams))  # type: ignore[arg-type]
+        row, column = np.where(kept, row_scales(scaled), np.float32(0)), column_scales(scaled)
         if draft:
             symbols = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
         else:

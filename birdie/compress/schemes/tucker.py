@@ -29,6 +29,8 @@ from torch import Tensor
 from birdie.compress.log_scales import SMALLEST, nearest_indices, scales_of
 from birdie.compress.nested import Part, part_params, take_part, with_kernel
 from birdie.compress.scheme import (
+    BLOCK,
+    INT16,
     SCALES,
     Cost,
     Decoder,
@@ -37,15 +39,16 @@ from birdie.compress.scheme import (
     Sensitivity,
     Spec,
     StreamLayout,
-    elementwise,
+    in_blocks,
 )
 from birdie.compress.schemes import rotation, trellis
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.spectral import decoding
 from birdie.compress.spectral.tucker import Decomposition, tucker
-from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_rows, underflows
+from birdie.compress.tensors import kernel, real_matrix, real_rows, rows_columns, tensor_of_blocks, underflows
 from birdie.entropy import coder
+from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime.kernels import njit
 
@@ -53,7 +56,7 @@ INNER = {**rotation.INNER, 4: trellis.DECODER, 9: decoding.DECODER}  # by their 
 CODES = {**rotation.CODES, "trellis": 4, "spectral": 9}
 MAX_AXES = 8
 _LIMIT = float(np.finfo(np.float32).max)
-_BLOCK = 1 << 16  # elements multiplied at a time
+_ROWS = 64  # multiplied at a time at least, as each block reads the other factor again
 _FINEST = 2.0**-16  # smallest deviation over the largest weight: below it, the tensor counts as constant
 _LARGEST = 1e37  # largest norm of a row of a factor
 _SAME = 0.05  # share of the largest singular value of quantized factors below which two rows are the same component
@@ -113,7 +116,7 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     core, *factors = _parts(shape, params)[1]
     streams = [*with_kernel(core)]
     for factor in factors:
-        streams += [*with_kernel(factor), StreamLayout(factor.shape[0], 1, SCALES)]
+        streams += [*with_kernel(factor), StreamLayout(factor.shape[0], 1, SCALES, INT16)]
     return tuple(streams)
 
 
@@ -128,10 +131,17 @@ def decode(encoded: Encoded) -> Tensor:
         del streams[:count]
         values.append(value if not values else value * scales_of(streams.pop(0)))
     core, *factors = values
-    for axis, factor in reversed([*zip(cut_axes(encoded.shape, ranks), factors, strict=True)]):
+    (last, expand), *others = zip(cut_axes(encoded.shape, ranks), factors, strict=True)
+    for axis, factor in reversed(others):
         core = multiply(core, factor, axis)
-    matrix = core.reshape(rows_columns(encoded.shape))
-    return tensor_of_rows(encoded.shape, encoded.dtype, lambda rows: matrix[rows])
+
+    def product(block: Block) -> _Array:
+        rows = block[0]
+        part = multiply(core[rows], expand, last) if last else multiply(core, expand[:, rows], 0)
+        return part.reshape(len(part), -1)
+
+    columns = rows_columns(encoded.shape)[1]
+    return tensor_of_blocks(encoded.shape, encoded.dtype, product, max(BLOCK, _ROWS * columns))
 
 
 def multiply(x: _Array, factor: _Array, axis: int) -> _Array:
@@ -140,7 +150,7 @@ def multiply(x: _Array, factor: _Array, axis: int) -> _Array:
     lines = x.reshape(prod(shape[:axis]), rank, -1)
     out = np.empty((len(lines), length, lines.shape[2]))
     factor = np.ascontiguousarray(factor)
-    width = max(8, _BLOCK // max(rank, length))
+    width = max(8, BLOCK // max(rank, length))
     for start in range(0, lines.shape[2], width):
         across = slice(start, start + width)
         height = max(1, width // lines[0, 0, across].size)
@@ -170,8 +180,18 @@ def _sum_products(factor, signals, out):  # type: ignore[no-untyped-def]
 
 
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
-    output, ranks = elementwise(shape, dtype, params), params[: len(shape)]
-    return Cost(output.operations * (1 + sum(ranks)), output.bytes + 16 * output.operations)  # float64, in and out
+    (ranks, parts), operations, sizes = _parts(shape, params), 0, list(params[: len(shape)])
+    held = 16 * sum(prod(part.shape) for part in parts)
+    for axis in reversed(cut_axes(shape, ranks)):
+        input_size = prod(sizes)
+        sizes[axis] = shape[axis]
+        operations += 2 * ranks[axis] * prod(sizes)
+    inner = [part.decoder.cost(part.shape, torch.float32, part.params) for part in parts]
+    held += 24 * input_size + max(
+        cost.bytes for cost in inner
+    )  # in float64: the last product's input, and that before it
+    output = in_blocks(shape, dtype, 12, _ROWS * rows_columns(shape)[1])
+    return Cost(output.operations + operations + sum(cost.operations for cost in inner), output.bytes + held)
 
 
 DECODER = Decoder("tucker", 10, layout, decode, _cost)

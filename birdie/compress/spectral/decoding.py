@@ -15,11 +15,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.log_scales import scales_of
-from birdie.compress.scheme import SCALES, SYMBOLS, Cost, Decoder, Encoded, StreamLayout, elementwise
+from birdie.compress.scheme import (
+    BLOCK,
+    INT16,
+    SCALES,
+    SYMBOLS,
+    Cost,
+    Decoder,
+    Encoded,
+    StreamLayout,
+    in_blocks,
+)
+from birdie.compress.schemes.rotation import rotation_cost
 from birdie.compress.spectral.inverse import KINDS, LIFTING, MAX_EDGE, MAX_LEVELS, Axes, invert
 from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan
-from birdie.compress.tensors import real_matrix, rows_columns, tensor_of_rows
+from birdie.compress.tensors import real_matrix, rows_columns, tensor_of_blocks
+from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError
+
+_BLOCK = 1 << 20  # elements of several rows transformed at a time: fewer take longer between transforms than in them
 
 
 def transform_of(params: tuple[int, ...]) -> tuple[Axes, Scan]:
@@ -65,33 +79,61 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
     if not scan.fits(shape, axes):
         raise ArtifactError(f"a tensor of shape {shape} has no blocks of {axes.blocks(shape)}; the file is corrupt")
     rows, columns = scan.matrix(shape, axes)
-    return StreamLayout(rows, columns, SYMBOLS), StreamLayout(1, prod(axes.counts(shape)), SCALES)
+    return StreamLayout(rows, columns, SYMBOLS), StreamLayout(1, prod(axes.counts(shape)), SCALES, INT16)
 
 
 def decode(encoded: Encoded) -> Tensor:
     """Return the weights of an encoded tensor."""
     symbols, indices = encoded.streams
     axes, scan = transform_of(encoded.params)
-    values = np.array(scan.restore(symbols, encoded.shape, axes), np.float64, order="C")
+    shape = encoded.shape or (1,)
+    coefficients = scan.restore(symbols, shape, axes)
     scales = scales_of(indices).astype(np.float64)
-    values *= scales[0, 0] if scales.size == 1 else per_coefficient(scales, encoded.shape, axes)
-    invert(axes, values)
-    matrix = values.reshape(rows_columns(encoded.shape))
-    return tensor_of_rows(encoded.shape, encoded.dtype, lambda rows: matrix[rows])
+
+    def inverted(block: Block) -> NDArray[np.float64]:
+        first = slice(None) if len(shape) < 2 else block[0]
+        values = np.array(coefficients[first], np.float64, order="C")
+        values *= scales[0, 0] if scales.size == 1 else per_coefficient(scales, shape, axes, first)
+        invert(axes, values)
+        return values.reshape(-1, rows_columns(shape)[1])
+
+    return tensor_of_blocks(encoded.shape, encoded.dtype, inverted, _together(shape, axes))
 
 
-def per_coefficient(of_classes: NDArray[np.float64], shape: tuple[int, ...], axes: Axes) -> NDArray[np.float64]:
-    """Return an array with one value per coefficient from values per combination of classes."""
+def per_coefficient(
+    of_classes: NDArray[np.float64], shape: tuple[int, ...], axes: Axes, first: slice = slice(None)
+) -> NDArray[np.float64]:
+    """Return an array with one value per coefficient from values per combination of classes.
+
+    Only for the indices `first` of the first axis.
+    """
     grid = of_classes.reshape(axes.counts(shape))
     for axis, classes in enumerate(axes.classes(shape)):
-        grid = np.take(grid, classes, axis=axis)
+        grid = np.take(grid, classes if axis else classes[first], axis=axis)
     return grid
 
 
+def _together(shape: tuple[int, ...], axes: Axes) -> int:
+    """Return how many elements are transformed at a time: complete blocks of the first axis, and complete rows."""
+    rows, columns = rows_columns(shape)
+    unit = columns * (axes.blocks(shape)[0] if len(shape) > 1 else 1)
+    size = BLOCK if unit == columns else _BLOCK
+    return min(max(1, size // unit) * unit, rows * columns)
+
+
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
-    output, axes = elementwise(shape, dtype, params), transform_of(params)[0]
-    taps = sum(length for length in axes.blocks(shape) if length > 1) if axes.kind == "dct" else 8 * len(shape)
-    return Cost(output.operations * (2 + taps), output.bytes + 16 * output.operations)  # coefficients in float64, twice
+    axes, scan = transform_of(params)
+    shape, count = shape or (1,), prod(shape)
+    operations = {
+        "dct": 3 * sum(length for length in axes.blocks(shape) if length > 1),
+        "hadamard": rotation_cost(shape, dtype).operations // count,
+    }.get(axes.kind, 32 * len(shape) if axes.kind in LIFTING else 0)
+    # A scan sorts the points of the axes after the second, or those of a block.
+    points = {"none": 0, "planes": prod(shape[2:]) + sum(shape[:2]), "blocks": prod(axes.blocks(shape))}[scan.layout]
+    cost = in_blocks(shape, dtype, 20 + operations, _together(shape, axes))
+    classes = prod(axes.counts(shape))
+    scanned = 0 if scan.layout == "none" else 4 * count
+    return Cost(cost.operations + 400 * points + 8 * classes, cost.bytes + scanned + 24 * classes + 100 * points)
 
 
 DECODER = Decoder("spectral", 9, layout, decode, _cost)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from birdie.artifact import metadata, pytree
 from birdie.artifact.container import Entry, Reader
-from birdie.artifact.decoding import decode_all, require_size, stored_name
+from birdie.artifact.decoding import decode_all, require_limits, stored_name
 from birdie.compress.scheme import Decoder
 from birdie.compress.schemes import cast, codebook, grid, lossless, lowrank, rotation, ternary, trellis, tucker
 from birdie.compress.spectral import decoding as spectral
@@ -50,24 +50,26 @@ def decoder_of(entry: Entry) -> Decoder:
     return decoder if isinstance(decoder, Decoder) else decoder(scheme)
 
 
-def load(source: Source, max_bytes: int | None = None) -> dict[str, Tensor]:
+def load(source: Source, max_bytes: int | None = None, max_operations: int | None = None) -> dict[str, Tensor]:
     """Decode a file.
 
     Args:
         source: a path, or the bytes of a .birdie file.
         max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file.
+        max_operations: refuse to take more operations, of about a nanosecond; default 2 for each byte that may be
+            decoded, and 65,536 for each of the file.
 
     Returns:
         name → tensor on the CPU; tied names share one tensor.
 
     Raises:
-        ArtifactError: the file is missing, corrupt, or decodes to more than `max_bytes`.
+        ArtifactError: the file is missing, corrupt, or takes more than `max_bytes` or `max_operations` to decode.
     """
     with Reader(source) as reader:
-        return _tensors(reader, max_bytes)
+        return _tensors(reader, max_bytes, max_operations)
 
 
-def load_object(source: Source, max_bytes: int | None = None) -> Any:
+def load_object(source: Source, max_bytes: int | None = None, max_operations: int | None = None) -> Any:
     """Return the checkpoint that `birdie.artifact.repack` stored, nested as it was, or else what `load` returns.
 
     Raises:
@@ -75,12 +77,12 @@ def load_object(source: Source, max_bytes: int | None = None) -> Any:
     """
     with Reader(source) as reader:
         skeleton = metadata.parse(bytes(reader.metadata), reader.where).get("tree")
-        tensors = _tensors(reader, max_bytes)
+        tensors = _tensors(reader, max_bytes, max_operations)
     return tensors if skeleton is None else pytree.rebuild(skeleton, tensors)
 
 
-def _tensors(reader: Reader, max_bytes: int | None) -> dict[str, Tensor]:
-    require_size(reader, max_bytes)
+def _tensors(reader: Reader, max_bytes: int | None, max_operations: int | None) -> dict[str, Tensor]:
+    require_limits(reader, decoder_of, max_bytes, max_operations)
     tensors = decode_all(reader, decoder_of, os.cpu_count() or 1)
     return {name: tensors[stored_name(reader, name)] for name in reader.names}
 

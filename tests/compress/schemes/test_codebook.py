@@ -158,3 +158,14 @@ def test_levels_that_do_not_rise_are_a_corrupt_file(levels: list[int]) -> None:
         decode(Encoded("codebook", (1, 2), torch.float32, (2, 0), streams))
     with pytest.raises(ArtifactError, match="beyond a codebook"):
         decode(Encoded("codebook", (1, 2), torch.float32, (1, 0), (streams[0], streams[1][:, :1], streams[2])))
+
+
+def test_rows_of_zeros_stay_zero_in_a_full_codebook_that_can_be_read_again() -> None:
+    """There is no room for one level more: the level of zeros replaces the one nearest to it."""
+    weight = random_weight(60, 400)
+    weight[4] = 0
+    for per_row in (False, True):
+        encoded = Codebook(k=256, per_row=per_row).encode("w", weight)
+        decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)
+        assert encoded.params[0] <= 256
+        assert not decode(encoded)[4].any()

@@ -17,7 +17,7 @@ from birdie.compress.feedback import feedback
 from birdie.compress.registry import decode, decoder
 from birdie.compress.scheme import Encoded, Sensitivity
 from birdie.compress.schemes.grid import MAX_SYMBOL
-from birdie.compress.schemes.trellis import Trellis, row_and_column_scales
+from birdie.compress.schemes.trellis import Trellis, column_scales, row_scales
 from birdie.entropy import coder
 from birdie.entropy.trellis import STATES, machine
 from birdie.errors import ConfigError
@@ -76,7 +76,7 @@ def test_feedback_loses_less_than_rounding_and_feedback_on_both_sides_less_than_
     """At the same steps, which the columns' weights set alike."""
     known, weight = sensitivity(160, 96), weights(160, 96)
     shell = Trellis(8, rate=0.0).encode("w", weight, sensitivity=known, lam=1e-4)
-    row, column = row_and_column_scales(shell)
+    row, column = row_scales(shell), column_scales(shell)
     rounded = replace(
         shell,
         params=(1, *shell.params[1:]),
@@ -120,7 +120,7 @@ def test_short_columns_lose_nothing_where_one_path_runs_along_the_rows(shape: tu
     """Errors in squared steps, of a vector as of a matrix: what the trellis says for long paths."""
     source = torch.rand(shape, generator=torch.Generator().manual_seed(2)) * 60
     encoded = Trellis(8, sigma=0.06, rate=0.0).encode("w", source)
-    step = row_and_column_scales(encoded)[0][:, None].astype(np.float64)
+    step = row_scales(encoded)[:, None].astype(np.float64)
     error = (decode(encoded).double().numpy() - source.double().numpy()) / step
     assert float((error**2).mean()) == pytest.approx(Trellis(8).distortion, rel=0.06)
 
@@ -131,7 +131,7 @@ def test_a_path_along_the_rows_is_the_cheapest_there_is(monkeypatch: pytest.Monk
     weight = torch.randn(2, 3, generator=generator)
     encoded = Trellis(4, sigma=0.8, rate=0.0).encode("w", weight)
     least = float(((decode(encoded) - weight) ** 2).sum())
-    nearest = np.rint(weight.numpy() / row_and_column_scales(encoded)[0][:, None]).astype(np.int32)
+    nearest = np.rint(weight.numpy() / row_scales(encoded)[:, None]).astype(np.int32)
     for moves in np.ndindex(*(3,) * 6):
         numbers = nearest + np.array(moves, np.int32).reshape(2, 3) - 1
         other = decode(replace(encoded, streams=(numbers, *encoded.streams[1:])))
@@ -206,7 +206,7 @@ def test_any_tensor_comes_back_in_its_shape_and_dtype_within_its_steps(
     assert again.params == encoded.params
     assert all((one == two).all() for one, two in zip(again.streams, encoded.streams, strict=True))
     if lam == 0:  # steps by spread: each number within two steps, and a row's error well below what is in it
-        row, _ = row_and_column_scales(encoded)
+        row = row_scales(encoded)
         off = (decoded.double() - weight.double()).reshape(rows, columns).abs()
         allowed = 2.5 * torch.from_numpy(row).double()[:, None] + 0.01 * weight.double().reshape(rows, columns).abs()
         assert bool((off <= allowed).all())
@@ -260,7 +260,7 @@ def test_the_distortion_of_each_trellis_is_what_it_says() -> None:
     source = torch.rand(4000, 16, generator=torch.Generator().manual_seed(1)) * 60
     for states in STATES:
         encoded = Trellis(states, sigma=0.06, rate=0.0).encode("w", source)
-        step = row_and_column_scales(encoded)[0][:, None].astype(np.float64)
+        step = row_scales(encoded)[:, None].astype(np.float64)
         error = (decode(encoded).double().numpy() - source.double().numpy()) / step
         assert float((error**2).mean()) == pytest.approx(Trellis(states).distortion, rel=0.06)
         assert machine(states).odd.size == states

@@ -188,7 +188,7 @@ def test_products_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPa
     x, factor = rng.standard_normal((7, 5, 11)), rng.standard_normal((5, 9))
     at_once = multiply(x, factor, 1)
     for part in (1, 9, 20, 70):
-        monkeypatch.setattr("birdie.compress.schemes.tucker._BLOCK", part)
+        monkeypatch.setattr("birdie.compress.schemes.tucker.BLOCK", part)
         np.testing.assert_array_equal(multiply(x, factor, 1), at_once)
 
 

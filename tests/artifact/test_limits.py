@@ -1,0 +1,107 @@
+"""Limits on what decoding takes: bytes, memory and operations, checked from the header before anything is decoded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import birdie
+from birdie.artifact import container
+from birdie.artifact.container import Entry, Stream
+from birdie.artifact.decoding import DTYPES, OPERATIONS_PER_BYTE, OPERATIONS_PER_TENSOR
+from birdie.artifact.load import decode_tensor
+from birdie.artifact.repack import load_object
+from birdie.compress import registry
+from birdie.errors import ArtifactError
+from birdie.golf.standalone import decode
+
+FLOAT = DTYPES.index(torch.float32)
+ZERO = Stream(0, b"")
+LOADERS: dict[str, Any] = {
+    "load": birdie.load,
+    "load_object": load_object,
+    "decode_tensor": lambda path, **limits: decode_tensor(path, "w", **limits),
+    "lazy": lambda path, **limits: birdie.load(path, into=linear(), lazy=True, **limits),
+    "one file": decode.load,
+}
+
+
+class Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(64, 64))
+
+
+def linear() -> Holder:
+    return Holder()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    birdie.save({"w": torch.zeros(64, 64)}, tmp_path / "zeros.birdie", lossless=True)
+    return tmp_path / "zeros.birdie"
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+def test_a_limit_refuses_before_decoding_and_names_the_argument_and_the_flag_that_lift_it(
+    load: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(path, max_bytes=16_384, max_operations=1_000_000)
+    monkeypatch.setattr("birdie.entropy.coder.decode", None)
+    with pytest.raises(ArtifactError, match=r"16,384 bytes to .* 16,383 allowed; raise max_bytes \(--max-size\)"):
+        load(path, max_bytes=16_383)
+    with pytest.raises(ArtifactError, match=r"operations .* 99 allowed; raise max_operations \(--max-operations\)"):
+        load(path, max_operations=99)
+
+
+def test_tensors_for_which_a_module_has_memory_need_no_limit_lifted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("birdie.artifact.decoding.MIN_DECODED_LIMIT", 1000)
+    monkeypatch.setattr("birdie.artifact.decoding.DECODED_PER_BYTE", 1)
+    with pytest.raises(ArtifactError, match="max_bytes"):
+        birdie.load(path)
+    assert not birdie.load(path, into=linear()).w.any()
+    for other in (linear().half(), torch.nn.Linear(64, 64)):
+        with pytest.raises(ArtifactError, match="max_bytes"):
+            birdie.load(path, into=other)
+    with pytest.raises(ArtifactError, match="1,000 allowed"):
+        birdie.load(path, into=linear(), max_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape", "params", "streams"),
+    [
+        pytest.param("lowrank", (1 << 14, 1 << 14), (1 << 14, 2, 0), 5, id="low rank"),
+        pytest.param("spectral", (1 << 14, 1 << 14), (1, 64, 0, 0, 0, 0), 2, id="DCT"),
+        pytest.param("rotation", (1 << 14, 1 << 14), (0, 2, 0), 2, id="rotation"),
+    ],
+)
+def test_a_small_file_that_would_take_minutes_is_refused(
+    scheme: str, shape: tuple[int, ...], params: tuple[int, ...], streams: int
+) -> None:
+    code = registry.decoder(scheme).code or 0
+    data = container.to_bytes([Entry("w", code, FLOAT, shape, params, (ZERO,) * streams)])
+    with pytest.raises(ArtifactError, match="operations"):
+        decode.load(data)
+
+
+def test_a_small_file_that_would_take_many_times_its_decoded_bytes_is_refused() -> None:
+    wavelet = Entry("w", 9, FLOAT, (1 << 12, 1 << 12), (2, 0, 1, 0, 0, 0), (ZERO, ZERO))
+    with pytest.raises(ArtifactError, match=r"bytes of memory .* raise max_bytes \(--max-size\)"):
+        decode.load(container.to_bytes([wavelet]))
+
+
+def test_many_tensors_pass_with_a_few_bytes_each_and_not_without() -> None:
+    """The reading of a tensor is work too."""
+    assert 2 * OPERATIONS_PER_BYTE < OPERATIONS_PER_TENSOR < 3 * OPERATIONS_PER_BYTE
+    empty = [Entry(f"{index:05x}", 1, FLOAT, (1,), (), (ZERO,) * 4) for index in range(20_000)]
+    with pytest.raises(ArtifactError, match="operations"):
+        decode.load(container.to_bytes(empty))
+
+
+def test_impossible_parameters_are_refused_with_the_name_of_the_tensor() -> None:
+    data = container.to_bytes([Entry("w", 2, FLOAT, (4, 4), (5,), (ZERO, ZERO))])
+    with pytest.raises(ArtifactError, match=r"'w'.*a group of 5 columns"):
+        decode.load(data)
