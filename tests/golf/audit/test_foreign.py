@@ -43,7 +43,7 @@ def test_an_honest_script_passes(tmp_path: Path) -> None:
 @needs_sandbox
 def test_files_that_it_reads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.bin").write_bytes(b"x" * 5000)
-    path = script(tmp_path, f"open({str(tmp_path / 'model.bin')!r}, 'rb').read()\n" + HONEST)
+    path = script(tmp_path, "open(__file__.replace('train_gpt.py', 'model.bin'), 'rb').read()\n" + HONEST)
     (size,) = [finding for finding in run_script(path) if finding.rule.name == "size"]
     assert f"{5000 + path.stat().st_size:,}" in size.evidence
     assert size.result == "pass"
@@ -55,7 +55,9 @@ def test_files_that_it_reads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_opening_training_data_fails(tmp_path: Path) -> None:
     shard = tmp_path / "fineweb_train_000000.bin"
     shard.write_bytes(b"x" * 10)
-    code = f"def score(tokens):\n    open({str(shard)!r}, 'rb').read()\n    return [1.0] * (len(tokens) - 1)\n"
+    code = (
+        f"def score(tokens):\n    open('/submission/{shard.name}', 'rb').read()\n    return [1.0] * (len(tokens) - 1)\n"
+    )
     assert results(run_script(script(tmp_path, code + "VOCABULARY = 4\n")))["self-contained"] == "fail"
 
 
