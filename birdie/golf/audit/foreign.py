@@ -110,7 +110,7 @@ class _Run:
         try:
             model = _fields(box, box.ask("model", MODEL_TOKENS), vocabulary=int, parameters=int, shrunk=bool)
             vocabulary, half = model["vocabulary"], MODEL_TOKENS // 2
-            if not all(0 < number < 2**63 for number in (vocabulary, model["parameters"])):
+            if not (0 < vocabulary < 2**63 and 0 <= model["parameters"] < 2**63):
                 raise box.interfered()
             tokens = np.random.default_rng(0).integers(0, vocabulary, MODEL_TOKENS)
             shape, first = _logits(box, tokens)

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import secrets
+import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import NamedTuple, Self
 
 INTERVAL = 0.02
 """Seconds between two counts."""
+KILLED = 10.0
+"""Seconds in which killed processes end."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 _NUMBERS = re.compile(r"^(\w+):\s+(\d+)", re.MULTILINE)
@@ -59,9 +62,10 @@ class Watch:
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
     def close(self) -> None:
-        """Stop counting; the processes must have ended."""
+        """Stop counting, and wait until the killed processes have ended, the first of them last."""
         self._stop.set()
         self._thread.join()
+        select.select([self._first], [], [], KILLED)
         for descriptor in (self._first, self._proc, self._scratch):
             os.close(descriptor)
         if self.cgroup is not None:

@@ -23,7 +23,6 @@ AT_FDCWD, AT_RECURSIVE, NR_MOUNT_SETATTR = -100, 0x8000, 442
 RDONLY, NOSUID, NODEV = 1, 2, 4
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 PR_CAP_AMBIENT, CLEAR_AMBIENT, CAPABILITY_VERSION, CAPABILITIES, SIGKILL = 47, 4, 0x20080522, 64, 9
-SCRATCH_FILES = 4096
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -93,7 +92,7 @@ def enter_root(mounts: list[tuple[str, str, str]]) -> None:
         if kind == "link":
             path.symlink_to(source)
         elif kind == "tmpfs":
-            check(tmpfs(path, f"size={source},nr_inodes={SCRATCH_FILES},mode=755"), problem)
+            check(tmpfs(path, f"size={source},mode=755"), problem)
         elif kind == "proc":
             check(libc.mount(b"proc", bytes(path), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None), problem)
         elif kind != "readonly":

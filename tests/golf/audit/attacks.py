@@ -2,7 +2,7 @@
 
 The code has names for what waits outside: OUTSIDE, a folder with a file `secret`, a listening socket `server` and a
 named pipe `pipe`; ABSTRACT, a listening socket without a file; MARKER, in the command line of process PID; and
-INSIDE, the script's own folder, where another socket and pipe lie.
+INSIDE, the script's own folder, where other sockets and another pipe lie.
 """
 
 PRELUDE = """
@@ -69,7 +69,7 @@ answer = tried(*(lambda kind=kind: socket.socket(*kind) for kind in kinds))
 """,
     "socket pair turned to a path": """
 one, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-answer = tried(lambda: one.sendto(b"escaped", INSIDE + "/server"))
+answer = tried(lambda: one.sendto(b"escaped", INSIDE + "/datagrams"))
 """,
     "terminal input": """
 push = lambda path, request: fcntl.ioctl(os.open(path, os.O_RDWR | os.O_NOCTTY), request, b"x") or "pushed"
