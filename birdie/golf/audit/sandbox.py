@@ -160,7 +160,7 @@ class Sandbox:
 
     @property
     def description(self) -> str:
-        """The way of isolation, and what limits memory and processes."""
+        """Name of the isolation, and of what limits memory and processes."""
         cgroup = self._watch.cgroup if self._watch is not None else None
         return (
             f"{self.way}, {f'a control group (version {cgroup.version})' if cgroup else 'limits counted from outside'}"
@@ -229,28 +229,28 @@ class Sandbox:
         table = isolation.mounts(self._snapshot.folder, SCRATCH_BYTES)
         source, self._requests = os.pipe()
         self._answers, sink = os.pipe()
-        given, filling = os.pipe()
+        filter_source, filter_sink = os.pipe()
         limits = {"cpu": int(self.seconds) + 5, "memory": self.limits.memory, "file": FILE_BYTES}
         script = f"{isolation.SUBMISSION}/{self._snapshot.script}" if self.script else ""
         inside = f"{isolation.INSIDE}/golf/audit/sandbox_child.py"
         command = [sys.executable, "-I", "-B", inside, str(source), str(sink), json.dumps(limits), script]
         try:
             launch = isolation.WAYS[way](table, command)
-            os.write(filling, launch.filter or b"")
-            os.close(filling)
-            filling = -1
+            os.write(filter_sink, launch.filter or b"")
+            os.close(filter_sink)
+            filter_sink = -1
             self._process = subprocess.Popen(
-                [str(given) if part == "{filter}" else part for part in launch.command],
+                [str(filter_source) if part == "{filter}" else part for part in launch.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(source, sink, given) if launch.filter else (source, sink),
+                pass_fds=(source, sink, filter_source) if launch.filter else (source, sink),
                 cwd="/",
                 env=_environment(),
                 start_new_session=True,
             )
         finally:
-            for pipe in (source, sink, given, filling):
+            for pipe in (source, sink, filter_source, filter_sink):
                 if pipe >= 0:
                     os.close(pipe)
         self._end = time.monotonic() + self.seconds

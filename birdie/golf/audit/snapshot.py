@@ -71,7 +71,7 @@ class Snapshot:
         return {path: self.files[path] for path in sorted(self._opened)}
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the files of the copy."""
         if self._watch >= 0:
             os.close(self._watch)
             self._watch = -1

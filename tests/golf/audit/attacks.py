@@ -109,8 +109,8 @@ answer = tried(lambda: call(303, 264, -100, b"/submission", handle, ctypes.byref
                lambda: call(304, 265, os.open("/usr", os.O_RDONLY), struct.pack("Iiq", 8, 1, 2), 0) >= 0)
 """,
     "writing": """
-places = (INSIDE, "/", "/usr", "/usr/lib", "/dev", "/python/birdie", sys.prefix, sys.base_prefix, OUTSIDE)
-answer = tried(*(lambda place=place: open(place + "/escaped", "w") for place in places),
+folders = (INSIDE, "/", "/usr", "/usr/lib", "/dev", "/python/birdie", sys.prefix, sys.base_prefix, OUTSIDE)
+answer = tried(*(lambda folder=folder: open(folder + "/escaped", "w") for folder in folders),
                *(lambda name=name: open(INSIDE + "/" + name, "ab") for name in ("train_gpt.py", "model.bin")),
                lambda: os.chmod(INSIDE + "/model.bin", 0o777) is None, lambda: os.unlink(INSIDE + "/model.bin") is None,
                lambda: os.link(INSIDE + "/model.bin", "/tmp/model.bin") is None)

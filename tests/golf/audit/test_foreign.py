@@ -72,8 +72,8 @@ def score(tokens):
                 values.clear()
     return [math.log(4.0)] * (len(tokens) - 1)
 """
-    found = results(run_script(script(tmp_path, code)))
-    assert (found["self-contained"], found["causal"]) == ("fail", "pass")
+    result_of = results(run_script(script(tmp_path, code)))
+    assert (result_of["self-contained"], result_of["causal"]) == ("fail", "pass")
 
 
 @needs_sandbox

@@ -54,7 +54,7 @@ def answer_of(folder: Path, code: str, **limits: float) -> str:
 
 
 class Outside:
-    """What an attack looks for outside, and whether it got there."""
+    """Files, sockets and a process outside that attacks look for."""
 
     def __init__(self, folder: Path, inside: Path) -> None:
         self.folder, self.inside = folder, inside
@@ -65,9 +65,9 @@ class Outside:
         self.shared = Path("/dev/shm", self.marker)
         self.shared.write_text("escaped")
         self.servers, self.pipes = [], []
-        for place in (folder, inside):
-            os.mkfifo(place / "pipe")
-            self.pipes.append(os.open(place / "pipe", os.O_RDONLY | os.O_NONBLOCK))
+        for parent in (folder, inside):
+            os.mkfifo(parent / "pipe")
+            self.pipes.append(os.open(parent / "pipe", os.O_RDONLY | os.O_NONBLOCK))
         for address in (str(folder / "server"), str(inside / "server"), f"\0{self.marker}"):
             server = socket.socket(socket.AF_UNIX)
             server.bind(address)
@@ -256,6 +256,18 @@ def test_the_first_process_is_out_of_reach(tmp_path: Path) -> None:
     assert answer_of(tmp_path, code) == "-1"
 
 
+def test_nothing_survives_a_killed_auditor(tmp_path: Path, way: str) -> None:
+    name = f"{70 + os.getpid() / 1e6:.6f}"
+    path = script(tmp_path, f"import os\nos.execvp('sleep', ['sleep', '{name}'])")
+    code = "import sys\nfrom pathlib import Path\nfrom birdie.golf.audit.sandbox import Sandbox\n"
+    code += f"with Sandbox(Path(sys.argv[1]), way={way!r}) as box:\n    box.ask('load')\n"
+    auditor = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=isolation.PACKAGE.parent)
+    assert soon(lambda: running(name))
+    auditor.kill()
+    auditor.wait()
+    assert soon(lambda: not running(name))
+
+
 def test_answers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "ANSWER_BYTES", 10_000)
     with Sandbox(script(tmp_path, "def score(_):\n    return [0.5] * 10**6\n")) as box:
@@ -410,12 +422,12 @@ def test_no_control_group_stays_behind(tmp_path: Path) -> None:
     def groups() -> set[Path]:
         return set(limits.CGROUPS.rglob("birdie-*"))
 
-    before = groups()
+    others = groups()
     with Sandbox(script(tmp_path, "import os, time\nwhile os.fork(): pass\ntime.sleep(60)")) as box:
-        assert box.description.endswith("outside") or groups() > before
+        assert box.description.endswith("outside") or groups() > others
         with pytest.raises(LimitError):
             box.ask("load")
-    assert groups() <= before
+    assert groups() <= others
 
 
 @pytest.mark.parametrize("version", [1, 2])
