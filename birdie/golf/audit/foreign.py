@@ -110,7 +110,10 @@ class _Run:
         try:
             model = _fields(box, box.ask("model", MODEL_TOKENS), vocabulary=int, parameters=int, shrunk=bool)
             vocabulary, half = model["vocabulary"], MODEL_TOKENS // 2
-            if not (0 < vocabulary < 2**63 and 0 <= model["parameters"] < 2**63):
+            if not 2 <= vocabulary <= MAX_VOCABULARY:
+                self.add(RUNS, "unknown", f"its GPT has no vocabulary of 2 to {MAX_VOCABULARY:,}, so it was not probed")
+                return
+            if not 0 <= model["parameters"] < 2**63:
                 raise box.interfered()
             tokens = np.random.default_rng(0).integers(0, vocabulary, MODEL_TOKENS)
             shape, first = _logits(box, tokens)

@@ -29,7 +29,10 @@ NAMESPACES = Path(__file__).with_name("namespaces.py")
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives")
 _DEVICES = ("null", "full", "random", "urandom")  # not zero: mapped, it is memory that no process is charged for
-_MASKED = ("keys", "key-users", "timer_list", "sched_debug", "kallsyms", "modules")
+_MASKED = (  # of the machine; root's sandbox is root's for these files
+    *("keys", "key-users", "kcore", "kmsg", "kallsyms", "modules", "slabinfo", "vmallocinfo", "pagetypeinfo"),
+    *("kpagecount", "kpageflags", "kpagecgroup", "timer_list", "sched_debug", "sysrq-trigger", "iomem", "cmdline"),
+)
 _BUBBLEWRAP = {
     "bind": ("--ro-bind", "{source}", "{target}"),
     "device": ("--dev-bind", "{source}", "{target}"),

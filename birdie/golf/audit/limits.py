@@ -46,9 +46,15 @@ class Watch:
         self.limits, self.reason = limits, ""
         first = _child(launcher)
         inner = _child(first)
-        self._first = os.pidfd_open(first)
-        self._proc = os.open(f"/proc/{inner}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._scratch = os.open(f"/proc/{inner}/root{scratch}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with contextlib.ExitStack() as descriptors:
+            self._first = os.pidfd_open(first)
+            descriptors.callback(os.close, self._first)
+            self._proc = os.open(f"/proc/{inner}/root/proc", flags)
+            descriptors.callback(os.close, self._proc)
+            self._scratch = os.open(f"/proc/{inner}/root{scratch}", flags)
+            descriptors.callback(os.close, self._scratch)
+            self._descriptors = descriptors.pop_all()
         with contextlib.suppress(OSError):  # without memory the sandbox is ended first
             Path(f"/proc/{inner}/oom_score_adj").write_text("1000")
         self.cgroup = Cgroup.of((first, inner), limits)
@@ -66,8 +72,7 @@ class Watch:
         self._stop.set()
         self._thread.join()
         select.select([self._first], [], [], KILLED)
-        for descriptor in (self._first, self._proc, self._scratch):
-            os.close(descriptor)
+        self._descriptors.close()
         if self.cgroup is not None:
             self.cgroup.remove()
 
@@ -77,7 +82,10 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
-            self.reason = self._count()
+            try:
+                self.reason = self._count()
+            except OSError as error:
+                self.reason = f"what it uses cannot be counted ({error})"
             if self.exceeded():
                 self.kill()
                 return

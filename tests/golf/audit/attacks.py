@@ -118,7 +118,9 @@ answer = tried(*(lambda folder=folder: open(folder + "/escaped", "w") for folder
     "settings of the kernel": """
 paths = ("sys/kernel/core_pattern", "sys/kernel/modprobe", "sys/vm/drop_caches", "sysrq-trigger", "self/oom_score_adj",
          "self/uid_map", "1/oom_score_adj", "sys/user/max_user_namespaces", "self/mem", "1/mem")
-answer = tried(*(lambda path=path: os.open("/proc/" + path, os.O_WRONLY) for path in paths))
+hidden = ("kcore", "kmsg", "kpagecount", "vmallocinfo", "slabinfo", "kallsyms", "cmdline")
+answer = tried(*(lambda path=path: os.open("/proc/" + path, os.O_WRONLY) for path in paths),
+               *(lambda path=path: open("/proc/" + path, "rb").read(8) for path in hidden))
 """,
     "mounts": """
 writable = (ctypes.c_uint64 * 4)(0, 7, 0, 0)

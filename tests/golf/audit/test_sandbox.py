@@ -215,6 +215,15 @@ def test_without_a_control_group_limits_hold(tmp_path: Path, monkeypatch: pytest
     test_memory_has_a_limit_together(tmp_path, 50)
 
 
+def test_a_sandbox_that_cannot_be_counted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(_: limits.Watch) -> str:
+        raise PermissionError("hidden")
+
+    monkeypatch.setattr(limits.Watch, "_count", blind)
+    with Sandbox(script(tmp_path, "while True: pass")) as box, pytest.raises(LimitError, match="hidden"):
+        box.ask("load")
+
+
 def test_the_number_of_files_has_a_limit(tmp_path: Path) -> None:
     code = "import time\nfor number in range(5000):\n    open(str(number), 'w').close()\nwhile True: time.sleep(1)"
     with Sandbox(script(tmp_path, code)) as box, pytest.raises(LimitError, match="4,096 files"):
