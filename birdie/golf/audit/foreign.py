@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.golf.audit.probes import CLOSE, probe, probe_losses
+from birdie.golf.audit.regular import require_regular
 from birdie.golf.audit.rules import CAP_BYTES, CAUSAL, RUNS, SELF_CONTAINED, SIZE, Finding, Result, Rule
 from birdie.golf.audit.sandbox import GIB, InterferedError, LimitError, RefusedError, Sandbox, SandboxError
 from birdie.golf.audit.script import TRAINING_FILE
@@ -47,6 +48,7 @@ def run_script(path: Path, *, seconds: float = 120, memory: int = 4 * GIB) -> tu
     Raises:
         DataError: there is no regular file at `path`.
     """
+    require_regular(path)
     run = _Run(path)
     try:
         with Sandbox(path, seconds=seconds, memory=memory) as box:

@@ -167,6 +167,13 @@ def test_a_vocabulary_out_of_range_is_not_probed(tmp_path: Path, vocabulary: str
 
 
 @needs_sandbox
+def test_a_model_without_a_vocabulary_is_not_probed(tmp_path: Path) -> None:
+    code = "import torch\nclass Hyperparameters:\n    vocab_size = 1\nclass GPT(torch.nn.Module):\n"
+    code += "    def forward_logits(self, ids):\n        return torch.zeros(1, ids.shape[1], 1)\n"
+    assert "pass" not in results(run_script(script(tmp_path, code))).values()
+
+
+@needs_sandbox
 @pytest.mark.slow
 def test_a_model_is_built_small() -> None:
     windows = next(script for script in LEGAL if script.path.stem == "windows")

@@ -18,11 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from birdie.errors import DataError
-from birdie.golf.audit import isolation, limits, sandbox, seccomp, snapshot
-from birdie.golf.audit.limits import Cgroup, Limits
+from birdie.golf.audit import isolation, limits, sandbox, seccomp
 from birdie.golf.audit.sandbox import InterferedError, LimitError, RefusedError, Sandbox, SandboxError
-from birdie.golf.audit.snapshot import Snapshot
 from tests.golf.audit.attacks import ATTACKS, PRELUDE
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -332,56 +329,6 @@ def test_an_answer_between_requests_is_noticed(tmp_path: Path) -> None:
             box.ask("score", [0])
 
 
-@pytest.mark.parametrize("kind", ["named pipe", "socket", "folder", "device"])
-def test_a_script_that_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "train_gpt.py"
-    with socket.socket(socket.AF_UNIX) as server:
-        if kind == "named pipe":
-            os.mkfifo(path)
-        elif kind == "socket":
-            server.bind(str(path))
-        elif kind == "folder":
-            path.mkdir()
-        else:
-            path.symlink_to("/dev/zero")
-        with pytest.raises(DataError, match=f"train_gpt.py is a {kind}"), Sandbox(path):
-            pass
-
-
-def test_a_snapshot_has_regular_files_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "submission"
-    for name in ("data", "__pycache__", ".git", "venv"):
-        (source / name).mkdir(parents=True)
-        (source / name / "file.bin").write_bytes(b"x" * 10)
-    (source / "venv" / "pyvenv.cfg").touch()
-    os.mkfifo(source / "pipe")
-    (source / "zero").symlink_to("/dev/zero")
-    (source / "large.bin").write_bytes(b"x" * 1000)
-    (source / "small.bin").write_bytes(b"x" * 20)
-    path = script(source, "")
-    monkeypatch.setattr(snapshot, "MAX_BYTES", 500)
-    copy = Snapshot(path, tmp_path / "copy")
-    assert copy.files == {"data/file.bin": 10, "small.bin": 20}
-    assert copy.left == 2  # the pipe and the large file
-    assert (tmp_path / "copy" / "zero").readlink() == Path("/dev/zero")
-    assert copy.opened() == {}
-    (tmp_path / "copy" / "data" / "file.bin").read_bytes()
-    (tmp_path / "copy" / "data" / "file.bin").read_bytes()
-    assert copy.opened() == {"data/file.bin": 10}
-    copy.close()
-
-
-def test_a_snapshot_has_a_limited_number_of_files(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot, "MAX_FILES", 3)
-    for number in range(9):
-        (tmp_path / f"{number}.bin").touch()
-    copy = Snapshot(script(tmp_path, ""), tmp_path_factory.mktemp("snapshot") / "copy")
-    assert (len(copy.files), copy.left) == (3, 6)
-    copy.close()
-
-
 def test_the_next_way_is_taken_where_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     def missing(*_: object) -> isolation.Launch:
         raise isolation.NotPossibleError("this way is missing")
@@ -420,13 +367,6 @@ def test_a_home_folder_is_never_shown(tmp_path: Path, monkeypatch: pytest.Monkey
         pass
 
 
-def test_the_filter_knows_two_architectures() -> None:
-    programs = [seccomp.program(machine) for machine in ("x86_64", "aarch64")]
-    assert all(program is not None and len(program) % 8 == 0 for program in programs)
-    assert programs[0] != programs[1]
-    assert seccomp.program("riscv64") is None
-
-
 def test_no_control_group_stays_behind(tmp_path: Path) -> None:
     def groups() -> set[Path]:
         return set(limits.CGROUPS.rglob("birdie-*"))
@@ -437,25 +377,6 @@ def test_no_control_group_stays_behind(tmp_path: Path) -> None:
         with pytest.raises(LimitError):
             box.ask("load")
     assert groups() <= others
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_control_groups_of_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
-    """The files that are written and read, in plain folders."""
-    folders = {controller: tmp_path / (controller if version == 1 else "both") for controller in ("memory", "pids")}
-    monkeypatch.setattr(limits, "_possible", lambda: iter([(version, folders["memory"], folders["pids"])]))
-    most = Limits(memory=1000, processes=7, scratch=24, files=1)
-    group = Cgroup.of((12, 13), most)
-    assert group is not None
-    assert (folders["memory"] / ("memory.limit_in_bytes" if version == 1 else "memory.max")).read_text() == "1024"
-    assert (folders["pids"] / "pids.max").read_text() == "7"
-    assert all((folder / "cgroup.procs").read_text() == "13" for folder in folders.values())
-    assert group.exceeded(most) == ""
-    (folders["pids"] / "pids.events").write_text("max 1\n")
-    assert "7 processes" in group.exceeded(most)
-    events = "memory.oom_control" if version == 1 else "memory.events"
-    (folders["memory"] / events).write_text("low 0\noom_kill 2\n")
-    assert "1,000 bytes" in group.exceeded(most)
 
 
 def test_an_ordinary_user_has_the_same_sandbox(way: str) -> None:
@@ -473,25 +394,33 @@ package.__path__ = [{str(isolation.PACKAGE)!r}]
 for name in ("golf", "golf.audit"):
     module = sys.modules["birdie." + name] = types.ModuleType("birdie." + name)
     module.__path__ = [{str(isolation.PACKAGE)!r} + "/" + name.replace(".", "/")]
-from birdie.golf.audit.sandbox import Sandbox
+from birdie.golf.audit.sandbox import LimitError, Sandbox
 with Sandbox(Path(sys.argv[1]), way={way!r}) as box:
-    box.ask("load")
-    print(box.ask("score", [0]))
+    try:
+        box.ask("load")
+        print(box.ask("score", [0]))
+    except LimitError as error:
+        print(error)
 """
     folder = Path("/tmp") / f"birdie-test-{os.getpid()}-{way}"
     folder.mkdir()
     try:
         command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-I", "-c", code]
         environment = {"HOME": "/nonexistent", "PATH": os.defpath}
-        for attack in ("processes outside", "settings of the kernel", "namespaces of its own", "writing", "keyring"):
-            names = f"OUTSIDE, ABSTRACT, MARKER, PID = '/root', 'x', 'pytest', {os.getpid()}\n"
-            path = script(folder, answering(PRELUDE + names + ATTACKS[attack]))
+        names = f"OUTSIDE, ABSTRACT, MARKER, PID = '/root', 'x', 'pytest', {os.getpid()}\n"
+        tried = ("processes outside", "settings of the kernel", "namespaces of its own", "writing", "keyring")
+        scripts = [answering(PRELUDE + names + ATTACKS[name]) for name in tried]
+        for text in (*scripts, "import os, time\nwhile os.fork(): pass\ntime.sleep(60)\n"):
+            path = script(folder, text)
             done = subprocess.run([*command, str(path)], capture_output=True, text=True, env=environment, timeout=60)
             if done.returncode == 77 or "Permission denied" in done.stderr:
                 pytest.skip(f"{python} cannot be used by nobody: {done.stderr[-200:]}")
             assert done.returncode == 0, done.stderr
-            text = "".join(chr(int(number)) for number in array("d", base64.b64decode(done.stdout)))
-            assert "escaped" not in text
+            if text in scripts:
+                answer = "".join(chr(int(number)) for number in array("d", base64.b64decode(done.stdout)))
+                assert "escaped" not in answer
+            else:
+                assert "512 processes" in done.stdout
     finally:
         shutil.rmtree(folder)
 
