@@ -11,7 +11,7 @@ import secrets
 import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -164,6 +164,7 @@ class Cgroup:
     def of(cls, processes: tuple[int, ...], limits: Limits) -> Self | None:
         """Return a new group with these processes in it; None if none may be made."""
         for group in _possible():
+            _remove_stale(group[1:])
             cgroup = cls(*group)
             try:
                 cgroup._make(processes, limits)
@@ -208,7 +209,7 @@ def _possible() -> Iterator[tuple[int, Path, Path]]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    name = f"birdie-{secrets.token_hex(8)}"
+    name = f"birdie-{os.getpid()}-{secrets.token_hex(8)}"
     paths = {
         controller: path for line in lines for _, names, path in [line.split(":", 2)] for controller in names.split(",")
     }
@@ -220,6 +221,14 @@ def _possible() -> Iterator[tuple[int, Path, Path]]:
         with contextlib.suppress(OSError):
             if {"memory", "pids"} <= set((parent / "cgroup.subtree_control").read_text().split()):
                 yield 2, parent / name, parent / name
+
+
+def _remove_stale(folders: Iterable[Path]) -> None:
+    """Remove the groups of auditors that were killed; a group that has processes cannot be removed."""
+    for group in (group for folder in folders for group in folder.parent.glob("birdie-*-*")):
+        if not Path("/proc", group.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 def _field(path: Path, name: str) -> int:

@@ -267,11 +267,15 @@ def test_nothing_survives_a_killed_auditor(tmp_path: Path, way: str) -> None:
     path = script(tmp_path, f"import os\nos.execvp('sleep', ['sleep', '{name}'])")
     code = "import sys\nfrom pathlib import Path\nfrom birdie.golf.audit.sandbox import Sandbox\n"
     code += f"with Sandbox(Path(sys.argv[1]), way={way!r}) as box:\n    box.ask('load')\n"
-    auditor = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=isolation.PACKAGE.parent)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(path)]
+    auditor = subprocess.Popen(command, cwd=isolation.PACKAGE.parent, env=environment)
     assert soon(lambda: running(name))
     auditor.kill()
     auditor.wait()
     assert soon(lambda: not running(name))
+    with Sandbox(None):  # which removes control groups that were left
+        assert not any(limits.CGROUPS.rglob(f"birdie-{auditor.pid}-*"))
 
 
 def test_answers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
