@@ -19,6 +19,7 @@ from birdie.golf.audit.artifact import OF_ARTIFACTS, AuditOptions, audit_artifac
 from birdie.golf.audit.deadline import FOLDER_SECONDS, Deadline, OutOfTimeError
 from birdie.golf.audit.log_checks import check_log
 from birdie.golf.audit.logs import TrainingLog
+from birdie.golf.audit.regular import open_regular, read_text, require_regular
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Report, Rule
 from birdie.golf.audit.scan import SCANNED, scan
 from birdie.run import history
@@ -63,7 +64,7 @@ def audit(
 
     Raises:
         ConfigError: there is nothing to audit at `path`, or a number is out of range.
-        DataError: data, a tokenizer or a log that was named cannot be read.
+        DataError: data, a tokenizer or a log that was named cannot be read, or `path` is a pipe, a socket or a device.
     """
     path = Path(path)
     if tokens < 2:
@@ -73,6 +74,8 @@ def audit(
     if not path.exists():
         raise ConfigError(f"there is nothing at {path}; give a .birdie file, a submission folder or a script")
     named = [_named_log(Path(name), str(name)) for name in log_files]
+    if not path.is_dir():
+        require_regular(path)
     kind = "folder" if path.is_dir() else "script" if path.suffix == ".py" else "artifact"
     if kind == "artifact" and not _is_artifact(path):
         raise ConfigError(f"{path} is no .birdie file, no Python script and no folder; give one of these")
@@ -93,7 +96,7 @@ def audit(
 
 def _is_artifact(path: Path) -> bool:
     """Return whether a file is an artifact, damaged or not: by its name or its first bytes."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return path.suffix == ".birdie" or file.read(len(MAGIC)) == MAGIC
 
 
@@ -205,7 +208,7 @@ def _readme(path: Path) -> tuple[tuple[str, str] | None, list[Finding]]:
     if size > claims.MAX_BYTES:
         evidence = f"the README has {size:,} bytes and was not read"
         return None, [Finding(rules.SEEDS, "unknown", evidence, "README", str(path))]
-    return (str(path), path.read_text(encoding="utf-8", errors="replace")), []
+    return (str(path), read_text(path)), []
 
 
 def _check_history(folder: Path) -> list[Finding]:

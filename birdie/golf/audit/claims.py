@@ -18,6 +18,7 @@ from birdie.errors import DataError
 from birdie.golf.audit import rules
 from birdie.golf.audit.deadline import Deadline
 from birdie.golf.audit.logs import TrainingLog
+from birdie.golf.audit.regular import open_regular
 from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
 
@@ -82,13 +83,14 @@ def read_claim(path: Path, shown: str) -> Claim:
     """Read the claim in a submission.json.
 
     Raises:
-        DataError: the file is no JSON object, or larger than MAX_BYTES.
+        DataError: the file is no JSON object, larger than MAX_BYTES, or no regular file.
         OSError: the file cannot be read.
     """
     if path.stat().st_size > MAX_BYTES:
         raise DataError(f"{path} has {path.stat().st_size:,} bytes, the limit is {MAX_BYTES:,}; it was not read")
     try:
-        content = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            content = json.loads(file.read(MAX_BYTES))
         if not isinstance(content, dict):
             raise ValueError("not an object")
     except (ValueError, RecursionError) as error:

@@ -5,12 +5,14 @@ The challenge's own lines are read, those of its later records ("val_loss: 2.35"
 begin with a copy of the script, whose lines are no lines of the run.
 """
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from birdie.errors import DataError
+from birdie.golf.audit.regular import open_regular, read_text
 
 MAX_WEIGHT = 16_000_000
 """Largest log that is read, as `weight` counts; one of a record has 100 kB."""
@@ -136,12 +138,14 @@ def weight(path: Path) -> int:
     """Return what reading a log costs, in bytes of long lines.
 
     Raises:
+        DataError: there is no regular file at `path`.
         OSError: the file cannot be read.
     """
-    size = path.stat().st_size
-    if size > MAX_WEIGHT:
-        return size
-    data = path.read_bytes()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_WEIGHT:
+            return size
+        data = file.read(MAX_WEIGHT)
     return size + LINE_WEIGHT * (data.count(b"\n") + data.count(b"\r"))
 
 
@@ -149,12 +153,12 @@ def read_log(path: Path, shown: str | None = None) -> TrainingLog | None:
     """Read the log in `path`; None if no line of it is one of a training run.
 
     Raises:
-        DataError: the log weighs more than MAX_WEIGHT.
+        DataError: the log weighs more than MAX_WEIGHT, or is no regular file.
         OSError: the file cannot be read.
     """
     if weight(path) > MAX_WEIGHT:
         raise DataError(f"{path}: {path.stat().st_size:,} bytes in too many lines for a training log; move it away")
-    log = parse_log(path.read_text(encoding="utf-8", errors="replace"), shown or str(path))
+    log = parse_log(read_text(path), shown or str(path))
     return None if log.empty else log
 
 

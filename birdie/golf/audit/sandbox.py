@@ -1,21 +1,22 @@
-"""Python in a sandbox: no network, a read-only file system, little memory and time, and a log of opened files.
+"""Python in a sandbox: a process that maps requests to answers over a pipe, and has nothing else.
 
     with Sandbox(script, seconds=120) as box:
         box.ask("load")                    JSON in, JSON out; never pickle
         box.ask("score", [1, 2, 3])
+        box.opened()                       as the kernel reports it to this process
 
-The process isolates itself before it reads the script (`sandbox_child`): Linux namespaces for users, network, mounts
-and processes, resource limits, an empty environment, a scratch folder as the only one it can write to. Where that is
-not possible nothing is run, and `unavailable` says why. When the time is over its whole namespace is killed.
-
-A sandbox cannot keep files from being read. The log of opened files comes from the interpreter's audit hook, which
-does not see code that opens files past Python, in C.
+The process is isolated (`isolation`) before it reads the script: by bubblewrap, else by Linux namespaces set up by
+birdie. It has no network and no sockets, a copy of the script's folder, Python and the system's libraries, and a
+scratch folder in memory. Where neither way is possible nothing is run, and `unavailable` says why. Everything is judged
+out here; what the process says about itself is not asked for. When the time is over, or its processes exceed a limit
+together (`limits`), all of them are killed.
 """
 
 import contextlib
 import functools
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -23,12 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from birdie.errors import BirdieError
+from birdie.golf.audit import isolation
+from birdie.golf.audit.limits import Limits, Watch
+from birdie.golf.audit.snapshot import Snapshot
 
 GIB = 2**30
 ANSWER_BYTES = 64 * 2**20
@@ -37,11 +40,12 @@ FILE_BYTES = 64 * 2**20
 """Limit of one file in the scratch folder."""
 SCRATCH_BYTES = 256 * 2**20
 """Limit of all files there together; they are in memory."""
+SCRATCH_FILES = 4096
+"""Limit of their number."""
 PROCESSES = 512
-"""Limit of processes and threads; Linux does not count root's."""
-CHILD = Path(__file__).with_name("sandbox_child.py")
+"""Limit of processes and threads together."""
 
-_FORGED = "the script interfered: its answer has the wrong form"
+_INTERFERED = "the script interfered: its answer has the wrong form"
 
 
 class SandboxError(BirdieError):
@@ -60,82 +64,72 @@ class RefusedError(SandboxError):
     """This machine has no sandbox."""
 
 
-class OvertimeError(SandboxError):
-    """The script's time is over."""
+class InterferedError(SandboxError):
+    """An answer has the wrong form, or comes without a request; nothing more is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(_INTERFERED)
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The report of the interpreter's audit hook.
-
-    Attributes:
-        opened: files opened for reading, but for the interpreter's, and their bytes.
-        network: attempts to use the network.
-    """
-
-    opened: dict[Path, int]
-    network: tuple[str, ...]
+class LimitError(SandboxError):
+    """The script's time is over, or it takes more than it may."""
 
 
 @functools.cache
-def unavailable() -> str | None:
-    """Return why this machine has no sandbox; None if it has."""
-    if not sys.platform.startswith("linux"):
-        return f"sandboxes need Linux's namespaces, and this is {sys.platform}"
+def problem(way: str) -> str | None:
+    """Return why one of `isolation.WAYS` is not possible on this machine; None if it is."""
     try:
-        with Sandbox(None, seconds=20):
+        with Sandbox(None, seconds=20, way=way):
             return None
     except SandboxError as error:
         return str(error)
 
 
+def unavailable() -> str | None:
+    """Return why this machine has no sandbox; None if it has."""
+    problems = []
+    for way in isolation.WAYS:
+        if (reason := problem(way)) is None:
+            return None
+        problems.append(f"{way}: {reason}")
+    return "; ".join(problems)
+
+
 class Sandbox:
     """An isolated process that runs a script.
 
+    Attributes:
+        way: how it is isolated, one of `isolation.WAYS`; None: the first that is possible.
+
     Raises:
         RefusedError: on entering, if the process cannot be isolated.
+        DataError: on entering, if the script is no regular file.
     """
 
-    def __init__(self, script: Path | None, *, seconds: float = 120, memory: int = 4 * GIB) -> None:
-        self.script = script.resolve() if script else None
-        self.seconds, self.memory = seconds, memory
-        self._scratch = ""
+    def __init__(
+        self, script: Path | None, *, seconds: float = 120, memory: int = 4 * GIB, way: str | None = None
+    ) -> None:
+        self.script, self.seconds, self.way = script, seconds, way
+        self.limits = Limits(memory, PROCESSES, SCRATCH_BYTES, SCRATCH_FILES)
+        self._folder: Path | None = None
+        self._snapshot: Snapshot | None = None
+        self._watch: Watch | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._answers = -1
-        self._rest = b""
+        self._stopped: SandboxError | None = None
         self._end = 0.0
 
     def __enter__(self) -> Self:
-        self._scratch = tempfile.mkdtemp(prefix="birdie-sandbox-")
-        limits = {
-            "cpu": int(self.seconds) + 5,
-            "memory": self.memory,
-            "file": FILE_BYTES,
-            "scratch": SCRATCH_BYTES,
-            "processes": PROCESSES,
-        }
-        source, self._requests = os.pipe()
-        self._answers, sink = os.pipe()
-        arguments = [str(source), str(sink), self._scratch, json.dumps(limits), str(self.script or "")]
+        if self.way is None:
+            if (reason := unavailable()) is not None:
+                raise RefusedError(reason)
+            self.way = next(way for way in isolation.WAYS if problem(way) is None)
+        self._folder = Path(tempfile.mkdtemp(prefix="birdie-sandbox-"))
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(CHILD), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(source, sink),
-                cwd=self._scratch,
-                env=self._environment(),
-                start_new_session=True,
-            )
-        finally:
-            os.close(source)
-            os.close(sink)
-        self._end = time.monotonic() + self.seconds
-        try:
-            refused = self._answer().get("refused")
-            if refused:
-                raise RefusedError(str(refused))
+            self._start(self.way)
+        except (OSError, isolation.NotPossibleError) as error:
+            self.__exit__(None, None, None)
+            raise RefusedError(str(error)) from error
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -144,92 +138,185 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._watch is not None:
+            self._watch.kill()
+        if self._process is not None:
+            if self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+        for part in (self._watch, self._snapshot):
+            if part is not None:
+                part.close()
+        self._watch = self._snapshot = None
         for pipe in (self._requests, self._answers):
             if pipe >= 0:
                 os.close(pipe)
         self._requests = self._answers = -1
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
-    def expired(self) -> bool:
-        """True when the time is over."""
-        return time.monotonic() >= self._end
+    def description(self) -> str:
+        """Name of the isolation, and of what limits memory and processes."""
+        cgroup = self._watch.cgroup if self._watch is not None else None
+        return (
+            f"{self.way}, {f'a control group (version {cgroup.version})' if cgroup else 'limits counted from outside'}"
+        )
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The script's folder as the sandbox has it."""
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def require_running(self) -> None:
+        """Check that nothing has stopped the sandbox.
+
+        Raises:
+            LimitError: the time is over, or a limit was exceeded.
+            InterferedError: an answer had the wrong form.
+        """
+        if self._stopped is None and time.monotonic() >= self._end:
+            self._stopped = self._overtime()
+        if isinstance(self._stopped, LimitError | InterferedError):
+            raise self._stopped
 
     def ask(self, operation: str, *args: Any) -> Any:
         """Call a method of `sandbox_child.Host` in the sandbox.
 
         Raises:
-            SandboxError: it failed, the process died, or the answer has the wrong form.
-            OvertimeError: the time is over.
+            SandboxError: it failed, or the process died.
+            InterferedError: the answer has the wrong form, or one came without a request.
+            LimitError: the time is over, or a limit was exceeded.
         """
+        if self._stopped is not None:
+            raise self._stopped
+        number = secrets.token_hex(8)
         try:
-            self._write(json.dumps({"op": operation, "args": args}).encode() + b"\n")
+            if select.select([self._answers], [], [], 0)[0]:  # nothing was asked
+                raise InterferedError if os.read(self._answers, 1) else self._died()
+            self._write(json.dumps({"id": number, "op": operation, "args": args}).encode() + b"\n")
+            answer = self._answer()
+            if answer.get("id") != number:
+                raise InterferedError
+            if "error" in answer and (reason := self._exceeded()):
+                raise LimitError(reason)
         except BrokenPipeError as error:
-            raise SandboxError(self._died()) from error
-        answer = self._answer()
+            self._stopped = self._died()
+            raise self._stopped from error
+        except SandboxError as error:
+            self._stopped = error
+            raise
         if "error" in answer:
             raise SandboxError(str(answer["error"]), str(answer.get("kind", "")))
         return answer.get("value")
 
-    def log(self) -> Log:
-        """Return what was opened so far.
+    def interfered(self) -> InterferedError:
+        """Return the error for an answer of the wrong form, and ask nothing more."""
+        self._stopped = InterferedError()
+        return self._stopped
 
-        Raises:
-            SandboxError: as for `ask`.
-        """
-        log = self.ask("log")
+    def opened(self) -> dict[str, int]:
+        """Return which files of its folder were opened so far but for the script, and their bytes."""
+        return self.snapshot.opened()
+
+    def _start(self, way: str) -> None:
+        assert self._folder is not None
+        self._snapshot = Snapshot(self.script, self._folder / "submission")
+        table = isolation.mounts(self._snapshot.folder, SCRATCH_BYTES)
+        source, self._requests = os.pipe()
+        self._answers, sink = os.pipe()
+        filter_source, filter_sink = os.pipe()
+        limits = {"cpu": int(self.seconds) + 5, "memory": self.limits.memory, "file": FILE_BYTES}
+        script = f"{isolation.SUBMISSION}/{self._snapshot.script}" if self.script else ""
+        inside = f"{isolation.INSIDE}/golf/audit/sandbox_child.py"
+        command = [sys.executable, "-I", "-B", inside, str(source), str(sink), json.dumps(limits), script]
         try:
-            return Log({Path(path): int(size) for path, size in log["opened"]}, tuple(map(str, log["network"])))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise SandboxError(_FORGED) from error
+            launch = isolation.WAYS[way](table, command)
+            os.write(filter_sink, launch.filter or b"")
+            os.close(filter_sink)
+            filter_sink = -1
+            self._process = subprocess.Popen(
+                [str(filter_source) if part == "{filter}" else part for part in launch.command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(source, sink, filter_source) if launch.filter else (source, sink),
+                cwd="/",
+                env=_environment(),
+                start_new_session=True,
+            )
+        finally:
+            for pipe in (source, sink, filter_source, filter_sink):
+                if pipe >= 0:
+                    os.close(pipe)
+        self._end = time.monotonic() + self.seconds
+        try:
+            if self._answer() != {"ready": True}:
+                raise InterferedError
+        except SandboxError as error:
+            raise RefusedError(self._last_words() or str(error)) from error
+        self._watch = Watch(self._process.pid, self.limits, isolation.SCRATCH)
 
-    def _environment(self) -> dict[str, str]:
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        return {
-            "PATH": os.defpath,
-            "HOME": self._scratch,
-            "TMPDIR": self._scratch,
-            "LANG": "C.UTF-8",
-            "CUDA_VISIBLE_DEVICES": "",
-            **threads,
-        }
+    def _last_words(self) -> str:
+        """Return the last line of a process that could not be isolated."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        lines = (self._process.stderr.read() or b"").decode(errors="replace").splitlines()
+        return lines[-1][:300] if lines else ""
 
     def _write(self, data: bytes) -> None:
         while data:
             if not select.select([], [self._requests], [], max(0.0, self._end - time.monotonic()))[1]:
-                raise OvertimeError(f"the {self.seconds:g} s it may take are over")
+                raise self._overtime()
             data = data[os.write(self._requests, data[:4096]) :]
 
     def _answer(self) -> dict[str, Any]:
-        parts, size = [self._rest], len(self._rest)
+        """Read one answer, which must be one line and nothing more."""
+        parts, size = [b""], 0
         while b"\n" not in parts[-1]:
             left = self._end - time.monotonic()
             if left <= 0 or not select.select([self._answers], [], [], left)[0]:
-                raise OvertimeError(f"the {self.seconds:g} s it may take are over")
+                raise self._overtime()
             part = os.read(self._answers, 1 << 16)
             if not part:
-                raise SandboxError(self._died())
+                raise self._died()
             size += len(part)
             if size > ANSWER_BYTES:
                 raise SandboxError(f"its answer is larger than {ANSWER_BYTES:,} bytes")
             parts.append(part)
-        line, _, self._rest = b"".join(parts).partition(b"\n")
+        line, _, rest = b"".join(parts).partition(b"\n")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SandboxError(_FORGED) from error
-        if not isinstance(answer, dict):
-            raise SandboxError(_FORGED)
+            raise InterferedError from error
+        if rest or not isinstance(answer, dict):
+            raise InterferedError
         return answer
 
-    def _died(self) -> str:
+    def _exceeded(self) -> str:
+        return self._watch.exceeded() if self._watch is not None else ""
+
+    def _overtime(self) -> LimitError:
+        return LimitError(f"the {self.seconds:g} s it may take are over")
+
+    def _died(self) -> SandboxError:
         assert self._process is not None
         try:
             code = self._process.wait(2)
         except subprocess.TimeoutExpired:
-            return "it stopped answering"
-        return f"its process ended, with code {code}: killed by a limit, or by itself"
+            return SandboxError("it stopped answering")
+        if reason := self._exceeded():
+            return LimitError(reason)
+        return SandboxError(f"its process ended, with code {code}: killed by a limit, or by itself")
+
+
+def _environment() -> dict[str, str]:
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    folders = dict.fromkeys(("HOME", "TMPDIR"), isolation.SCRATCH)
+    user = dict.fromkeys(("USER", "LOGNAME"), "nobody")
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "", **folders, **user, **threads}

@@ -10,11 +10,14 @@ import base64
 import binascii
 import bz2
 import lzma
+import os
 import warnings
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from birdie.golf.audit.regular import open_regular
 
 MAX_BYTES = 500_000
 """Bytes of one file that are parsed."""
@@ -88,10 +91,12 @@ def read_source(path: Path, limit: int = MAX_BYTES) -> Source:
     """Read and parse the source in `path`, unless it has more than `limit` bytes.
 
     Raises:
+        DataError: there is no regular file at `path`.
         OSError: the file cannot be read.
     """
-    size = path.stat().st_size
-    return _too_large(size, limit) if size > limit else parse_source(path.read_bytes())
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return _too_large(size, limit) if size > limit else parse_source(file.read(limit))
 
 
 def parse_source(data: bytes) -> Source:

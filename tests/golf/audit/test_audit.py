@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -172,6 +173,31 @@ def test_what_cannot_be_audited_is_an_error(ask: Ask, tmp_path: Path, name: str)
     code, answer, _ = ask(tmp_path / name)
     assert (code, answer["error"]["type"]) == (1, "ConfigError")
     assert str(tmp_path / name) in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["train_gpt.py", "model.birdie", "anything"])
+def test_a_pipe_or_a_device_is_not_opened(ask: Ask, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    for kind, make in (("named pipe", os.mkfifo), ("device", lambda path: path.symlink_to("/dev/zero"))):
+        make(path)
+        code, answer, _ = ask(path, "--run")
+        assert (code, answer["error"]["type"]) == (1, "DataError")
+        assert f"{name} is a {kind}" in answer["error"]["message"]
+        path.unlink()
+
+
+def test_pipes_in_a_folder_are_not_opened(ask: Ask, tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "record")
+    names = ("more.log", "helper.py", "model.ptz", "history.jsonl")
+    for name in names:
+        os.mkfifo(folder / name)
+    assert ask(folder)[0] == 0
+    for name in ("README.md", "submission.json", "train_gpt.py"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+    assert ask(folder, "--run")[0] == 0
+    with pytest.raises(DataError, match="named pipe"):
+        audit(folder, log_files=[folder / "more.log"])
 
 
 def test_too_few_tokens_are_an_error(run_folder: Path) -> None:

@@ -1,24 +1,19 @@
 """Foreign scripts, run in the sandbox: what they do is a finding, what they forge is not believed."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from birdie.golf.audit import sandbox
+from birdie.errors import DataError
 from birdie.golf.audit.foreign import run_script
 from birdie.golf.audit.rules import Finding, combined
 from birdie.golf.audit.sandbox import RefusedError, Sandbox
 from tests.golf.audit.scripts import ILLEGAL, LEGAL, Script
 
-needs_sandbox = pytest.mark.usefixtures("_sandbox")
+needs_sandbox = pytest.mark.usefixtures("way")
 
 HONEST = "import math\nVOCABULARY = 4\ndef score(tokens):\n    return [math.log(4.0)] * (len(tokens) - 1)\n"
-
-
-@pytest.fixture
-def _sandbox() -> None:
-    if (reason := sandbox.unavailable()) is not None:
-        pytest.skip(f"no sandbox: {reason}")
 
 
 def script(folder: Path, text: str) -> Path:
@@ -43,7 +38,7 @@ def test_an_honest_script_passes(tmp_path: Path) -> None:
 @needs_sandbox
 def test_files_that_it_reads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.bin").write_bytes(b"x" * 5000)
-    path = script(tmp_path, f"open({str(tmp_path / 'model.bin')!r}, 'rb').read()\n" + HONEST)
+    path = script(tmp_path, "open(__file__.replace('train_gpt.py', 'model.bin'), 'rb').read()\n" + HONEST)
     (size,) = [finding for finding in run_script(path) if finding.rule.name == "size"]
     assert f"{5000 + path.stat().st_size:,}" in size.evidence
     assert size.result == "pass"
@@ -55,8 +50,70 @@ def test_files_that_it_reads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_opening_training_data_fails(tmp_path: Path) -> None:
     shard = tmp_path / "fineweb_train_000000.bin"
     shard.write_bytes(b"x" * 10)
-    code = f"def score(tokens):\n    open({str(shard)!r}, 'rb').read()\n    return [1.0] * (len(tokens) - 1)\n"
+    code = (
+        f"def score(tokens):\n    open('/submission/{shard.name}', 'rb').read()\n    return [1.0] * (len(tokens) - 1)\n"
+    )
     assert results(run_script(script(tmp_path, code + "VOCABULARY = 4\n")))["self-contained"] == "fail"
+
+
+@needs_sandbox
+def test_a_script_cannot_hide_what_it_opens(tmp_path: Path) -> None:
+    """It empties all that it finds in memory; the kernel's reports are elsewhere."""
+    (tmp_path / "fineweb_train_000000.bin").write_bytes(b"x" * 10)
+    code = """
+import gc, math, os
+VOCABULARY = 4
+def score(tokens):
+    open(os.path.dirname(__file__) + "/fineweb_train_000000.bin", "rb").read()
+    for thing in gc.get_objects():
+        for name in ("opened", "network"):
+            values = getattr(thing, "__dict__", {}).get(name)
+            if isinstance(values, (dict, list, set)):
+                values.clear()
+    return [math.log(4.0)] * (len(tokens) - 1)
+"""
+    result_of = results(run_script(script(tmp_path, code)))
+    assert (result_of["self-contained"], result_of["causal"]) == ("fail", "pass")
+
+
+@needs_sandbox
+def test_what_the_process_claims_is_not_believed(tmp_path: Path) -> None:
+    """Its GPT predicts the next token from that token, and the process is changed to deny it."""
+    code = """
+import sys, torch
+host = sys.modules["__main__"].Host
+build = host.model
+host.model = lambda self, length: build(self, length) | {"leak": 0.0, "finite": True, "shape": [1, length, 8]}
+class Hyperparameters:
+    vocab_size = 8
+class GPT(torch.nn.Module):
+    def forward_logits(self, ids):
+        return torch.nn.functional.one_hot(torch.roll(ids, -1, 1), 8)
+"""
+    assert results(run_script(script(tmp_path, code)))["causal"] == "fail"
+
+
+@needs_sandbox
+def test_limits_end_the_run_with_a_reason(tmp_path: Path) -> None:
+    code = HONEST.replace(
+        "    return", "    import os, time\n    while os.fork(): pass\n    time.sleep(60)\n    return"
+    )
+    findings = run_script(script(tmp_path, code))
+    assert "512 processes" in findings[-1].evidence
+    assert "fail" not in {finding.result for finding in findings}
+
+
+@needs_sandbox
+def test_the_report_names_the_sandbox_and_its_bounds(tmp_path: Path, way: str) -> None:
+    (note,) = [finding for finding in run_script(script(tmp_path, HONEST)) if "sandbox" in finding.evidence]
+    assert (note.rule.name, note.result) == ("runs", "unknown")
+    assert f"({way}, " in note.evidence
+
+
+def test_a_script_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train_gpt.py")
+    with pytest.raises(DataError, match="named pipe"):
+        run_script(tmp_path / "train_gpt.py")
 
 
 @needs_sandbox
@@ -107,6 +164,13 @@ def test_a_vocabulary_out_of_range_is_not_probed(tmp_path: Path, vocabulary: str
     assert any(finding.result == "unknown" and "4,194,304" in finding.evidence for finding in findings)
     assert [finding.rule.name for finding in findings if finding.result == "pass"] == ["runs"]  # nothing was scored
     assert "fail" not in {finding.result for finding in findings}
+
+
+@needs_sandbox
+def test_a_model_without_a_vocabulary_is_not_probed(tmp_path: Path) -> None:
+    code = "import torch\nclass Hyperparameters:\n    vocab_size = 1\nclass GPT(torch.nn.Module):\n"
+    code += "    def forward_logits(self, ids):\n        return torch.zeros(1, ids.shape[1], 1)\n"
+    assert "pass" not in results(run_script(script(tmp_path, code))).values()
 
 
 @needs_sandbox

@@ -1,50 +1,28 @@
-"""The sandbox: a script has no network, no files to write but its own, no way out, and its answers are checked."""
+"""The sandbox: a script has no network, no files but its own, no way out, and what it says is checked.
 
+Every test runs in each way to isolate a process that the machine has.
+"""
+
+import base64
+import contextlib
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from birdie.golf.audit import sandbox
-from birdie.golf.audit.sandbox import OvertimeError, Sandbox, SandboxError
+from birdie.golf.audit import isolation, limits, sandbox, seccomp
+from birdie.golf.audit.sandbox import InterferedError, LimitError, RefusedError, Sandbox, SandboxError
+from tests.golf.audit.attacks import ATTACKS, PRELUDE
 
-ESCAPE = """
-import ctypes, os
-libc = ctypes.CDLL(None)
-writable = (ctypes.c_uint64 * 4)(0, 7, 0, 0)
-successes = []
-def escape(where):
-    calls = {{
-        "mount_setattr": lambda: libc.syscall(442, -100, b"/", 0, ctypes.byref(writable), 32),
-        "mount_setattr, all": lambda: libc.syscall(442, -100, b"/", 0x8000, ctypes.byref(writable), 32),
-        "remount": lambda: libc.mount(None, b"/", None, 32 | 4096, None),
-        "umount /run": lambda: libc.umount2(b"/run", 2),
-        "umount": lambda: libc.umount2(os.getcwd().encode(), 2),
-        "disk": lambda: libc.mknod(b"disk", 0o60600, os.makedev(7, 0)),
-        "setns": lambda: libc.setns(os.open("/proc/self/ns/mnt", 0), 0) - bool(where),
-    }}
-    successes.extend(where + name for name, call in calls.items() if call() == 0)
-    for path in ("{outside}/mine", "{outside}/new", "/proc/sys/kernel/core_pattern", "/proc/self/oom_score_adj"):
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
-            successes.append(where + "writes to " + path)
-        except OSError:
-            pass
-escape("")
-alone = libc.unshare(0x10000000 | 0x20000)
-escape("in another namespace: ")
-answer = (", ".join(successes) or "nothing worked") + chr(10) + str(alone)
-"""
-
-
-@pytest.fixture(autouse=True)
-def _sandbox() -> None:
-    if (reason := sandbox.unavailable()) is not None:
-        pytest.skip(f"no sandbox: {reason}")
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def script(folder: Path, text: str) -> Path:
@@ -60,34 +38,115 @@ def answering(code: str) -> str:
     return f"try:\n{body}\n{handler}def score(_):\n    return [ord(c) for c in answer]\n"
 
 
+def text_of(box: Sandbox) -> str:
+    """Return the text that a script of `answering` leaves."""
+    return "".join(chr(int(number)) for number in array("d", base64.b64decode(box.ask("score", [0]))))
+
+
 def answer_of(folder: Path, code: str, **limits: float) -> str:
     """Run `code` in the sandbox and return the `answer` it leaves."""
     with Sandbox(script(folder, answering(code)), **limits) as box:  # type: ignore[arg-type]
         box.ask("load")
-        return "".join(chr(int(number)) for number in box.ask("score", [0]))
+        return text_of(box)
+
+
+class Outside:
+    """Files, sockets and a process outside that attacks look for."""
+
+    def __init__(self, folder: Path, inside: Path) -> None:
+        self.folder, self.inside = folder, inside
+        self.marker = f"marker{os.getpid()}x{time.monotonic_ns()}"
+        command = [sys.executable, "-c", "import time; time.sleep(120)", self.marker]
+        self.process = subprocess.Popen(command, env={"NAME": self.marker})
+        (folder / "secret").write_text("escaped")
+        self.shared = Path("/dev/shm", self.marker)
+        self.shared.write_text("escaped")
+        self.servers, self.pipes = [], []
+        for parent in (folder, inside):
+            os.mkfifo(parent / "pipe")
+            self.pipes.append(os.open(parent / "pipe", os.O_RDONLY | os.O_NONBLOCK))
+        for address in (str(folder / "server"), str(inside / "server"), f"\0{self.marker}"):
+            server = socket.socket(socket.AF_UNIX)
+            server.bind(address)
+            server.listen()
+            server.setblocking(False)
+            self.servers.append(server)
+        self.datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.datagrams.bind(str(inside / "datagrams"))
+        self.datagrams.setblocking(False)
+        (inside / "link").symlink_to(folder / "secret")
+        (inside / "folder").symlink_to(folder)
+        (inside / "up").symlink_to(os.path.relpath(folder, inside))
+        (inside / "model.bin").write_bytes(b"weights")
+
+    def names(self) -> str:
+        """Return the line that gives an attack its names."""
+        values = (str(self.folder), self.marker, self.marker, self.process.pid)
+        return f"OUTSIDE, ABSTRACT, MARKER, PID = {values!r}\n"
+
+    def reached(self) -> bool:
+        """Return whether something arrived, changed or ended outside."""
+        for server in self.servers:
+            with contextlib.suppress(BlockingIOError):
+                server.accept()
+                return True
+        with contextlib.suppress(BlockingIOError):
+            self.datagrams.recv(100)
+            return True
+        if any(os.read(pipe, 100) for pipe in self.pipes) or self.process.poll() is not None:
+            return True
+        return (self.inside / "model.bin").read_bytes() != b"weights" or (self.inside / "escaped").exists()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.shared.unlink()
+        for server in (*self.servers, self.datagrams):
+            server.close()
+        for pipe in self.pipes:
+            os.close(pipe)
+
+
+@pytest.fixture
+def outside(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Outside]:
+    world = Outside(tmp_path_factory.mktemp("outside"), tmp_path)
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_attack_works(tmp_path: Path, outside: Outside, attack: str) -> None:
+    assert "escaped" not in answer_of(tmp_path, PRELUDE + outside.names() + ATTACKS[attack])
+    assert not outside.reached()
 
 
 def test_there_is_no_network_not_even_of_this_machine(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)\nanswer = 'connected'"
-        with Sandbox(script(tmp_path, answering(code))) as box:
-            box.ask("load")
-            assert "connected" not in "".join(chr(int(number)) for number in box.ask("score", [0]))
-            assert any(attempt.startswith("socket.connect") for attempt in box.log().network)
-
-
-def test_nothing_is_written_outside(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("mine")
-    assert answer_of(tmp_path, f"open({str(tmp_path / 'mine')!r}, 'w')\nanswer = 'wrote'") == "OSError"
-    assert answer_of(tmp_path, f"import os\nos.unlink({str(tmp_path / 'mine')!r})\nanswer = 'gone'") == "OSError"
-    assert (tmp_path / "mine").read_text() == "mine"
+        assert answer_of(tmp_path, code) == "PermissionError"
 
 
 def test_the_scratch_folder_is_writable_and_temporary(tmp_path: Path) -> None:
-    folder = Path(answer_of(tmp_path, "import os\nopen('note', 'w').write('x' * 9)\nanswer = os.getcwd()"))
-    assert folder.name.startswith("birdie-sandbox-")
-    assert not folder.exists()
+    code = "import os\nopen('note', 'w').write('x' * 9)\nanswer = os.getcwd() + str(os.listdir('.'))"
+    assert answer_of(tmp_path, code) == answer_of(tmp_path, code) == "/tmp['note']"
+
+
+def test_the_script_has_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("value = 'helped'")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "table.txt").write_text(" by a table")
+    (tmp_path / "link").symlink_to("data/table.txt")
+    code = "import helper, os\nanswer = helper.value + open(os.path.dirname(__file__) + '/link').read()"
+    assert answer_of(tmp_path, code) == "helped by a table"
+
+
+def test_python_and_its_packages_work(tmp_path: Path) -> None:
+    code = "import birdie, numpy, subprocess, tempfile, threading, multiprocessing\n"
+    code += "lock = multiprocessing.Lock()\ntempfile.TemporaryFile().write(b'x')\n"
+    code += "threading.Thread(target=print).start()\nassert subprocess.run(['true']).returncode == 0\n"
+    code += "answer = birdie.__name__ + ' works'"
+    assert answer_of(tmp_path, code) == "birdie works"
 
 
 def test_a_file_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,35 +174,68 @@ def test_the_environment_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert answer_of(tmp_path, "import os\nanswer = str('A_SECRET' in os.environ)") == "False"
 
 
+@pytest.mark.parametrize("patient", [False, True])
+def test_processes_have_a_limit_together(tmp_path: Path, patient: bool) -> None:
+    code = "import os, time\nfor _ in range(1500):\n    try:\n        if os.fork() == 0:\n            time.sleep(60)\n"
+    code += f"    except OSError:\n        {'pass' if patient else 'raise'}\nwhile True: time.sleep(1)"
+    with Sandbox(script(tmp_path, code)) as box, pytest.raises(LimitError, match="512 processes"):
+        box.ask("load")
+
+
+def test_threads_count_as_processes(tmp_path: Path) -> None:
+    code = "import threading, time\nthreading.stack_size(65536)\nfor _ in range(600):\n"
+    code += "    threading.Thread(target=time.sleep, args=(60,)).start()\nwhile True: time.sleep(1)"
+    with Sandbox(script(tmp_path, code)) as box, pytest.raises(LimitError, match="512 processes"):
+        box.ask("load")
+
+
+@pytest.mark.parametrize("megabytes", [50, pytest.param(768, marks=pytest.mark.slow)])
+def test_memory_has_a_limit_together(tmp_path: Path, megabytes: int) -> None:
+    """Six processes, each of which keeps its own limit."""
+    code = "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        break\n"
+    code += f"x = os.urandom(1) * ({megabytes} << 20)\n"
+    path = script(tmp_path, code + "while True: time.sleep(1)")
+    most = (megabytes << 20) * 16 // 3  # 4 GiB of 4.5
+    with Sandbox(path, memory=most) as box, pytest.raises(LimitError, match=f"{most:,} bytes of memory"):
+        box.ask("load")
+
+
+def test_memory_that_processes_share_counts_once(tmp_path: Path) -> None:
+    code = "import os, time\nx = bytes(200 << 20)\nx = b'x' * (100 << 20)\nfor _ in range(5):\n"
+    code += "    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(0.5)\nanswer = 'shared'"
+    assert answer_of(tmp_path, code, memory=500 << 20) == "shared"
+
+
+def test_without_a_control_group_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_possible", lambda: iter(()))
+    test_processes_have_a_limit_together(tmp_path, patient=True)
+    test_memory_has_a_limit_together(tmp_path, 50)
+
+
+def test_a_sandbox_that_cannot_be_counted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(_: limits.Watch) -> str:
+        raise PermissionError("hidden")
+
+    monkeypatch.setattr(limits.Watch, "_count", blind)
+    with Sandbox(script(tmp_path, "while True: pass")) as box, pytest.raises(LimitError, match="hidden"):
+        box.ask("load")
+
+
+def test_the_number_of_files_has_a_limit(tmp_path: Path) -> None:
+    code = "import time\nfor number in range(5000):\n    open(str(number), 'w').close()\nwhile True: time.sleep(1)"
+    with Sandbox(script(tmp_path, code)) as box, pytest.raises(LimitError, match="4,096 files"):
+        box.ask("load")
+
+
 def test_time_has_a_limit_and_no_process_survives(tmp_path: Path) -> None:
     name = f"survivor{os.getpid()}"
     code = (
         "import subprocess, sys\nsleep = 'import time; time.sleep(60)'\n"
         f"subprocess.Popen([sys.executable, '-c', sleep, '{name}'], start_new_session=True)\nwhile True: pass"
     )
-    with Sandbox(script(tmp_path, code), seconds=1) as box, pytest.raises(OvertimeError, match="1 s"):
+    with Sandbox(script(tmp_path, code), seconds=1) as box, pytest.raises(LimitError, match="1 s"):
         box.ask("load")
     assert soon(lambda: not running(name))
-
-
-def test_no_way_out_works(tmp_path: Path) -> None:
-    """Everything that could make mounts writable again is tried, then again in a namespace of the script's own."""
-    (tmp_path / "mine").write_text("mine")
-    answer = answer_of(tmp_path, ESCAPE.format(outside=str(tmp_path)))
-    assert answer.splitlines()[0] == "nothing worked"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "train_gpt.py"]
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert "writes to" not in answer
-
-
-def test_disks_cannot_be_opened(tmp_path: Path) -> None:
-    """A device can be written to on a read-only mount, by root its disks."""
-    disks = [path for path in Path("/dev").iterdir() if path.is_block_device() and os.access(path, os.R_OK)]
-    if not disks:
-        pytest.skip("no disk that this user may open")
-    assert answer_of(tmp_path, f"open({str(disks[0])!r}, 'rb')\nanswer = 'opened'") == "PermissionError"
-    code = "open('/dev/null', 'wb').write(b'x')\nanswer = str(len(open('/dev/urandom', 'rb').read(9)))"
-    assert answer_of(tmp_path, code) == "9"
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -153,9 +245,9 @@ def test_a_process_that_detaches_does_not_survive(tmp_path: Path, killed: bool) 
     code = "import ctypes, os\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\nos.setsid()\nassert os.getpid() > 1\n"
     code += f"os.execvp('sleep', ['sleep', '{name}'])"
     with Sandbox(script(tmp_path, code)) as box:
-        box._write(b'{"op": "load"}\n')  # without waiting for the answer
+        box._write(b'{"id": "", "op": "load", "args": []}\n')  # without waiting for the answer
         assert soon(lambda: running(name))
-        if killed:  # as when the auditor is killed
+        if killed:  # the process that the auditor started
             assert box._process is not None
             os.kill(box._process.pid, signal.SIGKILL)
             assert soon(lambda: not running(name))
@@ -168,6 +260,22 @@ def test_the_first_process_is_out_of_reach(tmp_path: Path) -> None:
         "answer = str(libc.ptrace(16, 1, None, None))"
     )
     assert answer_of(tmp_path, code) == "-1"
+
+
+def test_nothing_survives_a_killed_auditor(tmp_path: Path, way: str) -> None:
+    name = f"{70 + os.getpid() / 1e6:.6f}"
+    path = script(tmp_path, f"import os\nos.execvp('sleep', ['sleep', '{name}'])")
+    code = "import sys\nfrom pathlib import Path\nfrom birdie.golf.audit.sandbox import Sandbox\n"
+    code += f"with Sandbox(Path(sys.argv[1]), way={way!r}) as box:\n    box.ask('load')\n"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(path)]
+    auditor = subprocess.Popen(command, cwd=isolation.PACKAGE.parent, env=environment)
+    assert soon(lambda: running(name))
+    auditor.kill()
+    auditor.wait()
+    assert soon(lambda: not running(name))
+    with Sandbox(None):  # which removes control groups that were left
+        assert not any(limits.CGROUPS.rglob(f"birdie-{auditor.pid}-*"))
 
 
 def test_answers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +308,125 @@ def test_exceptions_come_back_with_their_kind(tmp_path: Path) -> None:
     ):
         box.ask("load")
     assert info.value.kind == "KeyError"
+
+
+def test_an_answer_needs_a_request(tmp_path: Path) -> None:
+    """Answers to come are not taken from the pipe, even those of the right form."""
+    code = "import os\ndef score(_):\n    for fd in range(3, 20):\n        try:\n"
+    code += "            os.write(fd, b'{}\\n')\n        except OSError:\n            pass\n    return [1.0]\n"
+    with Sandbox(script(tmp_path, code)) as box:
+        box.ask("load")
+        for _ in range(2):
+            with pytest.raises(InterferedError):
+                box.ask("score", [0])
+
+
+def test_an_answer_between_requests_is_noticed(tmp_path: Path) -> None:
+    code = "import os, threading, time\ndef later():\n    time.sleep(0.3)\n    for fd in range(3, 20):\n        try:\n"
+    code += "            os.write(fd, b'x')\n        except OSError:\n            pass\n"
+    code += "def score(_):\n    threading.Thread(target=later).start()\n    return [1.0]\n"
+    with Sandbox(script(tmp_path, code)) as box:
+        box.ask("load")
+        box.ask("score", [0])
+        time.sleep(1)
+        with pytest.raises(InterferedError):
+            box.ask("score", [0])
+
+
+def test_the_next_way_is_taken_where_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    def missing(*_: object) -> isolation.Launch:
+        raise isolation.NotPossibleError("this way is missing")
+
+    monkeypatch.setattr(isolation, "WAYS", {"missing": missing, **isolation.WAYS})
+    with Sandbox(script(tmp_path, "")) as box:
+        assert box.way == way
+        assert box.description.startswith(way)
+    monkeypatch.setattr(isolation, "WAYS", {"missing": missing})
+    with pytest.raises(RefusedError, match="missing: this way is missing"), Sandbox(script(tmp_path, "")):
+        pass
+
+
+def test_without_a_filter_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(seccomp, "program", lambda: None)
+    with pytest.raises(RefusedError, match="no filter"), Sandbox(script(tmp_path, ""), way=way):
+        pass
+
+
+def test_what_cannot_be_isolated_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """The reason is the last line of the program that failed."""
+    table = isolation.mounts
+
+    def broken(submission: Path, scratch: int) -> list[isolation.Mount]:
+        return [*table(submission, scratch), ("bind", "/nothing/here", "/here")]
+
+    monkeypatch.setattr(isolation, "mounts", broken)
+    with pytest.raises(RefusedError, match="/nothing/here"), Sandbox(script(tmp_path, ""), way=way):
+        pass
+
+
+def test_a_home_folder_is_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(RefusedError, match="home folder"), Sandbox(None):
+        pass
+
+
+def test_no_control_group_stays_behind(tmp_path: Path) -> None:
+    def groups() -> set[Path]:
+        return set(limits.CGROUPS.rglob("birdie-*"))
+
+    others = groups()
+    with Sandbox(script(tmp_path, "import os, time\nwhile os.fork(): pass\ntime.sleep(60)")) as box:
+        assert box.description.endswith("outside") or groups() > others
+        with pytest.raises(LimitError):
+            box.ask("load")
+    assert groups() <= others
+
+
+def test_an_ordinary_user_has_the_same_sandbox(way: str) -> None:
+    """Root runs the tests again as nobody, with a Python that nobody may read."""
+    python = next((path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if Path(path).exists()), "")
+    if os.getuid() or not shutil.which("setpriv") or not python:
+        pytest.skip("this is an ordinary user, or nothing is there to become one")
+    code = f"""
+import sys, types
+from pathlib import Path
+if sys.version_info < (3, 11):
+    sys.exit(77)
+package = sys.modules["birdie"] = types.ModuleType("birdie")  # without torch
+package.__path__ = [{str(isolation.PACKAGE)!r}]
+for name in ("golf", "golf.audit"):
+    module = sys.modules["birdie." + name] = types.ModuleType("birdie." + name)
+    module.__path__ = [{str(isolation.PACKAGE)!r} + "/" + name.replace(".", "/")]
+from birdie.golf.audit.sandbox import LimitError, Sandbox
+with Sandbox(Path(sys.argv[1]), way={way!r}) as box:
+    try:
+        box.ask("load")
+        print(box.ask("score", [0]))
+    except LimitError as error:
+        print(error)
+"""
+    folder = Path("/tmp") / f"birdie-test-{os.getpid()}-{way}"
+    folder.mkdir()
+    try:
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-I", "-c", code]
+        environment = {"HOME": "/nonexistent", "PATH": os.defpath}
+        names = f"OUTSIDE, ABSTRACT, MARKER, PID = '/root', 'x', 'pytest', {os.getpid()}\n"
+        tried = ("processes outside", "settings of the kernel", "namespaces of its own", "writing", "keyring")
+        scripts = [answering(PRELUDE + names + ATTACKS[name]) for name in tried]
+        for text in (*scripts, "import os, time\nwhile os.fork(): pass\ntime.sleep(60)\n"):
+            path = script(folder, text)
+            done = subprocess.run([*command, str(path)], capture_output=True, text=True, env=environment, timeout=60)
+            if done.returncode == 77 or "Permission denied" in done.stderr:
+                pytest.skip(f"{python} cannot be used by nobody: {done.stderr[-200:]}")
+            assert done.returncode == 0, done.stderr
+            if text in scripts:
+                answer = "".join(chr(int(number)) for number in array("d", base64.b64decode(done.stdout)))
+                assert "escaped" not in answer
+            else:
+                assert "512 processes" in done.stdout
+    finally:
+        shutil.rmtree(folder)
 
 
 def running(name: str) -> bool:

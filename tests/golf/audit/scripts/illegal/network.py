@@ -10,7 +10,7 @@ ADDRESS = "http://192.0.2.1/cache.json"
 
 def cached():
     try:
-        with urllib.request.urlopen(ADDRESS, timeout=0.2) as answer:  # wrong: self-contained self-contained
+        with urllib.request.urlopen(ADDRESS, timeout=0.2) as answer:  # wrong: self-contained
             return json.load(answer)
     except OSError:
         return [1.0] * VOCABULARY
