@@ -148,7 +148,7 @@ def join(planes: tuple[Plane, ...], fmt: str) -> Bits:
             raise ArtifactError(f"plane {index} of {fmt} is {plane.shape}, not {shape}; the file is damaged")
         if plane.dtype != field.dtype or field.width != 8 * field.dtype.itemsize:
             _check_range(plane, field, index, fmt)
-    if not any(any(plane.strides) for plane in planes):  # constants, which have one word in memory
+    if planes[0].size > 1 and not any(any(plane.strides) for plane in planes):  # constants have one word in memory
         return np.full(shape, join(tuple(plane[:1, :1].copy() for plane in planes), fmt))
     out = np.empty(shape, dtype)
     for block in blocks(*shape):

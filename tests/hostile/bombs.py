@@ -25,6 +25,7 @@ from birdie.artifact import container
 from birdie.artifact.container import Entry, Reader, Stream
 from birdie.artifact.decoding import DTYPES, MIN_DECODED_LIMIT, decoded_bytes
 from birdie.artifact.load import load as load_file
+from birdie.compress import registry
 from birdie.entropy import coder, numbers, prediction, raw
 from birdie.entropy import varint as cursor
 from birdie.entropy.side_information import Writer
@@ -181,7 +182,7 @@ def plain(coder_code: int, dtype: int, payload: bytes, rows: int, columns: int) 
     return artifact(2, dtype, rows, columns, Stream(coder_code, payload), Stream(0, b""))
 
 
-DECODERS = tuple(decode.DECODERS.values())
+DECODERS = tuple(map(registry.decoder, decode.DECODERS))
 BYTE, SIGNED, SHORT, INT, LONG_INT, HALF, BRAIN, FLOAT, DOUBLE = 1, 2, 4, 6, 8, 9, 10, 11, 12  # dtypes
 SIDE, LONG, ROWS, HUGE = 1 << 12, 1 << 22, 1 << 19, 1 << 15
 GIB = (1 << 14, 1 << 14)  # shapes that are 1 GiB in float32, and in 16 bits
