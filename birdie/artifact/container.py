@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import BinaryIO, Self
 
 from birdie.entropy.varint import Cursor, varint
@@ -150,7 +149,7 @@ class Reader:
         else:
             self.where = str(source)
             try:
-                self._file = Path(source).open("rb")  # noqa: SIM115 (closed by close)
+                self._file = files.require_regular(source).open("rb")
                 self._size = os.fstat(self._file.fileno()).st_size
             except OSError as error:
                 self.close()

@@ -20,7 +20,7 @@ from birdie.data.byte_sidecar import is_sidecar
 from birdie.data.shards import Split, read_shard
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.files import write_bytes
+from birdie.runtime.files import require_regular, write_bytes
 
 INFO_NAME = "dataset.json"
 _FORMAT = 1
@@ -88,7 +88,7 @@ class DatasetInfo:
         if not path.exists():
             return None
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(require_regular(path).read_bytes())
             if fields.pop("format") != _FORMAT:
                 raise ValueError("unknown format")
             info = cls(**{**fields, "train": SplitTotals(**fields["train"]), "val": SplitTotals(**fields["val"])})

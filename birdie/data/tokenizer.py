@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from birdie.data import caseops
 from birdie.data.byte_accounting import ByteTable, Escape, Tokens
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.files import write_bytes
+from birdie.runtime.files import require_regular, write_bytes
 
 Kind = Literal["bytes", "sentencepiece", "caseops"]
 
@@ -319,17 +319,21 @@ def _check_range(ids: NDArray[np.int64], vocab_size: int) -> None:
         )
 
 
+BYTES = ("bytes", ByteTokenizer.name)
+"""Names of the tokenizer that needs no file."""
+
+
 def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer | CaseOpsTokenizer:
     """Return the tokenizer "bytes", or the one of a SentencePiece `.model` file, with CaseOps if it has the operators.
 
     Raises:
         DataError: there is no such file, or it is no model.
     """
-    if spec in ("bytes", ByteTokenizer.name):
+    if spec in BYTES:
         return ByteTokenizer()
     path = Path(spec)
     try:
-        model = SentencePieceTokenizer(path.read_bytes(), str(path))
+        model = SentencePieceTokenizer(require_regular(path).read_bytes(), str(path))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"tokenizer {path}: {reason}; give 'bytes' or the path of a SentencePiece .model") from error
