@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.files import require_regular
 
 Unit = Literal["file", "line", "jsonl"]
 Documents = Literal["auto", "file", "line"]
@@ -53,7 +52,7 @@ class TextFile:
             DataError: the file cannot be read, is not UTF-8, or a JSON line is malformed; names the file and line.
         """
         try:
-            with require_regular(self.path).open(encoding="utf-8-sig") as file:
+            with self.path.open(encoding="utf-8-sig") as file:
                 if self.unit == "file":
                     texts: Iterator[str] = iter([file.read()])
                 else:

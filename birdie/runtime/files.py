@@ -210,6 +210,7 @@ def require_regular(path: Source) -> Path:
     Raises:
         OSError: it does not exist, or is a folder, FIFO, socket or device.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
-        raise OSError("not a regular file")
+    mode = os.stat(path).st_mode  # noqa: PTH116 (shorter in the standalone decoder)
+    if not stat.S_ISREG(mode):
+        raise OSError("is a folder" if stat.S_ISDIR(mode) else "not a regular file")
     return Path(path)
