@@ -393,10 +393,10 @@ def test_links_into_the_blobs_of_the_same_cache_are_followed(tmp_path: Path, saf
         assert [file.parent for file in files_of(path)] == [path if path.is_dir() else path.parent] * 3
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_links_that_stay_in_the_folder_are_followed(tmp_path: Path, whole: bool) -> None:
+@pytest.mark.parametrize("sharded", [True, False])
+def test_links_that_stay_in_the_folder_are_followed(tmp_path: Path, sharded: bool) -> None:
     (tmp_path / "parts").mkdir()
-    if whole:
+    if not sharded:
         save_file(state(), tmp_path / "parts" / "one.safetensors")
         (tmp_path / "step").symlink_to("parts/one.safetensors")
         (tmp_path / "model.safetensors").symlink_to("step")
@@ -410,7 +410,7 @@ def test_links_that_stay_in_the_folder_are_followed(tmp_path: Path, whole: bool)
 @pytest.mark.parametrize("name", ["model-1.safetensors", "model.safetensors.index.json", "model.safetensors"])
 @pytest.mark.parametrize("way", ["direct", "chain", "folder", "other cache", "circle", "nowhere"])
 def test_links_out_of_the_folder_are_refused(tmp_path: Path, name: str, way: str) -> None:
-    """Whether they are direct, go through another link, or lead into the blobs of another model."""
+    """Direct links, chains of links, and links into the blobs of another model."""
     snapshot = write_cache(tmp_path / "hub")
     if name == "model.safetensors":
         (snapshot / "model.safetensors.index.json").unlink()
@@ -423,8 +423,14 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path, name: str, way: str
     (other / "0").write_bytes(secret.read_bytes())
     (snapshot / "step").symlink_to(name if way == "circle" else secret)
     (snapshot / "outside").symlink_to(tmp_path)
-    targets = {"direct": "../../../../secret", "chain": "step", "folder": "outside/secret", "circle": "step"}
-    (snapshot / name).symlink_to((targets | {"other cache": other / "0", "nowhere": "../../blobs/none"})[way])
+    targets: dict[str, str | Path] = {
+        "direct": "../../../../secret",
+        "chain": "step",
+        "folder": "outside/secret",
+        "circle": "step",
+    }
+    targets |= {"other cache": other / "0", "nowhere": "../../blobs/none"}
+    (snapshot / name).symlink_to(targets[way])
     for read in (read_state_dict, read_checkpoint, files_of):
         with pytest.raises(WeightsError, match=r"outside its own folder|cannot open"):
             read(snapshot)

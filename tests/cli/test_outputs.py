@@ -17,7 +17,6 @@ import birdie.cli.decoder
 from birdie.artifact.container import Reader
 from birdie.cli import build_app
 from birdie.cli.console import run
-from birdie.data.corpus import file_corpus
 from birdie.data.dataset import DatasetInfo
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import load_tokenizer
@@ -34,11 +33,11 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
     """Run a command that must fail and change no file; return its message."""
 
     def call(*tokens: object, kind: str) -> str:
-        before = contents(tmp_path)
+        files = contents(tmp_path)
         code = run(build_app, [*map(str, tokens), "--json"])
         error: dict[str, Any] = json.loads(capsys.readouterr().out)["error"]
         assert (code, error["type"]) == (1, kind), error
-        assert contents(tmp_path) == before
+        assert contents(tmp_path) == files
         message: str = error["message"]
         return message
 
@@ -199,13 +198,11 @@ def test_save_takes_no_name_of_a_folder(tmp_path: Path) -> None:
         (read_recipe_file, ConfigError),
         (lambda path: read_package(path, {}), ConfigError),
         (lambda path: DatasetInfo.read(path.parent), DataError),
-        (lambda path: list(file_corpus([path.parent / "text.txt"]).train()), DataError),
     ],
 )
 def test_no_reader_waits_for_a_pipe(tmp_path: Path, read: Callable[[Path], object], error: type[BirdieError]) -> None:
-    """All of them open the same name: that of the totals of a data set, which is not a choice of the user."""
+    """All of them open one name, that of the totals of a data set."""
     path = tmp_path / "dataset.json"
     os.mkfifo(path)
-    (tmp_path / "text.txt").symlink_to(path.name)
     with waiting_fails(), pytest.raises(error):
         read(path)
