@@ -141,7 +141,7 @@ def command(
     """
     recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
-    if recipe_file is not None and not resume:
+    if recipe_file is not None and not (folder / "checkpoints").is_dir():  # else recipe.toml is that of a run
         file = find(recipe_file).path
         if file.read_bytes() != recipe.to_toml().encode():
             require_output(folder / "recipe.toml", [file])

@@ -138,7 +138,9 @@ def test_train_replaces_no_recipe_that_somebody_wrote(refused: Callable[..., str
     (tmp_path / "recipe.toml").write_text(f"# my notes\n[data]\npath = {str(tmp_path / 'none')!r}\n")
     tokens = ("train", tmp_path / "recipe.toml", "--folder", tmp_path)
     assert "would destroy" in refused(*tokens, kind="ConfigError")
-    assert "would destroy" not in refused(*tokens, "--resume", kind="DataError")
+    assert "would destroy" in refused(*tokens, "--resume", kind="ConfigError")
+    (tmp_path / "checkpoints").mkdir()  # then the recipe is the run's own
+    assert "none does not exist" in refused(*tokens, "--resume", kind="DataError")
 
 
 def test_prepare_replaces_no_folder_with_its_text(
