@@ -31,7 +31,7 @@ from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_text, named_tensors
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
-from birdie.runtime.files import require_regular
+from birdie.runtime.reading import require_regular
 
 PICKLED = (".pt", ".pth", ".th", ".bin")
 FOLDER_NAMES = (

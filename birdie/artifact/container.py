@@ -22,6 +22,7 @@ from typing import BinaryIO, Self
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files
+from birdie.runtime.reading import require_regular
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"
@@ -149,7 +150,7 @@ class Reader:
         else:
             self.where = str(source)
             try:
-                self._file = files.require_regular(source).open("rb")
+                self._file = require_regular(source).open("rb")
                 self._size = os.fstat(self._file.fileno()).st_size
             except OSError as error:
                 self.close()

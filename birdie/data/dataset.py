@@ -20,7 +20,8 @@ from birdie.data.byte_sidecar import is_sidecar
 from birdie.data.shards import Split, read_shard
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.files import require_regular, write_bytes
+from birdie.runtime.files import write_bytes
+from birdie.runtime.reading import require_regular
 
 INFO_NAME = "dataset.json"
 _FORMAT = 1

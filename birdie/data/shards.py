@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from birdie.data.byte_accounting import Tokens
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.files import atomic_path, require_regular
+from birdie.runtime.files import atomic_path
+from birdie.runtime.reading import require_regular
 
 Split = Literal["train", "val"]
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from birdie.data import caseops
 from birdie.data.byte_accounting import ByteTable, Escape, Tokens
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.files import require_regular, write_bytes
+from birdie.runtime.files import write_bytes
+from birdie.runtime.reading import require_regular
 
 Kind = Literal["bytes", "sentencepiece", "caseops"]
 

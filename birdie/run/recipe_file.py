@@ -14,7 +14,7 @@ from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.environment import settings
-from birdie.runtime.files import require_regular
+from birdie.runtime.reading import require_regular
 
 TABLES = (
     *("data", "model", "train", "optimizer", "average", "bandit"),

@@ -202,15 +202,3 @@ def _is_same_file(one: Source, other: Source) -> bool:
         return os.path.samefile(one, other)  # noqa: PTH121 (both may be text)
     except OSError:  # one of them does not exist yet
         return os.path.realpath(one) == os.path.realpath(other)
-
-
-def require_regular(path: Source) -> Path:
-    """Return `path` if it is a regular file, or leads to one: opening a FIFO would wait for its writer.
-
-    Raises:
-        OSError: it does not exist, or is a folder, FIFO, socket or device.
-    """
-    mode = os.stat(path).st_mode  # noqa: PTH116 (shorter in the standalone decoder)
-    if not stat.S_ISREG(mode):
-        raise OSError("is a folder" if stat.S_ISDIR(mode) else "not a regular file")
-    return Path(path)

@@ -41,11 +41,11 @@ from birdie.runtime.device import dtype_name
 from birdie.runtime.files import (
     read_trusted,
     require_file,
-    require_regular,
     require_writable,
     user_cache,
     write_bytes,
 )
+from birdie.runtime.reading import require_regular
 from birdie.score.mode import Scoring, ScoringMode
 from birdie.score.windows import max_inputs
 

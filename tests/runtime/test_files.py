@@ -8,6 +8,7 @@ import pytest
 
 from birdie.errors import ConfigError, OutputError
 from birdie.runtime import files
+from birdie.runtime.reading import require_regular
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to pipe").symlink_to("pipe")
-    assert files.require_regular(tmp_path / "link").read_bytes() == b"x"
+    assert require_regular(tmp_path / "link").read_bytes() == b"x"
     for path in (tmp_path / "pipe", tmp_path / "to pipe", tmp_path, Path(os.devnull), tmp_path / "none"):
         with pytest.raises(OSError, match=r"regular file|folder|No such file"):
-            files.require_regular(path)
+            require_regular(path)
