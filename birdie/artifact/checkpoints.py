@@ -33,6 +33,7 @@ from birdie.artifact.pytree import tensors_in
 from birdie.compress.state import is_text, named_tensors
 from birdie.entropy.general_purpose import COMPRESSORS
 from birdie.errors import BirdieError, WeightsError
+from birdie.runtime.reading import require_regular
 
 PICKLED = (".pt", ".pth", ".th", ".bin")
 FOLDER_NAMES = (
@@ -126,7 +127,7 @@ def _read_files(path: Path) -> dict[str, Tensor]:
 
 def _require_content(path: Path) -> None:
     try:
-        empty = path.stat().st_size == 0
+        empty = require_regular(path).stat().st_size == 0
     except OSError as error:
         raise WeightsError(f"cannot open {path}: {(error.strerror or str(error)).lower()}; check the path") from error
     except ValueError as error:
@@ -361,44 +362,65 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
     """Return the files that are read for a checkpoint: of a folder or an index, the index and its shards.
 
     Raises:
-        WeightsError: the folder holds no checkpoint, or the index is broken.
+        WeightsError: the folder holds no checkpoint, the index is broken, or a link leads out of the folder.
     """
     path = Path(path)
     if path.is_dir():
         path = _main_file(path)
-    shards = _weight_map(path).values() if path.name.endswith(".index.json") else ()
-    return [path, *sorted({path.parent / shard for shard in shards})]
+    return [path, *sorted(_shards(path))] if path.name.endswith(".index.json") else [path]
 
 
 def _main_file(folder: Path) -> Path:
     """Return the first file of `FOLDER_NAMES` that the folder has."""
     for name in FOLDER_NAMES:
-        if (folder / name).is_file():
-            return folder / name
+        if os.path.lexists(folder / name):
+            return _own_file(folder / name, folder)
     raise WeightsError(f"folder {folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
+
+
+def _own_file(path: Path, folder: Path) -> Path:
+    """Return `path`, found in `folder`, if its links stay there or lead to the blobs of the same Hugging Face cache.
+
+    Raises:
+        WeightsError: they lead elsewhere, or nowhere.
+    """
+    try:
+        file, folder = path.resolve(strict=True), folder.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise WeightsError(f"cannot open {path}: {reason}; check the links, or copy it again") from error
+    caches = [parent.parents[1] for parent in (folder, *folder.parents) if parent.parent.name == "snapshots"]
+    if not file.is_relative_to(folder) and file.parent not in [cache / "blobs" for cache in caches]:
+        raise WeightsError(
+            f"{path} is a link to {file}, outside its own folder; do not trust this checkpoint, or copy the file there"
+        )
+    return path
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     """Read all tensors that a Hugging Face index lists, from shards in the folder of the index."""
+    state: dict[str, Tensor] = {}
+    for shard, names in sorted(_shards(index).items()):
+        tensors = _read_file(shard)
+        absent = [name for name in names if name not in tensors]
+        if absent:
+            raise WeightsError(f"{shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again")
+        state |= {name: tensors[name] for name in names}
+    return state
+
+
+def _shards(index: Path) -> dict[Path, list[str]]:
+    """Return the shards of an index, each with the names of its tensors."""
     shards: dict[str, list[str]] = {}
     for name, shard in _weight_map(index).items():
         shards.setdefault(shard, []).append(name)
-    state: dict[str, Tensor] = {}
-    for shard, names in sorted(shards.items()):
-        tensors = _read_file(index.parent / shard)
-        absent = [name for name in names if name not in tensors]
-        if absent:
-            raise WeightsError(
-                f"{index.parent / shard} lacks {absent[0]!r}, a tensor that {index.name} lists for it; copy it again"
-            )
-        state |= {name: tensors[name] for name in names}
-    return state
+    return {_own_file(index.parent / shard, index.parent): names for shard, names in shards.items()}
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return tensor name → shard file of an index, every shard inside the folder of the index."""
     try:
-        if index.stat().st_size > MAX_INDEX_BYTES:
+        if require_regular(index).stat().st_size > MAX_INDEX_BYTES:
             raise WeightsError(
                 f"{index} has more than {MAX_INDEX_BYTES:,} bytes, too many for an index; check the file"
             )

@@ -17,12 +17,12 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import BinaryIO, Self
 
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
 from birdie.runtime import files
+from birdie.runtime.reading import require_regular
 
 # A text-mode transfer changes at least one of: the high bit, CR LF, Ctrl-Z, LF (the idea of PNG, RFC 2083 §12.11).
 MAGIC = b"\x89BRD\r\n\x1a\n"
@@ -150,7 +150,7 @@ class Reader:
         else:
             self.where = str(source)
             try:
-                self._file = Path(source).open("rb")  # noqa: SIM115 (closed by close)
+                self._file = require_regular(source).open("rb")
                 self._size = os.fstat(self._file.fileno()).st_size
             except OSError as error:
                 self.close()

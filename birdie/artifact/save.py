@@ -10,7 +10,6 @@ The same tensors in any order give the same bytes, whatever the number of thread
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from birdie.compress.state import ModelState
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import Source, require_path, require_writable, write_bytes
+from birdie.runtime.files import Source, require_output, require_path, require_writable, write_bytes
 
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
@@ -97,7 +96,7 @@ def save(
     file_metadata.to_bytes(metadata, tree=tree)
     state = ModelState.of(model)
     assign(state, scheme, target)
-    require_writable(Path(path).parent)
+    require_writable(require_output(path).parent)
 
     state, calibrated = calibrated_state(state, calibration, symmetries=symmetries)
     assignment = assign(state, scheme, target, () if calibrated is None else calibrated.sensitivities)

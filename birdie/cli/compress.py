@@ -10,14 +10,25 @@ from cyclopts import Parameter
 from birdie.artifact.checkpoints import files_of, read_checkpoint, read_weights, tensor_bytes
 from birdie.artifact.repack import save_object
 from birdie.artifact.save import save
-from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table, progress_bar, size
+from birdie.cli.console import (
+    Json,
+    Output,
+    compiling_notice,
+    plain,
+    print_json,
+    print_line,
+    print_table,
+    progress_bar,
+    size,
+)
 from birdie.cli.inspect import summary_table
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import examples_of_words, is_spec, parse_spec
 from birdie.errors import ConfigError
-from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe
+from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
+from birdie.run.dataset import data_files
 from birdie.run.recipe import CalibrationSettings, Recipe
-from birdie.runtime.files import require_file
+from birdie.runtime.files import require_output
 
 GROUP = "Compress"
 _MAX_LISTED = 20
@@ -28,7 +39,7 @@ def command(
     checkpoint: Annotated[Path, Parameter(help=".safetensors, .pt, .pth, .th, .bin, .ptz, or a Hugging Face folder.")],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .birdie file to write.")],
+    output: Annotated[Output, Parameter(help="The .birdie file to write.")],
     lossless: Annotated[
         bool, Parameter(negative=(), help="Keep everything: every bit of every tensor, and all other values.")
     ] = False,
@@ -85,9 +96,6 @@ def command(
     restores it. All other settings, and --weights-only, keep the state dict; the rest is listed as dropped. Sizes
     before and after are of what is kept.
     """
-    require_file(output)
-    if output.exists() and checkpoint.exists() and output.samefile(checkpoint):
-        raise ConfigError(f"{output} is the checkpoint itself; choose another name for the .birdie file")
     if lossless and (scheme or budget or bits or quality or calibrate):
         raise ConfigError(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme or --calibrate; "
@@ -98,6 +106,13 @@ def command(
     with_data = {"--quality": quality is not None, "--recalibrate": recalibrate, "--refit": refit > 0}
     if calibrate is None and (flags := [flag for flag, active in with_data.items() if active]):
         raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate RECIPE_OR_RUN")
+    files = files_of(checkpoint)
+    inputs = list(files)
+    if calibrate is not None:
+        recipe = load_run_recipe(calibrate)
+        settings = _settings(recipe, calibration_data, calibration_tokens)
+        inputs += [recipe_file(calibrate), *data_files(recipe.data, shards=settings.data == "train")]
+    require_output(output, inputs)
     complete = lossless and not weights_only
     content: Any = None
     dropped: dict[str, int] = {}
@@ -105,13 +120,11 @@ def command(
         content = read_checkpoint(checkpoint)
     else:
         content, dropped = read_weights(checkpoint, skip_objects=weights_only)
-    file_bytes = sum(file.stat().st_size for file in files_of(checkpoint))
+    file_bytes = sum(file.stat().st_size for file in files)
     # a packed file (.ptz) may have fewer bytes than its tensors
     input_bytes = file_bytes if complete else min(file_bytes, tensor_bytes(content))
     calibration, metadata = None, None
     if calibrate is not None:
-        recipe = load_run_recipe(calibrate)
-        settings = _settings(recipe, calibration_data, calibration_tokens)
         with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
             calibration = calibrate_gpt(recipe, content, settings, update).result
         metadata = artifact_metadata(recipe)

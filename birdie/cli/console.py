@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -25,10 +26,16 @@ from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.recipe_file import explain
+from birdie.runtime.files import require_output
 
 Json = Annotated[
     bool, Parameter(name="--json", negative=(), help="Print one JSON object on stdout, the rest on stderr.")
 ]
+
+Output = Annotated[
+    Path, Parameter(name=["-o", "--output"], converter=lambda _, tokens: require_output(tokens[0].value))
+]
+"""A file to write; `Annotated[Output, Parameter(help=…)]` describes it."""
 
 RENAMED = {
     "--scale": "--preset",

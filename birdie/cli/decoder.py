@@ -5,9 +5,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from birdie.cli.console import Json, log, print_json, print_line, size
+from birdie.cli.console import Json, Output, log, print_json, print_line, size
 from birdie.entropy.hints import Effort
 from birdie.golf.standalone import build, pack
+from birdie.golf.standalone.sources import PACKAGE
 from birdie.runtime import files
 
 GROUP = "Compress"
@@ -15,7 +16,7 @@ GROUP = "Compress"
 
 def command(
     *,
-    output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .py file to write.")] = Path("decode.py"),
+    output: Annotated[Output, Parameter(help="The .py file to write.")] = Path("decode.py"),
     coder: Annotated[
         Effort,
         Parameter(
@@ -29,7 +30,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Write a decoder of .birdie files as one small .py file that needs numpy, numba and torch."""
-    files.require_file(output)
+    files.require_output(output, PACKAGE.rglob("*.py"))
     built = build.build(coder)
     data = built.source.encode() if unpacked else built.packed
     files.write_bytes(output, data)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from birdie.artifact.load import inspect, load
 from birdie.artifact.repack import load_object
-from birdie.cli.console import Json, compiling_notice, print_json, print_line, size
+from birdie.cli.console import Json, Output, compiling_notice, print_json, print_line, size
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError, WeightsError
-from birdie.runtime.files import atomic_path, require_file
+from birdie.runtime.files import atomic_path, require_output
 
 GROUP = "Compress"
 
@@ -27,7 +27,7 @@ def command(
     file: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=["-o", "--output"], help="The .safetensors, .pt, .pth or .ptz to write.")],
+    output: Annotated[Output, Parameter(help="The .safetensors, .pt, .pth or .ptz to write.")],
     max_size: Annotated[
         str | None, Parameter(help="Largest decoded size; default: 1 GiB or 64 × the file, the larger.")
     ] = None,
@@ -52,7 +52,7 @@ def command(
         raise ConfigError(
             f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         )
-    require_file(output)
+    require_output(output, [file])
     limit = None if max_size is None else parse_size(max_size)
     flat = output.suffix == ".safetensors"
     with compiling_notice():

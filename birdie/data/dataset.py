@@ -21,6 +21,7 @@ from birdie.data.shards import Split, load_tokens, read_shard
 from birdie.data.tokenizer import Tokenizer
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import write_bytes
+from birdie.runtime.reading import require_regular
 
 INFO_NAME = "dataset.json"
 _FORMAT = 1
@@ -88,7 +89,7 @@ class DatasetInfo:
         if not path.exists():
             return None
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(require_regular(path).read_bytes())
             if fields.pop("format") != _FORMAT:
                 raise ValueError("unknown format")
             info = cls(**{**fields, "train": SplitTotals(**fields["train"]), "val": SplitTotals(**fields["val"])})

@@ -29,7 +29,7 @@ from birdie.data.dataset import INFO_NAME, Dataset, DatasetInfo, SplitTotals
 from birdie.data.shards import SHARD_TOKENS, ShardWriter, Split
 from birdie.data.tokenizer import Tokenizer, load_tokenizer, train_caseops, train_sentencepiece
 from birdie.errors import ConfigError, DataError, OutputError
-from birdie.runtime.files import atomic_folder, require_writable, write_bytes
+from birdie.runtime.files import atomic_folder, require_file, require_writable, write_bytes
 
 Stage = Literal["overlap", "vocabulary", "train", "val", "check"]
 
@@ -131,6 +131,7 @@ def prepare(
         name = loaded.name
     layout = Layout.of(root, name)
     _check_replaceable(layout.folder)
+    _require_outside(layout.folder, corpus)
     yield PrepareProgress("overlap")
     excluded = _require_disjoint(corpus)
     if isinstance(tokenizer, int):
@@ -195,13 +196,25 @@ def _check_replaceable(folder: Path) -> None:
         raise OutputError(f"{folder} has files that birdie did not prepare; choose another root, or move them away")
 
 
+def _require_outside(folder: Path, corpus: Corpus) -> None:
+    """Check that no text is in `folder`, which will be replaced.
+
+    Raises:
+        ConfigError: a file is.
+    """
+    folder = folder.resolve()
+    for file in (*corpus.train_files, *corpus.validation_files):
+        if file.path.resolve().is_relative_to(folder):
+            raise ConfigError(f"preparing {folder} would destroy {file.path}, which is read; choose another root")
+
+
 def _check_model_replaceable(layout: Layout, tokenizer: Tokenizer) -> None:
     """Check that the model file is missing, is this tokenizer, or belongs to the data set that is being replaced.
 
     Raises:
-        OutputError: it is another tokenizer.
+        OutputError: it is another tokenizer, or no file.
     """
-    if layout.model is None or not layout.model.exists():
+    if layout.model is None or not require_file(layout.model).exists():
         return
     earlier = DatasetInfo.read(layout.folder)
     replaceable = {tokenizer.digest, earlier.tokenizer_sha256 if earlier else None}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from birdie.data.byte_accounting import Tokens
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import atomic_path
+from birdie.runtime.reading import require_regular
 
 Split = Literal["train", "val"]
 
@@ -67,7 +68,7 @@ def read_shard(path: str | os.PathLike[str]) -> Tokens:
     """
     path = Path(path)
     try:
-        size = path.stat().st_size
+        size = require_regular(path).stat().st_size
         with path.open("rb") as file:
             header = np.frombuffer(file.read(HEADER_BYTES), np.uint8)
         if len(header) < HEADER_BYTES:

@@ -25,6 +25,7 @@ from birdie.data import caseops
 from birdie.data.byte_accounting import ByteTable, Escape, Tokens
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import write_bytes
+from birdie.runtime.reading import require_regular
 
 Kind = Literal["bytes", "sentencepiece", "caseops"]
 
@@ -319,20 +320,22 @@ def _check_range(ids: NDArray[np.int64], vocab_size: int) -> None:
         )
 
 
+BYTES = ("bytes", ByteTokenizer.name)
+"""Names of the tokenizer that needs no file."""
+
+
 def load_tokenizer(spec: str | os.PathLike[str]) -> ByteTokenizer | SentencePieceTokenizer | CaseOpsTokenizer:
     """Return the tokenizer "bytes", or the one of a SentencePiece `.model` file, with CaseOps if it has the operators.
 
     Raises:
         DataError: there is no such file, or it is no model.
     """
-    if spec in ("bytes", ByteTokenizer.name):
+    if spec in BYTES:
         return ByteTokenizer()
     path = Path(spec)
     try:
-        if path.exists() and not path.is_file():  # a file names its tokenizer, and a pipe or a device has no end
-            raise OSError("not a regular file")
-        model = SentencePieceTokenizer(path.read_bytes(), str(path))
-    except (OSError, ValueError) as error:
+        model = SentencePieceTokenizer(require_regular(path).read_bytes(), str(path))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, DataError):
             raise
         reason = (getattr(error, "strerror", None) or str(error)).lower()

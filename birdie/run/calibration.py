@@ -56,11 +56,15 @@ def load_run_recipe(path: str | os.PathLike[str]) -> Recipe:
     Raises:
         ConfigError: there is no recipe at `path`, or it is not valid.
     """
-    path = Path(path)
-    file = path / "recipe.toml" if path.is_dir() else path
+    file = recipe_file(path)
     if not file.is_file():
         raise ConfigError(f"{path} is neither a run folder with a recipe.toml nor a recipe; give one of the two")
     return load_recipe(file)
+
+
+def recipe_file(path: str | os.PathLike[str]) -> Path:
+    """Return the recipe's file in a run folder; `path` itself if it is no folder."""
+    return Path(path, "recipe.toml") if Path(path).is_dir() else Path(path)
 
 
 def calibrate_gpt(

@@ -1,14 +1,15 @@
 """Data of a run: its shards, its tokenizer, and the validation tokens with their byte counts."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from birdie.data.byte_accounting import ByteTable
 from birdie.data.byte_sidecar import byte_counts
-from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
-from birdie.data.tokenizer import Tokenizer, load_tokenizer
+from birdie.data.dataset import INFO_NAME, Dataset, check_tokenizer, open_dataset
+from birdie.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from birdie.errors import ConfigError
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.callbacks import Notify
@@ -60,6 +61,20 @@ def open_shards(data: DataSettings) -> Dataset:
     if data.train or data.val:
         return open_dataset(train=data.train, val=data.val)
     return open_dataset(data.path)
+
+
+def data_files(data: DataSettings, *, shards: bool = True) -> list[Path]:
+    """Return the files that the settings name: the tokenizer's and, with `shards`, those of the data set.
+
+    Raises:
+        DataError: shards are missing or malformed.
+    """
+    files = [] if data.tokenizer in BYTES else [Path(data.tokenizer)]
+    if shards:
+        dataset = open_shards(data)
+        paths = (*dataset.train, *dataset.val)
+        files += (*paths, *{path.parent / INFO_NAME for path in paths})
+    return files
 
 
 def _check_vocabulary(recipe: Recipe, tokenizer: Tokenizer) -> None:

@@ -201,7 +201,7 @@ def evaluate(
     clock = EvaluationClock(0.0, notify, import_seconds)
     state = request.state_file
     if state is not None:
-        state.check()
+        state.check(name for name in (path, request.package, request.tokenizer, request.data) if name is not None)
     with clock.part("decode"):
         model, recipe, metadata = load_gpt(path, device)
         size = Path(path).stat().st_size

@@ -7,7 +7,6 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cyclopts import CycloptsError
@@ -15,6 +14,7 @@ from cyclopts.config import Dict
 
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.environment import settings
+from birdie.runtime.reading import require_regular
 
 TABLES = (
     *("data", "model", "train", "optimizer", "average", "bandit"),
@@ -71,9 +71,10 @@ def read_recipe_file(file: str | os.PathLike[str]) -> dict[str, Any]:
         ConfigError: the file does not exist or is not TOML, a table is unknown, or the file is for two programs.
     """
     try:
-        content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        content = tomllib.loads(require_regular(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"there is no recipe file {file}; give a .toml file or leave it out") from error
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot read recipe {file}: {reason}; give a .toml file or leave it out") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not a recipe: {error}; a recipe is a TOML file") from error
     for key, value in content.items():

@@ -6,6 +6,7 @@ distributed    process group and collectives
 files          atomic writes, and reads of files that only this user can have written
 nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
 provenance     versions, machine and commit of a result
+reading        the check that what is opened for reading is a regular file
 startup        seconds that a run takes before its clock starts
 torch_compile  torch.compile with a fallback to eager mode
 """

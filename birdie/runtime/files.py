@@ -21,7 +21,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -315,3 +315,26 @@ def require_path(path: object) -> None:
     except (TypeError, ValueError):
         pass
     raise ConfigError(f"{path!r} is not a path that a file can have; give a str or Path without NUL")
+
+
+def require_output(target: Source, inputs: Iterable[Source] = ()) -> Path:
+    """Return `target` if a file can be written there that replaces none of `inputs`; call it before anything is read.
+
+    Raises:
+        OutputError: `target` has the name of a folder, or is a folder or special file.
+        ConfigError: `target` is one of `inputs`, under any name, symbolic link or hard link.
+    """
+    if os.path.basename(target) in ("", os.curdir, os.pardir):  # noqa: PTH119 (a Path has lost the slash at the end)
+        raise OutputError(f"cannot write {os.fspath(target)!r}: that is the name of a folder; give the name of a file")
+    file = require_file(target)
+    for path in inputs:
+        if _is_same_file(file, path):
+            raise ConfigError(f"writing {target} would destroy {path}, which is read; choose another output")
+    return Path(target)
+
+
+def _is_same_file(one: Source, other: Source) -> bool:
+    try:
+        return os.path.samefile(one, other)  # noqa: PTH121 (both may be text)
+    except OSError:  # one of them does not exist yet
+        return os.path.realpath(one) == os.path.realpath(other)

@@ -38,7 +38,14 @@ from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.device import dtype_name
-from birdie.runtime.files import read_trusted, require_file, require_writable, user_cache, write_bytes
+from birdie.runtime.files import (
+    read_trusted,
+    require_file,
+    require_writable,
+    user_cache,
+    write_bytes,
+)
+from birdie.runtime.reading import require_regular
 from birdie.score.mode import Scoring, ScoringMode
 from birdie.score.windows import max_inputs
 
@@ -179,7 +186,7 @@ def read_package(path: Path, required: Mapping[str, Any]) -> Compiled:
         ConfigError: it does not, or cannot be read.
     """
     try:
-        content = path.read_bytes()
+        content = require_regular(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read package {path}: {(error.strerror or str(error)).lower()}") from error
     if not content.startswith(_MAGIC):

@@ -12,10 +12,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
+from birdie.runtime.files import require_output
 from birdie.score.mode import ScoringMode
 from birdie.score.settings import MODES, EvaluationSettings, is_read, replaced
 from birdie.score.ttt.state import StateFile
 
+_OUTPUT = Parameter(converter=lambda _, tokens: require_output(tokens[0].value))
 _PYTHON_ONLY = Parameter(parse=False)
 
 
@@ -46,10 +48,13 @@ class EvaluationRequest:
     dtype: Annotated[str | None, Parameter(help="auto, float32 or bfloat16; default: that of training.")] = None
     package: Annotated[
         Path | None,
+        _OUTPUT,
         Parameter(help="Score windows by code compiled ahead of time, in this file; compiled if it is missing."),
     ] = None
     state: Annotated[
-        Path | None, Parameter(help="File for the state of test-time training; also saved when Ctrl-C stops it.")
+        Path | None,
+        _OUTPUT,
+        Parameter(help="File for the state of test-time training; also saved when Ctrl-C stops it."),
     ] = None
     state_every: Annotated[
         int, Parameter(help="Chunks (or batches of documents) between two saves; 0: only on Ctrl-C.")

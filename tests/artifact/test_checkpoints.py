@@ -22,6 +22,7 @@ from torch import nn
 from birdie.artifact import int8_zlib as baseline
 from birdie.artifact.checkpoints import files_of, read_checkpoint, read_object, read_state_dict, read_weights
 from birdie.errors import WeightsError
+from tests.pipes import waiting_fails
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -365,6 +366,120 @@ def test_an_index_with_names_that_are_no_text_is_refused(tmp_path: Path, weight_
     write_folder(tmp_path, weight_map)
     with pytest.raises(WeightsError, match="not both text"):
         read_state_dict(tmp_path)
+
+
+def write_cache(hub: Path, *, safe: bool = True) -> Path:
+    """The cache of a model as the Hugging Face hub's client lays it out: names link to blobs; return the snapshot."""
+    kind = "safetensors" if safe else "bin"
+    model = hub / "models--someone--model"
+    snapshot = model / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (model / "blobs").mkdir()
+    write_folder(snapshot, {"a.weight": f"model-1.{kind}", "a.bias": f"model-2.{kind}"}, safe=safe)
+    for number, path in enumerate(sorted(snapshot.iterdir())):
+        blob = model / "blobs" / f"{number:064x}"
+        path.rename(blob)
+        path.symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_links_into_the_blobs_of_the_same_cache_are_followed(tmp_path: Path, safe: bool) -> None:
+    snapshot = write_cache(tmp_path / "hub", safe=safe)
+    (tmp_path / "mine").symlink_to(snapshot)
+    index = next(snapshot.glob("*.index.json"))
+    for path in (snapshot, index, tmp_path / "mine", tmp_path / "mine" / index.name):
+        assert equal(read_state_dict(path), state())
+        assert [file.parent for file in files_of(path)] == [path if path.is_dir() else path.parent] * 3
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_links_that_stay_in_the_folder_are_followed(tmp_path: Path, sharded: bool) -> None:
+    (tmp_path / "parts").mkdir()
+    if not sharded:
+        save_file(state(), tmp_path / "parts" / "one.safetensors")
+        (tmp_path / "step").symlink_to("parts/one.safetensors")
+        (tmp_path / "model.safetensors").symlink_to("step")
+    else:
+        write_folder(tmp_path, {"a.weight": "model-1.safetensors", "a.bias": "again/model-2.safetensors"})
+        (tmp_path / "model-2.safetensors").rename(tmp_path / "parts" / "model-2.safetensors")
+        (tmp_path / "again").symlink_to("parts")
+    assert equal(read_state_dict(tmp_path), state())
+
+
+@pytest.mark.parametrize("name", ["model-1.safetensors", "model.safetensors.index.json", "model.safetensors"])
+@pytest.mark.parametrize("way", ["direct", "chain", "folder", "other cache", "circle", "nowhere"])
+def test_links_out_of_the_folder_are_refused(tmp_path: Path, name: str, way: str) -> None:
+    """Direct links, chains of links, and links into the blobs of another model."""
+    snapshot = write_cache(tmp_path / "hub")
+    if name == "model.safetensors":
+        (snapshot / "model.safetensors.index.json").unlink()
+        save_file(state(), snapshot / name)
+    secret = tmp_path / "secret"
+    secret.write_bytes((snapshot / name).read_bytes())
+    (snapshot / name).unlink()
+    other = tmp_path / "hub" / "models--other--model" / "blobs"
+    other.mkdir(parents=True)
+    (other / "0").write_bytes(secret.read_bytes())
+    (snapshot / "step").symlink_to(name if way == "circle" else secret)
+    (snapshot / "outside").symlink_to(tmp_path)
+    targets: dict[str, str | Path] = {
+        "direct": "../../../../secret",
+        "chain": "step",
+        "folder": "outside/secret",
+        "circle": "step",
+    }
+    targets |= {"other cache": other / "0", "nowhere": "../../blobs/none"}
+    (snapshot / name).symlink_to(targets[way])
+    for read in (read_state_dict, read_checkpoint, files_of):
+        with pytest.raises(WeightsError, match=r"outside its own folder|cannot open"):
+            read(snapshot)
+
+
+def test_blobs_that_are_a_link_out_of_the_cache_are_refused(tmp_path: Path) -> None:
+    snapshot = write_cache(tmp_path / "hub")
+    blobs = snapshot.parents[1] / "blobs"
+    blobs.rename(tmp_path / "private")
+    blobs.symlink_to(tmp_path / "private")
+    with pytest.raises(WeightsError, match="outside its own folder"):
+        read_state_dict(snapshot)
+
+
+@pytest.mark.parametrize("name", ["model-1.safetensors", "model.safetensors.index.json", "model-1.bin"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "folder", "device"])
+def test_special_files_are_refused_without_waiting(tmp_path: Path, name: str, kind: str) -> None:
+    """As a shard or index of a folder, and given directly: a pipe would be waited for."""
+    safe = not name.endswith(".bin")
+    suffix = "safetensors" if safe else "bin"
+    write_folder(tmp_path, {"a.weight": f"model-1.{suffix}", "a.bias": f"model-2.{suffix}"}, safe=safe)
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "link to a pipe":
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / name).symlink_to("pipe")
+    elif kind == "device":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        (tmp_path / name).mkdir()
+    for path in (tmp_path, tmp_path / name):
+        if not path.is_dir() or path == tmp_path:
+            with waiting_fails(), pytest.raises(WeightsError, match=r"regular file|is a folder|outside its own folder"):
+                read_state_dict(path)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "ptz"])
+def test_a_file_that_the_user_names_may_be_any_link(tmp_path: Path, kind: str) -> None:
+    file, link = tmp_path / "elsewhere" / "0123", tmp_path / "model" / f"model.{kind}"
+    file.parent.mkdir()
+    link.parent.mkdir()
+    buffer = io.BytesIO()
+    torch.save(state(), buffer)
+    save_file(state(), file) if kind == "safetensors" else file.write_bytes(
+        zlib.compress(buffer.getvalue()) if kind == "ptz" else buffer.getvalue()
+    )
+    link.symlink_to(file)
+    assert equal(read_state_dict(link), state())
 
 
 def test_a_shard_that_lacks_its_tensor_is_named(tmp_path: Path) -> None:

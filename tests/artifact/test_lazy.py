@@ -440,3 +440,18 @@ def test_the_benchmark_s_file_holds_the_model_it_builds(tmp_path: Path) -> None:
     assert torch.equal(weight_of(model, 0), weight_of(model, 8))
     assert not torch.equal(weight_of(model, 0), weight_of(model, 2))
     assert benchmark.saved(tmp_path, 6, 32, "int4") == path
+
+
+def test_a_lazy_module_can_be_saved_over_its_own_file(tmp_path: Path) -> None:
+    """The open file stays what it was, so the module goes on decoding it; the new file holds the same weights."""
+    torch.manual_seed(0)
+    path, model = tmp_path / "m.birdie", gpt()
+    birdie.save(model, path, lossless=True)
+    lazy = birdie.load(path, into=gpt(), lazy=True, cache_bytes=20_000)
+    birdie.save(lazy, path, lossless=True)
+    saved, weights = birdie.load(path), model.state_dict()
+    assert saved.keys() == weights.keys()
+    assert all(
+        torch.equal(saved[name], weight) and torch.equal(lazy.state_dict()[name], weight)
+        for name, weight in weights.items()
+    )

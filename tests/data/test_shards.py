@@ -66,7 +66,7 @@ def test_truncated_files_are_refused(tmp_path: Path, size: int) -> None:
 def test_missing_files_and_folders_are_data_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_shard(tmp_path / "a.bin")
-    with pytest.raises(DataError, match="is a directory"):
+    with pytest.raises(DataError, match="is a folder"):
         read_shard(tmp_path)
 
 

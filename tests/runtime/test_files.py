@@ -12,6 +12,7 @@ import pytest
 from birdie.errors import ConfigError, OutputError
 from birdie.runtime import files
 from birdie.runtime.locks import locked_folder, open_locked
+from birdie.runtime.reading import require_regular
 from tests.kills import kill_at_each_call
 
 
@@ -251,3 +252,42 @@ def test_a_trusted_file_is_one_that_only_this_user_can_write(tmp_path: Path) -> 
     tmp_path.chmod(0o777)
     with pytest.raises(PermissionError, match=str(tmp_path)):
         files.read_trusted(path)
+
+
+@pytest.mark.parametrize("name", ["nope/", "folder", "folder/", "nope/.", "nope/..", "folder/pipe"])
+def test_an_output_has_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "pipe")
+    with pytest.raises(OutputError, match="cannot write"):
+        files.require_output(f"{tmp_path}/{name}")
+    for empty in ("", ".", ".."):
+        with pytest.raises(OutputError, match="cannot write"):
+            files.require_output(empty)
+
+
+def test_an_output_is_no_input_under_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "input").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("input")
+    (tmp_path / "chain").symlink_to("link")
+    (tmp_path / "hard").hardlink_to(tmp_path / "input")
+    (tmp_path / "aside").symlink_to("folder")
+    monkeypatch.chdir(tmp_path)
+    for name in ("input", "./input", "folder/../input", "aside/../input", "link", "chain", "hard"):
+        for other in ("input", "chain", "hard"):
+            with pytest.raises(ConfigError, match=f"{name} would destroy .*{other}"):
+                files.require_output(name, [tmp_path / "unrelated", tmp_path / other])
+    with pytest.raises(ConfigError, match="would destroy"):  # a file that both names will create
+        files.require_output("aside/new", [tmp_path / "folder" / "new"])
+    assert files.require_output("aside/new", [tmp_path / "input", "new"]) == Path("aside/new")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to pipe").symlink_to("pipe")
+    assert require_regular(tmp_path / "link").read_bytes() == b"x"
+    for path in (tmp_path / "pipe", tmp_path / "to pipe", tmp_path, Path(os.devnull), tmp_path / "none"):
+        with pytest.raises(OSError, match=r"regular file|folder|No such file"):
+            require_regular(path)

@@ -10,7 +10,7 @@ in another order.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from birdie.errors import ConfigError, OutputError, WeightsError
-from birdie.runtime.files import atomic_path, require_file, require_writable
+from birdie.runtime.files import Source, atomic_path, require_output, require_writable
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring
 from birdie.score.windows import Windows
@@ -48,14 +48,17 @@ class StateFile:
     every: int = 16
     resume: bool = False
 
-    def check(self) -> None:
+    def check(self, inputs: Iterable[Source] = ()) -> None:
         """Check, before any work, that a state can be saved, and that no other file is lost to it.
 
+        Args:
+            inputs: files that the evaluation reads.
+
         Raises:
-            ConfigError: there is a file already, and the evaluation does not resume from it.
+            ConfigError: there is a file already, and the evaluation does not resume from it; or it is one of `inputs`.
             OutputError: the file cannot be written.
         """
-        target = require_file(self.path)
+        target = require_output(self.path, inputs)
         require_writable(target.parent)
         if target.exists() and not self.resume:
             raise ConfigError(f"{target} exists already; resume from it, remove it, or name another file")
