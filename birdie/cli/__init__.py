@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cyclopts import App, Group
 
-from birdie.cli.console import new_app, run, version
+from birdie.cli.console import leave, new_app, run, version
 
 GROUPS = ("Train", "Compress", "Evaluate")
 """Panels of `birdie --help`, in this order; other names follow, in the order of the alphabet."""
@@ -75,4 +75,4 @@ def main(tokens: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not end the command
             stream.reconfigure(errors="replace")
-    sys.exit(run(build_app, tokens))
+    leave(run(build_app, tokens))

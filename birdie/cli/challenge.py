@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from birdie.artifact import int8_zlib as baseline
-from birdie.cli.console import exit_code_of, stop_on_signal
+from birdie.cli.console import exit_code_of, leave, stop_on_signal
 from birdie.golf.code_size import source_files
 from birdie.run.environment import is_on, remarks
 from birdie.run.estimate import on_this_cpu
@@ -72,7 +72,7 @@ class Log:
 
 def main() -> None:
     """Run with the settings of the environment and exit as `exit_code_of` says."""
-    sys.exit(exit_code_of(_main))
+    leave(exit_code_of(_main))
 
 
 def _main() -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 from rich.console import Console
@@ -109,6 +109,17 @@ def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
             traceback.print_exc(file=sys.stderr)
         return _fail(error, as_json)
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with an exit code of `exit_code_of`."""
+    if code <= 128:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    # Python that was interrupted below C code ends by SIGINT whatever sys.exit says, and sys.exit waits for threads.
+    os._exit(code)
 
 
 def _message(error: CycloptsError) -> str:

@@ -111,7 +111,10 @@ def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise WeightsError(f"tensor {name!r} cannot be stored under a name that is not text; rename it")
         problem = _problem(weight)
         if problem:
-            raise WeightsError(f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype")
+            raise WeightsError(
+                f"tensor {name!r} ({problem}) cannot be stored; make it dense and of a plain dtype, for example by "
+                "dequantize(), to_dense() or full_tensor()"
+            )
     return {name: state[name] for name in sorted(state)}
 
 
@@ -161,6 +164,7 @@ def _problem(weight: Tensor) -> str | None:
     try:
         storage = weight.untyped_storage()
         stored = 0 if storage.device.type == "meta" else storage.nbytes()
+        storage.data_ptr()
     except (RuntimeError, NotImplementedError):  # subclasses that only wrap other tensors
         return f"a {type(weight).__name__} without memory of its own"
     if (weight.numel() and not stored) or weight.is_meta:
@@ -212,6 +216,10 @@ def fill(
             how = "run it once on an input" if is_lazy(weight) else "call its to_empty(device='cpu')"
             raise WeightsError(
                 f"{source} cannot be copied into {name!r} of the module, which has no memory; {how} first"
+            )
+        if isinstance(weight, Tensor) and (problem := _problem(weight)):
+            raise WeightsError(
+                f"{source} cannot be copied into {name!r} of the module ({problem}); load it first, then convert it"
             )
     missing, unexpected = sorted(current.keys() - state.keys()), sorted(state.keys() - current.keys())
     mismatched = [

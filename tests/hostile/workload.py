@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 
 from birdie.cli import build_app
 from birdie.cli.console import run
+from birdie.run.recipe import RunSettings
 
 TINY = [
     *("--model.vocab-size", "300", "--model.num-layers", "2", "--model.model-dim", "32", "--model.num-heads", "2"),
@@ -25,10 +27,11 @@ TINY = [
 EVERY = 5
 """Steps between checkpoints."""
 
-PASSING = {"summary.json", "history.jsonl", "state.json", "recipe.toml", "latest"}
-"""Files with times in them, or that are written more than once: their bytes are not compared."""
+PASSING = {"summary.json", "history.jsonl", "recipe.toml"}
+"""Files with times in them, or that are written more than once: their bytes are not compared, nor checkpoints'."""
 
 State = dict[str, str]
+_STEP = re.compile(r"step-\d{8}")
 
 
 @dataclass
@@ -154,13 +157,21 @@ def forked(tokens: list[str], arm: Callable[[], object] = int, measure: Callable
 
 
 def contents(folder: Path) -> State:
-    """Return the digest of every file below `folder`, by name; "" for files whose bytes differ from run to run."""
+    """Return the digest of every file below `folder`, by name; "" for files whose bytes differ from run to run.
+
+    Checkpoints have one name for all, as a run that was stopped has other ones. More than are kept are strays.
+    """
     digests = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            passing = path.name in PASSING
-            digests[str(path.relative_to(folder))] = "" if passing else hashlib.sha256(path.read_bytes()).hexdigest()
-    return digests
+            step = _STEP.search(str(path.parent))
+            passing = step or path.name in PASSING
+            name = _STEP.sub("step-N", str(path.relative_to(folder)))
+            digests[name] = "" if passing else hashlib.sha256(path.read_bytes()).hexdigest()
+    checkpoints = [path for path in folder.rglob("step-*") if _STEP.fullmatch(path.name)]
+    return digests | {
+        str(path.relative_to(folder)): "" for path in sorted(checkpoints)[: -RunSettings().keep_checkpoints]
+    }
 
 
 def reset(folder: Path, state: Path | None = None) -> None:
