@@ -510,3 +510,42 @@ def test_real_checkpoints(shared_data: Path) -> None:
         assert "tok_emb.weight" in read_state_dict(path)
     with pytest.raises(WeightsError, match=r"stories260K\.bin"):
         read_state_dict(weights / "llama2c/stories260K.bin")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".ptz"])
+@pytest.mark.parametrize("entry", ["data.pkl", "data/0", "data/1", "version"])
+def test_a_flipped_bit_in_any_entry_of_a_zip_file_is_noticed(tmp_path: Path, suffix: str, entry: str) -> None:
+    """torch.load reads no checksum: a tensor with another bit would load."""
+    data = bytearray(saved(state()))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        information = archive.getinfo(f"archive/{entry}")
+        content = archive.read(information)
+    data[data.index(content, information.header_offset)] ^= 1
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(data if suffix == ".pt" else zlib.compress(data))
+    with pytest.raises(WeightsError, match=f"archive/{entry} "):
+        read_object(path)
+
+
+def test_files_without_checksums_are_read(tmp_path: Path) -> None:
+    """Whoever turned the checksums off has zeros in their place."""
+    torch.serialization.set_crc32_options(False)
+    try:
+        (tmp_path / "x.pt").write_bytes(saved(state()))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        assert archive.testzip() is not None
+    assert equal(read_state_dict(tmp_path / "x.pt"), state())
+
+
+def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
+    """A small file could otherwise have a terabyte to be checked."""
+    data = saved(state())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+    one, other = (entry.header_offset.to_bytes(4, "little") for entry in entries[-2:])
+    directory = data.index(b"PK\x01\x02")
+    (tmp_path / "x.pt").write_bytes(data[:directory] + data[directory:].replace(other, one))
+    with pytest.raises(WeightsError, match="overlap"):
+        read_state_dict(tmp_path / "x.pt")

@@ -448,3 +448,95 @@ def test_real_networks_keep_their_numbers(shared_data: Path, tmp_path: Path) -> 
     for budget in (100_000, 250_000):
         size = birdie.save(weights, tmp_path / "x.birdie", budget=budget, coder="fast").bytes
         assert budget - max(64, budget // 1000) <= size <= budget
+
+
+class Masked(nn.Module):
+    """A linear layer with buffers that are not finite, some of the size of weights."""
+
+    causal: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(96, 64)
+        self.register_buffer("causal", torch.full((80, 80), -torch.inf).triu(1))
+        self.register_buffer("bounds", torch.tensor([-torch.inf, 0.5, torch.inf], dtype=torch.float16))
+        self.register_buffer("unset", torch.full((70, 80), torch.nan, dtype=torch.bfloat16))
+        self.register_buffer("hidden", torch.full((80, 80), torch.nan), persistent=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.linear(rows) + self.causal[0, :1]
+        return scores
+
+
+def class_nats(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(module(rows), torch.arange(len(rows)) % 64, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"budget": 9000}, {"bits": 6}, {"scheme": "int6"}, {"scheme": [("*", "codebook")]}, {"scheme": "fp16"}],
+    ids=str,
+)
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_buffers_that_are_not_finite_are_kept_exactly(tmp_path: Path, options: Any, calibrated: bool) -> None:
+    """Causal masks are buffers, and no quantizer holds an infinity."""
+    module, path = Masked(), tmp_path / "x.birdie"
+    if calibrated:
+        options = options | {"calibration": (module, list(torch.randn(8, 16, 96)), class_nats)}
+    birdie.save(module, path, coder="fast", **options)
+    loaded = birdie.load(path)
+    assert loaded.keys() == module.state_dict().keys()
+    assert [
+        name for name, buffer in module.named_buffers() if name != "hidden" and not same_bits(loaded[name], buffer)
+    ] == []
+    birdie.load(path, into=Masked())
+
+
+@pytest.mark.parametrize("options", [{}, {"bits": 6}, {"scheme": [("*", "int6")]}], ids=str)
+def test_masks_in_a_state_dict_are_told_by_their_values(tmp_path: Path, options: Any) -> None:
+    """Zeros and infinities alone are a mask; weights with an infinity or NaN among them are refused as ever."""
+    module = Masked()
+    state = {name: tensor for name, tensor in module.state_dict().items() if name not in ("unset", "bounds")}
+    birdie.save(state, tmp_path / "x.birdie", coder="fast", **options)
+    assert same_bits(birdie.load(tmp_path / "x.birdie")["causal"], module.causal)
+    state["linear.weight"] = state["linear.weight"].clone()
+    for bad in (torch.inf, torch.nan):
+        state["linear.weight"][0, 0] = bad
+        with pytest.raises(WeightsError, match=r"'linear\.weight' holds 1 NaN or infinite"):
+            birdie.save(state, tmp_path / "x.birdie", coder="fast", **options)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own, as quantized and distributed ones are."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Wrapper":
+        wrapper: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"{func} of a wrapper")
+
+
+class Named(torch.Tensor):
+    """A tensor with memory, and nothing else."""
+
+
+@pytest.mark.parametrize("options", [{}, {"bits": 4}, {"lossless": True}], ids=str)
+def test_tensors_that_wrap_others_are_refused_by_name(tmp_path: Path, options: Any) -> None:
+    """torchao's and distributed tensors have no data pointer: one sentence instead of torch's own error."""
+    path, module = tmp_path / "x.birdie", nn.Linear(96, 64)
+    birdie.save(module, path)
+    module.weight = nn.Parameter(Wrapper(module.weight), requires_grad=False)
+    for model in (module, module.state_dict()):
+        with pytest.raises(WeightsError, match=r"'weight' \(a Wrapper.*dequantize\(\)"):
+            birdie.save(model, tmp_path / "y.birdie", **options)
+    with pytest.raises(WeightsError, match=r"'weight' of the module \(a Wrapper"):
+        birdie.load(path, into=module)
+    named = {"w": torch.randn(64, 96).as_subclass(Named)}
+    birdie.save(named, path, coder="fast", **options)
+    assert birdie.load(path)["w"].shape == (64, 96)
