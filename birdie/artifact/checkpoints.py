@@ -14,10 +14,13 @@ import io
 import json
 import os
 import pickle
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -195,26 +198,33 @@ def _unpickle(source: Path | io.BytesIO, path: Path, skip_objects: bool = False)
             source.seek(0)
         with safe_globals(stand_ins):
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-    except WeightsError:
-        raise
-    except pickle.UnpicklingError as error:
-        if stand_ins or "global" in str(error).lower():
-            raise WeightsError(
-                f"{path} holds a pickled object that may run code when opened, which birdie never does; "
-                "save its tensors with torch.save(model.state_dict(), …) or as .safetensors"
-                + ("" if skip_objects else ", or take them alone with birdie compress --weights-only")
-            ) from error
-        raise WeightsError(f"{path} is not a checkpoint that torch.save wrote; check the file") from error
-    except MemoryError:
+    except (WeightsError, MemoryError):
         raise
     except Exception as error:  # damaged files make torch.load raise nearly anything
-        if "TorchScript" in str(error):
-            raise WeightsError(
-                f"{path} is a TorchScript program; save torch.jit.load(…).state_dict() instead"
-            ) from error
-        raise WeightsError(
-            f"{path} is damaged or not what torch.save wrote ({_first_line(error)}); copy it again"
-        ) from error
+        raise WeightsError(f"{path} {_reason(error, skip_objects, bool(stand_ins))}") from error
+
+
+def _reason(error: Exception, skip_objects: bool, replaced: bool) -> str:
+    """Return why torch.load cannot open a file, and what to do."""
+    text = str(error)
+    if "Tensor subclass" in text or "must be imported to load" in text:  # no stand-in can be a tensor
+        return (
+            "holds tensors of a class that birdie does not open; save plain tensors, for example what their "
+            "dequantize() or full_tensor() returns"
+        )
+    if not isinstance(error, pickle.UnpicklingError):
+        if "TorchScript" in text:
+            return "is a TorchScript program; save torch.jit.load(…).state_dict() instead"
+        return f"is damaged or not what torch.save wrote ({_first_line(error)}); copy it again"
+    if replaced or "global" in text.lower():
+        name = re.search(r"GLOBAL (\S{1,80})", text)
+        what = "a pickled object" if name is None else f"a pickled object ({ascii(name[1])[1:-1]})"
+        remedy = "" if skip_objects else ", or take them alone with birdie compress --weights-only"
+        return (
+            f"holds {what} that may run code when opened, which birdie never does; save its tensors with "
+            f"torch.save(model.state_dict(), …) or as .safetensors{remedy}"
+        )
+    return "is not a checkpoint that torch.save wrote; check the file"
 
 
 def _can_be_mapped(source: Path | io.BytesIO, path: Path) -> bool:
@@ -245,18 +255,25 @@ def _require_checksums(archive: zipfile.ZipFile, path: Path) -> None:
         WeightsError: one differs from the content, or entries overlap.
     """
     entries = archive.infolist()
-    if not any(entry.CRC for entry in entries):  # torch.serialization.set_crc32_options(False)
-        return
     ends = [0, *(entry.header_offset + entry.compress_size for entry in entries)]
     if any(entry.header_offset < end for end, entry in zip(accumulate(ends, max), entries, strict=False)):
         raise WeightsError(f"{path} has entries that overlap; do not trust this checkpoint")
-    for entry in entries:
-        try:
-            with archive.open(entry) as content:
-                while content.read(_BLOCK):
-                    pass
-        except (zipfile.BadZipFile, zlib.error) as error:
-            raise WeightsError(f"{path} is damaged: {entry.filename} has another checksum; copy it again") from error
+    # 0 stands for none: torch.serialization leaves out all by set_crc32_options(False), those of tensors by skip_data
+    summed = [entry for entry in entries if entry.CRC]
+    with ThreadPoolExecutor() as pool:
+        for entry, intact in zip(summed, pool.map(partial(_is_intact, archive), summed), strict=True):
+            if not intact:
+                raise WeightsError(f"{path} is damaged: {entry.filename} has another checksum; copy it again")
+
+
+def _is_intact(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
+    try:
+        with archive.open(entry) as content:
+            while content.read(_BLOCK):
+                pass
+    except (zipfile.BadZipFile, zlib.error):
+        return False
+    return True
 
 
 def _unpacked_limit(path: Path) -> int:

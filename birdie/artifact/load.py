@@ -140,6 +140,7 @@ def _allocated(reader: Reader, module: nn.Module) -> int:
         decoded_bytes(entries[name])
         for name, tensor in plain_state(module).items()
         if isinstance(tensor, Tensor) and not tensor.is_meta and not is_lazy(tensor) and name in entries
+        if tensor.layout is torch.strided
         if tuple(tensor.shape) == entries[name].shape and tensor.nbytes >= decoded_bytes(entries[name])
     )
 

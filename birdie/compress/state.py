@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme
-from birdie.compress.tensors import FORMATS, REAL_DTYPES
+from birdie.compress.tensors import FORMATS, REAL_DTYPES, has_nonfinite
 from birdie.errors import WeightsError
 from birdie.runtime.device import dtype_name
 
@@ -30,14 +30,15 @@ class ModelState:
         tensors: the same, tied tensors only under the first of their names.
         ties: second name → first name.
         stored_as: name → scheme of tensors that were trained in the form in which they are stored (`birdie.spectral`).
-        buffers: names of the module's buffers; a state dict does not tell which of its tensors are buffers.
+        masks: names of buffers that hold NaN or infinite values, which only a lossless file holds; in a state dict,
+            which does not tell buffers from weights, of tensors of nothing but 0 and −inf.
     """
 
     by_name: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
     ties: Mapping[str, str]
     stored_as: Mapping[str, Scheme]
-    buffers: frozenset[str] = frozenset()
+    masks: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> "ModelState":
@@ -56,18 +57,14 @@ class ModelState:
             if id(chain) not in by_chain:
                 by_chain[id(chain)] = chain[0].stored_as(name, chain.original)
             stored_as[name] = by_chain[id(chain)]
-        buffers = model.named_buffers(remove_duplicate=False) if isinstance(model, nn.Module) else ()
-        return cls(by_name, tensors, ties, stored_as, frozenset(name for name, _ in buffers))
-
-    def is_kept_exactly(self, name: str) -> bool:
-        """Return whether a tensor is not a weight, and has values that only a lossless file holds: NaN or infinities.
-
-        Causal masks are such buffers. In a state dict they are recognized by their values: zeros and infinities.
-        """
-        tensor = self.by_name[name]
-        if tensor.dtype not in REAL_DTYPES or bool(torch.isfinite(tensor).all()):  # all others are lossless anyway
-            return False
-        return name in self.buffers or bool(((tensor == 0) | tensor.isinf()).all())
+        if isinstance(model, nn.Module):
+            buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+            weights = {first for second, first in ties.items() if second not in buffers}
+            candidates = (buffers & tensors.keys()) - weights
+            masks = {name for name in candidates if has_nonfinite(tensors[name])}
+        else:
+            masks = {name for name, weight in tensors.items() if _is_mask(weight)}
+        return cls(by_name, tensors, ties, stored_as, frozenset(masks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +150,17 @@ def is_text(name: str) -> bool:
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
+def _is_mask(weight: Tensor) -> bool:
+    """Return whether real floats are nothing but 0 and −inf, both of them, as in a causal mask."""
+    if weight.dtype not in REAL_DTYPES or not weight.numel():
+        return False
+    for part in (weight[(0,) * max(weight.ndim - 1, 0)], weight):  # the first row is enough to tell most weights
+        zero, blocked = part == 0, part == -torch.inf
+        if not bool((zero | blocked).all()):
+            return False
+    return bool(zero.any()) and bool(blocked.any())
+
+
 def _problem(weight: Tensor) -> str | None:
     """Return why `weight` cannot be stored, or None."""
     if is_lazy(weight):
@@ -163,8 +171,8 @@ def _problem(weight: Tensor) -> str | None:
         return f"{dtype_name(weight.dtype)}, {weight.layout}"
     try:
         storage = weight.untyped_storage()
-        stored = 0 if storage.device.type == "meta" else storage.nbytes()
-        storage.data_ptr()
+        backed = storage.device.type != "meta" and storage.data_ptr()  # asking a fake tensor for it is a warning
+        stored = storage.nbytes() if backed else 0
     except (RuntimeError, NotImplementedError):  # subclasses that only wrap other tensors
         return f"a {type(weight).__name__} without memory of its own"
     if (weight.numel() and not stored) or weight.is_meta:

@@ -88,6 +88,11 @@ def kernel(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
     return (shape[2], shape[3]) if len(shape) == 4 else (1, shape[2])
 
 
+def has_nonfinite(weight: Tensor) -> bool:
+    """Return whether real floats hold NaN or infinite values; every other dtype is stored losslessly anyway."""
+    return weight.dtype in REAL_DTYPES and not bool(torch.isfinite(weight).all())
+
+
 def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
     """Return the numbers of `weight` as float32, (rows, columns); a view of it if it is float32 already.
 

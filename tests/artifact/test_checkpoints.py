@@ -5,6 +5,7 @@ import io
 import json
 import lzma
 import os
+import struct
 import subprocess
 import zipfile
 import zlib
@@ -528,7 +529,7 @@ def test_a_flipped_bit_in_any_entry_of_a_zip_file_is_noticed(tmp_path: Path, suf
 
 
 def test_files_without_checksums_are_read(tmp_path: Path) -> None:
-    """Whoever turned the checksums off has zeros in their place."""
+    """Whoever turned the checksums off has zeros instead."""
     torch.serialization.set_crc32_options(False)
     try:
         (tmp_path / "x.pt").write_bytes(saved(state()))
@@ -549,3 +550,38 @@ def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(data[:directory] + data[directory:].replace(other, one))
     with pytest.raises(WeightsError, match="overlap"):
         read_state_dict(tmp_path / "x.pt")
+
+
+def test_tensors_that_were_filled_in_later_are_read(tmp_path: Path) -> None:
+    """`skip_data` leaves room for tensors, without checksums; other entries keep theirs."""
+    path = tmp_path / "x.pt"
+    with torch.serialization.skip_data():
+        torch.save(state(), path)
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename.partition("/")[2]: entry.header_offset for entry in archive.infolist()}
+    for entry, tensor in zip(("data/0", "data/1"), state().values(), strict=True):
+        header = entries[entry]
+        start = header + 30 + sum(struct.unpack("<HH", data[header + 26 : header + 30]))
+        data[start : start + tensor.nbytes] = tensor.view(torch.uint8).numpy().tobytes()
+    path.write_bytes(data)
+    assert equal(read_state_dict(path), state())
+    data[data.index(b"a.weight")] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=r"data\.pkl"):
+        read_state_dict(path)
+
+
+class Subclass(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def test_tensors_of_other_classes_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    """They are neither damaged nor replaced by stand-ins."""
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.zeros(4, 4).as_subclass(Subclass), "step": 1}, path)
+    with pytest.raises(WeightsError, match=r"\(tests\.artifact\.test_checkpoints\.Subclass\)"):
+        read_state_dict(path)
+    for read in (read_checkpoint, lambda path: read_weights(path, skip_objects=True)):
+        with pytest.raises(WeightsError, match="save plain tensors"):
+            read(path)

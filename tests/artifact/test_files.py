@@ -495,7 +495,7 @@ def test_buffers_that_are_not_finite_are_kept_exactly(tmp_path: Path, options: A
 
 @pytest.mark.parametrize("options", [{}, {"bits": 6}, {"scheme": [("*", "int6")]}], ids=str)
 def test_masks_in_a_state_dict_are_told_by_their_values(tmp_path: Path, options: Any) -> None:
-    """Zeros and infinities alone are a mask; weights with an infinity or NaN among them are refused as ever."""
+    """Zeros and −inf alone are a mask; weights with an infinity or NaN among them are refused as ever."""
     module = Masked()
     state = {name: tensor for name, tensor in module.state_dict().items() if name not in ("unset", "bounds")}
     birdie.save(state, tmp_path / "x.birdie", coder="fast", **options)
@@ -540,3 +540,73 @@ def test_tensors_that_wrap_others_are_refused_by_name(tmp_path: Path, options: A
     named = {"w": torch.randn(64, 96).as_subclass(Named)}
     birdie.save(named, path, coder="fast", **options)
     assert birdie.load(path)["w"].shape == (64, 96)
+
+
+def layer_with_bias(*values: float) -> nn.Module:
+    """Return a layer whose bias begins with these values and is zero from there on."""
+    layer = nn.Linear(8, 8)
+    layer.bias.data = torch.tensor([*values, *[0.0] * (8 - len(values))])
+    return layer
+
+
+class Shared(nn.Module):
+    """A module with a parameter that is a buffer as well."""
+
+    bias: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.tensor([0.0, -torch.inf]))
+        self.weight = nn.Parameter(self.bias)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        layer_with_bias(-torch.inf),  # the values of a mask, but a parameter
+        layer_with_bias(torch.inf),
+        Shared(),
+        {"bias": torch.full((64, 64), -torch.inf)},
+        {"bias": torch.full((64, 64), torch.inf)},
+        {"bias": torch.tensor([0.0, torch.inf])},
+        {"bias": torch.tensor([0.0, -torch.inf, 1e-3])},
+        {"bias": torch.tensor([0.0, -torch.inf, torch.nan])},
+    ],
+)
+@pytest.mark.parametrize("scheme", [None, "int6"])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, model: Any, scheme: str | None) -> None:
+    """A bias that began at zero and diverged has the values of a mask."""
+    with pytest.raises(WeightsError, match=r"'bias' holds [\d,]+ NaN or infinite"):
+        birdie.save(model, tmp_path / "x.birdie", scheme=scheme)
+
+
+@pytest.mark.parametrize("build", [lambda: Wrapper(torch.eye(64)), lambda: torch.eye(64).to_sparse()])
+def test_modules_of_unusual_tensors_are_refused_everywhere(tmp_path: Path, build: Any) -> None:
+    def module() -> nn.Module:
+        layer = nn.Linear(64, 64)
+        layer.weight = nn.Parameter(build(), requires_grad=False)
+        return layer
+
+    path, plain = tmp_path / "x.birdie", nn.Linear(64, 64)
+    birdie.save(plain, path, coder="fast")
+    calibration = module(), [torch.ones(2, 64)] * 2, class_nats
+    for call in (
+        lambda: birdie.load(path, into=module()),
+        lambda: birdie.spectral(module()),
+        lambda: birdie.compress_weights(module()),
+        lambda: birdie.save(plain, tmp_path / "y.birdie", calibration=calibration),
+        lambda: birdie.save_object({"model": module().state_dict(), "step": 1}, tmp_path / "y.birdie"),
+    ):
+        with pytest.raises(WeightsError, match="weight'"):
+            call()
+
+
+def test_a_model_that_torchao_quantized_is_refused(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(nn.Linear(64, 64))
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig(version=2))
+    with pytest.raises(WeightsError, match=r"'0\.weight' \(a Int8Tensor.*dequantize\(\)"):
+        birdie.save(model, tmp_path / "x.birdie")
+    plain = {name: tensor.dequantize() if name == "0.weight" else tensor for name, tensor in model.state_dict().items()}
+    birdie.save(plain, tmp_path / "x.birdie", lossless=True)
+    assert same_bits(birdie.load(tmp_path / "x.birdie")["0.weight"], plain["0.weight"])

@@ -14,6 +14,7 @@ from birdie.compress.spectral.wrap import wrapped
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.run import fine_tuning
 from birdie.run.fine_tuning import FineTuneStep, fine_tune
+from tests.artifact.states import same_bits
 from tests.compress.spectral.test_wrap import data, mlp
 
 Batch = tuple[Tensor, Tensor]
@@ -49,6 +50,36 @@ def test_the_file_holds_the_model_in_memory(tmp_path: Path) -> None:
     birdie.save(model, tmp_path / "x.birdie")
     x, _ = data()
     assert torch.equal(birdie.load(tmp_path / "x.birdie", into=mlp())(x), model(x))
+
+
+class Masked(nn.Module):
+    """An MLP with buffers that are not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+        self.register_buffer("mask", torch.full((80, 80), -torch.inf).triu(1))
+        self.register_buffer("extremes", torch.tensor([torch.inf, 0.1, torch.nan]))
+        self.register_buffer("scratch", torch.full((3,), torch.nan), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the layers."""
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+def test_buffers_that_are_not_finite_are_left_as_they_are(tmp_path: Path) -> None:
+    model = Masked()
+    original = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    birdie.spectral(model)
+    tune(model, steps=4, bits=4)
+    birdie.save(model, tmp_path / "x.birdie", coder="fast")
+    loaded = birdie.load(tmp_path / "x.birdie")
+    buffers = dict(model.named_buffers())
+    for name, buffer in original.items():
+        assert same_bits(buffers[name], buffer)
+        assert name == "scratch" or same_bits(loaded[name], buffer)
+    assert "scratch" not in loaded
 
 
 def test_bits_per_weight_can_be_the_target() -> None:

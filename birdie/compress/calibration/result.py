@@ -22,7 +22,7 @@ from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.feedback import FLOOR
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.state import EncodedState, ModelState
+from birdie.compress.state import EncodedState, ModelState, named_tensors
 from birdie.errors import ConfigError, WeightsError
 
 HELD_OUT = 5  # one batch in five is held out, taken from the end
@@ -186,7 +186,7 @@ def require_triple(calibration: Any) -> None:
 
 
 def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    shapes = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+    shapes = {name: tuple(weight.shape) for name, weight in named_tensors(module).items()}
     for name, weight in state.items():
         if shapes.get(name) != tuple(weight.shape):
             raise WeightsError(

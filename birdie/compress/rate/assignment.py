@@ -83,7 +83,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrate
     small: dict[str, Scheme] = {}
     free, reserve = [], []
     for name, weight in state.tensors.items():
-        if target.lossless or state.is_kept_exactly(name):
+        if target.lossless or name in state.masks:
             settled[name] = Lossless()
         elif name in named:
             settled[name] = applicable(named[name], weight)

@@ -28,7 +28,8 @@ from birdie.compress.spectral.export import trained_scheme
 from birdie.compress.spectral.network import QuantizationNetwork, features, stepped
 from birdie.compress.spectral.rate import bits_of
 from birdie.compress.spectral.transforms import Transform
-from birdie.compress.tensors import REAL_DTYPES, rows_columns
+from birdie.compress.state import named_tensors
+from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, rows_columns
 from birdie.errors import ConfigError, WeightsError
 
 LEAST = 256  # elements of a tensor below which 16 bits cost less than separate steps
@@ -225,12 +226,16 @@ class Spectral:
         """Round the tensors that are not wrapped (biases, norms, statistics) as a file will store them, in place.
 
         Afterwards the model in memory equals the model in the file; before, they differ by the rounding to 16 bits.
+        Buffers that are not finite, such as causal masks, stay as they are, in memory and in the file.
         """
         ours = {id(tensor) for part in wrapped(self.model) for tensor in part.module.parametrizations.parameters()}  # type: ignore[union-attr]
         inside = {id(tensor) for part in wrapped(self.model) for tensor in part.weight.buffers()}
+        weights = {id(tensor) for tensor in self.model.parameters()}
         with torch.no_grad():
-            for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-                if id(tensor) not in ours | inside and tensor.is_floating_point():
+            for name, tensor in self.model.state_dict(keep_vars=True).items():
+                if not isinstance(tensor, Tensor) or id(tensor) in ours | inside or not tensor.is_floating_point():
+                    continue
+                if id(tensor) in weights or not has_nonfinite(tensor):
                     tensor.copy_(decode(small_scheme(tensor).encode(name, tensor)))
 
 
@@ -278,6 +283,7 @@ def spectral(
     transforms = []
     for (module, attribute, name), *_ in owners.values():
         weight = getattr(module, attribute).detach()
+        named_tensors({name: weight})
         if not bool(torch.isfinite(weight).all()):
             raise WeightsError(f"tensor {name!r} holds NaN or infinite values; repair it before wrapping")
         transforms.append(chosen(name, weight))
