@@ -18,9 +18,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -258,22 +256,15 @@ def _require_checksums(archive: zipfile.ZipFile, path: Path) -> None:
     ends = [0, *(entry.header_offset + entry.compress_size for entry in entries)]
     if any(entry.header_offset < end for end, entry in zip(accumulate(ends, max), entries, strict=False)):
         raise WeightsError(f"{path} has entries that overlap; do not trust this checkpoint")
-    # 0 stands for none: torch.serialization leaves out all by set_crc32_options(False), those of tensors by skip_data
-    summed = [entry for entry in entries if entry.CRC]
-    with ThreadPoolExecutor() as pool:
-        for entry, intact in zip(summed, pool.map(partial(_is_intact, archive), summed), strict=True):
-            if not intact:
-                raise WeightsError(f"{path} is damaged: {entry.filename} has another checksum; copy it again")
-
-
-def _is_intact(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
-    try:
-        with archive.open(entry) as content:
-            while content.read(_BLOCK):
-                pass
-    except (zipfile.BadZipFile, zlib.error):
-        return False
-    return True
+    for entry in entries:
+        if entry.CRC == 0:  # none: torch.serialization has set_crc32_options(False), and skip_data for tensors
+            continue
+        try:
+            with archive.open(entry) as content:
+                while content.read(_BLOCK):
+                    pass
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise WeightsError(f"{path} is damaged: {entry.filename} has another checksum; copy it again") from error
 
 
 def _unpacked_limit(path: Path) -> int:
