@@ -529,7 +529,7 @@ def test_a_flipped_bit_in_any_entry_of_a_zip_file_is_noticed(tmp_path: Path, suf
 
 
 def test_files_without_checksums_are_read(tmp_path: Path) -> None:
-    """Whoever turned the checksums off has zeros instead."""
+    """Without checksums, torch writes zeros."""
     torch.serialization.set_crc32_options(False)
     try:
         (tmp_path / "x.pt").write_bytes(saved(state()))

@@ -24,9 +24,10 @@ from tests.hostile.workload import (
     Command,
     Report,
     contents,
-    environment,
+    ended,
     make_inputs,
     reset,
+    started,
     train_tokens,
 )
 
@@ -101,20 +102,13 @@ def _attack(report: Losses, folder: Path, target: str, count: int, rng: random.R
 
 def _run(tokens: list[str], moment: float | None = None, number: int = signal.SIGKILL) -> tuple[float, int, str]:
     """Run a command, with a signal after `moment` seconds; return its seconds, exit code and stderr."""
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "birdie", *tokens],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    start, process = time.perf_counter(), started(tokens)
     try:
-        _, log = process.communicate(timeout=moment)
+        end = ended(process, moment or 300)
     except subprocess.TimeoutExpired:
         process.send_signal(number)
-        _, log = process.communicate(timeout=120)
-    return time.perf_counter() - start, process.returncode, log
+        end = ended(process)
+    return time.perf_counter() - start, end.code, end.message
 
 
 def main() -> None:

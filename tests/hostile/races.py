@@ -10,7 +10,6 @@ import argparse
 import ctypes
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,30 +21,18 @@ from birdie.artifact.load import load
 from tests.hostile.faults import faulty_layer
 from tests.hostile.workload import (
     COMMANDS,
-    End,
     Report,
     contents,
-    environment,
+    ended,
     make_inputs,
     problem_of,
     reset,
+    started,
     train_tokens,
 )
 
 STEPS = 40
 DAY = 86_400
-
-
-def started(tokens: list[str]) -> "subprocess.Popen[str]":
-    """Start a command in a process of its own."""
-    command = [sys.executable, "-m", "birdie", *tokens]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process: "subprocess.Popen[str]") -> End:
-    """Wait for a process."""
-    answer, message = process.communicate(timeout=300)
-    return End(process.returncode, message, answer)
 
 
 def two_compressions(folder: Path, _: random.Random) -> Iterator[str]:
@@ -161,13 +148,7 @@ def jumping_clock(folder: Path, rng: random.Random) -> Iterator[str]:
     reset(folder)
     script = "import sys; from tests.hostile import races; races.run_with_jumps(int(sys.argv[1]), sys.argv[2:])"
     with faulty_layer() as library:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(rng.randrange(1 << 30)), *tokens],
-            env={**environment(), "LD_PRELOAD": str(library)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = started([str(rng.randrange(1 << 30)), *tokens], ("-c", script), LD_PRELOAD=str(library))
         end = ended(process)
     if end.code:
         yield end.message
