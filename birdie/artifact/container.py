@@ -1,4 +1,4 @@
-"""The .birdie container: named entries of opaque streams in one checksummed file. Standard library only.
+"""The .birdie container: named entries of opaque streams in one checksummed file.
 
     magic 8 | version 1 | flags 1 | packed length 4 | header length 4 | CRC-32 4 | header | payloads in header order
 
@@ -16,9 +16,12 @@ import threading
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
@@ -76,6 +79,9 @@ class Entry:
     params: tuple[int, ...] = ()
     streams: tuple[Stream, ...] = ()
     target: str | None = None
+
+
+_EMPTY = [Stream(code, b"") for code in range(MAX_CODE + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +170,12 @@ class Reader:
 
     def _open(self) -> None:
         header, self.header_bytes = self._read_header()
-        self.metadata, entries, offset = _decode_header(header, self.where, self.header_bytes)
-        self._headers = {header.entry.name: header for header in entries}
-        if offset != self._size:
+        self.metadata, self._columns = _decode_header(header, self.where, self.header_bytes)
+        self._headers: dict[str, EntryHeader] = {}  # those asked for: making them all takes as long as the columns
+        self._index = {name: index for index, name in enumerate(self._columns.names)}
+        if (end := self._columns.offsets[-1]) != self._size:
             raise ArtifactError(
-                f"{self.where} has {self._size:,} bytes, its header describes {offset:,}; it is cut or has bytes added"
+                f"{self.where} has {self._size:,} bytes, its header describes {end:,}; it is cut or has bytes added"
             )
 
     def _read_header(self) -> tuple[bytes, int]:
@@ -210,7 +217,12 @@ class Reader:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all entries, sorted by their UTF-8 bytes."""
-        return tuple(self._headers)
+        return tuple(self._index)
+
+    @property
+    def schemes(self) -> bytes:
+        """The code of the scheme of every entry, in name order."""
+        return self._columns.schemes
 
     @property
     def size(self) -> int:
@@ -223,10 +235,12 @@ class Reader:
         Raises:
             ArtifactError: there is no such entry.
         """
-        try:
-            return self._headers[name]
-        except KeyError:
-            raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names") from None
+        header = self._headers.get(name)
+        if header is None:
+            if name not in self._index:
+                raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names")
+            header = self._headers[name] = self._columns.header(self._index[name])
+        return header
 
     def entry(self, name: str) -> Entry:
         """Return the entry with empty payloads; reads nothing from the file. Raises as `header`."""
@@ -249,7 +263,9 @@ class Reader:
 
     def table(self) -> dict[str, int]:
         """Return the payload bytes of every entry, in name order. With `header_bytes` they add up to `size`."""
-        return {name: header.length for name, header in self._headers.items()}
+        return {
+            name: end - start for name, (start, end) in zip(self._index, pairwise(self._columns.offsets), strict=True)
+        }
 
     def close(self) -> None:
         """Close the file; reading from it afterwards is an error."""
@@ -382,34 +398,102 @@ def _decode_names(cursor: Cursor, count: int) -> list[str]:
     return names
 
 
-def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[EntryHeader], int]:
-    """Return the metadata, all entries, whose payloads begin at `offset`, and the offset at which the payloads end."""
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A checked header: the fields of all entries in name order; offsets end with that of the end of the file."""
+
+    names: list[str]
+    schemes: bytes
+    dtypes: bytes
+    shapes: list[tuple[int, ...]]
+    params: list[tuple[int, ...]]
+    coders: list[bytes]
+    lengths: list[tuple[int, ...]]
+    offsets: list[int]
+    crcs: list[int]
+
+    def header(self, i: int) -> EntryHeader:
+        """Return the description of entry `i`."""
+        streams = tuple([_EMPTY[code] for code in self.coders[i]])
+        target = self.names[self.params[i][0]] if self.schemes[i] == ALIAS else None
+        entry = Entry(self.names[i], self.schemes[i], self.dtypes[i], self.shapes[i], self.params[i], streams, target)
+        return EntryHeader(entry, self.lengths[i], self.offsets[i], self.crcs[i])
+
+
+class _Numbers:
+    """At most so many variable-length integers from a cursor on, read all at once.
+
+    Attributes:
+        values: their values.
+    """
+
+    def __init__(self, cursor: Cursor, most: int) -> None:
+        self._cursor = cursor
+        data = np.frombuffer(cursor.data, np.uint8)[cursor.position :][: 10 * most]
+        self._last = np.flatnonzero(data < 0x80)[:most]
+        first = np.zeros_like(self._last)
+        first[1:] = self._last[:-1] + 1
+        sizes, byte = self._last - first, data[self._last]
+        self._wrong = (sizes > 9) | ((sizes == 9) & (byte > 1)) | ((sizes > 0) & (byte == 0))
+        self.values: NDArray[np.uint64] = (data[first] & 0x7F).astype(np.uint64)
+        for k in range(1, 1 + min(9, int(sizes.max(initial=0)))):
+            longer = np.flatnonzero(sizes >= k)
+            self.values[longer] |= (data[first[longer] + k] & 0x7F).astype(np.uint64) << np.uint64(7 * k)
+
+    def take(self, count: int, limit: int, what: str) -> None:
+        """Move the cursor behind the first `count` numbers; raise ArtifactError if one is above `limit`."""
+        if count > len(self._last):
+            raise self._cursor.fail("it ends too early")
+        if self._wrong[:count].any() or (self.values[:count] > np.uint64(limit)).any():
+            raise self._cursor.fail(f"a {what} is above {limit:,} or has needless bytes")
+        self._cursor.position += int(self._last[count - 1]) + 1 if count else 0
+
+
+def _decode_columns(
+    cursor: Cursor, count: int, most: int, limit: int, what: str, *, signed: bool = False
+) -> list[tuple[int, ...]]:
+    """Return `count` fields, each of at most `most` numbers after their number."""
+    numbers = _Numbers(cursor, count + cursor.fields_left)
+    sizes = values = numbers.values.tolist()
+    if signed:
+        values = (
+            (numbers.values >> np.uint64(1)).view(np.int64) ^ -(numbers.values & np.uint64(1)).view(np.int64)
+        ).tolist()
+    fields, position = [], 0
+    for _ in range(count):
+        size = sizes[position] if position < len(sizes) else 0
+        if size > most:
+            raise cursor.fail(f"count before a {what} {size:,} is above {most:,}")
+        start, position = position + 1, position + 1 + size
+        fields.append(tuple(values[start:position]))
+    cursor.announce(position - count)
+    numbers.take(position, limit, what)
+    return fields
+
+
+def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, _Columns]:
+    """Return the metadata and the fields of all entries, whose payloads begin at `offset`."""
     cursor = Cursor(header, where, MAX_FIELDS)
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
     count = cursor.count(MAX_ENTRIES, "number of entries")
     names = _decode_names(cursor, count)
     schemes, dtypes = cursor.take(count), cursor.take(count)
-    shapes = [cursor.column(MAX_DIMS, MAX_ELEMENTS, "size of a dimension") for _ in range(count)]
-    if any(_elements(shape) > MAX_ELEMENTS for shape in shapes):
+    shapes = _decode_columns(cursor, count, MAX_DIMS, MAX_ELEMENTS, "size of a dimension")
+    if any(_elements(shape) > MAX_ELEMENTS for shape in {*shapes}):
         raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
-    zigzag = [cursor.column(MAX_PARAMS, 2 * _INT64 - 1, "parameter") for _ in range(count)]
-    params = [tuple(v >> 1 ^ -(v & 1) for v in numbers) for numbers in zigzag]
+    params = _decode_columns(cursor, count, MAX_PARAMS, 2 * _INT64 - 1, "parameter", signed=True)
     coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) for _ in range(count)]
-    lengths = [cursor.varints(len(codes), _INT64, "length of a stream") for codes in coders]
-    totals = [*map(sum, lengths)]
-    crcs = [int.from_bytes(cursor.take(4), "little") if total else 0 for total in totals]
+    numbers = _Numbers(cursor, sum(map(len, coders)))
+    numbers.take(sum(map(len, coders)), _INT64, "length of a stream")
+    flat = iter(numbers.values.tolist())
+    lengths = [tuple(islice(flat, len(codes))) for codes in coders]
+    offsets = [*accumulate(map(sum, lengths), initial=offset)]
+    crcs = [int.from_bytes(cursor.take(4), "little") if end > start else 0 for start, end in pairwise(offsets)]
     if cursor.position != len(header):
         raise cursor.fail("bytes follow the last field")
-    headers = []
-    empty = [Stream(code, b"") for code in range(MAX_CODE + 1)]
     for i, name in enumerate(names):
-        streams = tuple([empty[code] for code in coders[i]])
-        target = None
-        if schemes[i] == ALIAS:
-            if len(params[i]) != 1 or streams or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
-                raise cursor.fail(f"alias {name!r} points to no stored tensor")
-            target = names[params[i][0]]
-        entry = Entry(name, schemes[i], dtypes[i], shapes[i], params[i], streams, target)
-        headers.append(EntryHeader(entry, lengths[i], offset, crcs[i]))
-        offset += totals[i]
-    return metadata, headers, offset
+        if schemes[i] == ALIAS and not (
+            len(params[i]) == 1 and not coders[i] and 0 <= params[i][0] < count and schemes[params[i][0]] != ALIAS
+        ):
+            raise cursor.fail(f"alias {name!r} points to no stored tensor")
+    return metadata, _Columns(names, schemes, dtypes, shapes, params, coders, lengths, offsets, crcs)
