@@ -16,12 +16,11 @@ import threading
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import BinaryIO, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
@@ -420,54 +419,42 @@ class _Columns:
         return EntryHeader(entry, self.lengths[i], self.offsets[i], self.crcs[i])
 
 
-class _Numbers:
-    """At most so many variable-length integers from a cursor on, read all at once.
-
-    Attributes:
-        values: their values.
-    """
-
-    def __init__(self, cursor: Cursor, most: int) -> None:
-        self._cursor = cursor
-        data = np.frombuffer(cursor.data, np.uint8)[cursor.position :][: 10 * most]
-        self._last = np.flatnonzero(data < 0x80)[:most]
-        first = np.zeros_like(self._last)
-        first[1:] = self._last[:-1] + 1
-        sizes, byte = self._last - first, data[self._last]
-        self._wrong = (sizes > 9) | ((sizes == 9) & (byte > 1)) | ((sizes > 0) & (byte == 0))
-        self.values: NDArray[np.uint64] = (data[first] & 0x7F).astype(np.uint64)
-        for k in range(1, 1 + min(9, int(sizes.max(initial=0)))):
-            longer = np.flatnonzero(sizes >= k)
-            self.values[longer] |= (data[first[longer] + k] & 0x7F).astype(np.uint64) << np.uint64(7 * k)
-
-    def take(self, count: int, limit: int, what: str) -> None:
-        """Move the cursor behind the first `count` numbers; raise ArtifactError if one is above `limit`."""
-        if count > len(self._last):
-            raise self._cursor.fail("it ends too early")
-        if self._wrong[:count].any() or (self.values[:count] > np.uint64(limit)).any():
-            raise self._cursor.fail(f"a {what} is above {limit:,} or has needless bytes")
-        self._cursor.position += int(self._last[count - 1]) + 1 if count else 0
-
-
 def _decode_columns(
-    cursor: Cursor, count: int, most: int, limit: int, what: str, *, signed: bool = False
+    cursor: Cursor, count: int, most: int, limit: int, what: str, sizes: list[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """Return `count` fields, each of at most `most` numbers after their number."""
-    numbers = _Numbers(cursor, count + cursor.fields_left)
-    sizes = values = numbers.values.tolist()
-    if signed:
-        values = (
-            (numbers.values >> np.uint64(1)).view(np.int64) ^ -(numbers.values & np.uint64(1)).view(np.int64)
-        ).tolist()
-    fields, position = [], 0
-    for _ in range(count):
-        size = sizes[position] if position < len(sizes) else 0
-        if size > most:
-            raise cursor.fail(f"count before a {what} {size:,} is above {most:,}")
-        start, position = position + 1, position + 1 + size
-        fields.append(tuple(values[start:position]))
-    cursor.announce(position - count)
-    numbers.take(position, limit, what)
+    """Return `count` fields of numbers up to `limit`, of so many each, or with their number, at most `most`, before.
+
+    All numbers are read at once: those of a large header one by one would take seconds.
+    """
+    longest = count + cursor.fields_left if sizes is None else sum(sizes)
+    data = np.frombuffer(cursor.data, np.uint8)[cursor.position :][: 10 * longest]
+    last = np.flatnonzero(data < 0x80)[:longest]
+    first = np.append(0, last + 1)[:-1]
+    more = last - first
+    values = np.zeros(len(last), np.uint64)
+    for k in range(min(10, int(more.max(initial=-1)) + 1)):
+        longer = np.flatnonzero(more >= k)
+        values[longer] |= (data[first[longer] + k] & np.uint64(0x7F)) << np.uint64(7 * k)
+    numbers, fields, position = values.tolist(), [], 0
+    for i in range(count):
+        if sizes is None:
+            size = numbers[position] if position < len(numbers) else 0
+            position += 1
+            if size > most:
+                raise cursor.fail(f"{size:,} times a {what} is more than {most:,}")
+        else:
+            size = sizes[i]
+        fields.append(tuple(numbers[position : position + size]))
+        position += size
+    if sizes is None:
+        cursor.announce(position - count)
+    if position > len(last):
+        raise cursor.fail("it ends too early")
+    top = data[last]
+    wrong = (values > np.uint64(limit)) | (more > 9) | (more == 9) & (top > 1) | (more > 0) & (top == 0)
+    if wrong[:position].any():
+        raise cursor.fail(f"a {what} is above {limit:,} or has needless bytes")
+    cursor.position += int(last[position - 1]) + 1 if position else 0
     return fields
 
 
@@ -481,19 +468,17 @@ def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, _Colu
     shapes = _decode_columns(cursor, count, MAX_DIMS, MAX_ELEMENTS, "size of a dimension")
     if any(_elements(shape) > MAX_ELEMENTS for shape in {*shapes}):
         raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
-    params = _decode_columns(cursor, count, MAX_PARAMS, 2 * _INT64 - 1, "parameter", signed=True)
+    zigzag = _decode_columns(cursor, count, MAX_PARAMS, 2 * _INT64 - 1, "parameter")
+    params = [tuple([v >> 1 ^ -(v & 1) for v in numbers]) for numbers in zigzag]
     coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) for _ in range(count)]
-    numbers = _Numbers(cursor, sum(map(len, coders)))
-    numbers.take(sum(map(len, coders)), _INT64, "length of a stream")
-    flat = iter(numbers.values.tolist())
-    lengths = [tuple(islice(flat, len(codes))) for codes in coders]
+    lengths = _decode_columns(cursor, count, 0, _INT64, "length of a stream", [*map(len, coders)])
     offsets = [*accumulate(map(sum, lengths), initial=offset)]
     crcs = [int.from_bytes(cursor.take(4), "little") if end > start else 0 for start, end in pairwise(offsets)]
     if cursor.position != len(header):
         raise cursor.fail("bytes follow the last field")
     for i, name in enumerate(names):
-        if schemes[i] == ALIAS and not (
-            len(params[i]) == 1 and not coders[i] and 0 <= params[i][0] < count and schemes[params[i][0]] != ALIAS
-        ):
+        if schemes[i] != ALIAS:
+            continue
+        if len(params[i]) != 1 or coders[i] or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
             raise cursor.fail(f"alias {name!r} points to no stored tensor")
     return metadata, _Columns(names, schemes, dtypes, shapes, params, coders, lengths, offsets, crcs)
