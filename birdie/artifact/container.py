@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -140,6 +140,12 @@ class Reader:
 
     Threads may share a reader. It is a context manager: a file opened by path stays open until `close`.
 
+    Attributes:
+        where: the file, for messages.
+        metadata: bytes that the writer passed.
+        header_bytes: position of the first payload byte.
+        schemes: the code of the scheme of every entry, in name order.
+
     Raises:
         ArtifactError: this is not a .birdie file, or its header is damaged, over a limit, or contradicts the size.
     """
@@ -169,10 +175,11 @@ class Reader:
 
     def _open(self) -> None:
         header, self.header_bytes = self._read_header()
-        self.metadata, self._columns = _decode_header(header, self.where, self.header_bytes)
-        self._headers: dict[str, EntryHeader] = {}  # those asked for: making them all takes as long as the columns
-        self._index = {name: index for index, name in enumerate(self._columns.names)}
-        if (end := self._columns.offsets[-1]) != self._size:
+        self.metadata, names, self.schemes, self._offsets, self._header_at = _decode_header(
+            header, self.where, self.header_bytes
+        )
+        self._index = {name: index for index, name in enumerate(names)}
+        if (end := self._offsets[-1]) != self._size:
             raise ArtifactError(
                 f"{self.where} has {self._size:,} bytes, its header describes {end:,}; it is cut or has bytes added"
             )
@@ -219,11 +226,6 @@ class Reader:
         return tuple(self._index)
 
     @property
-    def schemes(self) -> bytes:
-        """The code of the scheme of every entry, in name order."""
-        return self._columns.schemes
-
-    @property
     def size(self) -> int:
         """Size of the complete file in bytes."""
         return self._size
@@ -234,12 +236,9 @@ class Reader:
         Raises:
             ArtifactError: there is no such entry.
         """
-        header = self._headers.get(name)
-        if header is None:
-            if name not in self._index:
-                raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names")
-            header = self._headers[name] = self._columns.header(self._index[name])
-        return header
+        if name not in self._index:
+            raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names")
+        return self._header_at(self._index[name])
 
     def entry(self, name: str) -> Entry:
         """Return the entry with empty payloads; reads nothing from the file. Raises as `header`."""
@@ -262,9 +261,7 @@ class Reader:
 
     def table(self) -> dict[str, int]:
         """Return the payload bytes of every entry, in name order. With `header_bytes` they add up to `size`."""
-        return {
-            name: end - start for name, (start, end) in zip(self._index, pairwise(self._columns.offsets), strict=True)
-        }
+        return {name: end - start for name, (start, end) in zip(self._index, pairwise(self._offsets), strict=True)}
 
     def close(self) -> None:
         """Close the file; reading from it afterwards is an error."""
@@ -397,28 +394,6 @@ def _decode_names(cursor: Cursor, count: int) -> list[str]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A checked header: the fields of all entries in name order; offsets end with that of the end of the file."""
-
-    names: list[str]
-    schemes: bytes
-    dtypes: bytes
-    shapes: list[tuple[int, ...]]
-    params: list[tuple[int, ...]]
-    coders: list[bytes]
-    lengths: list[tuple[int, ...]]
-    offsets: list[int]
-    crcs: list[int]
-
-    def header(self, i: int) -> EntryHeader:
-        """Return the description of entry `i`."""
-        streams = tuple([_EMPTY[code] for code in self.coders[i]])
-        target = self.names[self.params[i][0]] if self.schemes[i] == ALIAS else None
-        entry = Entry(self.names[i], self.schemes[i], self.dtypes[i], self.shapes[i], self.params[i], streams, target)
-        return EntryHeader(entry, self.lengths[i], self.offsets[i], self.crcs[i])
-
-
 def _decode_columns(
     cursor: Cursor, count: int, most: int, limit: int, what: str, sizes: list[int] | None = None
 ) -> list[tuple[int, ...]]:
@@ -458,8 +433,13 @@ def _decode_columns(
     return fields
 
 
-def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, _Columns]:
-    """Return the metadata and the fields of all entries, whose payloads begin at `offset`."""
+def _decode_header(
+    header: bytes, where: str, offset: int
+) -> tuple[bytes, list[str], bytes, list[int], Callable[[int], EntryHeader]]:
+    """Check a header; return the metadata, the names, the schemes, and where payloads begin and the last one ends.
+
+    The last value makes the description of an entry: making all takes longer than reading the header.
+    """
     cursor = Cursor(header, where, MAX_FIELDS)
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
     count = cursor.count(MAX_ENTRIES, "number of entries")
@@ -481,4 +461,12 @@ def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, _Colu
             continue
         if len(params[i]) != 1 or coders[i] or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
             raise cursor.fail(f"alias {name!r} points to no stored tensor")
-    return metadata, _Columns(names, schemes, dtypes, shapes, params, coders, lengths, offsets, crcs)
+
+    @functools.cache
+    def header_at(i: int) -> EntryHeader:
+        streams = tuple([_EMPTY[code] for code in coders[i]])
+        target = names[params[i][0]] if schemes[i] == ALIAS else None
+        entry = Entry(names[i], schemes[i], dtypes[i], shapes[i], params[i], streams, target)
+        return EntryHeader(entry, lengths[i], offsets[i], crcs[i])
+
+    return metadata, names, schemes, offsets, header_at
