@@ -1,4 +1,4 @@
-"""The .birdie container: named entries of opaque streams in one checksummed file. Standard library only.
+"""The .birdie container: named entries of opaque streams in one checksummed file.
 
     magic 8 | version 1 | flags 1 | packed length 4 | header length 4 | CRC-32 4 | header | payloads in header order
 
@@ -14,10 +14,12 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import BinaryIO, Self
+
+import numpy as np
 
 from birdie.entropy.varint import Cursor, varint
 from birdie.errors import ArtifactError, ConfigError
@@ -78,6 +80,9 @@ class Entry:
     target: str | None = None
 
 
+_EMPTY = [Stream(code, b"") for code in range(MAX_CODE + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
     """The header's description of an entry: everything but its payload.
@@ -135,6 +140,12 @@ class Reader:
 
     Threads may share a reader. It is a context manager: a file opened by path stays open until `close`.
 
+    Attributes:
+        where: the file, for messages.
+        metadata: bytes that the writer passed.
+        header_bytes: position of the first payload byte.
+        schemes: the code of the scheme of every entry, in name order.
+
     Raises:
         ArtifactError: this is not a .birdie file, or its header is damaged, over a limit, or contradicts the size.
     """
@@ -164,11 +175,13 @@ class Reader:
 
     def _open(self) -> None:
         header, self.header_bytes = self._read_header()
-        self.metadata, entries, offset = _decode_header(header, self.where, self.header_bytes)
-        self._headers = {header.entry.name: header for header in entries}
-        if offset != self._size:
+        self.metadata, names, self.schemes, self._offsets, self._header_at = _decode_header(
+            header, self.where, self.header_bytes
+        )
+        self._index = {name: index for index, name in enumerate(names)}
+        if (end := self._offsets[-1]) != self._size:
             raise ArtifactError(
-                f"{self.where} has {self._size:,} bytes, its header describes {offset:,}; it is cut or has bytes added"
+                f"{self.where} has {self._size:,} bytes, its header describes {end:,}; it is cut or has bytes added"
             )
 
     def _read_header(self) -> tuple[bytes, int]:
@@ -210,7 +223,7 @@ class Reader:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all entries, sorted by their UTF-8 bytes."""
-        return tuple(self._headers)
+        return tuple(self._index)
 
     @property
     def size(self) -> int:
@@ -223,10 +236,9 @@ class Reader:
         Raises:
             ArtifactError: there is no such entry.
         """
-        try:
-            return self._headers[name]
-        except KeyError:
-            raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names") from None
+        if name not in self._index:
+            raise ArtifactError(f"{self.where} holds no tensor {name!r}; `birdie inspect` lists its names")
+        return self._header_at(self._index[name])
 
     def entry(self, name: str) -> Entry:
         """Return the entry with empty payloads; reads nothing from the file. Raises as `header`."""
@@ -249,7 +261,7 @@ class Reader:
 
     def table(self) -> dict[str, int]:
         """Return the payload bytes of every entry, in name order. With `header_bytes` they add up to `size`."""
-        return {name: header.length for name, header in self._headers.items()}
+        return {name: end - start for name, (start, end) in zip(self._index, pairwise(self._offsets), strict=True)}
 
     def close(self) -> None:
         """Close the file; reading from it afterwards is an error."""
@@ -382,34 +394,79 @@ def _decode_names(cursor: Cursor, count: int) -> list[str]:
     return names
 
 
-def _decode_header(header: bytes, where: str, offset: int) -> tuple[bytes, list[EntryHeader], int]:
-    """Return the metadata, all entries, whose payloads begin at `offset`, and the offset at which the payloads end."""
+def _decode_columns(
+    cursor: Cursor, count: int, most: int, limit: int, what: str, sizes: list[int] | None = None
+) -> list[tuple[int, ...]]:
+    """Return `count` fields of numbers up to `limit`, of so many each, or with their number, at most `most`, before.
+
+    All numbers are read at once: those of a large header one by one would take seconds.
+    """
+    longest = count + cursor.fields_left if sizes is None else sum(sizes)
+    data = np.frombuffer(cursor.data, np.uint8)[cursor.position :][: 10 * longest]
+    last = np.flatnonzero(data < 0x80)[:longest]
+    first = np.append(0, last + 1)[:-1]
+    more = last - first
+    values = np.zeros(len(last), np.uint64)
+    for k in range(min(10, int(more.max(initial=-1)) + 1)):
+        longer = np.flatnonzero(more >= k)
+        values[longer] |= (data[first[longer] + k] & np.uint64(0x7F)) << np.uint64(7 * k)
+    numbers, fields, position = values.tolist(), [], 0
+    for i in range(count):
+        if sizes is None:
+            size = numbers[position] if position < len(numbers) else 0
+            position += 1
+            if size > most:
+                raise cursor.fail(f"{size:,} times a {what} is more than {most:,}")
+        else:
+            size = sizes[i]
+        fields.append(tuple(numbers[position : position + size]))
+        position += size
+    if sizes is None:
+        cursor.announce(position - count)
+    if position > len(last):
+        raise cursor.fail("it ends too early")
+    top = data[last]
+    wrong = (values > np.uint64(limit)) | (more > 9) | (more == 9) & (top > 1) | (more > 0) & (top == 0)
+    if wrong[:position].any():
+        raise cursor.fail(f"a {what} is above {limit:,} or has needless bytes")
+    cursor.position += int(last[position - 1]) + 1 if position else 0
+    return fields
+
+
+def _decode_header(
+    header: bytes, where: str, offset: int
+) -> tuple[bytes, list[str], bytes, list[int], Callable[[int], EntryHeader]]:
+    """Check a header; return the metadata, the names, the schemes, and where payloads begin and the last one ends.
+
+    The last value makes the description of an entry: making all takes longer than reading the header.
+    """
     cursor = Cursor(header, where, MAX_FIELDS)
     metadata = cursor.take(cursor.count(MAX_HEADER_BYTES, "length of the metadata"))
     count = cursor.count(MAX_ENTRIES, "number of entries")
     names = _decode_names(cursor, count)
     schemes, dtypes = cursor.take(count), cursor.take(count)
-    shapes = [cursor.column(MAX_DIMS, MAX_ELEMENTS, "size of a dimension") for _ in range(count)]
-    if any(_elements(shape) > MAX_ELEMENTS for shape in shapes):
+    shapes = _decode_columns(cursor, count, MAX_DIMS, MAX_ELEMENTS, "size of a dimension")
+    if any(_elements(shape) > MAX_ELEMENTS for shape in {*shapes}):
         raise cursor.fail(f"a shape has more than {MAX_ELEMENTS:,} elements")
-    zigzag = [cursor.column(MAX_PARAMS, 2 * _INT64 - 1, "parameter") for _ in range(count)]
-    params = [tuple(v >> 1 ^ -(v & 1) for v in numbers) for numbers in zigzag]
+    zigzag = _decode_columns(cursor, count, MAX_PARAMS, 2 * _INT64 - 1, "parameter")
+    params = [tuple([v >> 1 ^ -(v & 1) for v in numbers]) for numbers in zigzag]
     coders = [cursor.take(cursor.part(MAX_STREAMS, "number of streams")) for _ in range(count)]
-    lengths = [cursor.varints(len(codes), _INT64, "length of a stream") for codes in coders]
-    totals = [*map(sum, lengths)]
-    crcs = [int.from_bytes(cursor.take(4), "little") if total else 0 for total in totals]
+    lengths = _decode_columns(cursor, count, 0, _INT64, "length of a stream", [*map(len, coders)])
+    offsets = [*accumulate(map(sum, lengths), initial=offset)]
+    crcs = [int.from_bytes(cursor.take(4), "little") if end > start else 0 for start, end in pairwise(offsets)]
     if cursor.position != len(header):
         raise cursor.fail("bytes follow the last field")
-    headers = []
-    empty = [Stream(code, b"") for code in range(MAX_CODE + 1)]
     for i, name in enumerate(names):
-        streams = tuple([empty[code] for code in coders[i]])
-        target = None
-        if schemes[i] == ALIAS:
-            if len(params[i]) != 1 or streams or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
-                raise cursor.fail(f"alias {name!r} points to no stored tensor")
-            target = names[params[i][0]]
-        entry = Entry(name, schemes[i], dtypes[i], shapes[i], params[i], streams, target)
-        headers.append(EntryHeader(entry, lengths[i], offset, crcs[i]))
-        offset += totals[i]
-    return metadata, headers, offset
+        if schemes[i] != ALIAS:
+            continue
+        if len(params[i]) != 1 or coders[i] or not 0 <= params[i][0] < count or schemes[params[i][0]] == ALIAS:
+            raise cursor.fail(f"alias {name!r} points to no stored tensor")
+
+    @functools.cache
+    def header_at(i: int) -> EntryHeader:
+        streams = tuple([_EMPTY[code] for code in coders[i]])
+        target = names[params[i][0]] if schemes[i] == ALIAS else None
+        entry = Entry(names[i], schemes[i], dtypes[i], shapes[i], params[i], streams, target)
+        return EntryHeader(entry, lengths[i], offsets[i], crcs[i])
+
+    return metadata, names, schemes, offsets, header_at

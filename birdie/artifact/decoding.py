@@ -103,15 +103,20 @@ def require_limits(
     Raises:
         ArtifactError: decoding takes more, or an entry's parameters are impossible.
     """
-    entries = [reader.entry(name) for name in (reader.names if names is None else names)]
-    entries = [entry for entry in entries if entry.scheme != ALIAS]
-    total, limit = sum(map(decoded_bytes, entries)), default_limit(reader) if max_bytes is None else max_bytes
-    _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
+    limit = default_limit(reader) if max_bytes is None else max_bytes
     payload = reader.size - reader.header_bytes
     if max_operations is None:
         max_operations = max(MIN_OPERATIONS, OPERATIONS_PER_DECODED * limit) + OPERATIONS_PER_BYTE * payload
+    if names is None:  # before the entries are made, which takes longer
+        stored = len(reader.schemes) - reader.schemes.count(ALIAS)
+        _require(
+            reader, OPERATIONS_PER_TENSOR * stored, max_operations, "operations", "max_operations (--max-operations)"
+        )
+    entries = [reader.entry(name) for name in (reader.names if names is None else names)]
+    entries = [entry for entry in entries if entry.scheme != ALIAS]
+    total = sum(map(decoded_bytes, entries))
+    _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
     operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
-    _require(reader, operations, max_operations, "operations", "max_operations (--max-operations)")
     for entry in entries:
         cost = _cost(reader, entry, decoder_of(entry))
         operations, peak = operations + cost.operations, peak + cost.bytes

@@ -202,7 +202,7 @@ def inspect(path: Source) -> Summary:
 
 def _decoders(reader: Reader) -> DecoderOf:
     foreign: dict[str, str] = {}
-    if any(reader.entry(name).scheme >= FIRST_FOREIGN for name in reader.names):
+    if max(reader.schemes, default=0) >= FIRST_FOREIGN:
         foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})
     return registered_decoders(foreign)
 

@@ -67,22 +67,14 @@ class Cursor:
             raise self.fail(f"{what} {value:,} is more than the header can hold")
         return value
 
-    def varints(self, count: int, limit: int, what: str) -> tuple[int, ...]:
-        """Return `count` numbers; if all are of one byte, as most are, this takes one step."""
-        raw = self.data[self.position : self.position + count]
-        if len(raw) == count and max(raw, default=0) < 0x80:
-            self.position += count
-            return tuple(raw)
-        return tuple(self.varint(limit, what) for _ in range(count))
-
-    def column(self, most: int, limit: int, what: str) -> tuple[int, ...]:
-        """Return the numbers of a field that begins with their count, at most `most`."""
-        return self.varints(self.part(most, f"count before a {what}"), limit, what)
-
     def part(self, limit: int, what: str) -> int:
         """Return a count of dimensions, parameters or streams, which are bounded over all entries too."""
         value = self.count(limit, what)
-        self.fields_left -= value
+        self.announce(value)
+        return value
+
+    def announce(self, fields: int) -> None:
+        """Count dimensions, parameters or streams."""
+        self.fields_left -= fields
         if self.fields_left < 0:
             raise self.fail("there are more dimensions, parameters and streams than any model has")
-        return value

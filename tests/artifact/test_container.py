@@ -2,6 +2,7 @@
 is noticed."""
 
 import dataclasses
+import struct
 import zlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from birdie.artifact import container
 from birdie.artifact.container import ALIAS, Entry, Reader, Stream
+from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError, ConfigError
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -155,3 +157,47 @@ def test_a_header_that_would_unpack_too_far_is_stored_as_it_is() -> None:
     data = container.to_bytes(sample(), b" " * (2 << 20))
     assert data[9] == 0
     assert Reader(data).metadata == b" " * (2 << 20)
+
+
+def header_with(shape: bytes, params: bytes = b"\0", streams: bytes = b"\0", rest: bytes = b"") -> bytes:
+    """The file of a header with one entry, whose columns are these bytes."""
+    header = b"\0\1\0\1a\1\1" + shape + params + streams + rest
+    head = struct.pack("<BBII", container.VERSION, 0, len(header), len(header))
+    return container.MAGIC + head + struct.pack("<I", zlib.crc32(header, zlib.crc32(head))) + header
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 63, -64, 64, 1 << 20, -(1 << 40), (1 << 63) - 1, -(1 << 63)])
+def test_numbers_of_every_length_come_back(value: int) -> None:
+    sizes = (abs(value) % 300, 1 << 14, 127, 128)
+    entries = [Entry("a", 1, 1, sizes, (value, 5, value)), Entry("b", 1, 1, ()), Entry("c", 1, 1, (1,), (value,) * 9)]
+    reader = Reader(container.to_bytes(entries))
+    assert [reader.entry(name) for name in reader.names] == entries
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (header_with(b"\1\x81\0"), "needless"),
+        (header_with(b"\1" + b"\xff" * 9 + b"\2"), "needless"),
+        (header_with(b"\1" + b"\x80" * 10 + b"\1"), "needless"),
+        (header_with(b"\1" + varint(container.MAX_ELEMENTS + 1)), "above"),
+        (header_with(b"\x11" + bytes(17)), "17 times"),
+        (header_with(b"\2" + varint(1 << 30) * 2), "elements"),
+        (header_with(b"\0", b"\3\1"), "early"),
+        (header_with(b"\0", b"\0", b"\1\0"), "early"),
+        (header_with(b"\0", b"\0", b"\1\0", b"\x81\0"), "needless"),
+        (header_with(b"\0", b"\0", b"\1\0", b"\x80"), "early"),
+    ],
+)
+def test_columns_with_impossible_numbers_are_refused(file: bytes, words: str) -> None:
+    Reader(header_with(b"\0"))
+    with pytest.raises(ArtifactError, match=words):
+        Reader(file)
+
+
+def test_more_fields_than_any_model_has_are_refused() -> None:
+    entries = [Entry(f"{i:04x}", 1, 1, (), (1 << 62,) * 4096) for i in range(257)]
+    with pytest.raises(ConfigError, match="dimensions and streams"):
+        container.to_bytes(entries)
+    reader = Reader(container.to_bytes(entries[:256]))
+    assert reader.entry("00ff").params == (1 << 62,) * 4096

@@ -33,9 +33,3 @@ def test_limits_are_checked() -> None:
         cursor(varint(5) + bytes(4)).count(100, "count")
     with pytest.raises(ArtifactError):
         cursor(varint(5) + bytes(5), fields_left=4).part(100, "count")
-
-
-def test_columns_of_one_byte_and_of_several_come_back() -> None:
-    for values in ((1, 2, 3), (1, 300, 70_000), ()):
-        data = varint(len(values)) + b"".join(map(varint, values))
-        assert cursor(data).column(100, 1 << 20, "size") == values

@@ -75,7 +75,7 @@ def decode(encoded: Encoded) -> Tensor:
     def corrected(block: Block) -> NDArray[np.float64]:
         total = decode_parts(parts, tuple(inner), block)[0].astype(np.float64)
         for k in range(len(scales)):
-            total += left[block[0], k : k + 1].astype(np.float64) * right[k] * scales[k]
+            total += left[block[0], k : k + 1] * (right[k] * scales[k])  # 38 bits at most: exact in any order
         return total
 
     return tensor_of_blocks(encoded.shape, encoded.dtype, corrected, max(BLOCK, right.shape[1]))
