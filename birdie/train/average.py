@@ -80,8 +80,8 @@ class Average:
 
     Args:
         settings: kind of the average.
-        tensors: parameters and buffers of the model by name; floating-point ones are averaged, others keep their last
-            value.
+        tensors: parameters and buffers of the model by name; floating-point ones are averaged. Others keep their last
+            value, and so do those that are not finite, such as causal masks: −inf has no mean.
         notify: called with a line when a checkpoint has no average of this kind.
 
     Attributes:
@@ -92,7 +92,11 @@ class Average:
 
     def __init__(self, settings: AverageSettings, tensors: Mapping[str, Tensor], notify: Notify = no_message) -> None:
         self.settings, self.terms, self.applied, self._notify = settings, 0, False, notify
-        averaged = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
+        averaged = {
+            name: tensor.detach()
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point() and bool(torch.isfinite(tensor).all())
+        }
         self._names, self._weights = list(averaged), list(averaged.values())
         self._slots: list[list[Tensor]] = []  # one copy of the weights each, the oldest first
         self._clear()

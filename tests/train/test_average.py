@@ -422,3 +422,16 @@ def test_it_works_with_training_on_a_uniform_grid(recipe: Recipe, tmp_path: Path
     run, _, lines = finished(dataclasses.replace(recipe, qat=Qat(bits=6, tensors=("blocks.*",))), tmp_path)
     assert [line for line in lines if line.startswith("active: average of weights")]
     assert distance(run, load(run.export().path)) < 1e-3
+
+
+@KINDS
+def test_a_mask_is_not_averaged(average: AverageSettings) -> None:
+    """A mean of −inf and −inf would be NaN."""
+    weight, mask = torch.ones(3), torch.tensor([0.0, -torch.inf, -torch.inf])
+    run = Average(average, {"weight": weight, "mask": mask})
+    for step in range(1, 7):
+        weight += 1
+        run.update(step, 0.1)
+    run.finish()
+    assert mask.tolist() == [0.0, -torch.inf, -torch.inf]
+    assert 1 < float(weight[0]) < 7
