@@ -76,9 +76,9 @@ class Checkout:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _LOAD], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        found = Path(self._line()).resolve().parents[1]
-        if found != folder.resolve():
-            raise SystemExit(f"{folder} runs {found}; give the folder of a checkout")
+        tree = Path(self._line()).resolve().parents[1]
+        if tree != folder.resolve():
+            raise SystemExit(f"{folder} runs {tree}; give the folder of a checkout")
 
     def load(self, path: Path) -> list[float]:
         """Return seconds of the processor and of the clock that one load takes."""
