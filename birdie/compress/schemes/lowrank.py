@@ -27,7 +27,6 @@ from birdie.compress.importance import importance
 from birdie.compress.log_scales import SMALLEST, nearest_indices, scales_of
 from birdie.compress.nested import part_params
 from birdie.compress.scheme import (
-    BLOCK,
     INT16,
     SCALES,
     SYMBOLS,
@@ -48,6 +47,7 @@ from birdie.compress.tensors import real_matrix, real_rows, rows_columns, tensor
 from birdie.entropy.planes import Block
 from birdie.errors import ArtifactError, ConfigError
 
+_BLOCK = 1 << 18  # elements computed at a time: the base is decoded anew for each block
 _ROUNDS = 16  # iterations of the power method
 _Array = NDArray[np.float64]
 
@@ -78,11 +78,11 @@ def decode(encoded: Encoded) -> Tensor:
             total += left[block[0], k : k + 1] * (right[k] * scales[k])  # 38 bits at most: exact in any order
         return total
 
-    return tensor_of_blocks(encoded.shape, encoded.dtype, corrected, max(BLOCK, right.shape[1]))
+    return tensor_of_blocks(encoded.shape, encoded.dtype, corrected, max(_BLOCK, right.shape[1]))
 
 
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:
-    cost = in_blocks(shape, dtype, 28 + 6 * params[0], rows_columns(shape)[1])
+    cost = in_blocks(shape, dtype, 28 + 6 * params[0], max(_BLOCK, rows_columns(shape)[1]))
     return Cost(cost.operations + parts_operations(parts_of(shape, params[1:])), cost.bytes)
 
 
