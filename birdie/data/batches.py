@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from birdie.data.sampler import Order, Sampler, TokenSequence, make_sampler
+from birdie.data.shards import MAX_VOCAB
 from birdie.errors import ConfigError, DataError
 
 Batch = tuple[Tensor, Tensor]
@@ -80,6 +81,7 @@ class Batches:
         order: order in which the shards are read (`birdie.data.sampler`).
         seed: of the random orders.
         bos_id: first token of every document; the packed order needs it.
+        vocab_size: every token id is below it.
         pin_memory: return page-locked tensors, which can be copied to CUDA asynchronously.
 
     Raises:
@@ -99,6 +101,7 @@ class Batches:
         order: Order = "sequential",
         seed: int = 0,
         bos_id: int = 1,
+        vocab_size: int = MAX_VOCAB,
         pin_memory: bool = False,
     ) -> None:
         rows = _rows_per_chunk(batch_tokens, seq_len, accumulation, world_size)
@@ -109,7 +112,7 @@ class Batches:
         if not paths:
             raise DataError("there are no training shards; give files named *_train_*.bin")
         sizes = {"rows": rows, "seq_len": seq_len, "accumulation": accumulation}
-        sampler = make_sampler(order, TokenSequence(paths), seed=seed, bos_id=bos_id, **sizes)
+        sampler = make_sampler(order, TokenSequence(paths, vocab_size), seed=seed, bos_id=bos_id, **sizes)
         self._make = partial(_make_batch, sampler, pin_memory)
         self._rank, self._world_size = rank, world_size
         self._consumed = 0  # chunks, over all ranks

@@ -25,7 +25,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.data.shards import ShardReader
+from birdie.data.shards import MAX_VOCAB, ShardReader
 from birdie.errors import ConfigError, DataError
 
 Order = Literal["sequential", "shuffled", "coprime", "packed"]
@@ -41,13 +41,17 @@ _SEARCH_TOKENS = 1 << 20  # tokens compared at a time by `TokenSequence.find`
 class TokenSequence:
     """All shards as one endless sequence of tokens; after the last shard it starts again.
 
+    Args:
+        paths: the shards.
+        vocab_size: every token id is below it.
+
     Attributes:
         lengths: tokens of each shard.
         length: tokens of all shards.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._shards = [ShardReader(path) for path in paths]
+    def __init__(self, paths: Sequence[Path], vocab_size: int = MAX_VOCAB) -> None:
+        self._shards, self._vocab_size = [ShardReader(path) for path in paths], vocab_size
         self.lengths = [shard.length for shard in self._shards]
         self._ends = list(accumulate(self.lengths))
         self.length = self._ends[-1]
@@ -68,13 +72,22 @@ class TokenSequence:
         )
 
     def take(self, start: int, count: int) -> Rows:
-        """Return `count` tokens from position `start` of the endless sequence."""
+        """Return `count` tokens from position `start` of the endless sequence.
+
+        Raises:
+            DataError: a shard was changed while in use, or a token is outside the vocabulary.
+        """
         tokens = np.empty(count, np.int64)
         done = 0
         while done < count:
             position = (start + done) % self.length
             index = bisect_right(self._ends, position)
             part = self._shards[index].read(position - (self._ends[index] - self.lengths[index]), count - done)
+            if (largest := int(part.max())) >= self._vocab_size:
+                raise DataError(
+                    f"shard {self._shards[index].path} has token id {largest}, but the model has {self._vocab_size:,}; "
+                    "it is damaged or of another tokenizer, so prepare it again"
+                )
             tokens[done : done + len(part)] = part
             done += len(part)
         return tokens

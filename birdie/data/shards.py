@@ -29,6 +29,7 @@ VERSION = 1
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 SHARD_TOKENS = 100_000_000
+MAX_VOCAB = 1 << 16  # ids are uint16
 _MAX_TOKENS = 2**31 - 1  # the count is an int32
 _MOST_TOKENS = 1 << 29  # of one read: Linux returns less than 2 GiB
 
@@ -88,6 +89,7 @@ class ShardReader:
     A memory map would show changed tokens, and the process would die of a signal where the file was cut.
 
     Attributes:
+        path: the file.
         length: tokens of the shard.
 
     Raises:
@@ -96,8 +98,8 @@ class ShardReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.length = len(read_shard(path))
-        self._path = Path(path)
-        self._identity = _identity(self._path.stat())
+        self.path = Path(path)
+        self._identity = _identity(self.path.stat())
 
     def read(self, start: int, count: int) -> Tokens:
         """Return at most `count` tokens from `start` on; fewer at the end, and beyond a GiB.
@@ -107,14 +109,14 @@ class ShardReader:
         """
         count = min(count, self.length - start, _MOST_TOKENS)
         try:
-            with self._path.open("rb", buffering=0) as file:
+            with self.path.open("rb", buffering=0) as file:
                 file.seek(HEADER_BYTES + 2 * start)
                 data = file.read(2 * count)
                 same = _identity(os.fstat(file.fileno())) == self._identity
         except OSError as error:
-            raise DataError(f"cannot read shard {self._path}: {(error.strerror or str(error)).lower()}") from error
+            raise DataError(f"cannot read shard {self.path}: {(error.strerror or str(error)).lower()}") from error
         if not same or len(data) != 2 * count:
-            raise DataError(f"shard {self._path} was changed while it was in use; restore it, then resume")
+            raise DataError(f"shard {self.path} was changed while it was in use; restore it, then resume")
         return np.frombuffer(data, "<u2")
 
 

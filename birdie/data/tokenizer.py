@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from birdie.data import caseops
 from birdie.data.byte_accounting import ByteTable, Escape, Tokens
+from birdie.data.shards import MAX_VOCAB
 from birdie.errors import ConfigError, DataError
 from birdie.runtime.files import write_bytes
 from birdie.runtime.reading import require_regular
 
 Kind = Literal["bytes", "sentencepiece", "caseops"]
 
-MAX_VOCAB = 65_536  # ids are uint16
 SPACE = "\u2581"  # SentencePiece's character for a space
 RESERVED = 4  # number of control ids of every tokenizer; the operators of CaseOps come next
 _OPERATOR_IDS = range(RESERVED, RESERVED + len(caseops.OPERATORS))

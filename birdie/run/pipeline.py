@@ -190,6 +190,7 @@ class Run:
             order=self.recipe.data.order,
             seed=settings.seed,
             bos_id=self.recipe.model.bos_id,
+            vocab_size=self.recipe.model.vocab_size,
             pin_memory=self.device.type == "cuda",
         )
         qat = self.recipe.qat
