@@ -154,8 +154,7 @@ def test_errors_of_the_thread_are_raised_by_next(paths: list[Path], monkeypatch:
 def test_tokens_outside_the_vocabulary_are_refused_with_the_shard(paths: list[Path]) -> None:
     batches = Batches(paths, batch_tokens=BATCH, seq_len=SEQ, vocab_size=400)
     with pytest.raises(DataError, match=f"shard {paths[1]} has token id 4[0-9][0-9], but the model has 400"):
-        for _ in range(BATCH):
-            batches.next()
+        draw(batches, 100)
 
 
 def test_batches_are_prefetched_in_another_thread(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
