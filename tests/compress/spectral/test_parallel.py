@@ -1,11 +1,12 @@
 """The network of a wrapped model is trained alike on every rank, and the compiled model is the eager one."""
 
+import gc
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import distributed
+from torch import Tensor, distributed
 
 from birdie.compress.spectral.wrap import quantization_loss, spectral
 from tests.compress.spectral.test_wrap import data, mlp
@@ -15,6 +16,13 @@ from tests.ranks import start_ranks
 def train_as_rank(rank: int, world: int, rendezvous: str, results: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+    torch.save(train(rank, world), f"{results}.{rank}")
+    gc.collect()  # else the parallel module, freed last, waits with the GIL for gloo's thread, which waits for the GIL
+    distributed.destroy_process_group()
+
+
+def train(rank: int, world: int) -> list[Tensor]:
+    """Return the weights of the network after four steps."""
     torch.manual_seed(0)
     model = mlp()
     q_net = spectral(model, transform="dct")
@@ -27,8 +35,7 @@ def train_as_rank(rank: int, world: int, rendezvous: str, results: str) -> None:
         # One step without the rate: the network must not be missed then.
         (loss if step == 1 else loss + 0.1 * quantization_loss(model)).backward()
         optimizer.step()
-    torch.save([weight.detach() for weight in q_net.network.parameters()], f"{results}.{rank}")
-    distributed.destroy_process_group()
+    return [weight.detach() for weight in q_net.network.parameters()]
 
 
 @pytest.mark.slow
