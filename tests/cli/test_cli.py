@@ -470,7 +470,7 @@ def test_a_closed_terminal_does_not_lose_the_run(trained: Path, tmp_path: Path) 
     assert len(checkpoint_paths(folder / "checkpoints")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_signals_and_kills_at_random_moments_lose_no_more_than_the_interval(trained: Path, tmp_path: Path) -> None:
     """Each attempt continues the one before; the last ends the run as if nothing had happened."""
     folder, every, generator = tmp_path / "run", 5, random.Random(1)

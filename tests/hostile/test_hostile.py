@@ -47,12 +47,13 @@ def test_a_decoder_that_breaks_is_told_with_the_number_of_the_mutant(monkeypatch
 @pytest.mark.slow
 def test_small_files_cost_little() -> None:
     """Opened (and decoded) in a process that may take little more memory than it decodes to, and little time."""
-    bombs.run()
+    bombs.run("--every", "3")
 
 
 @pytest.mark.nightly
-def test_small_files_cost_little_in_the_one_file_decoder() -> None:
-    bombs.run("--one-file")
+@pytest.mark.parametrize("options", [(), ("--one-file",)], ids=["birdie", "one-file decoder"])
+def test_every_small_file_costs_little(options: tuple[str, ...]) -> None:
+    bombs.run(*options)
 
 
 def test_there_is_a_bomb_for_every_scheme_and_every_coder() -> None:
