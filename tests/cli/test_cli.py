@@ -432,7 +432,7 @@ def stop_at_step_3(command: list[str], number: int) -> tuple[int, str]:
     return process.returncode, rest
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_signal_saves_and_resume_goes_on(number: signal.Signals, trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
@@ -583,7 +583,7 @@ def test_torchrun_trains_on_every_rank(trained: Path, tmp_path: Path) -> None:
     assert two["bpb_float"] == pytest.approx(one["bpb_float"], abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_killed_under_torchrun_costs_no_more_than_the_checkpoints_interval(
     trained: Path, tmp_path: Path
 ) -> None:

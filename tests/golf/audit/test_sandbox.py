@@ -189,7 +189,7 @@ def test_threads_count_as_processes(tmp_path: Path) -> None:
         box.ask("load")
 
 
-@pytest.mark.parametrize("megabytes", [50, pytest.param(768, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("megabytes", [50, pytest.param(768, marks=pytest.mark.nightly)])
 def test_memory_has_a_limit_together(tmp_path: Path, megabytes: int) -> None:
     """Six processes, each of which keeps its own limit."""
     code = "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        break\n"

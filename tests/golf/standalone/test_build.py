@@ -300,7 +300,7 @@ for name in "first", "second":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_unpacked_decoder_is_imported_again_whatever_its_cache_holds(
     built: dict[str, standalone.Standalone], tmp_path: Path
 ) -> None:
