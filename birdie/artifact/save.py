@@ -99,7 +99,7 @@ def save(
     require_writable(require_output(path).parent)
 
     state, calibrated = calibrated_state(state, calibration, symmetries=symmetries)
-    assignment = assign(state, scheme, target, () if calibrated is None else calibrated.sensitivities)
+    assignment = assign(state, scheme, target)
     fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, _ROUNDS if target.searched else 1)

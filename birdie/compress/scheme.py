@@ -62,18 +62,33 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
+class TapCovariance:
+    """Assumed mean of x xᵀ: I ⊗ taps + shared · 1 1ᵀ, for columns that are channels of as many taps each.
+
+    Attributes:
+        taps: (taps, taps), of one channel; positive definite.
+        shared: not negative; above 0, all inputs have a mean in common, so the sum of a row's errors costs as well.
+    """
+
+    taps: NDArray[np.float64]
+    shared: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Sensitivity of the loss to changes of one weight matrix, measured by calibration.
+    """Sensitivity of the loss to changes of one weight matrix, measured by calibration or assumed.
 
     Attributes:
         hessian: mean of x xᵀ over the inputs, (columns, columns), or None.
         row_fisher: sum of squared gradients at each output row per unit of loss (token, image), (rows,), or None.
         output: sum of g gᵀ per unit of loss, (rows, rows), whose diagonal is `row_fisher`; None if it is not kept.
+        taps: assumed in place of a Hessian that was not measured.
     """
 
     hessian: Tensor | None = None
     row_fisher: Tensor | None = None
     output: Tensor | None = None
+    taps: TapCovariance | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from birdie.compress.tensors import REAL_DTYPES
 
 SMALL = 4096  # elements below which a tensor is not worth quantizing
 SHORT_ROW = 8  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
-LEAST_CALIBRATED = 256  # elements below which a calibrated matrix in 16 bits costs less than its scales and name, about
+LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
 
 
 def is_matrix(weight: Tensor) -> bool:
@@ -54,11 +54,9 @@ def default_scheme(scheme: Scheme, weight: Tensor) -> Scheme:
     return applicable(scheme, weight)
 
 
-def is_worth_coarsening(weight: Tensor, calibrated: bool) -> bool:
-    """Return whether a search may coarsen `weight`: large matrices always, small ones only if they were calibrated."""
-    return is_matrix(weight) or (
-        calibrated and weight.ndim >= 2 and weight.numel() >= LEAST_CALIBRATED and shrinks(weight)
-    )
+def is_worth_coarsening(weight: Tensor) -> bool:
+    """Return whether a search may coarsen `weight`: matrices, but for tiny ones."""
+    return is_matrix(weight) or (weight.ndim >= 2 and weight.numel() >= LEAST_SEARCHED and shrinks(weight))
 
 
 def shrinks(weight: Tensor) -> bool:

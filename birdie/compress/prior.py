@@ -1,0 +1,139 @@
+"""Sensitivity of a model without data: what the kind of each weight and its size tell.
+
+    state dict ──► kind of each matrix ──► assumed inputs, importance of rows ──► Sensitivity
+
+A relative error of a layer's weights costs about as much in every layer, however many weights it has: on a ResNet-20 a
+relative squared error of 0.002 in one layer alone costs 0.0001 to 0.005 nats of KL, most often 0.001. So a row weighs
+one over (energy of its layer · rows), and the weights of larger layers take larger errors. Sizes vary more than that
+rule is certain, hence the exponent `SIZE`. Inputs are assumed as follows.
+
+- Convolutions: neighboring taps see nearly the same input, and inputs behind a ReLU have a mean in common, so the sum
+  of a row's errors costs far more than their squares. Error feedback makes that sum small.
+- Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size. The hidden state has
+  both signs, so there is no mean in common.
+- Embeddings: an error in the head reaches every prediction, and most embeddings are the head as well.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.compress.scheme import Sensitivity, TapCovariance
+from birdie.compress.tensors import finite_rows
+
+EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
+RECURRENT_NAMES = ("weight_ih", "weight_hh")  # of torch's RNN, LSTM and GRU, and of their cells
+
+TAP_CORRELATION = 0.65  # of inputs one tap apart
+SHARED = 0.3  # square of the inputs' mean, in variances
+SIZE = 0.75  # exponent of the elements of a layer by which its weights count less
+EMBEDDING = 8.0  # importance of an embedding's error, in those of another layer
+MOST_TAPS = 1024  # of a kernel: more are taken as channels
+_FLOOR = 1e-3  # least energy of a row, in that of the mean row
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Assumptions for one kind of weight.
+
+    Attributes:
+        importance: of a relative error of the layer.
+        own: how far a row counts by its own energy (1) or by that of the mean row (0).
+        tap_correlation, shared: of the inputs; 0 and 0 for inputs that do not correlate.
+    """
+
+    importance: float = 1.0
+    own: float = 0.0
+    tap_correlation: float = 0.0
+    shared: float = 0.0
+
+
+KINDS = {
+    "convolution": Kind(own=0.25, tap_correlation=TAP_CORRELATION, shared=SHARED),
+    "recurrent": Kind(own=1.0),
+    "embedding": Kind(importance=EMBEDDING),
+    "matrix": Kind(),
+}
+
+
+def kind_of(name: str, weight: Tensor) -> str:
+    """Return the kind of a weight of two or more dimensions: a key of `KINDS`."""
+    if weight.ndim > 2:
+        return "convolution"
+    if any(part in name for part in RECURRENT_NAMES):
+        return "recurrent"
+    return "embedding" if any(part in name for part in EMBEDDING_NAMES) else "matrix"
+
+
+def completed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    """Return the sensitivity of each of `weights`: what is known, and else what is assumed, in the units of the known.
+
+    Args:
+        known: name → sensitivity by calibration.
+        weights: name → weight.
+
+    Raises:
+        WeightsError: a weight is not finite.
+    """
+    assumed = prior(weights)
+    ratios = [_level(known[name]) / _level(item) for name, item in assumed.items() if name in known]
+    factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
+    return {name: known[name] if name in known else _times(item, factor) for name, item in assumed.items()}
+
+
+def _times(sensitivity: Sensitivity, factor: float) -> Sensitivity:
+    assert sensitivity.row_fisher is not None
+    return replace(sensitivity, row_fisher=sensitivity.row_fisher * factor)
+
+
+def _level(sensitivity: Sensitivity) -> float:
+    """Return the mean cost of a squared error of one weight."""
+    fisher = 1.0 if sensitivity.row_fisher is None else float(sensitivity.row_fisher.double().mean())
+    if sensitivity.hessian is not None:
+        return fisher * float(sensitivity.hessian.diagonal().double().mean())
+    return fisher if sensitivity.taps is None else fisher * (1 + sensitivity.taps.shared)
+
+
+def prior(weights: Mapping[str, Tensor], kinds: Mapping[str, Kind] = KINDS, size: float = SIZE) -> dict[str, Sensitivity]:
+    """Return the assumed sensitivities of weights of two or more dimensions, by name.
+
+    Args:
+        weights: name → weight.
+        kinds: assumptions for each kind.
+        size: exponent of the elements of a layer.
+
+    Raises:
+        WeightsError: a weight is not finite.
+    """
+    return {name: _sensitivity(name, weight, kinds[kind_of(name, weight)], size) for name, weight in weights.items()}
+
+
+def _sensitivity(name: str, weight: Tensor, kind: Kind, size: float) -> Sensitivity:
+    rows = finite_rows(name, weight).astype(np.float64)
+    taps = covariance(tuple(weight.shape), kind)
+    if taps is None:
+        energy = (rows**2).sum(1)
+    else:
+        by_channel = rows.reshape(len(rows), -1, len(taps.taps))
+        energy = ((by_channel @ taps.taps) * by_channel).sum((1, 2)) + taps.shared * by_channel.sum((1, 2)) ** 2
+    mean = float(energy.mean()) or 1.0
+    energy = np.maximum(energy, _FLOOR * mean)
+    importance = kind.importance * weight.numel() ** (1 - size) / len(rows)
+    fisher = importance / (energy**kind.own * mean ** (1 - kind.own))
+    return Sensitivity(row_fisher=torch.from_numpy(fisher), taps=taps)
+
+
+def covariance(shape: tuple[int, ...], kind: Kind) -> TapCovariance | None:
+    """Return the assumed covariance of the inputs of a weight; None if they do not correlate."""
+    kernel = shape[2:] if math.prod(shape[2:]) <= MOST_TAPS else ()
+    shared = kind.shared if len(shape) < 2 or shape[1] > 1 else 0.0  # a first or depthwise layer: no ReLU is certain
+    if not kind.tap_correlation or math.prod(kernel) == 1:
+        return TapCovariance(np.eye(1), shared) if shared else None
+    places = np.stack(np.meshgrid(*map(np.arange, kernel), indexing="ij"), -1).reshape(-1, len(kernel))
+    distances: NDArray[np.float64] = np.sqrt(((places[:, None] - places) ** 2).sum(-1))
+    return TapCovariance(kind.tap_correlation**distances, shared)
