@@ -148,13 +148,16 @@ class TapFeedback:
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
         """Return it channel by channel."""
-        by_channel = matrix.astype(np.float64).reshape(len(matrix), -1, len(self.tau))
+        taps = len(self.tau)
+        by_channel = matrix.astype(np.float64).reshape(len(matrix), matrix.shape[1] // taps, taps)
         own = ((by_channel @ self.covariance.taps) * by_channel).sum((1, 2))
         return np.asarray(own + self.covariance.shared * by_channel.sum((1, 2)) ** 2)
 
     def _between(self, first: slice, second: slice) -> Matrix:
         """Return the coefficients from the columns of `first` to those of `second`, where these are later."""
-        channels, taps = zip(*(divmod(np.arange(part.start, part.stop), len(self.tau)) for part in (first, second)), strict=True)
+        channels, taps = zip(
+            *(divmod(np.arange(part.start, part.stop), len(self.tau)) for part in (first, second)), strict=True
+        )
         gain = self.gain[first, None]
         own = self.beta[np.ix_(*taps)] + gain * self.alpha[np.ix_(*taps)]
         return np.asarray(

@@ -2,16 +2,23 @@
 
     state dict ──► kind of each matrix ──► assumed inputs, importance of rows ──► Sensitivity
 
-A relative error of a layer's weights costs about as much in every layer, however many weights it has: on a ResNet-20 a
-relative squared error of 0.002 in one layer alone costs 0.0001 to 0.005 nats of KL, most often 0.001. So a row weighs
-one over (energy of its layer · rows), and the weights of larger layers take larger errors. Sizes vary more than that
-rule is certain, hence the exponent `SIZE`. Inputs are assumed as follows.
+A relative error of one layer costs about as much in every layer of a network (on a ResNet-20, a relative squared error
+of 0.002 in one layer alone costs 0.0001 to 0.005 nats of KL, most often 0.001, whatever its size), so a row weighs one
+over its energy, the part of its output that the weights cause. What differs between kinds of weights is assumed as
+follows.
 
 - Convolutions: neighboring taps see nearly the same input, and inputs behind a ReLU have a mean in common, so the sum
-  of a row's errors costs far more than their squares. Error feedback makes that sum small.
+  of a row's errors costs far more than their squares. Error feedback makes that sum small. A normalization or the next
+  layer may raise a row that is smaller than others, or drop it: so rows count by their own energy only in part (`own`).
+  Where some rows are far larger than others, as without normalization, the typical row is the median, not the mean.
 - Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size. The hidden state has
   both signs, so there is no mean in common.
+- Matrices: a relative error costs as much as a layer has weights, but not less than for `USUAL` weights: small matrices
+  in transformers are gates and mixtures of streams, on which everything depends.
 - Embeddings: an error in the head reaches every prediction, and most embeddings are the head as well.
+
+The constants were chosen on a ResNet-20, a voice activity detector and a GPT of 0.5 million weights; the benchmark
+(`benchmarks.without_data`) has others.
 """
 
 import math
@@ -29,12 +36,10 @@ from birdie.compress.tensors import finite_rows
 EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 RECURRENT_NAMES = ("weight_ih", "weight_hh")  # of torch's RNN, LSTM and GRU, and of their cells
 
-TAP_CORRELATION = 0.65  # of inputs one tap apart
-SHARED = 0.3  # square of the inputs' mean, in variances
-SIZE = 0.75  # exponent of the elements of a layer by which its weights count less
-EMBEDDING = 8.0  # importance of an embedding's error, in those of another layer
+USUAL = 1 << 14  # elements of a layer
+SHARED = 0.25  # square of the inputs' mean, in variances
 MOST_TAPS = 1024  # of a kernel: more are taken as channels
-_FLOOR = 1e-3  # least energy of a row, in that of the mean row
+_FLOOR = 1e-3  # least energy of a row, in that of the typical row
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +47,34 @@ class Kind:
     """Assumptions for one kind of weight.
 
     Attributes:
-        importance: of a relative error of the layer.
-        own: how far a row counts by its own energy (1) or by that of the mean row (0).
-        tap_correlation, shared: of the inputs; 0 and 0 for inputs that do not correlate.
+        importance: of a relative error of a layer of `USUAL` weights.
+        size: exponent by which the weights of a layer of more elements count less: at 0 a relative error of a layer
+            costs as much as it has weights, at 1 it costs the same in every layer.
+        own: how far a row counts by its own energy (1) or by that of the typical row (0).
+        tap_correlation: of inputs one tap apart.
+        shared: square of the inputs' mean, in variances.
     """
 
     importance: float = 1.0
+    size: float = 0.0
     own: float = 0.0
     tap_correlation: float = 0.0
     shared: float = 0.0
 
 
 KINDS = {
-    "convolution": Kind(own=0.25, tap_correlation=TAP_CORRELATION, shared=SHARED),
-    "recurrent": Kind(own=1.0),
-    "embedding": Kind(importance=EMBEDDING),
+    "image": Kind(size=1.0, own=0.25, tap_correlation=0.65, shared=SHARED),
+    "sound": Kind(size=1.0, own=0.25, tap_correlation=0.4, shared=SHARED),
+    "recurrent": Kind(importance=0.5, own=1.0),
+    "embedding": Kind(importance=24.0),
     "matrix": Kind(),
 }
 
 
 def kind_of(name: str, weight: Tensor) -> str:
-    """Return the kind of a weight of two or more dimensions: a key of `KINDS`."""
+    """Return the kind of a weight, a key of `KINDS`: by its dimensions, and of matrices by its name."""
     if weight.ndim > 2:
-        return "convolution"
+        return "sound" if weight.ndim == 3 else "image"
     if any(part in name for part in RECURRENT_NAMES):
         return "recurrent"
     return "embedding" if any(part in name for part in EMBEDDING_NAMES) else "matrix"
@@ -99,21 +109,20 @@ def _level(sensitivity: Sensitivity) -> float:
     return fisher if sensitivity.taps is None else fisher * (1 + sensitivity.taps.shared)
 
 
-def prior(weights: Mapping[str, Tensor], kinds: Mapping[str, Kind] = KINDS, size: float = SIZE) -> dict[str, Sensitivity]:
-    """Return the assumed sensitivities of weights of two or more dimensions, by name.
+def prior(weights: Mapping[str, Tensor], kinds: Mapping[str, Kind] = KINDS) -> dict[str, Sensitivity]:
+    """Return the assumed sensitivity of each weight, by name; of vectors, as if they were one row.
 
     Args:
         weights: name → weight.
         kinds: assumptions for each kind.
-        size: exponent of the elements of a layer.
 
     Raises:
         WeightsError: a weight is not finite.
     """
-    return {name: _sensitivity(name, weight, kinds[kind_of(name, weight)], size) for name, weight in weights.items()}
+    return {name: _sensitivity(name, weight, kinds[kind_of(name, weight)]) for name, weight in weights.items()}
 
 
-def _sensitivity(name: str, weight: Tensor, kind: Kind, size: float) -> Sensitivity:
+def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
     rows = finite_rows(name, weight).astype(np.float64)
     taps = covariance(tuple(weight.shape), kind)
     if taps is None:
@@ -121,19 +130,20 @@ def _sensitivity(name: str, weight: Tensor, kind: Kind, size: float) -> Sensitiv
     else:
         by_channel = rows.reshape(len(rows), -1, len(taps.taps))
         energy = ((by_channel @ taps.taps) * by_channel).sum((1, 2)) + taps.shared * by_channel.sum((1, 2)) ** 2
-    mean = float(energy.mean()) or 1.0
-    energy = np.maximum(energy, _FLOOR * mean)
-    importance = kind.importance * weight.numel() ** (1 - size) / len(rows)
-    fisher = importance / (energy**kind.own * mean ** (1 - kind.own))
+    used = energy[energy > 0]
+    typical = float(np.median(used)) if used.size else 1.0
+    energy = np.maximum(energy, _FLOOR * typical)
+    importance = kind.importance * (max(weight.numel(), USUAL) / USUAL) ** (1 - kind.size) / len(rows)
+    fisher = importance / (energy**kind.own * typical ** (1 - kind.own))
     return Sensitivity(row_fisher=torch.from_numpy(fisher), taps=taps)
 
 
 def covariance(shape: tuple[int, ...], kind: Kind) -> TapCovariance | None:
     """Return the assumed covariance of the inputs of a weight; None if they do not correlate."""
     kernel = shape[2:] if math.prod(shape[2:]) <= MOST_TAPS else ()
-    shared = kind.shared if len(shape) < 2 or shape[1] > 1 else 0.0  # a first or depthwise layer: no ReLU is certain
+    shared = kind.shared if len(shape) > 1 and shape[1] > 1 else 0.0  # a first or depthwise layer: no ReLU is certain
     if not kind.tap_correlation or math.prod(kernel) == 1:
         return TapCovariance(np.eye(1), shared) if shared else None
-    places = np.stack(np.meshgrid(*map(np.arange, kernel), indexing="ij"), -1).reshape(-1, len(kernel))
-    distances: NDArray[np.float64] = np.sqrt(((places[:, None] - places) ** 2).sum(-1))
+    positions = np.stack(np.meshgrid(*map(np.arange, kernel), indexing="ij"), -1).reshape(-1, len(kernel))
+    distances: NDArray[np.float64] = np.sqrt(((positions[:, None] - positions) ** 2).sum(-1))
     return TapCovariance(kind.tap_correlation**distances, shared)
