@@ -13,7 +13,7 @@ from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import REAL_DTYPES
 
 SMALL = 4096  # elements below which a tensor is not worth quantizing
-SHORT_ROW = 8  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
+SHORT_ROW = 2  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
 LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
 
 

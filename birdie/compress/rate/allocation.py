@@ -36,10 +36,11 @@ from birdie.compress.tensors import finite_rows, rows_columns
 # The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
 # outliers. At the coarsest hardly any symbol is left that is not zero.
 FINEST, COARSEST = -16.0, 9.0
-WIDEST = 4.0  # largest scale of a given scheme, in standard deviations: beyond it a matrix is practically zero
+# Without calibration no matrix takes scales of more deviations: beyond, it is practically zero, which is no useful fit.
+WIDEST = 3.0
+_BEYOND = 3.6  # octaves that the coarsest exponent is above a scale of one deviation, for every matrix
 RESERVE_SHARE = 6  # long vectors stay in 16 bits if they take at most this fraction (1/6) of a budget
 PLAIN = Trellis(1)
-_BEYOND = 3.6  # octaves that the coarsest exponent is above a scale of one deviation, for every matrix
 
 
 @dataclass(slots=True)
@@ -89,7 +90,10 @@ class Allocation:
         total = sum(level * self.matrices[name].numel() for name, level in self._levels.items())
         self._unit = total / max(self.weights, 1)
         if self._levels:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
-            self.coarsest = max(COARSEST, max(self._levels.values()) - self._unit + _BEYOND)
+            beyond = _BEYOND if self.sensitivities else math.log2(WIDEST)
+            self.coarsest = max(self._levels.values()) - self._unit + beyond
+        if self.sensitivities:
+            self.coarsest = max(self.coarsest, COARSEST)
 
     def encode(self, exponent: float, draft: bool = False) -> EncodedState:
         """Encode every tensor, the free matrices at `exponent`.
@@ -123,8 +127,11 @@ class Allocation:
             scheme = self.assignment.steered.at_scale(min(sigma, WIDEST))
             assert scheme is not None
             return scheme.encode(name, weight, sensitivity=self.sensitivities.get(name))
-        scheme = PLAIN if self.plain and name not in self.sensitivities else self.scheme
-        return scheme.encode_with(name, weight, self._factors[name], 2.0 ** (exponent + self._unit), draft=draft)
+        scheme, exponent = self.scheme, exponent + self._unit
+        if name not in self.sensitivities:
+            scheme = PLAIN if self.plain else self.scheme
+            exponent = min(exponent, self._levels[name] + math.log2(WIDEST))
+        return scheme.encode_with(name, weight, self._factors[name], 2.0**exponent, draft=draft)
 
     def settled_bytes(self) -> int:
         """Return the bytes of the integers that the exponent does not change, before entropy coding."""
@@ -143,12 +150,9 @@ class Allocation:
     def _encode_by(self, schemes: Mapping[str, Scheme]) -> dict[str, Encoded]:
         """Encode each named tensor by its scheme, several at a time."""
 
-        # A trellis feeds errors back, so it gains by assumed inputs as well; the other schemes weigh by what was measured.
-        assumed = {name: self.assignment.tensors[name] for name, item in schemes.items() if isinstance(item, Trellis)}
-        known = {**self.sensitivities, **completed(self.sensitivities, assumed)}
-
         def encode(name: str) -> Encoded:
-            return schemes[name].encode(name, self.assignment.tensors[name], sensitivity=known.get(name))
+            sensitivity = self.sensitivities.get(name)
+            return schemes[name].encode(name, self.assignment.tensors[name], sensitivity=sensitivity)
 
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
             return dict(zip(schemes, pool.map(encode, schemes), strict=True))

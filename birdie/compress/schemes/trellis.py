@@ -36,6 +36,7 @@ from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
+from birdie.compress.prior import prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
@@ -197,18 +198,20 @@ class Trellis(Scheme):
         return replace(self, sigma=sigma)
 
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Quantize, with feedback if `sensitivity` has a Hessian; losslessly if float32 has no such scales.
+        """Quantize with error feedback; losslessly if float32 has no such scales.
 
         Args:
             name: for error messages.
             weight: any shape.
-            sensitivity: of this weight.
+            sensitivity: of this weight; by default what its kind lets expect, which sets no scales.
             lam: price of a bit in nats of KL; sets the scales unless `sigma` does or there is no sensitivity.
 
         Raises:
             WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
         """
-        factors = feedback(sensitivity, *real_rows(name, weight).shape, output=self.output)
+        rows, columns = real_rows(name, weight).shape
+        known = prior({name: weight})[name] if sensitivity is None else sensitivity
+        factors = feedback(known, rows, columns, output=self.output)
         by_loss = self.sigma is None and sensitivity is not None and lam > 0
         scale = math.sqrt(lam / (math.log(2) * self.distortion)) if by_loss else None
         return self.encode_with(name, weight, factors, scale)

@@ -60,7 +60,7 @@ def test_a_rule_for_either_name_of_a_tie_counts() -> None:
 
 
 def test_a_search_gets_the_matrices_that_no_rule_names() -> None:
-    state = STATE | {"conv": torch.randn(8, 4, 3, 3), "thin": torch.randn(999, SHORT_ROW - 1)}
+    state = STATE | {"conv": torch.randn(8, 4, 3, 3), "thin": torch.randn(4999, SHORT_ROW - 1)}
     assignment = assigned(state, [("blocks.0.*", "int6")], BUDGET)
     assert assignment.free == ("blocks.1.w", "conv", "thin")
     assert assignment.reserve == ()
