@@ -59,7 +59,8 @@ def save(
             trained, under plain names, unless a rule names them.
         path: the file to write; it appears complete or not at all.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
-            the first that matches a name wins. Default: per-row int8, with small tensors in 16 bits or lossless.
+            the first that matches a name wins. Default: "feedback:bits=8", eight bits over the range of each row, with
+            small tensors in 16 bits or lossless.
         budget: bytes the file may have; the precision of tensors without a rule is chosen so that the file lands just
             under it.
         bits: the same budget as bits per weight, everything included.

@@ -18,12 +18,12 @@ from torch import Tensor
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Scheme
-from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.small_tensors import applicable, default_scheme, is_worth_coarsening, shrinks, small_scheme
 from birdie.compress.state import ModelState
 from birdie.errors import ConfigError
 
+DEFAULT = parse_spec("feedback:bits=8")
 Rule = tuple[str, Scheme]
 Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | Scheme]]
 
@@ -61,7 +61,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
 
     Args:
         state: the model's tensors.
-        schemes: a spec or scheme for all, or (pattern, spec) rules; None: per-row int8, or a search for the target.
+        schemes: a spec or scheme for all, or (pattern, spec) rules; None: `DEFAULT`, or a search for the target.
         target: byte budget, quality, lossless, or nothing.
 
     Raises:
@@ -87,7 +87,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         elif name in named:
             settled[name] = applicable(named[name], weight)
         elif not target.searched:
-            settled[name] = default_scheme(default or Grid(), weight)
+            settled[name] = default_scheme(default or DEFAULT, weight)
         elif is_worth_coarsening(weight):
             free.append(name)
         elif shrinks(weight):
