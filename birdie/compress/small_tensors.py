@@ -19,7 +19,7 @@ LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Return whether `weight` is a real floating tensor of two or more dimensions and at least `SMALL_MATRIX` elements."""
+    """Return whether `weight` is of real floats, two or more dimensions and at least `SMALL_MATRIX` elements."""
     return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL_MATRIX
 
 

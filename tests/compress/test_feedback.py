@@ -53,7 +53,7 @@ def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
 ) -> None:
     columns, rng = channels * taps, np.random.default_rng(seed)
     matrix = smooth(taps, seed) + 0.05 * np.eye(taps)
-    dense = np.kron(np.eye(channels), matrix) + shared
+    dense = np.asarray(np.kron(np.eye(channels), matrix) + shared, np.float64)
     share = INPUT_DAMPING * dense.diagonal().mean()
     known_taps = TapCovariance(matrix + np.eye(taps) * share, shared)
     by_taps = feedback(Sensitivity(taps=known_taps), 3, columns)

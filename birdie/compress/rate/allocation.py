@@ -8,8 +8,9 @@ reverse water-filling). For calibrated matrices λ fixes every scale (`birdie.co
 exponent is log2 √λ up to a constant. The size falls and the loss rises monotonically with the exponent, so a one-
 dimensional search meets any budget (`birdie.compress.rate.budget`).
 
-Matrices without calibration take the sensitivity that their kind and size let expect (`birdie.compress.prior`). The
-exponent is log2 of the typical scale in standard deviations.
+Matrices without calibration take the sensitivity that their kind and size let expect (`birdie.compress.prior`); long
+kernels that are smooth, as filters of sound are, take a transform in place of a trellis. The exponent is log2 of the
+typical scale in standard deviations.
 """
 
 import math
@@ -17,6 +18,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import torch
@@ -28,8 +30,10 @@ from birdie.compress.prior import completed
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.spectral import Spectral, best_transform
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import small_scheme
+from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import finite_rows, rows_columns
 
@@ -41,6 +45,8 @@ WIDEST = 3.0
 _BEYOND = 3.6  # octaves that the coarsest exponent is above a scale of one deviation, for every matrix
 RESERVE_SHARE = 6  # long vectors stay in 16 bits if they take at most this fraction (1/6) of a budget
 PLAIN = Trellis(1)
+LONG_KERNEL = 32  # taps from which transforms are tried
+_TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
 
 
 @dataclass(slots=True)
@@ -68,6 +74,7 @@ class Allocation:
     finest: float = field(init=False, default=FINEST)
     coarsest: float = field(init=False, default=COARSEST)
     _factors: dict[str, Feedback] = field(init=False, default_factory=dict)
+    _transforms: dict[str, Transform] = field(init=False, default_factory=dict)
     _levels: dict[str, float] = field(init=False, default_factory=dict)
     _unit: float = field(init=False, default=0.0)
     _settled: dict[str, Encoded] | None = field(init=False, default=None)
@@ -80,6 +87,12 @@ class Allocation:
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
             factors = pool.map(lambda name: self._feedback(name, known[name]), self.matrices)
             self._factors = dict(zip(self.matrices, factors, strict=True))
+            transforms = pool.map(self._transform, self.matrices)
+            self._transforms = {
+                name: transform
+                for name, transform in zip(self.matrices, transforms, strict=True)
+                if transform is not None
+            }
         for name, item in self._factors.items():
             spread = float(finite_rows(name, self.matrices[name]).std(dtype=np.float64)) or 1.0
             typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
@@ -122,11 +135,13 @@ class Allocation:
 
     def _encode_matrix(self, name: str, exponent: float, draft: bool) -> Encoded:
         weight = self.matrices[name]
+        sigma = min(2.0 ** (exponent + self._unit - self._levels[name]), WIDEST)
         if self.assignment.steered is not None:
-            sigma = 2.0 ** (exponent + self._unit - self._levels[name])
-            scheme = self.assignment.steered.at_scale(min(sigma, WIDEST))
-            assert scheme is not None
-            return scheme.encode(name, weight, sensitivity=self.sensitivities.get(name))
+            steered = self.assignment.steered.at_scale(sigma)
+            assert steered is not None
+            return steered.encode(name, weight, sensitivity=self.sensitivities.get(name))
+        if name in self._transforms:
+            return Spectral(self._transforms[name], sigma, "none" if draft else "auto").encode(name, weight)
         scheme, exponent = self.scheme, exponent + self._unit
         if name not in self.sensitivities:
             scheme = PLAIN if self.plain else self.scheme
@@ -165,6 +180,14 @@ class Allocation:
     def _feedback(self, name: str, sensitivity: Sensitivity) -> Feedback:
         weight = self.matrices[name]
         return feedback(sensitivity, *rows_columns(tuple(weight.shape)), output=self.scheme.output)
+
+    def _transform(self, name: str) -> Transform | None:
+        """Return the transform of a long kernel without calibration, if it saves far more than a trellis does."""
+        weight = self.matrices[name]
+        if weight.ndim < 3 or name in self.sensitivities or prod(weight.shape[2:]) < LONG_KERNEL:
+            return None
+        transform = best_transform(weight, gain=_TRANSFORMED)
+        return None if transform.kind == "identity" else transform
 
     def _normalized(self, name: str, share: float) -> NDArray[np.float32]:
         """Return a share of the rows of a matrix, divided by their scales at exponent 0, flat."""
