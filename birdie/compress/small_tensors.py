@@ -1,6 +1,6 @@
 """Policy for small tensors: which tensors are worth quantizing, and how the others are stored, for every scheme.
 
-Matrices of a thousand weights and up gain from a quantizer. Smaller tensors (norms, biases, gains) cost few bytes
+Matrices of a few thousand weights and up gain from a quantizer. Smaller tensors (norms, biases, gains) cost few bytes
 and affect the loss strongly, so they are kept in 16 bits, or losslessly where 16 bits are not precise enough.
 """
 
@@ -12,15 +12,15 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import REAL_DTYPES
 
-SMALL = 4096  # elements below which a vector is not worth quantizing
-SMALL_MATRIX = 1024  # elements below which a matrix is not worth quantizing without a search
+SMALL = 4096  # elements below which a tensor is not worth quantizing by a scheme of any precision
+SMALL_DEFAULT = 1024  # elements below which a matrix is not worth the default's eight bits
 SHORT_ROW = 2  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
 LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
 
 
 def is_matrix(weight: Tensor) -> bool:
-    """Return whether `weight` is of real floats, two or more dimensions and at least `SMALL_MATRIX` elements."""
-    return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL_MATRIX
+    """Return whether `weight` is a real floating tensor of two or more dimensions and at least `SMALL` elements."""
+    return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= SMALL
 
 
 def can_quantize(weight: Tensor) -> bool:
@@ -53,6 +53,12 @@ def default_scheme(scheme: Scheme, weight: Tensor) -> Scheme:
     if scheme.quantizes and not is_matrix(weight):
         return small_scheme(weight)
     return applicable(scheme, weight)
+
+
+def in_eight_bits(scheme: Scheme, weight: Tensor) -> Scheme:
+    """Return `scheme`, of eight bits, for matrices that are not tiny, and else the scheme of small tensors."""
+    worth = weight.ndim >= 2 and weight.numel() >= SMALL_DEFAULT and shrinks(weight)
+    return scheme if worth else small_scheme(weight)
 
 
 def is_worth_coarsening(weight: Tensor) -> bool:

@@ -237,7 +237,7 @@ def test_rank_0_alone_calibrates_within_the_cap(recipe: Recipe, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("budget", [None, "40kB"])
-@pytest.mark.parametrize(("embedding", "as_scheme"), [("fp16", "fp16"), ("int7", "int7"), (None, "feedback:bits=8")])
+@pytest.mark.parametrize(("embedding", "as_scheme"), [("fp16", "fp16"), ("int7", "int7"), (None, "int8")])
 def test_the_embedding_is_stored_by_its_own_scheme_with_and_without_a_budget(
     recipe: Recipe, tmp_path: Path, budget: str | None, embedding: str | None, as_scheme: str
 ) -> None:
@@ -250,7 +250,7 @@ def test_the_embedding_is_stored_by_its_own_scheme_with_and_without_a_budget(
     decoded, alone = load(tmp_path / "model.birdie")["tok_emb.weight"], load(tmp_path / "alone.birdie")["x"]
     assert torch.equal(decoded, alone) == (embedding is not None or budget is None)
     stored = {tensor.name: tensor.scheme for tensor in inspect(tmp_path / "model.birdie").tensors}
-    assert stored["tok_emb.weight"] == {"fp16": "fp16", "int7": "grid", None: "trellis"}[embedding]
+    assert stored["tok_emb.weight"] == ("fp16" if embedding == "fp16" else "grid")
 
 
 def test_an_embedding_with_its_own_scheme_is_calibrated(recipe: Recipe, tmp_path: Path) -> None:

@@ -19,7 +19,14 @@ from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.small_tensors import applicable, default_scheme, is_worth_coarsening, shrinks, small_scheme
+from birdie.compress.small_tensors import (
+    applicable,
+    default_scheme,
+    in_eight_bits,
+    is_worth_coarsening,
+    shrinks,
+    small_scheme,
+)
 from birdie.compress.state import ModelState
 from birdie.errors import ConfigError
 
@@ -87,7 +94,7 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
         elif name in named:
             settled[name] = applicable(named[name], weight)
         elif not target.searched:
-            settled[name] = default_scheme(default or DEFAULT, weight)
+            settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
         elif is_worth_coarsening(weight):
             free.append(name)
         elif shrinks(weight):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from birdie.compress.rate.assignment import Assignment, assign, parse_rule
+from birdie.compress.rate.assignment import DEFAULT, Assignment, assign, parse_rule
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
@@ -36,7 +36,7 @@ def test_the_first_matching_rule_wins_and_the_rest_get_the_default() -> None:
         "steps": Lossless(),
     }
     assert assigned(STATE, dict(rules)).settled == assigned(STATE, rules).settled
-    assert assigned(STATE).settled["blocks.0.w"] == Grid()
+    assert assigned(STATE).settled["blocks.0.w"] == DEFAULT
 
 
 def test_a_default_of_lossless_or_bf16_covers_small_tensors_too() -> None:
