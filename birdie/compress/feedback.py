@@ -150,8 +150,8 @@ class TapFeedback:
         """Return it channel by channel."""
         taps = len(self.tau)
         by_channel = matrix.astype(np.float64).reshape(len(matrix), matrix.shape[1] // taps, taps)
-        own = ((by_channel @ self.covariance.taps) * by_channel).sum((1, 2))
-        return np.asarray(own + self.covariance.shared * by_channel.sum((1, 2)) ** 2)
+        same = ((by_channel @ self.covariance.taps) * by_channel).sum((1, 2))
+        return np.asarray(same + self.covariance.shared * by_channel.sum((1, 2)) ** 2)
 
     def _between(self, first: slice, second: slice) -> Matrix:
         """Return the coefficients from the columns of `first` to those of `second`, where these are later."""
@@ -159,9 +159,9 @@ class TapFeedback:
             *(divmod(np.arange(part.start, part.stop), len(self.tau)) for part in (first, second)), strict=True
         )
         gain = self.gain[first, None]
-        own = self.beta[np.ix_(*taps)] + gain * self.alpha[np.ix_(*taps)]
+        same = self.beta[np.ix_(*taps)] + gain * self.alpha[np.ix_(*taps)]
         return np.asarray(
-            -np.where(channels[0][:, None] == channels[1], own, gain * self.tau[taps[1]]), dtype=np.float32
+            -np.where(channels[0][:, None] == channels[1], same, gain * self.tau[taps[1]]), dtype=np.float32
         )
 
 
@@ -185,7 +185,7 @@ class Feedback:
 
     @property
     def feeds_columns(self) -> bool:
-        """Whether errors are fed to later columns."""
+        """Return whether errors are fed to later columns."""
         return not isinstance(self.columns, NoFeedback)
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ follows.
 
 - Convolutions: neighboring taps see nearly the same input, and inputs behind a ReLU have a mean in common, so the sum
   of a row's errors costs far more than their squares. Error feedback makes that sum small. A normalization or the next
-  layer may raise a row that is smaller than others, or drop it: so rows count by their own energy only in part (`own`).
+  layer may raise a row that is smaller than others, or drop it: so rows count by their own energy only in part (`by_row`).
   Where some rows are far larger than others, as without normalization, the typical row is the median, not the mean.
 - Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size. The hidden state has
   both signs, so there is no mean in common.
@@ -50,22 +50,22 @@ class Kind:
         importance: of a relative error of a layer of `USUAL` weights.
         size: exponent by which the weights of a layer of more elements count less: at 0 a relative error of a layer
             costs as much as it has weights, at 1 it costs the same in every layer.
-        own: how far a row counts by its own energy (1) or by that of the typical row (0).
+        by_row: how far a row counts by its own energy (1) or by that of the typical row (0).
         tap_correlation: of inputs one tap apart.
         shared: square of the inputs' mean, in variances.
     """
 
     importance: float = 1.0
     size: float = 0.0
-    own: float = 0.0
+    by_row: float = 0.0
     tap_correlation: float = 0.0
     shared: float = 0.0
 
 
 KINDS = {
-    "image": Kind(size=1.0, own=0.25, tap_correlation=0.65, shared=SHARED),
-    "sound": Kind(size=1.0, own=0.25, tap_correlation=0.4, shared=SHARED),
-    "recurrent": Kind(importance=0.5, own=1.0),
+    "image": Kind(size=1.0, by_row=0.25, tap_correlation=0.65, shared=SHARED),
+    "sound": Kind(size=1.0, by_row=0.25, tap_correlation=0.4, shared=SHARED),
+    "recurrent": Kind(importance=0.5, by_row=1.0),
     "embedding": Kind(importance=24.0),
     "matrix": Kind(),
 }
@@ -134,7 +134,7 @@ def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
     typical = float(np.median(used)) if used.size else 1.0
     energy = np.maximum(energy, _FLOOR * typical)
     importance = kind.importance * (max(weight.numel(), USUAL) / USUAL) ** (1 - kind.size) / len(rows)
-    fisher = importance / (energy**kind.own * typical ** (1 - kind.own))
+    fisher = importance / (energy**kind.by_row * typical ** (1 - kind.by_row))
     return Sensitivity(row_fisher=torch.from_numpy(fisher), taps=taps)
 
 

@@ -50,10 +50,10 @@ def test_the_kind_is_told_by_dimensions_and_of_matrices_by_the_name() -> None:
 @settings(max_examples=20, deadline=None)
 def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
     """A relative error costs the same, so a row that is larger by a factor weighs less by its square."""
-    before = prior(weights(seed))
-    after = prior({name: weight.double() * factor for name, weight in weights(seed).items()})
-    for name, sensitivity in before.items():
-        np.testing.assert_allclose(rows(after[name]) * factor**2, rows(sensitivity), rtol=1e-4)
+    plain = prior(weights(seed))
+    scaled = prior({name: weight.double() * factor for name, weight in weights(seed).items()})
+    for name, sensitivity in plain.items():
+        np.testing.assert_allclose(rows(scaled[name]) * factor**2, rows(sensitivity), rtol=1e-4)
 
 
 def test_rows_keep_their_weight_in_any_order() -> None:

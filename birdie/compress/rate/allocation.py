@@ -58,7 +58,7 @@ class Allocation:
         sensitivities: name → sensitivity, under either name of a tie; names without a tensor are ignored. Other
             matrices take the prior.
         scheme: trellis of the free matrices.
-        plain: whether matrices without calibration take a plain grid in its place, which is faster.
+        plain: whether matrices without calibration take a plain grid instead, which is faster.
         workers: threads; None uses every core.
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
