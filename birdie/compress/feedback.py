@@ -50,11 +50,11 @@ class NoFeedback:
     """Columns of inputs that do not correlate."""
 
     def within(self, part: slice) -> Matrix:
-        """Return zeros."""
+        """Return zeros for all pairs of columns."""
         return np.zeros((part.stop - part.start,) * 2, np.float32)
 
     def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
-        """Change nothing."""
+        """Leave the later columns as they are."""
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
         """Return the sum of squares."""
@@ -138,12 +138,12 @@ class TapFeedback:
     def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
         """Subtract a matrix product from the rest of the last channel, and a product of two vectors from later ones."""
         taps = len(self.tau)
-        whole = min(-(-part.stop // taps) * taps, len(left))
-        if part.stop < whole:
-            left[part.stop : whole] -= self._between(part, slice(part.stop, whole)).T @ errors
-        if whole < len(left) and self.covariance.shared:
+        end = min(-(-part.stop // taps) * taps, len(left))  # of the channel
+        if part.stop < end:
+            left[part.stop : end] -= self._between(part, slice(part.stop, end)).T @ errors
+        if end < len(left) and self.covariance.shared:
             moved = self.gain[part].astype(np.float32) @ errors
-            later = left[whole:].reshape(-1, taps, left.shape[1])
+            later = left[end:].reshape(-1, taps, left.shape[1])
             later += self.tau.astype(np.float32)[:, None] * moved
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ follows.
 
 - Convolutions: neighboring taps see nearly the same input, and inputs behind a ReLU have a mean in common, so the sum
   of a row's errors costs far more than their squares. Error feedback makes that sum small. A normalization or the next
-  layer may raise a row that is smaller than others, or drop it: so rows count by their own energy only in part (`by_row`).
+  layer may raise a row that is smaller than others, or drop it: so rows count by their energy only in part (`by_row`).
   Where some rows are far larger than others, as without normalization, the typical row is the median, not the mean.
 - Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size. The hidden state has
   both signs, so there is no mean in common.
