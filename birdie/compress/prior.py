@@ -138,6 +138,14 @@ def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
     return Sensitivity(row_fisher=torch.from_numpy(fisher), taps=taps)
 
 
+def covariance_matrix(weight: Tensor, columns: int) -> NDArray[np.float64]:
+    """Return the assumed covariance of the inputs of a weight as a matrix, (columns, columns)."""
+    taps = covariance(tuple(weight.shape), KINDS[kind_of("", weight)])
+    if taps is None or columns % len(taps.taps):
+        return np.eye(columns)
+    return np.asarray(np.kron(np.eye(columns // len(taps.taps)), taps.taps) + taps.shared)
+
+
 def covariance(shape: tuple[int, ...], kind: Kind) -> TapCovariance | None:
     """Return the assumed covariance of the inputs of a weight; None if they do not correlate."""
     kernel = shape[2:] if math.prod(shape[2:]) <= MOST_TAPS else ()

@@ -8,7 +8,7 @@ module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import refit
-from birdie.compress.calibration.sensitivity import Batch, Calibration, calibrate
+from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.feedback import FLOOR
@@ -24,6 +24,30 @@ from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
 from birdie.errors import ConfigError, WeightsError
+
+
+class HeldOut(Protocol):
+    """Measure of the distance from a module, on held-out batches, of the same module with other weights."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module from which distances are measured."""
+        ...
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        """Held-out batches, which calibration did not use."""
+        ...
+
+    @property
+    def loss(self) -> Loss:
+        """Loss that calls the module on a batch."""
+        ...
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Return the distance; 0 for the weights of the module."""
+        ...
+
 
 HELD_OUT = 5  # one batch in five is held out, taken from the end
 
@@ -41,7 +65,7 @@ class CalibrationResult:
 
     state: dict[str, Tensor]
     sensitivities: dict[str, Sensitivity]
-    held_out: HeldOutKL | None = None
+    held_out: HeldOut | None = None
     batches: Sequence[Batch] = ()
 
     @classmethod
@@ -99,7 +123,7 @@ class CalibrationResult:
         return replace(state, tensors={name: self.state[name] for name in state.tensors})
 
     def divergence(self, encoded: EncodedState) -> float:
-        """Return the mean KL(float ‖ decoded) on the held-out batches, in nats per target."""
+        """Return the distance from the float model on the held-out batches: the mean KL, in nats per target."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
         return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
@@ -144,7 +168,7 @@ class CalibrationResult:
         }
         return replace(self, sensitivities=self.sensitivities | means)
 
-    def _require_batches(self, purpose: str) -> HeldOutKL:
+    def _require_batches(self, purpose: str) -> HeldOut:
         if self.held_out is None:
             raise ConfigError(f"{purpose} needs calibration batches; give calibration=(module, batches, loss)")
         return self.held_out

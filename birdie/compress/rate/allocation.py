@@ -29,6 +29,7 @@ from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.prior import completed
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.spectral import Spectral, best_transform
 from birdie.compress.schemes.trellis import Trellis
@@ -140,6 +141,8 @@ class Allocation:
             steered = self.assignment.steered.at_scale(sigma)
             assert steered is not None
             return steered.encode(name, weight, sensitivity=self.sensitivities.get(name))
+        if weight.ndim < 2:  # the rate of a single row is too uneven for a search that counts bits
+            return Grid(sigma=sigma).encode(name, weight)
         if name in self._transforms:
             return Spectral(self._transforms[name], sigma, "none" if draft else "auto").encode(name, weight)
         scheme, exponent = self.scheme, exponent + self._unit

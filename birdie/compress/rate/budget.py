@@ -4,8 +4,8 @@ The search never sees a tensor: it proposes an exponent, which stands for the La
 (`birdie.compress.rate.allocation`), and measures the coded size of the model at it. The size is monotone in the
 exponent, about one bit per weight less an octave, so a bracket always contains the solution and bisection must end. A
 model of the entropy on a sample of the weights makes the search faster: it proposes an exponent, the real coder
-measures the size, and the difference corrects the next proposal. The KL is monotone as well, and grows by about a
-factor of four an octave.
+measures the size, and the difference corrects the next proposal; between two measured sizes around the budget it
+interpolates. The KL is monotone as well, and grows by about a factor of four an octave.
 
     sample ─► predicted bytes(exponent) ──► propose ──► encode, code, count ──► within 0.1 % under the budget?
                                                 ▲                   │
@@ -68,6 +68,7 @@ TINY = 64  # … or by this many bytes
 NEAR = 2  # lossless is tried first if its rough size is at most this many budgets
 ROUNDS = 12  # codings of the model, at most
 SAMPLE = 1 << 18  # weights of the size model
+_MARGIN = 0.05  # share of a bracket at either end in which no exponent is tried
 _FIRST = -2.0  # exponent at which a search for quality begins
 _AIM, _CLOSE = 0.99, 0.97  # shares of the quality: the KL to aim for, and the KL at which the search stops
 _NARROW = 1 / 512  # octaves of the bracket at which a search for quality stops
@@ -194,6 +195,7 @@ class _Search:
         target = self.budget - self.tolerance / 2
         over, under = self.encoder.finest, self.encoder.coarsest
         best: Fit | None = None
+        above: Fit | None = None  # at the exponent `over`; `best` is at `under`, or nearly
         proposal = model.solve(target - offset) if start is None else math.log2(start)
         for _ in range(ROUNDS):
             fit = self._code(proposal)
@@ -203,9 +205,14 @@ class _Search:
                 if self.budget - fit.bytes <= self.tolerance or proposal <= self.encoder.finest:
                     return best
             else:
-                over = proposal
+                over, above = proposal, fit
                 if proposal >= self.encoder.coarsest:
                     break
+            if best is not None and above is not None:
+                # Two real sizes around the target give the slope, which at low rates is steeper than the model's.
+                share = (above.bytes - target) / (above.bytes - best.bytes)
+                proposal = over + (under - over) * min(max(share, _MARGIN), 1 - _MARGIN)
+                continue
             # The model's error at this exponent is nearly the same at the next one: subtract it from the target.
             corrected = model.solve(target - (fit.bytes - model(proposal)))
             proposal = corrected if over < corrected < under else self._inside(over, under, corrected)
