@@ -83,12 +83,16 @@ class Sensitivity:
         row_fisher: sum of squared gradients at each output row per unit of loss (token, image), (rows,), or None.
         output: sum of g gᵀ per unit of loss, (rows, rows), whose diagonal is `row_fisher`; None if it is not kept.
         taps: assumed in place of a Hessian that was not measured.
+        samples, gradients: how many independent inputs `hessian` and output gradients `row_fisher` are the means of; 0
+            if that is unknown.
     """
 
     hessian: Tensor | None = None
     row_fisher: Tensor | None = None
     output: Tensor | None = None
     taps: TapCovariance | None = None
+    samples: float = 0.0
+    gradients: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

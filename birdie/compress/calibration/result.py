@@ -17,6 +17,7 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, calibrate
+from birdie.compress.calibration.shrinkage import shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.feedback import FLOOR
@@ -79,7 +80,7 @@ class CalibrationResult:
             sensitivities = calibrate(module, used, loss, progress=progress)
         else:
             sensitivities = probe(held_out, used, loss, progress=progress)
-        sensitivities = {name: _floored(sensitivity) for name, sensitivity in sensitivities.items()}
+        sensitivities = _settled(sensitivities, state)
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), sensitivities, held_out, used)
@@ -136,9 +137,9 @@ class CalibrationResult:
         held_out = self._require_batches("recalibration")
         module = copy.deepcopy(held_out.module).eval()
         module.load_state_dict(module.state_dict() | encoded.decode(workers))
-        quantized = calibrate(module, self.batches, held_out.loss)
+        quantized = _settled(calibrate(module, self.batches, held_out.loss), self.state)
         means = {
-            name: _mean(sensitivity, _floored(quantized[name]))
+            name: _mean(sensitivity, quantized[name])
             for name, sensitivity in self.sensitivities.items()
             if name in quantized
         }
@@ -195,6 +196,10 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             )
 
 
+def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    return {name: _floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state).items()}
+
+
 def _floored(sensitivity: Sensitivity) -> Sensitivity:
     """Return the sensitivity with a lower limit on the Fisher of rows: rows that calibration never used may be used."""
     rows, output = sensitivity.row_fisher, sensitivity.output
@@ -203,15 +208,16 @@ def _floored(sensitivity: Sensitivity) -> Sensitivity:
     floor = FLOOR * rows.mean()
     if output is not None:
         output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
-    return Sensitivity(sensitivity.hessian, rows.clamp_min(floor), output)
+    return replace(sensitivity, row_fisher=rows.clamp_min(floor), output=output)
 
 
 def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:
     def mean(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return a if a is None or b is None else (a + b) / 2
 
-    return Sensitivity(
-        mean(first.hessian, second.hessian),
-        mean(first.row_fisher, second.row_fisher),
-        mean(first.output, second.output),
+    return replace(
+        first,
+        hessian=mean(first.hessian, second.hessian),
+        row_fisher=mean(first.row_fisher, second.row_fisher),
+        output=mean(first.output, second.output),
     )

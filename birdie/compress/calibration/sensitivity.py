@@ -142,12 +142,16 @@ def _key(weight: Tensor) -> Key:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses; for look-ups Σ g² by row."""
+    """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses; for look-ups Σ g² by row.
+
+    Positions of one image are correlated inputs: `samples` counts the root of their number.
+    """
 
     inputs: Tensor | None = None
     outputs: Tensor | None = None
     looked_up: Tensor | None = None
     uses: int = 0
+    samples: float = 0.0
 
     def shapes(self) -> list[list[int] | None]:
         """Return the shapes of the three sums, None for a sum that this rank does not have."""
@@ -160,7 +164,7 @@ class _Sums:
             part if part is not None or shape is None else torch.zeros(shape, device=device)
             for part, shape in zip(local, shapes, strict=True)
         )
-        return _Sums(inputs, outputs, looked_up, self.uses)
+        return _Sums(inputs, outputs, looked_up, self.uses, self.samples)
 
 
 class _Recorder(TorchFunctionMode):
@@ -253,7 +257,14 @@ class _Recorder(TorchFunctionMode):
             if g is not None:
                 g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
                 rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
-            self._add(name, swapped.permute(1, 0, 3, 2).reshape(2 * (patches.shape[1],)), len(patches), rows)
+            examples = len(source) if source.ndim == dims + 2 else 1
+            self._add(
+                name,
+                swapped.permute(1, 0, 3, 2).reshape(2 * (patches.shape[1],)),
+                len(patches),
+                rows,
+                samples=math.sqrt(examples * len(patches)),
+            )
 
         self._on_gradient(out, add)
 
@@ -273,12 +284,13 @@ class _Recorder(TorchFunctionMode):
         out.register_hook(hook)  # type: ignore[no-untyped-call]
         self.roots.append(out)
 
-    def _add(self, name: str, inputs: Tensor, uses: int, g: Tensor | None) -> None:
+    def _add(self, name: str, inputs: Tensor, uses: int, g: Tensor | None, *, samples: float | None = None) -> None:
         """Add Σ x xᵀ over `uses` uses, and gradients g (uses, rows); grouped convolutions have fewer gradients."""
         sums = self.sums.setdefault(name, _Sums())
         inputs = _finite(name, inputs)
         sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
         sums.uses += uses
+        sums.samples += uses if samples is None else samples
         if g is not None:
             g = g.float()
             outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
@@ -352,19 +364,21 @@ def _sensitivity(sums: _Sums, units: float, world: World) -> Sensitivity:
     over columns and the sum over rows of the elements of both.
     """
     parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
-    uses = world.sum_(torch.tensor([float(sums.uses)], device=parts[0].device))[0].item()
+    counts = torch.tensor([sums.uses, sums.samples], dtype=torch.float64, device=parts[0].device)
+    uses, samples = world.sum_(counts).tolist()
     taken = iter(part.cpu() for part in parts)
     inputs = next(taken) / uses if sums.inputs is not None else None
     outputs = next(taken) / units if sums.outputs is not None else None
     looked_up = next(taken) / units if sums.looked_up is not None else None
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
     if looked_up is None or (fisher is None and inputs is not None):
-        return Sensitivity(inputs, fisher, outputs if outputs is not None and outputs.ndim == 2 else None)
+        output = outputs if outputs is not None and outputs.ndim == 2 else None
+        return Sensitivity(inputs, fisher, output, samples=samples, gradients=0 if fisher is None else units)
     if inputs is None or fisher is None:
         return Sensitivity(torch.diag(looked_up.mean(0)), looked_up.sum(1) / looked_up.mean(0).sum().clamp_min(1e-30))
     hessian = fisher.sum() * inputs + torch.diag(looked_up.sum(0))
     rows = (fisher * inputs.diagonal().sum() + looked_up.sum(1)) / hessian.diagonal().sum().clamp_min(1e-30)
-    return Sensitivity(hessian, rows)
+    return Sensitivity(hessian, rows, samples=samples)
 
 
 def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
