@@ -104,8 +104,9 @@ def _times(sensitivity: Sensitivity, factor: float) -> Sensitivity:
 def _level(sensitivity: Sensitivity) -> float:
     """Return the mean cost of a squared error of one weight."""
     fisher = 1.0 if sensitivity.row_fisher is None else float(sensitivity.row_fisher.double().mean())
-    if sensitivity.hessian is not None:
-        return fisher * float(sensitivity.hessian.diagonal().double().mean())
+    power = sensitivity.input_power()
+    if power is not None:
+        return fisher * float(power.double().mean())
     return fisher if sensitivity.taps is None else fisher * (1 + sensitivity.taps.shared)
 
 

@@ -215,9 +215,13 @@ def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:
     def mean(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return a if a is None or b is None else (a + b) / 2
 
+    blocks = first.blocks
+    if blocks is not None and second.blocks is not None:
+        blocks = replace(blocks, blocks=(blocks.blocks + second.blocks.blocks) / 2)
     return replace(
         first,
         hessian=mean(first.hessian, second.hessian),
+        blocks=blocks,
         row_fisher=mean(first.row_fisher, second.row_fisher),
         output=mean(first.output, second.output),
     )

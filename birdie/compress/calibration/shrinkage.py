@@ -20,6 +20,7 @@ from birdie.compress.prior import prior
 from birdie.compress.scheme import Sensitivity, TapCovariance
 
 ROW_SAMPLES = 4.0  # gradients that the prior of the rows is worth
+ENOUGH = 100  # samples for each dimension of which nothing is shrunk
 _LEAST = 1e-6  # smallest variance of an input, in the mean of all
 
 
@@ -36,9 +37,7 @@ def shrunk(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> d
     assumed = prior({name: weights[name] for name in known if name in weights})
     ratios = {name: _ratio(known[name].row_fisher, item.row_fisher) for name, item in assumed.items()}
     unit = float(np.median([ratio for ratio in ratios.values() if ratio > 0] or [1.0]))
-    return {
-        name: _shrunk(item, assumed[name], unit) if name in assumed else item for name, item in known.items()
-    }
+    return {name: _shrunk(item, assumed[name], unit) if name in assumed else item for name, item in known.items()}
 
 
 def _ratio(measured: Tensor | None, assumed: Tensor | None) -> float:
@@ -49,8 +48,12 @@ def _ratio(measured: Tensor | None, assumed: Tensor | None) -> float:
 
 def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivity:
     hessian, rows, output = known.hessian, known.row_fisher, known.output
+    blocks = known.blocks
     if hessian is not None and known.samples:
         hessian = shrunk_covariance(hessian, known.samples, assumed.taps)
+    if blocks is not None and known.samples:
+        parts = [shrunk_covariance(block, known.samples, assumed.taps) for block in blocks.blocks]
+        blocks = replace(blocks, blocks=torch.stack(parts))
     if rows is not None and known.gradients and assumed.row_fisher is not None:
         if output is not None:
             output = shrunk_covariance(output, known.gradients)
@@ -61,7 +64,7 @@ def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivit
             output = output * factors[:, None] * factors
             output.diagonal().copy_(mixed)
         rows = mixed
-    return replace(known, hessian=hessian, row_fisher=rows, output=output)
+    return replace(known, hessian=hessian, blocks=blocks, row_fisher=rows, output=output)
 
 
 def shrunk_covariance(measured: Tensor, samples: float, taps: TapCovariance | None = None) -> Tensor:
@@ -75,7 +78,7 @@ def shrunk_covariance(measured: Tensor, samples: float, taps: TapCovariance | No
     size = len(measured)
     variance = measured.diagonal().double()
     mean = float(variance.mean())
-    if not mean > 0 or size < 2:
+    if not mean > 0 or size < 2 or samples >= ENOUGH * size:
         return measured
     deviation = variance.clamp_min(_LEAST * mean).sqrt()
     correlation = measured.double() / deviation[:, None] / deviation
