@@ -91,7 +91,7 @@ def completed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -
         WeightsError: a weight is not finite.
     """
     assumed = prior(weights)
-    ratios = [_level(known[name]) / _level(item) for name, item in assumed.items() if name in known]
+    ratios = [level(known[name]) / level(item) for name, item in assumed.items() if name in known]
     factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     return {name: known[name] if name in known else _times(item, factor) for name, item in assumed.items()}
 
@@ -101,7 +101,7 @@ def _times(sensitivity: Sensitivity, factor: float) -> Sensitivity:
     return replace(sensitivity, row_fisher=sensitivity.row_fisher * factor)
 
 
-def _level(sensitivity: Sensitivity) -> float:
+def level(sensitivity: Sensitivity) -> float:
     """Return the mean cost of a squared error of one weight."""
     fisher = 1.0 if sensitivity.row_fisher is None else float(sensitivity.row_fisher.double().mean())
     power = sensitivity.input_power()

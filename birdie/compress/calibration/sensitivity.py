@@ -42,6 +42,7 @@ Key = tuple[int, int, tuple[int, ...]]
 MAX_COLUMNS = 3072
 MAX_OUTPUTS = 4096  # most rows of a matrix whose full output covariance is kept; beyond, its diagonal
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+SHARE = 2 / 3  # of …
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
@@ -261,7 +262,8 @@ class _Recorder(TorchFunctionMode):
             if g is not None:
                 g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
                 rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
-            self._add(name, _slices(patches), weight[0].numel(), positions, rows, math.sqrt(len(patches) * positions))
+            samples = len(patches) ** (1 - SHARE) * positions**SHARE
+            self._add(name, _slices(patches), weight[0].numel(), positions, rows, samples)
 
         self._on_gradient(out, add)
 

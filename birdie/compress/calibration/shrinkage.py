@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.compress.prior import prior
+from birdie.compress.prior import level, prior
 from birdie.compress.scheme import Sensitivity, TapCovariance
 
 ROW_SAMPLES = 4.0  # gradients that the prior of the rows is worth
@@ -35,33 +35,27 @@ def shrunk(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> d
         WeightsError: a weight is not finite.
     """
     assumed = prior({name: weights[name] for name in known if name in weights})
-    ratios = {name: _ratio(known[name].row_fisher, item.row_fisher) for name, item in assumed.items()}
-    unit = float(np.median([ratio for ratio in ratios.values() if ratio > 0] or [1.0]))
+    levels = {name: level(known[name]) / level(item) for name, item in assumed.items()}
+    unit = float(np.median([ratio for ratio in levels.values() if ratio > 0] or [1.0]))
     return {name: _shrunk(item, assumed[name], unit) if name in assumed else item for name, item in known.items()}
 
 
-def _ratio(measured: Tensor | None, assumed: Tensor | None) -> float:
-    if measured is None or assumed is None or len(measured) != len(assumed):
-        return 0.0
-    return float(measured.double().mean() / assumed.double().mean())
-
-
 def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivity:
-    hessian, rows, output = known.hessian, known.row_fisher, known.output
-    blocks = known.blocks
+    hessian, blocks, rows, output = known.hessian, known.blocks, known.row_fisher, known.output
     if hessian is not None and known.samples:
         hessian = shrunk_covariance(hessian, known.samples, assumed.taps)
     if blocks is not None and known.samples:
         parts = [shrunk_covariance(block, known.samples, assumed.taps) for block in blocks.blocks]
         blocks = replace(blocks, blocks=torch.stack(parts))
-    if rows is not None and known.gradients and assumed.row_fisher is not None:
-        if output is not None:
-            output = shrunk_covariance(output, known.gradients)
+    measured = level(replace(known, row_fisher=None))
+    if rows is not None and known.gradients and assumed.row_fisher is not None and measured > 0:
+        prior_rows = assumed.row_fisher.to(rows) * (unit * level(replace(assumed, row_fisher=None)) / measured)
         share = ROW_SAMPLES / (ROW_SAMPLES + known.gradients)
-        mixed = (1 - share) * rows + share * unit * assumed.row_fisher.to(rows)
+        mixed = (1 - share) * rows + share * prior_rows
         if output is not None:
-            factors = (mixed / rows.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1e6).sqrt()
-            output = output * factors[:, None] * factors
+            # Correlations between rows are those of the few gradients, variances the mixed ones.
+            factors = (mixed / rows.clamp_min(_LEAST * float(rows.mean()))).sqrt()
+            output = shrunk_covariance(output, known.gradients) * factors[:, None] * factors
             output.diagonal().copy_(mixed)
         rows = mixed
     return replace(known, hessian=hessian, blocks=blocks, row_fisher=rows, output=output)
