@@ -37,7 +37,7 @@ def probe(
         progress: called with the number of batches done.
 
     Raises:
-        ConfigError: the module has no matrices, or its loss uses none or hands no logits to `F.cross_entropy`.
+        ConfigError: the module has no matrices, or its loss uses none or has nothing to compare.
         DataError: there are no batches, or activations are not finite.
         WeightsError: a weight is not finite.
     """

@@ -42,7 +42,8 @@ Key = tuple[int, int, tuple[int, ...]]
 MAX_COLUMNS = 3072
 MAX_OUTPUTS = 4096  # most rows of a matrix whose full output covariance is kept; beyond, its diagonal
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
-SHARE = 2 / 3  # of …
+# A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
+_SPREAD = 2 / 3
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
@@ -150,7 +151,7 @@ class _Sums:
     """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses; for look-ups Σ g² by row.
 
     Inputs are (blocks, size, size), with the channels of a block fastest and the taps of its kernel slowest.
-    Positions of one image are correlated inputs: `samples` counts the root of their number.
+    `samples` counts independent inputs, `examples` independent gradients: rows of inputs, images of a convolution.
     """
 
     inputs: Tensor | None = None
@@ -158,6 +159,7 @@ class _Sums:
     looked_up: Tensor | None = None
     uses: int = 0
     samples: float = 0.0
+    examples: float = 0.0
 
     def shapes(self) -> list[list[int] | None]:
         """Return the shapes of the three sums, None for a sum that this rank does not have."""
@@ -170,7 +172,7 @@ class _Sums:
             part if part is not None or shape is None else torch.zeros(shape, device=device)
             for part, shape in zip(local, shapes, strict=True)
         )
-        return _Sums(inputs, outputs, looked_up, self.uses, self.samples)
+        return _Sums(inputs, outputs, looked_up, self.uses, self.samples, self.examples)
 
 
 class _Recorder(TorchFunctionMode):
@@ -262,8 +264,7 @@ class _Recorder(TorchFunctionMode):
             if g is not None:
                 g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
                 rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
-            samples = len(patches) ** (1 - SHARE) * positions**SHARE
-            self._add(name, _slices(patches), weight[0].numel(), positions, rows, samples)
+            self._add(name, _slices(patches), weight[0].numel(), positions, rows, examples=len(patches))
 
         self._on_gradient(out, add)
 
@@ -290,7 +291,7 @@ class _Recorder(TorchFunctionMode):
         columns: int,
         uses: int,
         g: Tensor | None,
-        samples: float | None = None,
+        examples: int | None = None,
     ) -> None:
         """Add Σ x xᵀ of slices of the inputs (…, taps …, channels), and gradients g (uses, rows).
 
@@ -307,7 +308,9 @@ class _Recorder(TorchFunctionMode):
                 total.addmm_(matrix.T, matrix)
         _finite(name, sums.inputs)
         sums.uses += uses
-        sums.samples += uses if samples is None else samples
+        examples = uses if examples is None else examples
+        sums.samples += examples ** (1 - _SPREAD) * uses**_SPREAD
+        sums.examples += examples
         if g is not None:
             g = g.float()
             outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
@@ -385,8 +388,8 @@ def _sensitivity(sums: _Sums, taps: int, units: float, world: World) -> Sensitiv
     over columns and the sum over rows of the elements of both.
     """
     parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
-    counts = torch.tensor([sums.uses, sums.samples], dtype=torch.float64, device=parts[0].device)
-    uses, samples = world.sum_(counts).tolist()
+    counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device=parts[0].device)
+    uses, samples, examples = world.sum_(counts).tolist()
     taken = iter(part.cpu() for part in parts)
     inputs = _by_channel(next(taken), taps) / uses if sums.inputs is not None else None
     outputs = next(taken) / units if sums.outputs is not None else None
@@ -394,7 +397,7 @@ def _sensitivity(sums: _Sums, taps: int, units: float, world: World) -> Sensitiv
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
     if looked_up is None or (fisher is None and inputs is not None):
         output = outputs if outputs is not None and outputs.ndim == 2 else None
-        known = Sensitivity(row_fisher=fisher, output=output, samples=samples, gradients=0 if fisher is None else units)
+        known = Sensitivity(row_fisher=fisher, output=output, samples=samples, gradients=examples)
         return known if inputs is None else _with_inputs(known, inputs)
     if inputs is None or fisher is None:
         return Sensitivity(torch.diag(looked_up.mean(0)), looked_up.sum(1) / looked_up.mean(0).sum().clamp_min(1e-30))
