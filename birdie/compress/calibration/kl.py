@@ -68,10 +68,6 @@ _COMPARED: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
 @dataclass(frozen=True, slots=True)
 class Predictions:
     """Predictions of a module for one batch.
@@ -280,9 +276,8 @@ class _PredictionRecorder(TorchFunctionMode):
         if func is F.nll_loss:
             self._record(*args, **kwargs)
         elif func in _COMPARED:
-            names = _COMPARED[func]
-            given = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
-            self.values += [value for value in given if _is_float(value)]
+            values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_COMPARED[func])]
+            self.values += [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
         elif func in _PROBABILITIES:
             input = args[0] if args else kwargs[next(name for name in _FIRST if name in kwargs)]
             logits = _PROBABILITIES[func](input)

@@ -3,6 +3,9 @@
 module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
                        │                               ├─► symmetries ─► sorted tensors, sensitivities to match
                        └─► held-out batches ─► KL(float ‖ decoded) of any encoding
+
+Sensitivities from few data are shrunk towards the prior (`birdie.compress.calibration.shrinkage`). For losses without
+probabilities a relative error takes the place of the KL (`birdie.compress.calibration.kl`).
 """
 
 import copy
@@ -59,7 +62,7 @@ class CalibrationResult:
 
         Args:
             state: tensors to compress, under the names of the module's state dict.
-            calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
+            calibration: the module, batches, and loss: (module, batch) → any differentiable number.
             symmetries: whether units may be permuted.
             gradients: False to differentiate nothing (`probe`): faster, and files are larger.
             progress: called with the number of batches done.
@@ -100,7 +103,7 @@ class CalibrationResult:
         return replace(state, tensors={name: self.state[name] for name in state.tensors})
 
     def divergence(self, encoded: EncodedState) -> float:
-        """Return the mean KL(float ‖ decoded) on the held-out batches, in nats per target."""
+        """Return the mean KL(float ‖ decoded) on the held-out batches, or the relative error: see `HeldOutKL`."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
         return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
@@ -183,7 +186,7 @@ def require_triple(calibration: Any) -> None:
         and isinstance(calibration[1], Iterable)
         and callable(calibration[2])
     ):
-        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return summed nats")
+        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return one number")
 
 
 def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -197,6 +200,7 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
     return {name: _floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state).items()}
 
 

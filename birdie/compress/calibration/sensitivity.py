@@ -12,7 +12,10 @@ Weights are identified by their memory (storage, offset, shape) at `F.linear`, c
 several matrices, tied heads and functional calls are covered; a matrix multiplied by `@` is not. At `F.cross_entropy`
 labels are not used. A random vector is propagated back whose covariance is the curvature of the KL at these logits
 (each class with the root of its probability and a random sign). This is the true Fisher information, not the empirical
-one, which vanishes for labels that a network has memorized.
+one, which vanishes for labels that a network has memorized. Other losses are differentiated as they are.
+
+Inputs of convolutions are unfolded in slices. A Hessian of more than `MAX_COLUMNS` columns is kept in blocks on its
+diagonal, of neighboring channels, so that memory and time are bounded.
 """
 
 import json
@@ -64,7 +67,8 @@ def calibrate(
     Args:
         module: neither trained nor changed; its `named_matrices()`, if it has any, name views of banks.
         batches: arguments of `loss`, one at a time; tens of thousands of tokens, or thousands of images.
-        loss: (module, batch) → summed nats by `F.cross_entropy` (any reduction), or any differentiable scalar.
+        loss: (module, batch) → summed nats by `F.cross_entropy` (any reduction), or any differentiable scalar, whose
+            gradients are squared as they are.
         seed: of the random signs.
         temperature: logits are divided by it first. Above 1, unlikely classes count more if the network is certain.
         gradients: False for forward passes only: input Hessians, and how often rows are looked up.
@@ -306,7 +310,8 @@ class _Recorder(TorchFunctionMode):
             for total, block in zip(sums.inputs, part.chunk(count, -1), strict=True):
                 matrix = block.reshape(-1, size)
                 total.addmm_(matrix.T, matrix)
-        _finite(name, sums.inputs)
+        if sums.inputs is not None:
+            _finite(name, sums.inputs)
         sums.uses += uses
         examples = uses if examples is None else examples
         sums.samples += examples ** (1 - _SPREAD) * uses**_SPREAD
@@ -476,11 +481,11 @@ def _slices(patches: Tensor) -> Iterator[Tensor]:
     per_example = patches[:1].numel()
     count = _SLICE // max(per_example, 1)
     if count:
-        yield from patches.split(count)
+        yield from torch.split(patches, count)
         return
     height = max(1, _SLICE * patches.shape[2] // per_example)
-    for example in patches.split(1):
-        yield from example.split(height, 2)
+    for example in torch.split(patches, 1):
+        yield from torch.split(example, height, 2)
 
 
 def _block_count(columns: int, channels: int) -> int:

@@ -170,7 +170,7 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
 @pytest.mark.parametrize("case", range(len(CONVOLUTIONS)))
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_slices_of_the_unfolded_inputs_add_up(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several examples, and of a few positions of one."""
+    """Slices hold several examples, or a few positions of one."""
     module, shape = CONVOLUTIONS[case]
     batch = seeded(*shape), seeded(*module(seeded(*shape)).shape, seed=1)
     expected = calibrate(module, [batch], project)["weight"].hessian
