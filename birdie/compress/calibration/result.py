@@ -5,7 +5,7 @@ module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
                        └─► held-out batches ─► KL(float ‖ decoded) of any encoding
 
 Sensitivities from few data are shrunk towards the prior (`birdie.compress.calibration.shrinkage`). For losses without
-probabilities a relative error takes the place of the KL (`birdie.compress.calibration.kl`).
+probabilities a relative error is measured instead of the KL (`birdie.compress.calibration.kl`).
 """
 
 import copy
