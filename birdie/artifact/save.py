@@ -66,12 +66,16 @@ def save(
         budget: bytes the file may have; the precision of tensors without a rule is chosen so that the file lands just
             under it.
         bits: the same budget as bits per weight, everything included.
-        quality: largest mean KL from the float model's predictions, in nats per target (token, image); needs
-            calibration, and is measured on batches held out from it.
+        quality: largest mean difference from the float model, measured on batches held out from calibration, which it
+            needs. Losses of probabilities (cross-entropy, NLL, binary cross-entropy): the KL in nats per target (token,
+            image, element). Losses of values (squared, absolute, Huber, margin): relative squared error of the
+            predictions, Σ ‖decoded − float‖² / Σ ‖float − mean‖². Losses that call no function of
+            `torch.nn.functional`: relative difference of the loss.
         coder: "max" for the smallest file, "fast" for the least time.
         calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
-            thousands of images in batches, and loss(module, batch) → summed nats by `F.cross_entropy`. Quantization
-            scales then follow the sensitivity of the loss. Or a `CalibrationResult`, for several files from one
+            thousands of images in batches, and loss(module, batch) → any differentiable number; at `F.cross_entropy`
+            labels are not used. Quantization scales then follow the sensitivity of the loss; from few data they are
+            combined with what the kinds of weights let expect. Or a `CalibrationResult`, for several files from one
             calibration. Or "synthetic": inputs are made up for the module, random tokens for a language model, noise
             for an image network; this and no calibration are compared on made-up inputs kept apart.
         example_inputs: inputs to calibrate a module on, by its outputs alone: a tensor, a tuple of arguments, a dict of

@@ -7,6 +7,7 @@ plane algorithm for the lattice of grid points under the norm of H, columns in t
 2025, arXiv 2507.18553). The same holds for rows under G; feedback on both sides: Tseng et al. 2025, arXiv 2505.22988.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,6 +88,43 @@ class DenseFeedback:
         unit, ordered = (torch.from_numpy(part.T.astype(np.float64)) for part in (self.coefficients, matrix))
         parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
         return np.asarray((parts**2 * self.pivots[:, None]).sum(0))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFeedback:
+    """Feedback within blocks of columns, one block after the other; between blocks the inputs do not correlate."""
+
+    blocks: tuple[DenseFeedback, ...]
+
+    def within(self, part: slice) -> Matrix:
+        """Return the coefficients of each block that begins or goes on in `part`, zeros between blocks."""
+        out = np.zeros((part.stop - part.start,) * 2, np.float32)
+        for block, _, local, inside in self._parts(part):
+            out[inside, inside] = block.within(local)
+        return out
+
+    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
+        """Subtract one matrix product in each block."""
+        for block, columns, local, inside in self._parts(part):
+            block.apply(left[columns], local, errors[inside])
+
+    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
+        """Return the sum over the blocks."""
+        total = np.zeros(len(matrix))
+        for block, columns, _, _ in self._parts(slice(0, matrix.shape[1])):
+            total += block.energy(matrix[:, columns])
+        return total
+
+    def _parts(self, part: slice) -> Iterator[tuple[DenseFeedback, slice, slice, slice]]:
+        """Yield (block, its columns, those of `part` within the block, the same within `part`)."""
+        start = 0
+        for block in self.blocks:
+            stop = start + len(block.pivots)
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last:
+                local, inside = slice(first - start, last - start), slice(first - part.start, last - part.start)
+                yield block, slice(start, stop), local, inside
+            start = stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +247,16 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     row_factors, row_weight = np.zeros((0, 0), np.float32), np.ones(rows)
     known = Sensitivity() if sensitivity is None else sensitivity
     if known.hessian is not None:
-        matrix = _checked(known.hessian.double().numpy(), (columns, columns), "Hessian")
-        # Columns with the largest inputs first: their errors still find many columns that can compensate them.
-        order = np.argsort(-matrix.diagonal(), kind="stable")
-        lower = _inverse_root(matrix[np.ix_(order, order)], INPUT_DAMPING)
-        # GPTQ's update: with H⁻¹ = L Lᵀ, column k > j moves by the error of j times L[k, j] / L[j, j], and the weight
-        # that remains on column j is the pivot 1 / L[j, j]².
-        pivots = lower.diagonal() ** -2.0
-        by_column = DenseFeedback((lower / lower.diagonal()).T.astype(np.float32), pivots)
-        column_weight[order] = pivots
+        by_column, order = _dense(_checked(known.hessian.double().numpy(), (columns, columns), "Hessian"))
+        column_weight[order] = by_column.pivots
+    elif known.blocks is not None:
+        _checked(known.blocks.diagonal().double().numpy(), (columns,), "Hessian's diagonal")
+        parts = [_dense(_checked(block.double().numpy(), block.shape, "Hessian")) for block in known.blocks.blocks]
+        order = np.concatenate(
+            [members.numpy()[part] for members, (_, part) in zip(known.blocks.columns, parts, strict=True)]
+        )
+        by_column = BlockFeedback(tuple(block for block, _ in parts))
+        column_weight[order] = np.concatenate([block.pivots for block, _ in parts])
     elif known.taps is not None:
         by_column, column_weight = TapFeedback.of(known.taps, columns)
     if known.row_fisher is not None:
@@ -229,6 +268,18 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
         matrix = _checked(known.output.double().numpy(), (rows, rows), "output covariance")
         row_factors, row_weight = _blocks(_inverse_root(matrix, OUTPUT_DAMPING))
     return Feedback(order, by_column, row_factors, column_weight, row_weight)
+
+
+def _dense(matrix: NDArray[np.float64]) -> tuple[DenseFeedback, NDArray[np.int64]]:
+    """Return the feedback by a Hessian, and the order of its columns.
+
+    Columns with the largest inputs are first: their errors still find many columns that can compensate them.
+    """
+    order = np.argsort(-matrix.diagonal(), kind="stable")
+    lower = _inverse_root(matrix[np.ix_(order, order)], INPUT_DAMPING)
+    # GPTQ's update: with H⁻¹ = L Lᵀ, column k > j moves by the error of j times L[k, j] / L[j, j], and the weight that
+    # remains on column j is the pivot 1 / L[j, j]².
+    return DenseFeedback((lower / lower.diagonal()).T.astype(np.float32), lower.diagonal() ** -2.0), order
 
 
 def _checked(values: NDArray[np.float64], shape: tuple[int, ...], kind: str) -> NDArray[np.float64]:

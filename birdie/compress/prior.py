@@ -91,7 +91,7 @@ def completed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -
         WeightsError: a weight is not finite.
     """
     assumed = prior(weights)
-    ratios = [_level(known[name]) / _level(item) for name, item in assumed.items() if name in known]
+    ratios = [level(known[name]) / level(item) for name, item in assumed.items() if name in known]
     factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     return {name: known[name] if name in known else _times(item, factor) for name, item in assumed.items()}
 
@@ -101,11 +101,12 @@ def _times(sensitivity: Sensitivity, factor: float) -> Sensitivity:
     return replace(sensitivity, row_fisher=sensitivity.row_fisher * factor)
 
 
-def _level(sensitivity: Sensitivity) -> float:
+def level(sensitivity: Sensitivity) -> float:
     """Return the mean cost of a squared error of one weight."""
     fisher = 1.0 if sensitivity.row_fisher is None else float(sensitivity.row_fisher.double().mean())
-    if sensitivity.hessian is not None:
-        return fisher * float(sensitivity.hessian.diagonal().double().mean())
+    power = sensitivity.input_power()
+    if power is not None:
+        return fisher * float(power.double().mean())
     return fisher if sensitivity.taps is None else fisher * (1 + sensitivity.taps.shared)
 
 
@@ -136,14 +137,6 @@ def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
     importance = kind.importance * (max(weight.numel(), USUAL) / USUAL) ** (1 - kind.size) / len(rows)
     fisher = importance / (energy**kind.by_row * typical ** (1 - kind.by_row))
     return Sensitivity(row_fisher=torch.from_numpy(fisher), taps=taps)
-
-
-def covariance_matrix(weight: Tensor, columns: int) -> NDArray[np.float64]:
-    """Return the assumed covariance of the inputs of a weight as a matrix, (columns, columns)."""
-    taps = covariance(tuple(weight.shape), KINDS[kind_of("", weight)])
-    if taps is None or columns % len(taps.taps):
-        return np.eye(columns)
-    return np.asarray(np.kron(np.eye(columns // len(taps.taps)), taps.taps) + taps.shared)
 
 
 def covariance(shape: tuple[int, ...], kind: Kind) -> TapCovariance | None:

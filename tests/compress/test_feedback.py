@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from birdie.compress.feedback import BLOCK, FLOOR, INPUT_DAMPING, OUTPUT_DAMPING, feedback
-from birdie.compress.scheme import Sensitivity, TapCovariance
+from birdie.compress.feedback import BLOCK, FLOOR, INPUT_DAMPING, OUTPUT_DAMPING, Feedback, feedback
+from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
 from birdie.errors import WeightsError
 
 Matrix = NDArray[np.float64]
@@ -71,6 +71,48 @@ def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
         by_taps.columns.apply(left, part, errors)
         by_matrix.columns.apply(moved, part, errors)
         np.testing.assert_allclose(left, moved, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(blocks=st.integers(1, 4), size=st.integers(1, 6), part=st.integers(1, 20), seed=st.integers(0, 10_000))
+def test_blocks_feed_back_as_the_matrix_with_these_blocks(blocks: int, size: int, part: int, seed: int) -> None:
+    columns, rng = blocks * size, np.random.default_rng(seed)
+    matrices = [covariance(size, seed + block) for block in range(blocks)]
+    matrices = [matrix / matrix.diagonal().mean() for matrix in matrices]  # the same damping
+    members = rng.permutation(columns).reshape(blocks, size)
+    dense = np.zeros((columns, columns))
+    for index, matrix in zip(members, matrices, strict=True):
+        dense[np.ix_(index, index)] = matrix
+    by_block = feedback(
+        Sensitivity(blocks=BlockDiagonal(torch.from_numpy(members), torch.from_numpy(np.stack(matrices)))), 3, columns
+    )
+    by_matrix = feedback(known(dense), 3, columns)
+    assert sorted(by_block.order.tolist()) == list(range(columns))
+    np.testing.assert_allclose(by_block.column_weight, by_matrix.column_weight, rtol=1e-6)
+    weight = rng.normal(size=(3, columns)).astype(np.float32)
+    np.testing.assert_allclose(by_block.energy(weight), by_matrix.energy(weight), rtol=1e-4)
+
+    def complete(item: Feedback) -> Matrix:
+        """Return all coefficients in the order of the columns of the matrix."""
+        out = np.zeros((columns, columns))
+        for start in range(0, columns, part):
+            inside = slice(start, min(start + part, columns))
+            count = inside.stop - start
+            later = np.zeros((columns, count), np.float32)
+            item.columns.apply(later, inside, np.eye(count, dtype=np.float32))
+            out[np.ix_(item.order[inside], item.order)] -= later.T
+            out[np.ix_(item.order[inside], item.order[inside])] += np.triu(item.columns.within(inside), 1)
+        return out
+
+    np.testing.assert_allclose(complete(by_block), complete(by_matrix), atol=1e-5)
+
+
+def test_blocks_of_another_matrix_are_refused() -> None:
+    blocks = BlockDiagonal(torch.arange(6).view(2, 3), torch.eye(3).expand(2, 3, 3))
+    with pytest.raises(WeightsError, match="Hessian"):
+        feedback(Sensitivity(blocks=blocks), 3, 8)
+    with pytest.raises(WeightsError, match="Hessian"):
+        feedback(Sensitivity(blocks=BlockDiagonal(blocks.columns, blocks.blocks * float("nan"))), 3, 6)
 
 
 @settings(max_examples=30, deadline=None)

@@ -5,8 +5,9 @@
        └────► decoded module ─► logits ─┘
 
 Quantization shifts means and variances of activations; norms, gains and biases can compensate much of that without any
-additional byte. Logits are recorded where the loss passes them to `F.cross_entropy`; labels are not used. The KL on
-held-out batches is measured with the values that the file will hold: rounded, then decoded.
+additional byte. Logits are recorded where the loss passes them to `F.cross_entropy`; labels are not used. For losses
+that compare no probabilities the difference is that of `birdie.compress.calibration.kl`. The KL on held-out batches is
+measured with the values that the file will hold: rounded, then decoded.
 
 Source: distillation to the float model after quantization as in ZeroQuant (Yao et al. 2022, arXiv 2206.01861), here
 only for the tensors that are not quantized, because LoftQ-like corrections would cost bytes.
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import HeldOutKL, predictions, summed_kl
+from birdie.compress.calibration.kl import HeldOutKL, difference, predictions
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
 from birdie.compress.schemes.cast import Cast
@@ -56,7 +57,8 @@ def refit(
         decoded_state: state that the file decodes to, with every tensor of the module's state.
         names: of float tensors that are not quantized; those without a gradient (running means) stay as they are.
         batches: arguments of `loss`, two at least; a fifth of them, drawn by `seed`, is held out.
-        loss: (module, batch) → anything, computed with `F.cross_entropy`.
+        loss: (module, batch) → anything, computed with a function that `birdie.compress.calibration.kl` knows, or a
+            single number.
         steps: number of Adam steps, one batch each, with a cosine schedule to zero; 0 only rounds.
         lr: initial learning rate, in root mean squares of each tensor.
         stored: (name, tensor) → the tensor as the file will hold it.
@@ -66,7 +68,7 @@ def refit(
         name → tensor of the same shape and dtype, on the CPU, rounded by `stored` if it was tuned.
 
     Raises:
-        ConfigError: a name is unknown or not a float tensor, the loss uses no `F.cross_entropy`, or settings are out of
+        ConfigError: a name is unknown or not a float tensor, the loss has nothing to compare, or settings are out of
             range.
         DataError: there are fewer than two batches, or logits are not finite.
     """
@@ -150,10 +152,12 @@ def _tuning(
         with torch.no_grad():
             expected = predictions(teacher, batch, loss)
         with torch.enable_grad():
-            nats, count = summed_kl(expected, predictions(student, batch, loss))
-            if not nats.requires_grad:
+            mean = difference(expected, predictions(student, batch, loss)).mean()
+            if mean is None:
+                continue  # all targets of this batch are ignored
+            if not mean.requires_grad:
                 return  # the loss does not depend on any of these tensors
-            gradients = torch.autograd.grad(nats / max(count, 1), distinct, allow_unused=True)
+            gradients = torch.autograd.grad(mean, distinct, allow_unused=True)
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None):
             return  # the tuning diverged; the best tensors so far remain
         for weight, gradient in zip(distinct, gradients, strict=True):

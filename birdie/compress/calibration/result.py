@@ -3,6 +3,9 @@
 module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
                        │                               ├─► symmetries ─► sorted tensors, sensitivities to match
                        └─► held-out batches ─► KL(float ‖ decoded) of any encoding
+
+Sensitivities from few data are shrunk towards the prior (`birdie.compress.calibration.shrinkage`). For losses without
+probabilities a relative error is measured instead of the KL (`birdie.compress.calibration.kl`).
 """
 
 import copy
@@ -17,6 +20,7 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate
+from birdie.compress.calibration.shrinkage import shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.feedback import FLOOR
@@ -82,7 +86,7 @@ class CalibrationResult:
 
         Args:
             state: tensors to compress, under the names of the module's state dict.
-            calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
+            calibration: the module, batches, and loss: (module, batch) → any differentiable number.
             symmetries: whether units may be permuted.
             gradients: False to differentiate nothing (`probe`): faster, and files are larger.
             progress: called with the number of batches done.
@@ -103,7 +107,7 @@ class CalibrationResult:
             sensitivities = calibrate(module, used, loss, progress=progress)
         else:
             sensitivities = probe(held_out, used, loss, progress=progress)
-        sensitivities = {name: _floored(sensitivity) for name, sensitivity in sensitivities.items()}
+        sensitivities = _settled(sensitivities, state)
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), sensitivities, held_out, used)
@@ -123,7 +127,7 @@ class CalibrationResult:
         return replace(state, tensors={name: self.state[name] for name in state.tensors})
 
     def divergence(self, encoded: EncodedState) -> float:
-        """Return the distance from the float model on the held-out batches: the mean KL, in nats per target."""
+        """Return the mean KL(float ‖ decoded) on the held-out batches, or the relative error: see `HeldOutKL`."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
         return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
@@ -160,9 +164,9 @@ class CalibrationResult:
         held_out = self._require_batches("recalibration")
         module = copy.deepcopy(held_out.module).eval()
         module.load_state_dict(module.state_dict() | encoded.decode(workers))
-        quantized = calibrate(module, self.batches, held_out.loss)
+        quantized = _settled(calibrate(module, self.batches, held_out.loss), self.state)
         means = {
-            name: _mean(sensitivity, _floored(quantized[name]))
+            name: _mean(sensitivity, quantized[name])
             for name, sensitivity in self.sensitivities.items()
             if name in quantized
         }
@@ -206,7 +210,7 @@ def require_triple(calibration: Any) -> None:
         and isinstance(calibration[1], Iterable)
         and callable(calibration[2])
     ):
-        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return summed nats")
+        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return one number")
 
 
 def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -219,6 +223,11 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             )
 
 
+def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
+    return {name: _floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state).items()}
+
+
 def _floored(sensitivity: Sensitivity) -> Sensitivity:
     """Return the sensitivity with a lower limit on the Fisher of rows: rows that calibration never used may be used."""
     rows, output = sensitivity.row_fisher, sensitivity.output
@@ -227,15 +236,20 @@ def _floored(sensitivity: Sensitivity) -> Sensitivity:
     floor = FLOOR * rows.mean()
     if output is not None:
         output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
-    return Sensitivity(sensitivity.hessian, rows.clamp_min(floor), output)
+    return replace(sensitivity, row_fisher=rows.clamp_min(floor), output=output)
 
 
 def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:
     def mean(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return a if a is None or b is None else (a + b) / 2
 
-    return Sensitivity(
-        mean(first.hessian, second.hessian),
-        mean(first.row_fisher, second.row_fisher),
-        mean(first.output, second.output),
+    blocks = first.blocks
+    if blocks is not None and second.blocks is not None:
+        blocks = replace(blocks, blocks=(blocks.blocks + second.blocks.blocks) / 2)
+    return replace(
+        first,
+        hessian=mean(first.hessian, second.hessian),
+        blocks=blocks,
+        row_fisher=mean(first.row_fisher, second.row_fisher),
+        output=mean(first.output, second.output),
     )

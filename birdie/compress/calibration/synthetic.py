@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Calibration, Loss
-from birdie.compress.prior import covariance_matrix
+from birdie.compress.prior import prior
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
@@ -313,7 +314,9 @@ def _with_statistics(module: nn.Module, images: Tensor) -> Tensor:
 def _shrunk(sensitivity: Sensitivity, weight: Tensor | None) -> Sensitivity:
     if sensitivity.hessian is None or weight is None:
         return sensitivity
-    assumed = torch.from_numpy(covariance_matrix(weight, len(sensitivity.hessian))).to(sensitivity.hessian)
+    size, taps = len(sensitivity.hessian), prior({"": weight})[""].taps
+    dense = np.eye(size) if taps is None or size % len(taps.taps) else taps.dense(size)
+    assumed = torch.from_numpy(dense).to(sensitivity.hessian)
     level = sensitivity.hessian.diagonal().mean() / assumed.diagonal().mean()
     mixed = torch.lerp(sensitivity.hessian, assumed * level, SHRINKAGE)
     return replace(sensitivity, hessian=mixed)

@@ -31,7 +31,7 @@ from birdie.errors import BudgetError, ConfigError
 Size = Callable[[EncodedState], int]
 """Bytes of the file that holds these tensors."""
 Divergence = Callable[[EncodedState], float]
-"""Mean KL of these tensors from the float model, in nats per target."""
+"""Mean KL of these tensors from the float model, in nats per target, or a relative error (calibration/kl.py)."""
 
 
 class Encoder(Protocol):
@@ -129,7 +129,7 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
 
 
 def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Divergence) -> Fit:
-    """Choose the coarsest exponent that costs at most `quality` nats of KL.
+    """Choose the coarsest exponent that costs at most `quality`, in nats of KL or whatever `divergence` measures.
 
     Args:
         encoder: of the model.
@@ -142,7 +142,7 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
         ConfigError: the quality is not positive.
     """
     if not 0 < quality < math.inf:
-        raise ConfigError(f"quality {quality} is not a positive number of nats")
+        raise ConfigError(f"quality {quality} is not a positive number")
     finest, coarsest = encoder.finest, encoder.coarsest
     best: tuple[float, float, EncodedState] | None = None
     exponent, rounds = _FIRST, 0
@@ -166,7 +166,7 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
             break
     if best is None:
         raise BudgetError(
-            f"a quality of {quality} nats cannot be met: with the finest scales the model still costs {nats:.6g}; "
+            f"a quality of {quality} cannot be met: with the finest scales the difference is still {nats:.6g}; "
             "allow more, or pin fewer tensors to coarse schemes"
         )
     exponent, nats, encoded = best
