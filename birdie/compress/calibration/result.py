@@ -244,7 +244,8 @@ def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:
         return a if a is None or b is None else (a + b) / 2
 
     blocks = first.blocks
-    if blocks is not None and second.blocks is not None:
+    # Sorted units may have moved channels between blocks; correlations across blocks are not known.
+    if blocks is not None and second.blocks is not None and torch.equal(blocks.columns, second.blocks.columns):
         blocks = replace(blocks, blocks=(blocks.blocks + second.blocks.blocks) / 2)
     return replace(
         first,

@@ -301,6 +301,18 @@ def test_a_loss_of_no_single_number_has_no_quality(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_wide_layers_in_blocks_keep_most_of_the_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = network(), batches(20)
+    fresh, results = batches(4, seed=5), []
+    for columns in (0, 32, 128):
+        monkeypatch.setattr("birdie.compress.calibration.sensitivity.MAX_COLUMNS", columns)
+        calibration = (model, data, loss) if columns else None
+        birdie.save(model, tmp_path / "x", bits=3, calibration=calibration, recalibrate=bool(columns))
+        results.append(measured(model, tmp_path / "x", fresh))
+    none, blocks, dense = results
+    assert dense < blocks < 0.7 * none
+
+
 def test_two_examples_are_no_worse_than_none(tmp_path: Path) -> None:
     """A Hessian of two examples has 62 directions without any weight, which other data have."""
     model, none, few = network(), tmp_path / "none.birdie", tmp_path / "few.birdie"
