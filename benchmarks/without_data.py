@@ -23,11 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import lossy_rivals
-from benchmarks.bench_model import bench_model
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
 from benchmarks.curves import bytes_at
 from benchmarks.lossy_rivals import LossyCoder
-from benchmarks.quality import Subject, gpt_subject, resnet_subject
+from benchmarks.quality import SEQ_LEN, SUBJECTS, Amounts, Folders, load_subject
 from benchmarks.shared_data import shared_data
 from benchmarks.silero import load_silero
 from birdie.artifact.load import load
@@ -36,6 +35,7 @@ from birdie.artifact.save import save
 BITS, GROUPS = (8, 6, 5, 4, 3), (128, 64, 32)
 BELOW = 4  # further budgets below int3's bytes, so that the curve reaches the error of int3
 IMAGES, TOKENS = 2000, 65_536
+NETWORKS = (*SUBJECTS, "silero")
 Row = dict[str, Any]
 State = Mapping[str, Tensor]
 
@@ -62,33 +62,17 @@ def naive_coders() -> list[LossyCoder]:
     return [*by_row, *(lossy_rivals.naive(4, group) for group in GROUPS)]
 
 
-def networks(data: Path, runs: Path) -> dict[str, Callable[[], Network]]:
-    """Return name → constructor of every network."""
-    golf, resnets = data / "weights" / "parameter_golf", data / "weights" / "resnet_cifar10"
-    cache = runs / "rd-cache" / "cifar10.npz"
+def network(name: str, folders: Folders) -> Network:
+    """Return one of `NETWORKS`."""
+    if name == "silero":
+        return _silero(folders.data)
+    known = load_subject(name, folders, Amounts(TOKENS, IMAGES, calibration_tokens=SEQ_LEN))
 
-    def image(name: str, file: str) -> Callable[[], Network]:
-        return lambda: _of_subject(name, resnet_subject(resnets / file, data, cache, count=IMAGES))
-
-    def text(name: str, weights: Callable[[], Path]) -> Callable[[], Network]:
-        return lambda: _of_subject(name, gpt_subject(name, weights(), data, tokens=TOKENS, calibration_tokens=512))
-
-    return {
-        "resnet20": image("resnet20", "resnet20-12fca82f.th"),
-        "resnet32": image("resnet32", "resnet32-d509ac18.th"),
-        "silero": lambda: _silero(data),
-        "bench": text("bench", lambda: bench_model(runs, data, train=False)),
-        "g128": text("g128", lambda: golf / "nolanvild_128d_fp32.pt"),
-        "samtruss": text("samtruss", lambda: golf / "samtruss_7L384_valbpb1.99.int8.ptz"),
-    }
-
-
-def _of_subject(name: str, subject: Subject) -> Network:
     def measure(state: State) -> tuple[float, float]:
-        quality = subject.measure(state)
+        quality = known.measure(state)
         return quality.kl, quality.agreement
 
-    return Network(name, subject.module, subject.state, measure)
+    return Network(name, known.module, known.state, measure)
 
 
 def _silero(data: Path) -> Network:
@@ -170,9 +154,8 @@ def summary(naive: list[Row], birdie: list[Row]) -> Row:
 
 def main() -> None:
     """Measure and print the tables."""
-    names = ("resnet20", "resnet32", "silero", "bench", "g128", "samtruss")
     parser = command_parser(__doc__)
-    parser.add_argument("--subjects", type=comma_separated(one_of(names, "network")), default=list(names))
+    parser.add_argument("--subjects", type=comma_separated(one_of(NETWORKS, "network")), default=list(NETWORKS))
     parser.add_argument("--budgets", type=int, default=20, help="from int3's bytes to int8's (default: 20)")
     parser.add_argument("--inputs", choices=("none", "synthetic"), default="none", help="what birdie gets besides")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached images")
@@ -181,11 +164,11 @@ def main() -> None:
     compared: list[Row] = []
     summaries: list[Row] = []
     with errors_as_exit():
-        makers = networks(shared_data(), options.runs)
+        folders = Folders(options.runs, shared_data())
         for name in options.subjects:
-            network = makers[name]()
-            naive = naive_rows(network)
-            birdie = list(birdie_rows(network, budgets(naive, options.budgets), options.inputs))
+            measured = network(name, folders)
+            naive = naive_rows(measured)
+            birdie = list(birdie_rows(measured, budgets(naive, options.budgets), options.inputs))
             rows += [*naive, *birdie]
             compared += comparison(naive, birdie)
             summaries.append(summary(naive, birdie))
