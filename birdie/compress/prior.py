@@ -93,10 +93,11 @@ def completed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -
     assumed = prior(weights)
     ratios = [level(known[name]) / level(item) for name, item in assumed.items() if name in known]
     factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
-    return {name: known[name] if name in known else _times(item, factor) for name, item in assumed.items()}
+    return {name: known[name] if name in known else scaled(item, factor) for name, item in assumed.items()}
 
 
-def _times(sensitivity: Sensitivity, factor: float) -> Sensitivity:
+def scaled(sensitivity: Sensitivity, factor: float) -> Sensitivity:
+    """Return the sensitivity of a loss `factor` times as large; rows must have weights."""
     assert sensitivity.row_fisher is not None
     return replace(sensitivity, row_fisher=sensitivity.row_fisher * factor)
 

@@ -6,14 +6,17 @@ Language models take uniformly random tokens: on a GPT of 3.8 million weights th
 that no calibration leaves. Image networks take noise with the spectrum of photographs; if they have batch norms, Adam
 changes the noise until the statistics in front of every batch norm are the running ones, which hold what the training
 data were like (ZeroQ, arXiv 2001.00281; DeepInversion, arXiv 1912.08795). Without this step noise is worse than no
-calibration at all. Any other module needs example inputs; real ones, if only a few, are used as they are.
+calibration at all. Networks of sound take noise whose loudness changes. Any other module needs example inputs; real
+ones, if only a few, are used as they are.
 
 Hessians of made-up inputs are nearly singular in directions that real inputs have, so they shrink towards the assumed
-covariance (`birdie.compress.prior`).
+covariance (`birdie.compress.prior`). Outputs that are no logits are often saturated by made-up inputs, as the
+probability of speech is by noise. Their gradients then tell nothing, so rows weigh what is assumed.
 """
 
 import itertools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,13 +29,15 @@ from torch import Tensor, nn
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Calibration, Loss
-from birdie.compress.prior import prior
+from birdie.compress.prior import level, prior, scaled
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState
 from birdie.errors import ConfigError, WeightsError
 
 TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
 IMAGES, EDGE = 320, 32  # noise images
+SOUNDS, SAMPLES = 64, (16_384, 4096, 1024)  # noise sounds, and their lengths: the first that the module accepts
+LOUDNESS, STEADY = (0.005, 0.2), 8  # range of the amplitude of a sound, and in how many parts it is steady
 BATCHES = 10  # of which one in five is held out
 STEPS, RATE = 30, 0.05  # of Adam on images
 SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
@@ -75,8 +80,8 @@ def synthetic_calibration(
     if calibration[2] is not _logit_loss and result.held_out is not None:
         result = replace(result, held_out=HeldOutError(module, result.held_out.batches, calibration[2]))
     if made_up:
-        shrunk = {name: _shrunk(item, state.get(name)) for name, item in result.sensitivities.items()}
-        result = replace(result, sensitivities=shrunk)
+        known = calibration[2] is _logit_loss
+        result = replace(result, sensitivities=_moderated(result.sensitivities, state, gradients=known))
     return result
 
 
@@ -247,12 +252,27 @@ def _made_up(module: nn.Module, seed: int) -> list[Inputs]:
         tokens = torch.randint(0, _vocabulary(module, tables), shape, generator=generator)
         return [Inputs((batch.to(device),)) for batch in tokens]
     first = next((part for part in module.modules() if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
-    if not isinstance(first, nn.Conv2d):
-        raise ConfigError(
-            f"inputs of {type(module).__name__} cannot be made up; give example_inputs, a tensor or tuple of arguments"
-        )
-    images = _noise(IMAGES, first.in_channels, EDGE, generator).to(device)
-    return [Inputs((_with_statistics(module, batch),)) for batch in images.tensor_split(BATCHES)]
+    if isinstance(first, nn.Conv2d):
+        images = _noise_images(first.in_channels, generator).to(device)
+        return [Inputs((_with_statistics(module, batch),)) for batch in images.tensor_split(BATCHES)]
+    if isinstance(first, nn.Conv1d):
+        for length in SAMPLES:
+            sounds = _noise_sounds(first.in_channels, length, generator).to(device)
+            for shaped in (sounds, sounds[:, 0]):
+                if _accepts(module, Inputs((shaped[:2],))):
+                    return [Inputs((batch,)) for batch in shaped.tensor_split(BATCHES)]
+    raise ConfigError(
+        f"inputs of {type(module).__name__} cannot be made up; give example_inputs, a tensor or tuple of arguments"
+    )
+
+
+def _accepts(module: nn.Module, inputs: Inputs) -> bool:
+    try:
+        with in_mode(module.modules(), training=False), torch.no_grad():
+            _forward(module, inputs)
+    except ConfigError:
+        return False
+    return True
 
 
 def _embeddings(module: nn.Module) -> list[nn.Embedding]:
@@ -269,14 +289,30 @@ def _vocabulary(module: nn.Module, tables: Sequence[nn.Embedding]) -> int:
     return heads[-1] if heads and heads[-1] in sizes else max(sizes)
 
 
-def _noise(count: int, channels: int, edge: int, generator: torch.Generator) -> Tensor:
+def _noise_images(channels: int, generator: torch.Generator) -> Tensor:
     """Return noise of variance 1 whose amplitude falls with frequency, as in photographs; colors correlate."""
-    spectrum = torch.fft.rfft2(torch.randn(count, channels, edge, edge, generator=generator))
-    frequency = (torch.fft.fftfreq(edge)[:, None] ** 2 + torch.fft.rfftfreq(edge) ** 2).sqrt().clamp_min(1 / edge)
-    noise = torch.fft.irfft2(spectrum / frequency, s=(edge, edge))
+    spectrum = torch.fft.rfft2(torch.randn(IMAGES, channels, EDGE, EDGE, generator=generator))
+    frequency = (torch.fft.fftfreq(EDGE)[:, None] ** 2 + torch.fft.rfftfreq(EDGE) ** 2).sqrt().clamp_min(1 / EDGE)
+    noise = torch.fft.irfft2(spectrum / frequency, s=(EDGE, EDGE))
     noise = noise / noise.std((2, 3), keepdim=True)
     mixed = torch.linalg.cholesky(_COLORS + (1 - _COLORS) * torch.eye(channels))
     return torch.einsum("dc,nchw->ndhw", mixed, noise)
+
+
+def _noise_sounds(channels: int, length: int, generator: torch.Generator) -> Tensor:
+    """Return noise (sounds, channels, length) whose power falls with frequency; samples in ±1, loud and quiet parts.
+
+    More channels than two are features, whose variance is 1.
+    """
+    spectrum = torch.fft.rfft(torch.randn(SOUNDS, channels, length, generator=generator))
+    frequency = torch.fft.rfftfreq(length).clamp_min(1 / 256)
+    noise: Tensor = torch.fft.irfft(spectrum / frequency.sqrt(), n=length)
+    noise = noise / noise.std(2, keepdim=True)
+    if channels > 2:
+        return noise
+    low, high = (math.log(loudness) for loudness in LOUDNESS)
+    loudness = torch.exp(low + (high - low) * torch.rand(SOUNDS, 1, STEADY, generator=generator))
+    return noise * loudness.repeat_interleave(length // STEADY, 2)
 
 
 def _with_statistics(module: nn.Module, images: Tensor) -> Tensor:
@@ -311,15 +347,29 @@ def _with_statistics(module: nn.Module, images: Tensor) -> Tensor:
     return pixels.detach()
 
 
-def _shrunk(sensitivity: Sensitivity, weight: Tensor | None) -> Sensitivity:
-    if sensitivity.hessian is None or weight is None:
-        return sensitivity
-    size, taps = len(sensitivity.hessian), prior({"": weight})[""].taps
-    dense = np.eye(size) if taps is None or size % len(taps.taps) else taps.dense(size)
-    assumed = torch.from_numpy(dense).to(sensitivity.hessian)
-    level = sensitivity.hessian.diagonal().mean() / assumed.diagonal().mean()
-    mixed = torch.lerp(sensitivity.hessian, assumed * level, SHRINKAGE)
-    return replace(sensitivity, hessian=mixed)
+def _moderated(
+    sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor], *, gradients: bool
+) -> dict[str, Sensitivity]:
+    """Return sensitivities by made-up inputs, closer to the assumed ones; without `gradients` rows weigh as assumed."""
+    assumed = prior({name: state[name] for name in sensitivities if name in state})
+    return {
+        name: _shrunk(item, assumed[name], gradients=gradients) if name in assumed else item
+        for name, item in sensitivities.items()
+    }
+
+
+def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> Sensitivity:
+    if measured.hessian is not None:
+        size = len(measured.hessian)
+        taps = assumed.taps
+        dense = np.eye(size) if taps is None or size % len(taps.taps) else taps.dense(size)
+        covariance = torch.from_numpy(dense).to(measured.hessian)
+        ratio = measured.hessian.diagonal().mean() / covariance.diagonal().mean()
+        measured = replace(measured, hessian=torch.lerp(measured.hessian, covariance * ratio, SHRINKAGE))
+    if gradients or measured.row_fisher is None or assumed.row_fisher is None:
+        return measured
+    measured = replace(measured, row_fisher=assumed.row_fisher.to(measured.row_fisher), output=None)
+    return scaled(measured, level(assumed) / level(measured))
 
 
 def _require_finite_buffers(module: nn.Module) -> None:

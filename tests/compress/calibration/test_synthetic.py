@@ -11,6 +11,7 @@ import birdie
 from birdie.compress.calibration import synthetic
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.synthetic import HeldOutError, Inputs, closer, synthetic_calibration
+from birdie.compress.prior import prior
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.state import EncodedState
@@ -101,7 +102,7 @@ def test_images_are_changed_until_every_batch_norm_sees_its_running_statistics()
         share = (mean - model.norm.running_mean) ** 2 + (variance.sqrt() - model.norm.running_var.sqrt()) ** 2
         return (share / model.norm.running_var).mean()
 
-    noise = synthetic._noise(20, 3, 32, torch.Generator().manual_seed(0))
+    noise = synthetic._noise_images(3, torch.Generator().manual_seed(0))[:20]
     matched = synthetic._with_statistics(model, noise)
     with torch.no_grad():
         seen = [float(difference(images)) for images in (noise, matched)]
@@ -126,6 +127,43 @@ def test_networks_with_other_outputs_take_example_inputs_and_their_relative_erro
             decoded = torch.func.functional_call(model, birdie.load(tmp_path / name), (inputs,))
             errors.append(float((decoded - model(inputs)).square().mean()))
     assert errors[0] < 0.8 * errors[1]
+
+
+class Detector(nn.Module):
+    """Detector of sound, whose probability is saturated by loud inputs; takes (clips, samples)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv1d(1, 16, 32, stride=8), nn.Conv1d(16, 32, 8, stride=4)
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        features = self.second(self.first(clips[:, None]).relu()).relu()
+        probability: Tensor = self.head(features.mean(-1)).sigmoid()
+        return probability
+
+
+def test_networks_of_sound_take_noise_and_assumed_rows() -> None:
+    model = Detector()
+    (first, *_, last) = synthetic._made_up(model, seed=0)
+    assert first.arguments[0].shape[1:] == last.arguments[0].shape[1:] == (synthetic.SAMPLES[0],)
+    result = synthetic_calibration(model)
+    assumed = prior({"second.weight": model.second.weight.detach()})["second.weight"].row_fisher
+    rows, hessian = (getattr(result.sensitivities["second.weight"], name) for name in ("row_fisher", "hessian"))
+    assert assumed is not None
+    ratio = rows.double() / assumed
+    assert ratio.max() < 1.001 * ratio.min()
+    assert hessian.shape == (128, 128)
+
+
+def test_noise_sounds_are_loud_and_quiet_within_the_range_of_samples() -> None:
+    sounds = synthetic._noise_sounds(1, 4096, torch.Generator().manual_seed(0))
+    parts = sounds.unflatten(2, (synthetic.STEADY, -1)).std(3)
+    assert parts.max() > 10 * parts.min()
+    assert (sounds.abs() < 1).double().mean() > 0.999
+    features = synthetic._noise_sounds(80, 1024, torch.Generator().manual_seed(0))
+    assert features.var().item() == pytest.approx(1, abs=0.05)
 
 
 def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
@@ -157,7 +195,8 @@ def loss(module: nn.Module, inputs: Inputs) -> Tensor:
 
 def test_hessians_of_made_up_inputs_shrink_towards_the_assumed_ones() -> None:
     hessian = torch.diag(torch.tensor([4.0, 0.0]))
-    mixed = synthetic._shrunk(Sensitivity(hessian), torch.ones(3, 2)).hessian
+    measured = {"weight": Sensitivity(hessian)}
+    mixed = synthetic._moderated(measured, {"weight": torch.ones(3, 2)}, gradients=True)["weight"].hessian
     assert mixed is not None
     assert mixed.trace() == pytest.approx(4)
     assert mixed[1, 1] == pytest.approx(2 * synthetic.SHRINKAGE)
