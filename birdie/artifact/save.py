@@ -10,6 +10,7 @@ The same tensors in any order give the same bytes, whatever the number of thread
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -138,7 +139,10 @@ def save(
             encoded = closer(calibrated, encoded, encode(None))
         write_bytes(path, writer.to_bytes(encoded))
         meter.finish()
-    return inspect(path)
+    summary = inspect(path)
+    if calibrated is None or calibrated.held_out is None:
+        return summary
+    return replace(summary, error=calibrated.divergence(encoded))
 
 
 def _require_arguments(

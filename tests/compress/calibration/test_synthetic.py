@@ -122,7 +122,9 @@ def test_networks_with_other_outputs_take_example_inputs_and_their_relative_erro
     assert result.held_out(zeros) == pytest.approx(1, abs=0.1)
     errors = []
     for name, examples in (("with", inputs), ("without", None)):
-        birdie.save(model, tmp_path / name, budget=1_500, example_inputs=examples)
+        summary = birdie.save(model, tmp_path / name, budget=1_500, example_inputs=examples)
+        held_out = None if examples is None else result.held_out(birdie.load(tmp_path / name))
+        assert summary.error == held_out
         with torch.no_grad():
             decoded = torch.func.functional_call(model, birdie.load(tmp_path / name), (inputs,))
             errors.append(float((decoded - model(inputs)).square().mean()))
