@@ -12,7 +12,7 @@ budget. Constants of the prior were chosen on resnet20, silero and g128.
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import pairwise
@@ -33,7 +33,7 @@ from birdie.artifact.load import load
 from birdie.artifact.save import save
 
 BITS, GROUPS = (8, 6, 5, 4, 3), (128, 64, 32)
-BELOW = 4  # further budgets below int3's bytes, so that the curve reaches the error of int3
+STEP, STEPS = 1.15, 8  # further budgets below int3's bytes, until birdie's error is the largest of the naive files
 IMAGES, TOKENS = 2000, 65_536
 NETWORKS = (*SUBJECTS, "silero")
 Row = dict[str, Any]
@@ -102,24 +102,33 @@ def naive_rows(network: Network) -> list[Row]:
 
 
 def budgets(rows: list[Row], count: int) -> list[int]:
-    """Return `count` budgets from the smallest to the largest of naive files, and `BELOW` smaller ones, ascending."""
+    """Return `count` budgets from the smallest to the largest of naive files, ascending."""
     low, high = min(row["bytes"] for row in rows), max(row["bytes"] for row in rows)
     ratio = (high / low) ** (1 / max(count - 1, 1))
-    return [round(low * ratio**step) for step in range(-BELOW, count)]
+    return [round(low * ratio**step) for step in range(count)]
 
 
-def birdie_rows(network: Network, sizes: list[int], inputs: str) -> Iterator[Row]:
-    """Yield a row for each budget, decoded from the file."""
+def birdie_rows(network: Network, sizes: list[int], worst: float, inputs: str) -> list[Row]:
+    """Return a row for each budget, ascending, and before them smaller ones until the error is `worst`."""
+    rows = [birdie_row(network, size, inputs) for size in sizes]
+    for step in range(1, STEPS + 1):
+        if rows[0]["error"] >= worst:
+            break
+        rows.insert(0, birdie_row(network, round(sizes[0] / STEP**step), inputs))
+    return rows
+
+
+def birdie_row(network: Network, budget: int, inputs: str) -> Row:
+    """Return the row of one file, decoded from its bytes."""
     source: Any = network.module if inputs == "synthetic" else network.state
-    calibration: Any = "synthetic" if inputs == "synthetic" else None
-    for size in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.birdie"
-            save(source, path, budget=size, calibration=calibration)
-            decoded = load(path)
-            error, agreement = network.measure({name: decoded[name] for name in network.state})
-            yield _row(network.name, "birdie", path.stat().st_size, error, agreement)
-        log(f"{network.name}, birdie: {size:,} bytes, error {error:.4g}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.birdie"
+        save(source, path, budget=budget, calibration="synthetic" if inputs == "synthetic" else None)
+        decoded = load(path)
+        error, agreement = network.measure({name: decoded[name] for name in network.state})
+        row = _row(network.name, "birdie", path.stat().st_size, error, agreement)
+    log(f"{network.name}, birdie: {budget:,} bytes, error {error:.4g}")
+    return row
 
 
 def _row(network: str, scheme: str, size: int, error: float, agreement: float) -> Row:
@@ -168,7 +177,8 @@ def main() -> None:
         for name in options.subjects:
             measured = network(name, folders)
             naive = naive_rows(measured)
-            birdie = list(birdie_rows(measured, budgets(naive, options.budgets), options.inputs))
+            worst = max(row["error"] for row in naive)
+            birdie = birdie_rows(measured, budgets(naive, options.budgets), worst, options.inputs)
             rows += [*naive, *birdie]
             compared += comparison(naive, birdie)
             summaries.append(summary(naive, birdie))

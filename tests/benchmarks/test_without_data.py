@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -55,10 +56,20 @@ def test_ratios_are_at_the_error_of_the_naive_file_and_rises_between_neighbors()
     assert without_data.summary([row(250, 0.25, "int4 per channel")], birdie)["wrong"] == pytest.approx(0.1)
 
 
-def test_budgets_are_geometric_from_the_smallest_naive_file_to_the_largest_and_some_below() -> None:
-    sizes = without_data.budgets([row(100, 1), row(1600, 1)], 5)
-    assert sizes[without_data.BELOW :] == [100, 200, 400, 800, 1600]
-    assert sizes[: without_data.BELOW] == [6, 12, 25, 50]
+def test_budgets_are_geometric_from_the_smallest_naive_file_to_the_largest() -> None:
+    assert without_data.budgets([row(100, 1), row(1600, 1)], 5) == [100, 200, 400, 800, 1600]
+
+
+@pytest.mark.parametrize(("worst", "below"), [(0.5, 0), (1.3, 2), (9.0, without_data.STEPS)])
+def test_smaller_files_are_made_until_one_is_as_bad_as_the_worst_naive_file(
+    worst: float, below: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(without_data, "birdie_row", lambda _network, budget, _inputs: row(budget, 100 / budget))
+    rows = without_data.birdie_rows(cast(Any, None), [100, 200], worst, "none")
+    sizes = [line["bytes"] for line in rows]
+    assert sizes == sorted(sizes)
+    assert sizes[-2:] == [100, 200]
+    assert len(rows) == 2 + below
 
 
 def test_the_detector_runs_its_cell_as_torch_does() -> None:
