@@ -170,6 +170,17 @@ def challenge_int8() -> LossyCoder:
 
 def nncodec(qp: int) -> LossyCoder:
     """Return NNCodec with its trellis at one step size; separate processes encode and decode."""
+    return _in_environment("nncodec", "NNCodec", f"qp {qp}", qp)
+
+
+def entropack(bits: float) -> LossyCoder:
+    """Return EntroPack's lattice at one rate, bits per weight of a matrix; separate processes encode and decode."""
+    return _in_environment("entropack", "EntroPack", f"{bits:g} bits", bits)
+
+
+def _in_environment(package: str, name: str, label: str, setting: float) -> LossyCoder:
+    def run(*arguments: str | Path) -> None:
+        run_in_environment([str(HERE / "lossy_worker.py"), *map(str, arguments)], name)
 
     def encode(state: State) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -177,24 +188,16 @@ def nncodec(qp: int) -> LossyCoder:
             np.savez(
                 work / "in.npz", allow_pickle=False, **{name: weight.float().numpy() for name, weight in state.items()}
             )
-            _worker("encode", work / "in.npz", work / "stream", str(qp))
-            return (work / "stream").read_bytes()
+            run("encode", package, work / "in.npz", work / "file", str(setting))
+            return (work / "file").read_bytes()
 
     def decode(data: bytes) -> dict[str, Tensor]:
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
-            (work / "stream").write_bytes(data)
-            _worker("decode", work / "stream", work / "out.npz")
+            (work / "file").write_bytes(data)
+            run("decode", package, work / "file", work / "out.npz")
             with np.load(work / "out.npz") as archive:
                 return {name: torch.from_numpy(archive[name]) for name in archive.files}
 
-    return LossyCoder(f"NNCodec qp {qp}", _nncodec_version(), encode, decode)
-
-
-def _worker(*arguments: str | Path) -> None:
-    run_in_environment([str(HERE / "lossy_worker.py"), *map(str, arguments)], "NNCodec")
-
-
-def _nncodec_version() -> str:
-    code = "from importlib import metadata; print(metadata.version('nncodec'))"
-    return run_in_environment(["-c", code], "NNCodec").strip()
+    code = f"from importlib import metadata; print(metadata.version({package!r}))"
+    return LossyCoder(f"{name} {label}", run_in_environment(["-c", code], name).strip(), encode, decode)

@@ -3,6 +3,7 @@
     python -m benchmarks.without_data                          every network of the shared data (BIRDIE_DATA)
     python -m benchmarks.without_data --subjects silero        some of them
     python -m benchmarks.without_data --inputs synthetic       birdie gets the module as well, but no data
+    python -m benchmarks.without_data --entropack 4,3          EntroPack beside them, at bits per weight (make rivals)
 
 The error is the mean KL of the predictions on held-out data, and of Silero's the mean difference of probabilities.
 Naive files have per-channel integers of 8 to 3 bits, or four bits in groups, under zstd -22. birdie writes
@@ -27,6 +28,7 @@ from benchmarks.command import comma_separated, command_parser, errors_as_exit, 
 from benchmarks.curves import bytes_at
 from benchmarks.lossy_rivals import LossyCoder
 from benchmarks.quality import SEQ_LEN, SUBJECTS, Amounts, Folders, load_subject
+from benchmarks.rivals import NotInstalledError
 from benchmarks.shared_data import shared_data
 from benchmarks.silero import load_silero
 from birdie.artifact.load import load
@@ -90,10 +92,10 @@ def _silero(data: Path) -> Network:
     return Network("silero", module, state, measure)
 
 
-def naive_rows(network: Network) -> list[Row]:
-    """Return a row for each naive file, decoded from its bytes."""
+def rival_rows(network: Network, coders: list[LossyCoder]) -> list[Row]:
+    """Return a row for each coder, decoded from its file."""
     rows = []
-    for coder in naive_coders():
+    for coder in coders:
         data = coder.encode(network.state)
         error, agreement = network.measure(coder.decode(data))
         rows.append(_row(network.name, coder.scheme, len(data), error, agreement))
@@ -167,20 +169,24 @@ def main() -> None:
     parser.add_argument("--subjects", type=comma_separated(one_of(NETWORKS, "network")), default=list(NETWORKS))
     parser.add_argument("--budgets", type=int, default=20, help="from int3's bytes to int8's (default: 20)")
     parser.add_argument("--inputs", choices=("none", "synthetic"), default="none", help="what birdie gets besides")
+    parser.add_argument(
+        "--entropack", type=comma_separated(float), default=[], help="rates of EntroPack, which takes minutes each"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached images")
     options = parser.parse_args()
     rows: list[Row] = []
     compared: list[Row] = []
     summaries: list[Row] = []
-    with errors_as_exit():
+    with errors_as_exit(NotInstalledError):
         folders = Folders(options.runs, shared_data())
         for name in options.subjects:
             measured = network(name, folders)
-            naive = naive_rows(measured)
+            naive = rival_rows(measured, naive_coders())
+            beside = rival_rows(measured, [lossy_rivals.entropack(bits) for bits in options.entropack])
             worst = max(row["error"] for row in naive)
             birdie = birdie_rows(measured, budgets(naive, options.budgets), worst, options.inputs)
-            rows += [*naive, *birdie]
-            compared += comparison(naive, birdie)
+            rows += [*naive, *beside, *birdie]
+            compared += comparison([*naive, *beside], birdie)
             summaries.append(summary(naive, birdie))
     if options.json:
         report([*rows, *({"comparison": True, **line} for line in compared), *summaries], as_json=True)
