@@ -12,7 +12,7 @@ follows.
   layer may raise a row that is smaller than others, or drop it: so rows count by their energy only in part (`by_row`).
   Where some rows are far larger than others, as without normalization, the typical row is the median, not the mean.
 - Recurrent weights: each gate is behind a sigmoid of its own, so a row counts by its own size. The hidden state has
-  both signs, so there is no mean in common.
+  both signs, so there is no mean in common, but features of a convolution in front of the first layer have one.
 - Matrices: a relative error costs as much as a layer has weights, but not less than for `USUAL` weights: small matrices
   in transformers are gates and mixtures of streams, on which everything depends.
 - Embeddings: an error in the head reaches every prediction, and most embeddings are the head as well.
@@ -22,6 +22,7 @@ The constants were chosen on a ResNet-20, a voice activity detector and a GPT of
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,8 @@ from birdie.compress.tensors import finite_rows
 
 EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 RECURRENT_NAMES = ("weight_ih", "weight_hh")  # of torch's RNN, LSTM and GRU, and of their cells
+
+_FIRST_LAYER = re.compile(r"weight_ih(_l0)?(_reverse)?$")
 
 USUAL = 1 << 14  # elements of a layer
 SHARED = 0.25  # square of the inputs' mean, in variances
@@ -66,17 +69,24 @@ KINDS = {
     "image": Kind(size=1.0, by_row=0.25, tap_correlation=0.65, shared=SHARED),
     "sound": Kind(size=1.0, by_row=0.25, tap_correlation=0.4, shared=SHARED),
     "recurrent": Kind(importance=0.5, by_row=1.0),
+    "recurrent, of features": Kind(importance=0.5, by_row=1.0, shared=SHARED),
     "embedding": Kind(importance=24.0),
     "matrix": Kind(),
 }
 
 
-def kind_of(name: str, weight: Tensor) -> str:
-    """Return the kind of a weight, a key of `KINDS`: by its dimensions, and of matrices by its name."""
+def kinds_of(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the kind of each weight, a key of `KINDS`: by its dimensions, its name, and the convolutions beside it."""
+    features = {len(weight) for weight in weights.values() if weight.ndim > 2}
+    return {name: _kind(name, weight, features) for name, weight in weights.items()}
+
+
+def _kind(name: str, weight: Tensor, features: set[int]) -> str:
     if weight.ndim > 2:
         return "sound" if weight.ndim == 3 else "image"
     if any(part in name for part in RECURRENT_NAMES):
-        return "recurrent"
+        first = _FIRST_LAYER.search(name) is not None and weight.ndim == 2
+        return "recurrent, of features" if first and weight.shape[1] in features else "recurrent"
     return "embedding" if any(part in name for part in EMBEDDING_NAMES) else "matrix"
 
 
@@ -121,7 +131,7 @@ def prior(weights: Mapping[str, Tensor], kinds: Mapping[str, Kind] = KINDS) -> d
     Raises:
         WeightsError: a weight is not finite.
     """
-    return {name: _sensitivity(name, weight, kinds[kind_of(name, weight)]) for name, weight in weights.items()}
+    return {name: _sensitivity(name, weights[name], kinds[kind]) for name, kind in kinds_of(weights).items()}
 
 
 def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:

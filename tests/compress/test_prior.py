@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.compress.feedback import feedback
-from birdie.compress.prior import KINDS, USUAL, completed, covariance, kind_of, prior
+from birdie.compress.prior import KINDS, USUAL, completed, covariance, kinds_of, prior
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.trellis import Trellis
@@ -37,13 +37,25 @@ def rows(sensitivity: Sensitivity) -> Tensor:
 
 
 def test_the_kind_is_told_by_dimensions_and_of_matrices_by_the_name() -> None:
-    assert [kind_of(name, weight) for name, weight in weights().items()] == [
-        "image",
-        "sound",
-        "recurrent",
-        "embedding",
-        "matrix",
-    ]
+    assert list(kinds_of(weights()).values()) == ["image", "sound", "recurrent", "embedding", "matrix"]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "kind"),
+    [
+        ("rnn.weight_ih_l0", 24, "recurrent, of features"),
+        ("cell.weight_ih", 32, "recurrent, of features"),
+        ("rnn.weight_ih_l0_reverse", 24, "recurrent, of features"),
+        ("rnn.weight_ih_l0", 16, "recurrent"),
+        ("rnn.weight_ih_l1", 24, "recurrent"),
+        ("rnn.weight_hh_l0", 24, "recurrent"),
+    ],
+)
+def test_the_first_recurrent_layer_takes_features_if_it_has_as_many_inputs(name: str, columns: int, kind: str) -> None:
+    assert kinds_of({**weights(), name: torch.ones(64, columns)})[name] == kind
+    assert (prior({"conv": torch.ones(24, 4, 3), name: torch.ones(64, columns)})[name].taps is None) == (
+        kind == "recurrent" or columns != 24
+    )
 
 
 @given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
@@ -98,7 +110,7 @@ def test_matrices_weigh_by_their_elements_kernels_do_not_and_small_matrices_are_
 def test_assumed_inputs_have_variance_one_and_a_covariance(shape: tuple[int, ...], kind: str) -> None:
     taps = covariance(shape, KINDS[kind])
     if not KINDS[kind].tap_correlation:
-        assert taps is None
+        assert (taps is None) == (not KINDS[kind].shared or shape[1] == 1)
         return
     if taps is None:
         assert np.prod(shape[2:]) == 1 or shape[1] == 1
