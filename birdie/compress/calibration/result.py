@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
-from birdie.compress.calibration.refit import refit
+from birdie.compress.calibration.refit import MEASUREMENTS, refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate
 from birdie.compress.calibration.shrinkage import shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
@@ -132,22 +132,24 @@ class CalibrationResult:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
         return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
 
-    def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
-        """Return the tensors that `encoded` keeps in 16 bits (norms, gains, biases), tuned by `refit`.
+    def refitted(
+        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int = MEASUREMENTS
+    ) -> dict[str, Tensor]:
+        """Return the tensors `names` of a decoded state, tuned by `refit`.
 
         Args:
-            encoded: every tensor.
+            decoded: name → tensor, tied ones under each of their names.
+            names: of tensors to tune.
             steps: number of Adam steps, one batch each.
-            workers: threads; None uses every core.
+            measurements: on held-out batches, during the tuning.
 
         Raises:
             ConfigError: this result has no batches.
             DataError: fewer than two batches are not held out.
         """
         held_out = self._require_batches("refit")
-        names = [name for name, tensor in encoded.tensors.items() if tensor.scheme == "cast"]
-        state = held_out.module.state_dict() | encoded.decode(workers)
-        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps)
+        state = {**held_out.module.state_dict(), **decoded}
+        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps, measurements=measurements)
 
     def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> "CalibrationResult":
         """Return the means of this calibration and of one of the quantized model.

@@ -13,9 +13,10 @@ kernels that are smooth, as filters of sound are, take a transform in place of a
 typical scale in standard deviations.
 """
 
+import copy
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -61,6 +62,7 @@ class Allocation:
         scheme: trellis of the free matrices.
         plain: whether matrices without calibration take a plain grid instead, which is faster.
         workers: threads; None uses every core.
+        fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
     """
@@ -70,6 +72,7 @@ class Allocation:
     scheme: Trellis = field(default_factory=Trellis)
     plain: bool = True
     workers: int | None = None
+    fixed: Mapping[str, Encoded] = field(init=False, default_factory=dict)
     matrices: dict[str, Tensor] = field(init=False)
     weights: int = field(init=False, default=0)
     finest: float = field(init=False, default=FINEST)
@@ -120,6 +123,30 @@ class Allocation:
             encoded = pool.map(lambda name: self._encode_matrix(name, exponent, draft), self.matrices)
             return self._ordered(dict(zip(self.matrices, encoded, strict=True)))
 
+    def encode_part(self, names: Sequence[str], exponent: float) -> dict[str, Encoded]:
+        """Encode some tensors: free matrices at `exponent`, others by their schemes."""
+        chosen = {**self.assignment.settled, **self.assignment.small}
+        settled = {name: chosen[name] for name in names if name not in self.matrices}
+        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+            free = [name for name in names if name in self.matrices]
+            encoded = pool.map(lambda name: self._encode_matrix(name, exponent, draft=False), free)
+            return self._encode_by(settled) | dict(zip(free, encoded, strict=True))
+
+    def continued(self, fixed: Mapping[str, Encoded], tensors: Mapping[str, Tensor]) -> "Allocation":
+        """Return this allocation with more tensors encoded for good and others changed; exponents mean the same.
+
+        Args:
+            fixed: name → encoded tensor.
+            tensors: name → new values.
+        """
+        other = copy.copy(self)
+        other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **tensors})
+        other.fixed = {**self.fixed, **fixed}
+        other.matrices = {name: other.assignment.tensors[name] for name in self.matrices if name not in fixed}
+        other.weights = sum(weight.numel() for weight in other.matrices.values())
+        other._settled = None
+        return other
+
     def encode_lossless(self) -> EncodedState:
         """Encode every tensor: losslessly, but by its scheme where a rule names one."""
         names = [name for name in self.assignment.tensors if name not in self.assignment.settled]
@@ -158,11 +185,13 @@ class Allocation:
     def _encode_settled(self) -> dict[str, Encoded]:
         """Encode the tensors that the exponent does not change, once for all rounds of a search."""
         if self._settled is None:
-            tensors = {name: tensor for name, tensor in self.assignment.tensors.items() if name not in self.matrices}
+            known = self.matrices.keys() | self.fixed.keys()
+            tensors = {name: tensor for name, tensor in self.assignment.tensors.items() if name not in known}
             chosen = {**self.assignment.settled, **self.assignment.small}
-            self._settled = self._encode_by(
+            encoded = self._encode_by(
                 {name: chosen.get(name) or small_scheme(tensor) for name, tensor in tensors.items()}
             )
+            self._settled = {**self.fixed, **encoded}
         return self._settled
 
     def _encode_by(self, schemes: Mapping[str, Scheme]) -> dict[str, Encoded]:

@@ -69,7 +69,7 @@ NEAR = 2  # lossless is tried first if its rough size is at most this many budge
 ROUNDS = 12  # codings of the model, at most
 SAMPLE = 1 << 18  # weights of the size model
 _MARGIN = 0.05  # share of a bracket at either end in which no exponent is tried
-_FIRST = -2.0  # exponent at which a search for quality begins
+FIRST = -2.0  # exponent at which a search for quality begins
 _AIM, _CLOSE = 0.99, 0.97  # shares of the quality: the KL to aim for, and the KL at which the search stops
 _NARROW = 1 / 512  # octaves of the bracket at which a search for quality stops
 
@@ -93,7 +93,9 @@ class Fit:
     divergence: float | None = None
 
 
-def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = None) -> Fit:
+def fit_budget(
+    encoder: Encoder, size: Size, budget: int, rough: Size | None = None, *, start: float | None = None
+) -> Fit:
     """Choose the exponent so that the file lands just under `budget` bytes; lossless if that fits.
 
     Args:
@@ -102,6 +104,7 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
         budget: bytes the file may have.
         rough: fast estimate of `size`, never much smaller: its search yields the first proposal, so that `size` is
             called about twice. It decides nothing: a state that does not fit by `rough` may still fit by `size`.
+        start: scale to begin with, in standard deviations, if the model is known not to fit losslessly.
 
     Raises:
         BudgetError: even the coarsest setting does not fit.
@@ -110,8 +113,10 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
     """
     if budget <= 0:
         raise ConfigError(f"budget {budget} is not a positive number of bytes")
-    near, start = True, None
     search = _Search(encoder, size, budget)
+    if start is not None:
+        return search.run(start)
+    near = True
     if rough is not None:
         probe = _Search(encoder, rough, budget, draft=True)
         near = probe.lossless().bytes <= NEAR * budget
@@ -128,7 +133,7 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
     return fit
 
 
-def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Divergence) -> Fit:
+def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Divergence, *, start: float = FIRST) -> Fit:
     """Choose the coarsest exponent that costs at most `quality`, in nats of KL or whatever `divergence` measures.
 
     Args:
@@ -136,6 +141,7 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
         size: called once.
         quality: largest mean KL in nats per target.
         divergence: mean KL of an encoded state; called once a round.
+        start: exponent to begin with.
 
     Raises:
         BudgetError: tensors with rules and small tensors alone cost more than `quality`.
@@ -145,7 +151,7 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
         raise ConfigError(f"quality {quality} is not a positive number")
     finest, coarsest = encoder.finest, encoder.coarsest
     best: tuple[float, float, EncodedState] | None = None
-    exponent, rounds = _FIRST, 0
+    exponent, rounds = start, 0
     while rounds < ROUNDS:
         rounds += 1
         encoded = encoder.encode(exponent)
@@ -209,6 +215,8 @@ class _Search:
                 if proposal >= self.encoder.coarsest:
                     break
             if best is not None and above is not None:
+                if (under - over) * self.encoder.weights / 8 < self.tolerance / 2:
+                    break  # the size jumps here: a coder's choice changes, so no exponent comes nearer
                 # Two real sizes around the target give the slope, which at low rates is steeper than the model's.
                 share = (above.bytes - target) / (above.bytes - best.bytes)
                 proposal = over + (under - over) * min(max(share, _MARGIN), 1 - _MARGIN)

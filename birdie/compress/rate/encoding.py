@@ -3,23 +3,25 @@
 assignment ─► allocation ─► search for the target ─► checked ─► Encoded ──► the better of both ─► Encoded
      ▲                                                             │                 ▲
      ├── sensitivities of the quantized model too ◄── recalibrate ─┴─────────────────┤
-     └── small tensors tuned to the quantized rest ◄── refit ────────────────────────┘
+     └── part by part, the rest tuned to it ◄── refit ───────────────────────────────┘
 """
 
 import logging
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import allocations
+from birdie.compress.rate.allocation import Allocation, allocations
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.budget import Encoder, Fit, Size, fit_budget, fit_quality
+from birdie.compress.rate.budget import Fit, Size, fit_budget, fit_quality
+from birdie.compress.rate.parts import refit_by_parts
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
 
+_REFITTED = 2**0.15  # with refit a quality is met with scales larger by this factor, about
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
 
@@ -29,7 +31,7 @@ class Refinement:
 
     Attributes:
         recalibrate: calibrate once more, on the quantized model, and search with the means of both calibrations.
-        refit: number of Adam steps that tune the tensors in 16 bits to the quantized matrices.
+        refit: number of Adam steps, after each part of the model is quantized, that tune what is not (rate/parts.py).
     """
 
     recalibrate: bool = False
@@ -72,52 +74,86 @@ def encode_state(
     """
     budget = target.in_bytes(assignment.weights)
 
-    def search(assignment: Assignment, calibration: CalibrationResult | None) -> EncodedState:
+    def search(calibration: CalibrationResult | None) -> Found:
         sensitivities = {} if calibration is None else calibration.sensitivities
         *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers)
         if target.quality is not None and calibration is not None:
-            return fit_quality(last, size, target.quality, calibration.divergence).encoded
+            return Found(last, fit_quality(last, size, target.quality, calibration.divergence))
         if budget is None:
-            return last.encode_settled()
+            return Found(last, Fit(last.encode_settled(), 0, None, 0))
         for allocation in preferred:
             with suppress(BudgetError):
-                return checked(fit_budget(allocation, size, budget, rough), allocation, calibration)
-        return checked(fit_budget(last, size, budget, rough), last, calibration)
+                return Found(allocation, fit_budget(allocation, size, budget, rough))
+        return Found(last, fit_budget(last, size, budget, rough))
 
-    encoded = search(assignment, calibration)
-    if calibration is None or refinement is None:
+    def finish(allocation: Allocation, calibration: CalibrationResult, steps: int, sigma: float) -> EncodedState:
+        """Encode what `refit_by_parts` leaves."""
+        if budget is not None:
+            return fit_budget(allocation, size, budget, start=sigma).encoded
+        if target.quality is not None:
+            start = math.log2(sigma)
+            return fit_quality(allocation, size, target.quality, calibration.divergence, start=start).encoded
+        encoded = allocation.encode_settled()
+        small = [name for name, tensor in encoded.tensors.items() if tensor.scheme == "cast"]
+        tuned = calibration.refitted(encoded.decode(workers), small, steps)
+        fixed = {name: tensor for name, tensor in encoded.tensors.items() if name not in tuned}
+        return allocation.continued(fixed, tuned).encode_settled()
+
+    found = search(calibration)
+    if calibration is None:
+        return found.fit.encoded
+    encoded = checked(found, calibration) if budget is not None else found.fit.encoded
+    if refinement is None:
         return encoded
     # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
     loss = calibration.divergence if target.quality is None else size
     if refinement.recalibrate:
         recalibrated = calibration.recalibrated(encoded, workers)
-        other = search(assignment, recalibrated)
+        again = search(recalibrated)
+        other = checked(again, recalibrated) if budget is not None else again.fit.encoded
         if loss(other) < loss(encoded):
-            encoded, calibration = other, recalibrated
-    if refinement.refit:
-        tuned = calibration.refitted(encoded, refinement.refit, workers)
-        tensors = {**assignment.tensors, **tuned}
-        encoded = min((encoded, search(replace(assignment, tensors=tensors), calibration)), key=loss)
+            found, encoded, calibration = again, other, recalibrated
+    if refinement.refit and (found.fit.sigma is not None or not target.searched):
+        sigma = found.fit.sigma or 1.0
+        coarser = 1.0 if target.quality is None else _REFITTED
+        with suppress(BudgetError):
+            result, steps = calibration, refinement.refit
+            refitted = refit_by_parts(
+                found.allocation,
+                math.log2(sigma * coarser),
+                result,
+                steps,
+                lambda rest: finish(rest, result, steps, sigma * coarser),
+            )
+            encoded = min((encoded, refitted), key=loss)
     return encoded
 
 
-def checked(fit: Fit, encoder: Encoder, calibration: CalibrationResult | None) -> EncodedState:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Result of a search, and the allocation it was found with."""
+
+    allocation: Allocation
+    fit: Fit
+
+
+def checked(found: Found, calibration: CalibrationResult) -> EncodedState:
     """Return the encoding that the search found, or a slightly coarser one if that is closer to the float model.
 
     Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
     would notice; with calibration it is measured on the held-out batches, and logged.
 
     Args:
-        fit: result of the search.
-        encoder: which it was found with.
-        calibration: of the model, if there is one.
+        found: by the search.
+        calibration: of the model.
     """
-    if calibration is None or calibration.held_out is None or fit.sigma is None:
+    fit = found.fit
+    if calibration.held_out is None or fit.sigma is None:
         return fit.encoded
     exponent = math.log2(fit.sigma) + _COARSER
-    if exponent > encoder.coarsest:
+    if exponent > found.allocation.coarsest:
         return fit.encoded
-    coarser = encoder.encode(exponent)
+    coarser = found.allocation.encode(exponent)
     errors = calibration.divergence(fit.encoded), calibration.divergence(coarser)
     if errors[0] <= errors[1]:
         return fit.encoded
