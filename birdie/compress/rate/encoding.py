@@ -21,7 +21,7 @@ from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
 
-_REFITTED = 2**0.15  # with refit a quality is met with scales larger by this factor, about
+_REFITTED = 2**0.06  # with refit a quality is met with scales larger by this factor, about
 _COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
 

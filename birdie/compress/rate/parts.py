@@ -10,7 +10,7 @@ Sources: fine-tuning of the layers that are left in AQLM (arXiv 2401.06118) and 
 a block or for layers in float16, here for the whole model and before the rest is coded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -37,7 +37,8 @@ def refit_by_parts(
         steps: number of Adam steps after each part, one batch each.
         finish: encodes the last part, in an allocation in which all other matrices are fixed.
     """
-    *parts, _ = parts_of(allocation)
+    order = [] if calibration.held_out is None else list(calibration.held_out.module.state_dict())
+    *parts, _ = parts_of(allocation, order)
     for part in parts:
         allocation = allocation.continued(allocation.encode_part(part, exponent), {})
         tuned = calibration.refitted(
@@ -47,10 +48,17 @@ def refit_by_parts(
     return finish(allocation)
 
 
-def parts_of(allocation: Allocation) -> list[list[str]]:
-    """Return the quantized tensors in up to `PARTS` parts of about equal size, in the order of the model; one at least."""
+def parts_of(allocation: Allocation, order: Sequence[str]) -> list[list[str]]:
+    """Return the quantized tensors in one to `PARTS` parts of about equal size.
+
+    Args:
+        allocation: of the model.
+        order: names in the order of the model; others come last.
+    """
     settled, tensors = allocation.assignment.settled, allocation.assignment.tensors
     names = [name for name in tensors if name in allocation.matrices or (name in settled and settled[name].quantizes)]
+    ranks = {name: rank for rank, name in enumerate(order)}
+    names.sort(key=lambda name: ranks.get(name, len(ranks)))
     total = sum(tensors[name].numel() for name in names)
     parts: list[list[str]] = [[]]
     done = 0

@@ -1,7 +1,7 @@
 """Encoding all tensors of a file: a tie is one tensor under either name, and a refinement is kept only where it is
 better."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Fit
-from birdie.compress.rate.encoding import Refinement, checked, encode_state
+from birdie.compress.rate.encoding import Found, Refinement, checked, encode_state
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Sensitivity
@@ -66,9 +66,11 @@ class Refitting(CalibrationResult):
 
     best: float = 0.0
 
-    def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
-        assert encoded.decode().keys() == {"first", "other", "tied"}
-        assert (steps, workers) == (7, 1)
+    def refitted(
+        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int = 8
+    ) -> dict[str, Tensor]:
+        assert decoded.keys() == {"first", "other", "tied"}
+        assert (sorted(names), steps, measurements) == (["first", "other"], 7, 8)
         return {"first": torch.ones(4)}
 
     def divergence(self, encoded: EncodedState) -> float:
@@ -126,9 +128,9 @@ class Measured(CalibrationResult):
 
 @dataclass(frozen=True)
 class ByExponent:
-    """Encoder of one tensor, which holds the exponent."""
+    """Allocation of one tensor, which holds the exponent."""
 
-    finest, coarsest, weights = -8.0, 0.0, 1
+    coarsest = 0.0
 
     def encode(self, exponent: float, draft: bool = False) -> EncodedState:
         assert not draft
@@ -139,17 +141,17 @@ class ByExponent:
 def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     best: float, coarser: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def kept(exponent: float, calibration: CalibrationResult | None) -> float:
-        encoder: Any = ByExponent()
-        fit = Fit(encoder.encode(exponent), 100, 2.0**exponent, 3)
-        return float(checked(fit, encoder, calibration).decode()["first"])
+    def kept(exponent: float, calibration: CalibrationResult) -> float:
+        allocation: Any = ByExponent()
+        found = Found(allocation, Fit(allocation.encode(exponent), 100, 2.0**exponent, 3))
+        return float(checked(found, calibration).decode()["first"])
 
     model = nn.Linear(2, 2)
     calibration = Measured({}, {}, HeldOutKL(model, [], lambda *_: torch.zeros(())), best=best)
     with caplog.at_level("INFO", "birdie"):
         assert (kept(-3.0, calibration) > -3.0) == coarser
     assert ("out of line" in caplog.text) == coarser
-    assert kept(-3.0, None) == kept(-3.0, replace(calibration, held_out=None)) == -3.0
+    assert kept(-3.0, replace(calibration, held_out=None)) == -3.0
     assert kept(0.0, calibration) == 0.0  # there is nothing coarser
 
 
