@@ -85,9 +85,9 @@ def save(
         recalibrate: with calibration, calibrate once more on the quantized model, search again with the means of both,
             and keep the file with the lower KL on the held-out batches: twice the time, a few per cent of the KL at
             best.
-        refit: with calibration, number of Adam steps (one batch each; about fifty pay) that tune norms, gains and
-            biases to the quantized matrices; the result is kept if the KL on the held-out batches is lower. The search
-            runs twice.
+        refit: with calibration, number of Adam steps (one batch each; a few dozen pay) after each of eight parts of the
+            model is encoded, which tune all that is not encoded yet; the result is kept if the KL on the held-out
+            batches is lower.
         lossless: keep every bit of every tensor.
         metadata: JSON to store in the file.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
