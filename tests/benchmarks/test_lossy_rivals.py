@@ -39,21 +39,21 @@ def test_the_challenges_export_is_bit_identical() -> None:
 
 @pytest.mark.nightly  # processes that import torch
 @pytest.mark.parametrize(
-    ("coder", "settings"), [(lossy_rivals.nncodec, (-20, -38)), (lossy_rivals.entropack, (2.5, 5.0))]
+    ("kind", "settings"), [(lossy_rivals.nncodec, (-20, -38)), (lossy_rivals.entropack, (2.5, 5.0))]
 )
 def test_a_coder_in_its_own_environment_decodes_in_a_process_that_gets_only_the_file(
-    coder: Callable[[Any], LossyCoder], settings: tuple[float, float]
+    kind: Callable[[Any], LossyCoder], settings: tuple[float, float]
 ) -> None:
     state = subject().state
     try:
-        coarse, fine = (coder(setting) for setting in settings)
+        coarse, fine = (kind(setting) for setting in settings)
     except NotInstalledError as error:
         pytest.skip(str(error))
     files = [coder.encode(state) for coder in (coarse, fine)]
     assert len(files[0]) < len(files[1])
     errors = []
-    for made, data in zip((coarse, fine), files, strict=True):
-        decoded = made.decode(data)
+    for coder, data in zip((coarse, fine), files, strict=True):
+        decoded = coder.decode(data)
         assert {name: weight.shape for name, weight in decoded.items()} == {n: w.shape for n, w in state.items()}
         errors.append(sum(float((decoded[name] - weight).square().sum()) for name, weight in state.items()))
     assert errors[1] < errors[0] / 16

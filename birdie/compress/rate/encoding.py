@@ -74,17 +74,17 @@ def encode_state(
     """
     budget = target.in_bytes(assignment.weights)
 
-    def search(calibration: CalibrationResult | None) -> Found:
+    def search(calibration: CalibrationResult | None) -> Searched:
         sensitivities = {} if calibration is None else calibration.sensitivities
         *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers)
         if target.quality is not None and calibration is not None:
-            return Found(last, fit_quality(last, size, target.quality, calibration.divergence))
+            return Searched(last, fit_quality(last, size, target.quality, calibration.divergence))
         if budget is None:
-            return Found(last, Fit(last.encode_settled(), 0, None, 0))
+            return Searched(last, Fit(last.encode_settled(), 0, None, 0))
         for allocation in preferred:
             with suppress(BudgetError):
-                return Found(allocation, fit_budget(allocation, size, budget, rough))
-        return Found(last, fit_budget(last, size, budget, rough))
+                return Searched(allocation, fit_budget(allocation, size, budget, rough))
+        return Searched(last, fit_budget(last, size, budget, rough))
 
     def finish(allocation: Allocation, calibration: CalibrationResult, steps: int, sigma: float) -> EncodedState:
         """Encode what `refit_by_parts` leaves."""
@@ -99,10 +99,10 @@ def encode_state(
         fixed = {name: tensor for name, tensor in encoded.tensors.items() if name not in tuned}
         return allocation.continued(fixed, tuned).encode_settled()
 
-    found = search(calibration)
+    searched = search(calibration)
     if calibration is None:
-        return found.fit.encoded
-    encoded = checked(found, calibration) if budget is not None else found.fit.encoded
+        return searched.fit.encoded
+    encoded = checked(searched, calibration) if budget is not None else searched.fit.encoded
     if refinement is None:
         return encoded
     # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
@@ -112,14 +112,14 @@ def encode_state(
         again = search(recalibrated)
         other = checked(again, recalibrated) if budget is not None else again.fit.encoded
         if loss(other) < loss(encoded):
-            found, encoded, calibration = again, other, recalibrated
-    if refinement.refit and (found.fit.sigma is not None or not target.searched):
-        sigma = found.fit.sigma or 1.0
+            searched, encoded, calibration = again, other, recalibrated
+    if refinement.refit and (searched.fit.sigma is not None or not target.searched):
+        sigma = searched.fit.sigma or 1.0
         coarser = 1.0 if target.quality is None else _REFITTED
         with suppress(BudgetError):
             result, steps = calibration, refinement.refit
             refitted = refit_by_parts(
-                found.allocation,
+                searched.allocation,
                 math.log2(sigma * coarser),
                 result,
                 steps,
@@ -130,30 +130,30 @@ def encode_state(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Searched:
     """Result of a search, and the allocation it was found with."""
 
     allocation: Allocation
     fit: Fit
 
 
-def checked(found: Found, calibration: CalibrationResult) -> EncodedState:
+def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
     """Return the encoding that the search found, or a slightly coarser one if that is closer to the float model.
 
     Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
     would notice; with calibration it is measured on the held-out batches, and logged.
 
     Args:
-        found: by the search.
+        searched: result of the search.
         calibration: of the model.
     """
-    fit = found.fit
+    fit = searched.fit
     if calibration.held_out is None or fit.sigma is None:
         return fit.encoded
     exponent = math.log2(fit.sigma) + _COARSER
-    if exponent > found.allocation.coarsest:
+    if exponent > searched.allocation.coarsest:
         return fit.encoded
-    coarser = found.allocation.encode(exponent)
+    coarser = searched.allocation.encode(exponent)
     errors = calibration.divergence(fit.encoded), calibration.divergence(coarser)
     if errors[0] <= errors[1]:
         return fit.encoded

@@ -13,7 +13,7 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Fit
-from birdie.compress.rate.encoding import Found, Refinement, checked, encode_state
+from birdie.compress.rate.encoding import Refinement, Searched, checked, encode_state
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Sensitivity
@@ -143,8 +143,8 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
 ) -> None:
     def kept(exponent: float, calibration: CalibrationResult) -> float:
         allocation: Any = ByExponent()
-        found = Found(allocation, Fit(allocation.encode(exponent), 100, 2.0**exponent, 3))
-        return float(checked(found, calibration).decode()["first"])
+        result = Searched(allocation, Fit(allocation.encode(exponent), 100, 2.0**exponent, 3))
+        return float(checked(result, calibration).decode()["first"])
 
     model = nn.Linear(2, 2)
     calibration = Measured({}, {}, HeldOutKL(model, [], lambda *_: torch.zeros(())), best=best)

@@ -47,15 +47,15 @@ def test_a_model_without_matrices_is_one_empty_part() -> None:
 @pytest.mark.parametrize("scheme", [None, "int4"])
 def test_what_is_fixed_is_encoded_as_at_first_and_is_not_tuned(scheme: str | None) -> None:
     first = allocation([80, 90, 100], scheme)
-    whole = first.encode(-2.0).tensors
+    encoded = first.encode(-2.0).tensors
     rest = first.continued(first.encode_part(["0", "1"], -2.0), {"2": first.assignment.tensors["2"] + 1})
     assert tunable(rest) == ["2", "norm"]
     again = rest.encode(-2.0)
-    assert list(again.tensors) == list(whole)
-    before, after = first.encode(-2.0).decode(), again.decode()
-    assert all(torch.equal(before[name], after[name]) for name in ("0", "1", "norm", "steps"))
-    assert (after["2"] - before["2"]).mean().item() == pytest.approx(1, abs=0.1)
-    assert first.encode(-2.0).tensors["2"].params == whole["2"].params, "the first allocation is unchanged"
+    assert list(again.tensors) == list(encoded)
+    old, new = first.encode(-2.0).decode(), again.decode()
+    assert all(torch.equal(old[name], new[name]) for name in ("0", "1", "norm", "steps"))
+    assert (new["2"] - old["2"]).mean().item() == pytest.approx(1, abs=0.1)
+    assert first.encode(-2.0).tensors["2"].params == encoded["2"].params, "the first allocation is unchanged"
 
 
 def test_each_part_is_tuned_to_all_that_are_encoded_before_it() -> None:
