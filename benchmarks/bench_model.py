@@ -3,7 +3,8 @@
 The recipe is recipes/bench.toml; the text is the challenge's FineWeb smoke shard and public-domain books, with the
 challenge's tokenizer of 1,024 pieces. The model is cached by a digest of the recipe's settings for model, training,
 optimizer and data order, and of the contents of the data files. Paths do not count, nor do the settings for validation,
-export and logging.
+export and logging. `--longer 4` trains a second model on the same data for four times as many steps: a model nearer to
+the end of its training is harder to compress.
 """
 
 import hashlib
@@ -66,36 +67,41 @@ class Sources:
         return sources
 
 
-def bench_model(run_root: Path = Path("runs"), data: Path | None = None, *, train: bool = True) -> Path:
+def bench_model(
+    run_root: Path = Path("runs"), data: Path | None = None, *, train: bool = True, longer: int = 1
+) -> Path:
     """Return the path of the shared model's float weights (.safetensors), training it first if necessary.
 
     Args:
         run_root: folder of runs; the model's folder in it is `bench-DIGEST`.
         data: folder of the shared data; default: BIRDIE_DATA.
         train: allow training, which takes most of an hour on two cores.
+        longer: factor on the recipe's steps.
 
     Raises:
         ConfigError: data are missing, or there is no trained model and `train` is False.
     """
     sources = Sources.under(shared_data() if data is None else data)
-    folder = run_root / f"bench-{digest(sources)}"
+    folder = run_root / f"bench-{digest(sources, longer=longer)}"
     weights = folder / "model.safetensors"
     if weights.is_file():
         return weights
-    if not _finished(folder):
+    steps = longer * load_recipe(RECIPE).train.iterations
+    if not _finished(folder, steps):
         if not train:
-            raise ConfigError(f"{folder} has no trained model; run python -m benchmarks.bench_model")
-        _train(sources, folder)
+            command = "python -m benchmarks.bench_model" + (f" --longer {longer}" if longer > 1 else "")
+            raise ConfigError(f"{folder} has no trained model; run {command}")
+        _train(sources, folder, steps)
     state = load_checkpoint(folder / "checkpoints").weights
     with atomic_path(weights) as path:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
     return weights
 
 
-def digest(sources: Sources, recipe: Path = RECIPE) -> str:
-    """Return eight hex digits that depend on the recipe's settings and the data's contents only."""
+def digest(sources: Sources, recipe: Path = RECIPE, longer: int = 1) -> str:
+    """Return eight hex digits that depend on the recipe's settings, the factor on its steps and the data's contents."""
     key = {
-        "settings": _settings(tomllib.loads(recipe.read_text())),
+        "settings": _settings(tomllib.loads(recipe.read_text())) | ({"longer": longer} if longer > 1 else {}),
         "tokenizer": _contents(sources.tokenizer),
         "train": _contents(sources.train),
         "books": {path.name: _contents(path) for path in sources.books},
@@ -115,17 +121,24 @@ def _contents(path: Path) -> str:
     return sha256.hexdigest()
 
 
-def _finished(folder: Path) -> bool:
+def _finished(folder: Path, steps: int) -> bool:
     """Return whether the checkpoint of the last step exists."""
     if not checkpoint_paths(folder / "checkpoints"):
         return False
-    return load_checkpoint(folder / "checkpoints").step >= load_recipe(RECIPE).train.iterations
+    return load_checkpoint(folder / "checkpoints").step >= steps
 
 
-def _train(sources: Sources, folder: Path) -> None:
+def _train(sources: Sources, folder: Path, steps: int) -> None:
     shards = _shards(sources, folder)
-    paths = ["--data.path", str(shards), "--data.tokenizer", str(sources.tokenizer)]
-    run = Run(load_recipe(RECIPE, paths), folder, notify=log)
+    settings = [
+        "--data.path",
+        str(shards),
+        "--data.tokenizer",
+        str(sources.tokenizer),
+        "--train.iterations",
+        str(steps),
+    ]
+    run = Run(load_recipe(RECIPE, settings), folder, notify=log)
     for event in run.train(resume=True):
         if isinstance(event, Started):
             log(f"training {event.parameters:,} parameters on {event.train_tokens:,} tokens into {folder}")
@@ -155,9 +168,10 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument("--data", type=Path, help="folder of the shared data (default: BIRDIE_DATA)")
+    parser.add_argument("--longer", type=int, default=1, help="factor on the steps of training (default: 1)")
     options = parser.parse_args()
     with errors_as_exit():
-        print(bench_model(options.runs, options.data))
+        print(bench_model(options.runs, options.data, longer=options.longer))
 
 
 if __name__ == "__main__":

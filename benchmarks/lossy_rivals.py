@@ -5,6 +5,8 @@ The record stack is in `record_stack`, its tuning in `record_search`. A coder th
 """
 
 import io
+import json
+import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -75,6 +77,87 @@ def row_maximum(bits: int, compressor: str) -> LossyCoder:
     return LossyCoder(f"int{bits} row maximum + torch.save + {packer.name}", packer.version, encode, decode)
 
 
+def naive(bits: int, group: int | None = None) -> LossyCoder:
+    """Return a coder of what many do by hand: integers up to the maximum of each channel or group, zstd -22.
+
+    Scales, vectors and tensors below 1,024 elements are float16. The file has a header of names and shapes; of one
+    stream and one stream for each of header, integers, scales and the rest, it takes the smaller. Four bits and fewer
+    may be packed two to a byte.
+    """
+    top, packer = 2 ** (bits - 1) - 1, COMPRESSORS["zstd"]
+
+    def quantized(weight: Tensor) -> bool:
+        return weight.ndim >= 2 and weight.numel() >= 1024 and weight.is_floating_point()
+
+    def rows_of(weight: Tensor) -> Tensor:
+        rows = weight.float().flatten(1)
+        return rows.reshape(-1, group) if group and rows.shape[1] % group == 0 else rows
+
+    def encode(state: State) -> bytes:
+        header = json.dumps([[name, list(weight.shape), str(weight.dtype)[6:]] for name, weight in state.items()])
+        symbols, scales, rest = [], [], []
+        for weight in state.values():
+            if not quantized(weight):
+                rest.append((weight.half() if weight.is_floating_point() else weight).numpy().tobytes())
+                continue
+            rows = rows_of(weight)
+            scale = (rows.abs().amax(1) / top).half()
+            scale[scale == 0] = 1
+            symbols.append((rows / scale.float()[:, None]).round().clamp(-top, top).to(torch.int8).reshape(-1).numpy())
+            scales.append(scale.numpy().tobytes())
+        numbers = np.concatenate(symbols) if symbols else np.zeros(0, np.int8)
+        padded = np.append(numbers, np.zeros(len(numbers) % 2, np.int8)).view(np.uint8) & 15
+        tail = [b"".join(scales), b"".join(rest)]
+        forms = [numbers.tobytes()] + ([(padded[::2] | padded[1::2] << 4).tobytes()] if bits <= 4 else [])
+        files = []
+        for packed, form in enumerate(forms):
+            parts = [header.encode(), form, *tail]
+            lengths = [len(part) for part in parts]
+            one = packer.compress(b"".join(parts))
+            several = [packer.compress(part) for part in parts]
+            files.append(struct.pack("<BB4I", packed, 1, *lengths) + one)
+            files.append(struct.pack("<BB4I", packed, 4, *(len(part) for part in several)) + b"".join(several))
+        return min(files, key=len)
+
+    def decode(data: bytes) -> dict[str, Tensor]:
+        packed, streams, *lengths = struct.unpack_from("<BB4I", data)
+        body = data[struct.calcsize("<BB4I") :]
+        if streams == 1:
+            body = unpacked(body)
+        parts = []
+        for length in lengths:
+            parts.append(body[:length] if streams == 1 else unpacked(body[:length]))
+            body = body[length:]
+        numbers = np.frombuffer(parts[1], np.int8)
+        if packed:
+            nibbles = np.stack([numbers.view(np.uint8) & 15, numbers.view(np.uint8) >> 4], 1).reshape(-1)
+            numbers = (nibbles ^ 8).astype(np.int8) - 8
+        scales, rest = np.frombuffer(parts[2], np.float16), parts[3]
+        state: dict[str, Tensor] = {}
+        for name, shape, kind in json.loads(parts[0]):
+            dtype = getattr(torch, kind)
+            empty = torch.empty(shape, dtype=dtype)
+            if not quantized(empty):
+                stored = torch.float16 if empty.is_floating_point() else dtype
+                size = empty.numel() * stored.itemsize
+                values = (
+                    torch.frombuffer(bytearray(rest[:size]), dtype=stored) if size else torch.empty(0, dtype=stored)
+                )
+                state[name], rest = values.reshape(shape).to(dtype), rest[size:]
+                continue
+            rows = rows_of(empty).shape
+            scale, scales = scales[: rows[0]].astype(np.float32), scales[rows[0] :]
+            values = torch.from_numpy(numbers[: empty.numel()].reshape(rows) * scale[:, None])
+            state[name], numbers = values.reshape(shape).to(dtype), numbers[empty.numel() :]
+        return state
+
+    def unpacked(data: bytes) -> bytes:
+        return packer.decompress(data, LIMIT)
+
+    name = f"int{bits}" + (f" in groups of {group}" if group else " per channel")
+    return LossyCoder(f"{name} + {packer.name}", packer.version, encode, decode)
+
+
 def challenge_int8() -> LossyCoder:
     """Return the challenge's own export (birdie.artifact.int8_zlib): tensors up to 65,536 elements stay fp16."""
     return LossyCoder(
@@ -87,6 +170,17 @@ def challenge_int8() -> LossyCoder:
 
 def nncodec(qp: int) -> LossyCoder:
     """Return NNCodec with its trellis at one step size; separate processes encode and decode."""
+    return _in_environment("nncodec", "NNCodec", f"qp {qp}", qp)
+
+
+def entropack(bits: float) -> LossyCoder:
+    """Return EntroPack's lattice at one rate, bits per weight of a matrix; separate processes encode and decode."""
+    return _in_environment("entropack", "EntroPack", f"{bits:g} bits", bits)
+
+
+def _in_environment(package: str, name: str, label: str, setting: float) -> LossyCoder:
+    def run(*arguments: str | Path) -> None:
+        run_in_environment([str(HERE / "lossy_worker.py"), *map(str, arguments)], name)
 
     def encode(state: State) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
@@ -94,24 +188,16 @@ def nncodec(qp: int) -> LossyCoder:
             np.savez(
                 work / "in.npz", allow_pickle=False, **{name: weight.float().numpy() for name, weight in state.items()}
             )
-            _worker("encode", work / "in.npz", work / "stream", str(qp))
-            return (work / "stream").read_bytes()
+            run("encode", package, work / "in.npz", work / "file", str(setting))
+            return (work / "file").read_bytes()
 
     def decode(data: bytes) -> dict[str, Tensor]:
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
-            (work / "stream").write_bytes(data)
-            _worker("decode", work / "stream", work / "out.npz")
+            (work / "file").write_bytes(data)
+            run("decode", package, work / "file", work / "out.npz")
             with np.load(work / "out.npz") as archive:
                 return {name: torch.from_numpy(archive[name]) for name in archive.files}
 
-    return LossyCoder(f"NNCodec qp {qp}", _nncodec_version(), encode, decode)
-
-
-def _worker(*arguments: str | Path) -> None:
-    run_in_environment([str(HERE / "lossy_worker.py"), *map(str, arguments)], "NNCodec")
-
-
-def _nncodec_version() -> str:
-    code = "from importlib import metadata; print(metadata.version('nncodec'))"
-    return run_in_environment(["-c", code], "NNCodec").strip()
+    code = f"from importlib import metadata; print(metadata.version({package!r}))"
+    return LossyCoder(f"{name} {label}", run_in_environment(["-c", code], name).strip(), encode, decode)

@@ -32,7 +32,8 @@ from birdie.score.divergence import divergence
 
 SEQ_LEN = 512  # what the benchmark model was trained with
 WINDOWS, IMAGES = 16, 250  # per batch
-HELD_OUT_TOKENS, CALIBRATION_TOKENS = 65_536, 131_072
+HELD_OUT_TOKENS, CALIBRATION_TOKENS, TEST_IMAGES = 65_536, 131_072, 10_000
+SUBJECTS = ("bench", "bench4", "g128", "samtruss", "resnet20", "resnet32")
 Batch = tuple[Tensor, Tensor]
 
 
@@ -114,25 +115,61 @@ class Subject:
         return self.logits[index]
 
 
-def bench_subject(
-    runs: Path, data: Path, *, tokens: int = HELD_OUT_TOKENS, calibration_tokens: int = CALIBRATION_TOKENS
-) -> Subject:
-    """Return the shared benchmark model, training it first if necessary.
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Folders that the subjects come from.
 
-    Args:
-        runs: folder of runs.
-        data: folder of the shared data.
-        tokens: held-out targets, rounded down to complete windows.
-        calibration_tokens: training tokens for calibration, rounded down likewise.
+    Attributes:
+        runs: trained models and cached rows.
+        data: the shared data.
     """
-    return gpt_subject(
-        "the benchmark model", bench_model(runs, data), data, tokens=tokens, calibration_tokens=calibration_tokens
-    )
+
+    runs: Path
+    data: Path
+
+    @property
+    def cache(self) -> Path:
+        """Folder of cached rows and images."""
+        return self.runs / "rd-cache"
 
 
-def gpt_subject(
-    name: str, weights: Path, data: Path, *, tokens: int, calibration_tokens: int = CALIBRATION_TOKENS
-) -> Subject:
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Amounts of data to measure and calibrate on.
+
+    Attributes:
+        tokens, images: held out; tokens are rounded down to complete windows.
+        calibration_tokens: rounded down likewise.
+    """
+
+    tokens: int = HELD_OUT_TOKENS
+    images: int = TEST_IMAGES
+    calibration_tokens: int = CALIBRATION_TOKENS
+
+
+def load_subject(name: str, folders: Folders, amounts: Amounts) -> Subject:
+    """Return one of `SUBJECTS`.
+
+    `bench` is the shared benchmark model and `bench4` the same trained four times as long; either is trained first if
+    necessary.
+    """
+    golf = folders.data / "weights" / "parameter_golf"
+    match name:
+        case "bench":
+            weights = bench_model(folders.runs, folders.data)
+        case "bench4":
+            weights = bench_model(folders.runs, folders.data, longer=4)
+        case "g128":
+            weights = golf / "nolanvild_128d_fp32.pt"
+        case "samtruss":
+            weights = golf / "samtruss_7L384_valbpb1.99.int8.ptz"
+        case _:
+            (weights,) = (folders.data / "weights" / "resnet_cifar10").glob(f"{name}-*.th")
+            return resnet_subject(name, weights, folders, amounts)
+    return gpt_subject(name, weights, folders.data, amounts)
+
+
+def gpt_subject(name: str, weights: Path, data: Path, amounts: Amounts) -> Subject:
     """Return a GPT of the challenge's baseline architecture with a vocabulary of 1,024 pieces."""
     sources = Sources.under(data)
     state = read_state_dict(weights)
@@ -140,8 +177,8 @@ def gpt_subject(
     module = GPT(config)
     module.load_state_dict(state, strict=True)
     tokenizer = load_tokenizer(sources.tokenizer)
-    held_out = np.asarray(read_shard(sources.val)[: tokens // SEQ_LEN * SEQ_LEN + 1])
-    training = np.asarray(read_shard(sources.train)[: calibration_tokens // SEQ_LEN * SEQ_LEN + 1])
+    held_out = np.asarray(read_shard(sources.val)[: amounts.tokens // SEQ_LEN * SEQ_LEN + 1])
+    training = np.asarray(read_shard(sources.train)[: amounts.calibration_tokens // SEQ_LEN * SEQ_LEN + 1])
     table = tokenizer.byte_table(config.vocab_size)
     return Subject(
         name,
@@ -155,18 +192,16 @@ def gpt_subject(
     )
 
 
-def resnet_subject(weights: Path, data: Path, cache: Path, *, count: int = 10_000) -> Subject:
-    """Return a CIFAR ResNet on the first `count` test images, which alternate between the classes."""
+def resnet_subject(name: str, weights: Path, folders: Folders, amounts: Amounts) -> Subject:
+    """Return a CIFAR ResNet on the first test images, which alternate between the classes."""
     module, state = load_resnet(weights)
-    pixels = images(data, cache)
-    test, labels = pixels["test"][:count], pixels["test_labels"][:count]
+    pixels = images(folders.data, folders.cache / "cifar10.npz")
+    test, labels = pixels["test"][: amounts.images], pixels["test_labels"][: amounts.images]
     batches = _image_batches(normalized(test), labels)
     calibration = _image_batches(normalized(pixels["train"]), pixels["train_labels"])
     blocks = module.blocks
     key = digest(state, test.numpy(), pixels["train"].numpy())
-    return Subject(
-        weights.name.partition("-")[0], module, state, batches, calibration, key, lambda: type(module)(blocks)
-    )
+    return Subject(name, module, state, batches, calibration, key, lambda: type(module)(blocks))
 
 
 def windows(tokens: NDArray[np.integer]) -> list[Batch]:
@@ -181,13 +216,15 @@ def _image_batches(inputs: Tensor, labels: Tensor) -> list[Batch]:
 
 
 class _Replay:
-    """Language model that returns known losses in the order of the calls."""
+    """Language model that returns known losses in order, whatever batches the scorer makes."""
 
     def __init__(self, nats: list[Tensor]) -> None:
-        self.nats = iter(nats)
+        self.nats, self.start = torch.cat([batch.flatten() for batch in nats]), 0
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:  # noqa: ARG002
-        return next(self.nats)
+        losses = self.nats[self.start : self.start + targets.numel()].view_as(targets)
+        self.start += targets.numel()
+        return losses
 
 
 def _bits(nats: list[Tensor], tokens: NDArray[np.uint16], table: ByteTable, bos_id: int) -> float:

@@ -1,17 +1,19 @@
 """Bytes against quality of lossy coders of weights: `python -m benchmarks.rate_distortion [--json] [--plot FILE.svg]`.
 
-    python -m benchmarks.rate_distortion                                the shared model (benchmarks.bench_model)
-    python -m benchmarks.rate_distortion --weights resnet20-….th        a ResNet of the shared data (BIRDIE_DATA)
+    python -m benchmarks.rate_distortion                                every network of benchmarks.quality
+    python -m benchmarks.rate_distortion --subjects bench,resnet20      some of them
     python -m benchmarks.rate_distortion --rivals record,nncodec --targets 0.005,0.01,0.02
 
 Every row is a file that was written, decoded from its bytes and then measured; the entire file counts. Equal quality
-means equal mean KL(float ‖ decoded) on held-out data, interpolated on birdie's curve at the rival's KL. The rows of
-rivals are cached in runs/rd-cache, keyed by everything they depend on. docs/rate-distortion.md explains the rows.
+means equal mean KL(float ‖ decoded) on held-out data, interpolated on birdie's curve at the rival's KL. Over several
+networks, the worst and the median ratio to each rival are printed last. The rows of rivals are cached in runs/rd-cache,
+keyed by everything they depend on. docs/rate-distortion.md explains the rows.
 """
 
 import argparse
 import hashlib
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ from benchmarks import lossy_rivals, record_stack
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, one_of, report
 from benchmarks.curves import ratios, svg
 from benchmarks.lossy_rivals import LossyCoder
-from benchmarks.quality import HELD_OUT_TOKENS, Quality, Subject, bench_subject, gpt_subject, resnet_subject
+from benchmarks.quality import HELD_OUT_TOKENS, SUBJECTS, TEST_IMAGES, Amounts, Folders, Quality, Subject, load_subject
 from benchmarks.record_search import Tuner, measure_files
 from benchmarks.resnet import augmented
 from benchmarks.rivals import HERE, NotInstalledError
@@ -215,17 +217,17 @@ def parse() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = command_parser(__doc__)
     parser.add_argument(
-        "--weights", type=Path, help="a GPT of the challenge, or a ResNet .th (default: the shared model)"
+        "--subjects", type=comma_separated(one_of(SUBJECTS, "network")), default=list(SUBJECTS), help="networks"
     )
     parser.add_argument("--rivals", type=rival_keys, default=list(RIVALS), help=f"of {','.join(RIVALS)}; or none")
     parser.add_argument(
         "--targets", type=comma_separated(float), default=list(TARGETS), help="KL that the record stack is tuned for"
     )
     parser.add_argument("--tokens", type=int, default=HELD_OUT_TOKENS, help="held-out tokens (default: 65,536)")
-    parser.add_argument("--images", type=int, default=10_000, help="held-out images (default: 10,000)")
+    parser.add_argument("--images", type=int, default=TEST_IMAGES, help="held-out images (default: 10,000)")
     parser.add_argument("--no-birdie", action="store_true", help="rivals only")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of models and cached rows")
-    parser.add_argument("--plot", type=Path, help="also draw bytes against KL into this .svg")
+    parser.add_argument("--plot", type=Path, help="also draw bytes against KL of one network, .svg")
     return parser.parse_args()
 
 
@@ -238,18 +240,32 @@ def rival_keys(text: str) -> list[str]:
     return [key for key in comma_separated(one_of((*RIVALS, "none"), "rival"))(text) if key != "none"]
 
 
-def subject_of(options: argparse.Namespace) -> Subject:
-    """Return the model that the flags name.
+def overview(compared: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """Return for each rival the worst and the median network by bytes at equal KL.
 
-    Raises:
-        ConfigError: BIRDIE_DATA is unset.
+    Args:
+        compared: network → lines of `comparison`; a network counts by the mean of its ratios to a rival.
     """
-    data, cache = shared_data(), options.runs / "rd-cache"
-    if options.weights is None:
-        return bench_subject(options.runs, data, tokens=options.tokens)
-    if options.weights.suffix == ".th":
-        return resnet_subject(options.weights, data, cache / "cifar10.npz", count=options.images)
-    return gpt_subject(options.weights.stem, options.weights, data, tokens=options.tokens)
+    by_rival: dict[str, dict[str, list[float]]] = {}
+    for name, lines in compared.items():
+        for line in lines:
+            if line["equal"] == "kl" and line["ratio"] is not None:
+                by_rival.setdefault(line["rival"], {}).setdefault(name, []).append(line["ratio"])
+    rows: list[Row] = []
+    for rival, networks in by_rival.items():
+        means = {name: statistics.fmean(values) for name, values in networks.items()}
+        worst = max(means, key=means.__getitem__)
+        median = statistics.median(means.values())
+        rows.append(
+            {
+                "rival": rival,
+                "networks": len(means),
+                "worst": round(means[worst], 4),
+                "of": worst,
+                "median": round(median, 4),
+            }
+        )
+    return rows
 
 
 def _table_row(line: Row) -> Row:
@@ -258,25 +274,46 @@ def _table_row(line: Row) -> Row:
     return {**cells, "kl": None if line["kl"] is None else f"{line['kl']:.6f}"}
 
 
+def measured(name: str, options: argparse.Namespace) -> list[Row]:
+    """Return the rows of one network."""
+    folders = Folders(options.runs, shared_data())
+    known = load_subject(name, folders, Amounts(options.tokens, options.images))
+    cache = Cache(folders.cache, known)
+    rows = list(rival_rows(known, cache, options.rivals, options.targets))
+    return rows if options.no_birdie else rows + list(birdie_rows(known))
+
+
 def main() -> None:
     """Measure and print the tables."""
     options = parse()
+    if options.plot and len(options.subjects) > 1:
+        raise SystemExit("--plot draws one network; name it by --subjects")
     torch.set_num_threads(1)
-    with errors_as_exit(NotInstalledError):
-        subject = subject_of(options)
-        cache = Cache(options.runs / "rd-cache", subject)
-        rows = list(rival_rows(subject, cache, options.rivals, options.targets))
-        rows += [] if options.no_birdie else birdie_rows(subject)
-    compared = comparison(rows, options.targets)
-    if options.plot:
-        write_bytes(options.plot, svg(rows, f"{subject.name}: bytes of the file").encode())
+    rows: list[Row] = []
+    compared: dict[str, list[Row]] = {}
+    for name in options.subjects:
+        with errors_as_exit(NotInstalledError):
+            lines = measured(name, options)
+        compared[name] = comparison(lines, options.targets)
+        rows += [{"network": name, **line} for line in lines]
+        if options.plot:
+            write_bytes(options.plot, svg(lines, f"{name}: bytes of the file").encode())
+        if not options.json:
+            _print(name, lines, [] if options.no_birdie else compared[name])
+    summary = overview(compared)
     if options.json:
-        report([*rows, *({"comparison": True, **line} for line in compared)], as_json=True)
-        return
+        lines = [{"network": name, "comparison": True, **line} for name in compared for line in compared[name]]
+        report([*rows, *lines, *({"overview": True, **line} for line in summary)], as_json=True)
+    elif summary:
+        report(summary, as_json=False)
+
+
+def _print(name: str, rows: Sequence[Row], compared: Sequence[Row]) -> None:
+    log(name)
     for version in dict.fromkeys(f"{line['curve']}: {line['version']}" for line in rows):
         log(version)
     report([_table_row(line) for line in rows], as_json=False)
-    if compared and not options.no_birdie:
+    if compared:
         report(compared, as_json=False)
 
 

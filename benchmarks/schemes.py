@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.command import command_parser, errors_as_exit, log, report
 from benchmarks.curves import bytes_at
-from benchmarks.quality import Subject, bench_subject
+from benchmarks.quality import Amounts, Folders, Subject, load_subject
 from benchmarks.shared_data import shared_data
 from birdie.artifact.load import load
 from birdie.artifact.save import save
@@ -128,8 +128,9 @@ def main() -> None:
     torch.manual_seed(0)
     with errors_as_exit():
         data = options.data or shared_data()
-        subject = bench_subject(options.runs, data, tokens=TOKENS, calibration_tokens=CALIBRATION_TOKENS)
-        lines = rows(subject, [spec.strip() for spec in options.schemes.split(";") if spec.strip()])
+        amounts = Amounts(TOKENS, calibration_tokens=CALIBRATION_TOKENS)
+        model = load_subject("bench", Folders(options.runs, data), amounts)
+        lines = rows(model, [spec.strip() for spec in options.schemes.split(";") if spec.strip()])
     if options.markdown:
         sys.stdout.write(markdown(lines))
     else:

@@ -1,7 +1,7 @@
 """Networks fine-tuned to a byte budget compared with quantization alone: `python -m benchmarks.spectral_tune [--json]`.
 
     python -m benchmarks.spectral_tune                            the shared GPT (benchmarks.bench_model)
-    python -m benchmarks.spectral_tune --weights resnet32-….th --smaller 10,20,28
+    python -m benchmarks.spectral_tune --subject resnet32 --smaller 10,20,28
     python -m benchmarks.spectral_tune --recipe resnet_spectral --alone
 
 The GPT continues its training on its training text. A ResNet is trained on the 2,000 lossless training images of the
@@ -18,7 +18,6 @@ import argparse
 import copy
 import dataclasses
 import json
-import os
 import sys
 import tempfile
 import time
@@ -35,8 +34,8 @@ import birdie
 from benchmarks.bench_model import Sources
 from benchmarks.command import comma_separated, command_parser, errors_as_exit, log, report
 from benchmarks.curves import bytes_at
-from benchmarks.quality import Batch, Subject, windows
-from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row, subject_of
+from benchmarks.quality import SUBJECTS, Amounts, Batch, Folders, Subject, load_subject, windows
+from benchmarks.rate_distortion import Cache, Row, birdie_rows, rival_rows, row
 from benchmarks.resnet import augmented
 from benchmarks.rivals import NotInstalledError
 from benchmarks.shared_data import shared_data
@@ -46,7 +45,7 @@ from birdie.errors import ConfigError
 from birdie.run.registry import find
 
 PROGRAM = "python -m benchmarks.spectral_tune"
-SETTINGS = ("weights", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe
+SETTINGS = ("subject", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe
 GRIDS = (0.4, 0.6, 0.8, 1.1, 1.5, 2.0)  # steps of plain grids, in standard deviations of the matrix
 TABLE = ("scheme", "bytes", "smaller", "bpb", "accuracy", "agreement", "kl", "encode_s")
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -220,7 +219,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = command_parser(__doc__)
     parser.add_argument("--recipe", help="a recipe of this program (birdie recipe list), or its file")
-    parser.add_argument("--weights", type=Path, help="a ResNet .th of the shared data (default: the shared GPT)")
+    parser.add_argument("--subject", choices=SUBJECTS, default="bench", help="network (default: the shared GPT)")
     parser.add_argument("--smaller", type=comma_separated(float), default=[10, 14, 20], help="factors to float32")
     parser.add_argument("--transform", default="auto", help="auto, identity, dct, wavelet53, wavelet97 or hadamard")
     parser.add_argument("--steps", type=int, default=800, help="steps for each size (default: 800)")
@@ -234,14 +233,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.recipe is not None:
         options = parser.parse_args([*from_recipe(options.recipe), *arguments])
-    options.tokens, options.images = 65_536, 10_000
-    options.batch = options.batch or (8 if options.weights is None else 50)
-    options.rate = options.rate or (5e-4 if options.weights is None else 2e-4)
+    image = options.subject.startswith("resnet")
+    options.batch = options.batch or (50 if image else 8)
+    options.rate = options.rate or (2e-4 if image else 5e-4)
     return options
 
 
 def from_recipe(name: str) -> list[str]:
-    """Return the settings of a recipe as flags; its weights are a path in the shared data.
+    """Return the settings of a recipe as flags.
 
     Raises:
         ConfigError: there is no such recipe, it belongs to another program, or it has an unknown setting.
@@ -253,8 +252,6 @@ def from_recipe(name: str) -> list[str]:
     for setting, value in known.settings()["program"].items():
         if setting not in SETTINGS:
             raise ConfigError(f"{name}: [program] has no {setting!r}; it has {', '.join(SETTINGS)}")
-        if setting == "weights":
-            value = Path(os.environ.get("BIRDIE_DATA", "")) / value
         flags.append(f"--{setting}={','.join(map(str, value)) if isinstance(value, list) else value}")
     return flags
 
@@ -265,7 +262,7 @@ def main() -> None:
     with errors_as_exit(NotInstalledError):
         options = parse(sys.argv[1:])
         torch.set_num_threads(1)
-        bench = Bench(subject_of(options), options)
+        bench = Bench(load_subject(options.subject, Folders(options.runs, shared_data()), Amounts()), options)
         for line in bench.rows():
             rows.append({**line, "smaller": bench.float_bytes / line["bytes"] if line["bytes"] else None})
             log(json.dumps(rows[-1]))

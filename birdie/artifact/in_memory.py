@@ -28,7 +28,7 @@ _NAME = "tensor"
 def compress_weights(model: nn.Module, *, coder: Effort = "max", workers: int | None = None) -> dict[str, Tensor]:
     """Compress every tensor of `model`'s state dict to bytes (uint8, 1-D), by its plain name.
 
-    Weights that `birdie.spectral` wrapped are stored as trained; other matrices become per-row int8; small tensors are
+    Weights that `birdie.spectral` wrapped are stored as trained; other matrices become int8; small tensors are
     kept in 16 bits.
 
     Args:

@@ -10,7 +10,8 @@ The same tensors in any order give the same bytes, whatever the number of thread
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -20,11 +21,12 @@ from birdie.artifact.summary import Summary
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
+from birdie.compress.calibration.synthetic import closer, synthetic_calibration
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
-from birdie.compress.state import ModelState
+from birdie.compress.state import EncodedState, ModelState
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
@@ -42,7 +44,8 @@ def save(
     bits: float | None = None,
     quality: float | None = None,
     coder: Effort = "max",
-    calibration: Calibration | CalibrationResult | None = None,
+    calibration: Calibration | CalibrationResult | Literal["synthetic"] | None = None,
+    example_inputs: Any = None,
     symmetries: bool = True,
     recalibrate: bool = False,
     refit: int = 0,
@@ -59,24 +62,32 @@ def save(
             trained, under plain names, unless a rule names them.
         path: the file to write; it appears complete or not at all.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
-            the first that matches a name wins. Default: per-row int8, with small tensors in 16 bits or lossless.
+            the first that matches a name wins. Default: "feedback:bits=8", eight bits over the range of each row, with
+            small tensors in 16 bits or lossless.
         budget: bytes the file may have; the precision of tensors without a rule is chosen so that the file lands just
             under it.
         bits: the same budget as bits per weight, everything included.
-        quality: largest mean KL from the float model's predictions, in nats per target (token, image); needs
-            calibration, and is measured on batches held out from it.
+        quality: largest mean difference from the float model, measured on batches held out from calibration, which it
+            needs. Losses of probabilities (cross-entropy, NLL, binary cross-entropy): the KL in nats per target (token,
+            image, element). Losses of values (squared, absolute, Huber, margin): relative squared error of the
+            predictions, Σ ‖decoded − float‖² / Σ ‖float − mean‖². Losses that call no function of
+            `torch.nn.functional`: relative difference of the loss.
         coder: "max" for the smallest file, "fast" for the least time.
         calibration: (module, batches, loss): the module whose weights these are, tens of thousands of tokens or
-            thousands of images in batches, and loss(module, batch) → summed nats by `F.cross_entropy`. Quantization
-            scales then follow the sensitivity of the loss. Or a `CalibrationResult`, for several files from one
-            calibration.
+            thousands of images in batches, and loss(module, batch) → any differentiable number; at `F.cross_entropy`
+            labels are not used. Quantization scales then follow the sensitivity of the loss; from few data they are
+            combined with what the kinds of weights let expect. Or a `CalibrationResult`, for several files from one
+            calibration. Or "synthetic": inputs are made up for the module, random tokens for a language model, noise
+            for an image network; this and no calibration are compared on made-up inputs kept apart.
+        example_inputs: inputs to calibrate a module on, by its outputs alone: a tensor, a tuple of arguments, a dict of
+            keyword arguments, or a list of these.
         symmetries: with calibration, sort units whose order is arbitrary, which saves bits; the function is unchanged.
         recalibrate: with calibration, calibrate once more on the quantized model, search again with the means of both,
             and keep the file with the lower KL on the held-out batches: twice the time, a few per cent of the KL at
             best.
-        refit: with calibration, number of Adam steps (one batch each; about fifty pay) that tune norms, gains and
-            biases to the quantized matrices; the result is kept if the KL on the held-out batches is lower. The search
-            runs twice.
+        refit: with calibration, number of Adam steps (one batch each; a few dozen pay) after each of eight parts of the
+            model is encoded, which tune all that is not encoded yet; the result is kept if the KL on the held-out
+            batches is lower.
         lossless: keep every bit of every tensor.
         metadata: JSON to store in the file.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
@@ -91,32 +102,47 @@ def save(
     """
     target = Target(whole_number("budget", budget), bits, quality, lossless)
     refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
+    made_up = calibration == "synthetic" or example_inputs is not None
     _require_arguments(path, scheme, coder, metadata, target, calibration, refinement)
+    if made_up:
+        _require_module(model, calibration, example_inputs, target)
     # Wrong metadata, specs and patterns raise before a folder is created and before any calibration.
     file_metadata.to_bytes(metadata, tree=tree)
     state = ModelState.of(model)
     assign(state, scheme, target)
     require_writable(require_output(path).parent)
 
+    if made_up and isinstance(model, nn.Module):
+        calibration = synthetic_calibration(model, example_inputs, symmetries=symmetries)
+    assert not isinstance(calibration, str)
     state, calibrated = calibrated_state(state, calibration, symmetries=symmetries)
-    assignment = assign(state, scheme, target, () if calibrated is None else calibrated.sensitivities)
+    assignment = assign(state, scheme, target)
     fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, _ROUNDS if target.searched else 1)
         writer, fast_writer = Writer(pool, coder, fields, meter), Writer(pool, "fast", fields, meter)
-        encoded = encode_state(
-            assignment,
-            target,
-            writer.size,
-            rough=None if coder == "fast" and calibrated is None else fast_writer.size,
-            calibration=calibrated,
-            refinement=refinement,
-            plain=coder == "fast",
-            workers=workers,
-        )
+
+        def encode(calibration: CalibrationResult | None) -> EncodedState:
+            return encode_state(
+                assignment,
+                target,
+                writer.size,
+                rough=None if coder == "fast" and calibration is None else fast_writer.size,
+                calibration=calibration,
+                refinement=refinement,
+                plain=coder == "fast",
+                workers=workers,
+            )
+
+        encoded = encode(calibrated)
+        if made_up and calibrated is not None and target.searched and target.quality is None:
+            encoded = closer(calibrated, encoded, encode(None))
         write_bytes(path, writer.to_bytes(encoded))
         meter.finish()
-    return inspect(path)
+    summary = inspect(path)
+    if calibrated is None or calibrated.held_out is None:
+        return summary
+    return replace(summary, error=calibrated.divergence(encoded))
 
 
 def _require_arguments(
@@ -141,9 +167,11 @@ def _require_arguments(
     if target.lossless and (scheme is not None or calibration is not None):
         excluded = "scheme" if scheme is not None else "calibration"
         raise ConfigError(f"lossless keeps every bit, so it takes no {excluded}; drop one of the two")
-    if target.quality is not None and calibration is None:
+    if target.quality is not None and (calibration is None or isinstance(calibration, str)):
         raise ConfigError("quality is measured on data; give calibration=(module, batches, loss), or a budget instead")
-    if calibration is not None and not isinstance(calibration, CalibrationResult):
+    if isinstance(calibration, str) and calibration != "synthetic":
+        raise ConfigError(f"calibration {calibration!r} is unknown; give (module, batches, loss) or 'synthetic'")
+    if calibration is not None and not isinstance(calibration, CalibrationResult | str):
         require_triple(calibration)
     refinement.require(calibration)
     if scheme is None or _is_spec(scheme):
@@ -153,6 +181,16 @@ def _require_arguments(
         pair = isinstance(rule, list | tuple) and len(rule) == 2
         if not (pair and isinstance(rule[0], str) and _is_spec(rule[1])):
             raise ConfigError(f"scheme {rule!r} is neither spec nor rule; write 'int6' or [('blocks.*', 'int6')]")
+
+
+def _require_module(model: Any, calibration: Any, example_inputs: Any, target: Target) -> None:
+    """Raise ConfigError unless `model` is a module that may be calibrated on made-up inputs or on examples."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError("made-up and example inputs are for a module; give the module instead of its state dict")
+    if example_inputs is not None and calibration not in (None, "synthetic"):
+        raise ConfigError("example_inputs and calibration data are two sources of inputs; drop one of the two")
+    if target.lossless:
+        raise ConfigError("lossless keeps every bit, so it takes no example_inputs; drop one of the two")
 
 
 def _is_spec(spec: Any) -> bool:

@@ -28,6 +28,8 @@ class Summary:
         tensors: sorted by name.
         metadata: JSON of the caller of `save`.
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
+        error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
+            in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
     """
 
     path: str
@@ -37,6 +39,7 @@ class Summary:
     tensors: tuple[TensorSummary, ...]
     metadata: Mapping[str, Any]
     tree: Any = None
+    error: float | None = None
 
     @property
     def bits_per_weight(self) -> float:
@@ -44,7 +47,7 @@ class Summary:
         return 8 * self.bytes / self.weights if self.weights else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON that `--json` prints: everything but the metadata."""
+        """Return the JSON that `--json` prints: everything but metadata and error."""
         rows = [
             {"name": row.name, "shape": list(row.shape), "dtype": row.dtype, "scheme": row.scheme, "bytes": row.bytes}
             for row in self.tensors

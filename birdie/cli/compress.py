@@ -80,16 +80,17 @@ def command(
         bool, Parameter(negative=(), help="Calibrate again on the quantized model, keep the better; needs --calibrate.")
     ] = False,
     refit: Annotated[
-        int, Parameter(help="Steps of training norms, gains and biases after quantization; needs --calibrate.")
+        int, Parameter(help="Steps that tune what is not encoded yet, after each of eight parts; needs --calibrate.")
     ] = 0,
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
 
-    By default every matrix is quantized to int8 with one scale per row; small tensors are stored in 16 bits where that
-    is precise enough, else losslessly. --budget and --bits choose the precision of each tensor so that the file just
-    fits; --quality chooses it so that the predictions change by no more than that. With --calibrate the quantization
-    scales follow the sensitivity of the loss, which makes files of the same quality much smaller.
+    By default every matrix is quantized to eight bits over the range of each row, with error feedback; small tensors
+    are stored in 16 bits where that is precise enough, else losslessly. --budget and --bits choose the precision of
+    each tensor so that the file just fits; --quality chooses it so that the predictions change by no more than that.
+    With --calibrate the quantization scales follow the sensitivity of the loss, which makes files of the same quality
+    much smaller.
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`

@@ -7,13 +7,15 @@ plane algorithm for the lattice of grid points under the norm of H, columns in t
 2025, arXiv 2507.18553). The same holds for rows under G; feedback on both sides: Tseng et al. 2025, arXiv 2505.22988.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.scheme import Sensitivity, TapCovariance
 from birdie.errors import WeightsError
 
 BLOCK = 32  # rows that a trellis path runs through before its errors are fed back
@@ -25,34 +27,208 @@ _ATTEMPTS = 5
 Matrix = NDArray[np.float32]
 
 
+class ColumnFeedback(Protocol):
+    """Feedback from columns to later ones: the error of column j times its coefficient is subtracted from column k > j.
+
+    Columns are counted in the order of quantization.
+    """
+
+    def within(self, part: slice) -> Matrix:
+        """Return the coefficients (j, k) among the columns of `part`; entries k ≤ j are not used."""
+        ...
+
+    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
+        """Subtract from all columns after `part` in `left` (columns, rows) what `errors` (part, rows) ask for."""
+        ...
+
+    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
+        """Return w H wᵀ of each row w, (rows, columns) → (rows,)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoFeedback:
+    """Columns of inputs that do not correlate."""
+
+    def within(self, part: slice) -> Matrix:
+        """Return zeros for all pairs of columns."""
+        return np.zeros((part.stop - part.start,) * 2, np.float32)
+
+    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
+        """Leave the later columns as they are."""
+
+    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
+        """Return the sum of squares."""
+        return np.asarray((matrix.astype(np.float64) ** 2).sum(1))
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFeedback:
+    """Feedback by any Hessian.
+
+    Attributes:
+        coefficients: (columns, columns), upper triangular with ones on the diagonal.
+        pivots: (columns,), what remains of the Hessian's weight on each column.
+    """
+
+    coefficients: Matrix
+    pivots: NDArray[np.float64]
+
+    def within(self, part: slice) -> Matrix:
+        """Return a block on the diagonal."""
+        return self.coefficients[part, part]
+
+    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
+        """Subtract one matrix product."""
+        if part.stop < len(left):
+            left[part.stop :] -= self.coefficients[part, part.stop :].T @ errors
+
+    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
+        """Return it by the factors H = C⁻¹ D C⁻ᵀ: a weighted sum of squares after one triangular solve."""
+        unit, ordered = (torch.from_numpy(part.T.astype(np.float64)) for part in (self.coefficients, matrix))
+        parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
+        return np.asarray((parts**2 * self.pivots[:, None]).sum(0))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFeedback:
+    """Feedback within blocks of columns, one block after the other; between blocks the inputs do not correlate."""
+
+    blocks: tuple[DenseFeedback, ...]
+
+    def within(self, part: slice) -> Matrix:
+        """Return the coefficients of each block that begins or goes on in `part`, zeros between blocks."""
+        out = np.zeros((part.stop - part.start,) * 2, np.float32)
+        for block, _, local, inside in self._parts(part):
+            out[inside, inside] = block.within(local)
+        return out
+
+    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
+        """Subtract one matrix product in each block."""
+        for block, columns, local, inside in self._parts(part):
+            block.apply(left[columns], local, errors[inside])
+
+    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
+        """Return the sum over the blocks."""
+        total = np.zeros(len(matrix))
+        for block, columns, _, _ in self._parts(slice(0, matrix.shape[1])):
+            total += block.energy(matrix[:, columns])
+        return total
+
+    def _parts(self, part: slice) -> Iterator[tuple[DenseFeedback, slice, slice, slice]]:
+        """Yield (block, its columns, those of `part` within the block, the same within `part`)."""
+        start = 0
+        for block in self.blocks:
+            stop = start + len(block.pivots)
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last:
+                local, inside = slice(first - start, last - start), slice(first - part.start, last - part.start)
+                yield block, slice(start, stop), local, inside
+            start = stop
+
+
+@dataclass(frozen=True, slots=True)
+class TapFeedback:
+    """Feedback by a `TapCovariance`, without a matrix of all columns: dense in a channel, of rank one between channels.
+
+    Let c be the shared part, and column j tap t of a channel that m channels follow. If the columns after it are free,
+    they move by −H_FF⁻¹ H_Fj, where H_FF is block diagonal plus c 1 1ᵀ. By Sherman and Morrison, with β the regression
+    of tap t on the later taps of its channel, α = T⁻¹ 1 of these, τ = T⁻¹ 1 of a whole channel,
+    σ = 1ᵀα + m 1ᵀτ and g = c (1 − 1ᵀβ) / (1 + c σ), the later taps move by −(β + g α) and later channels by −g τ. What
+    remains of H's weight on column j is the pivot of T plus g (1 − 1ᵀβ).
+
+    Attributes:
+        covariance: of the inputs, damped.
+        beta, alpha: (taps, taps), row t, column of a later tap; zeros elsewhere.
+        tau: (taps,).
+        gain: (columns,), g.
+    """
+
+    covariance: TapCovariance
+    beta: NDArray[np.float64]
+    alpha: NDArray[np.float64]
+    tau: NDArray[np.float64]
+    gain: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, covariance: TapCovariance, columns: int) -> "tuple[TapFeedback, NDArray[np.float64]]":
+        """Return the feedback and the pivots (columns,)."""
+        taps, c = covariance.taps, covariance.shared
+        lower = _inverse_root(taps, 0.0)
+        count, ones = len(taps), np.ones(len(taps))
+        beta = -np.tril(lower / lower.diagonal(), -1).T
+        # The inverse of a trailing block of T is the product of the trailing block of L with its transpose.
+        alpha = np.zeros_like(beta)
+        for tap in range(count - 1):
+            rest = lower[tap + 1 :, tap + 1 :]
+            alpha[tap, tap + 1 :] = rest @ rest.sum(0)
+        tau = lower @ (lower.T @ ones)
+        unexplained = 1 - beta.sum(1)
+        following = np.arange(columns // count)[::-1, None]
+        gain = c * unexplained / (1 + c * (alpha.sum(1) + following * tau.sum()))
+        pivots = lower.diagonal() ** -2.0 + gain * unexplained
+        return cls(covariance, beta, alpha, tau, gain.reshape(-1)), pivots.reshape(-1)
+
+    def within(self, part: slice) -> Matrix:
+        """Return a block of the matrix of all coefficients."""
+        return self._between(part, part)
+
+    def apply(self, left: Matrix, part: slice, errors: Matrix) -> None:
+        """Subtract a matrix product from the rest of the last channel, and a product of two vectors from later ones."""
+        taps = len(self.tau)
+        end = min(-(-part.stop // taps) * taps, len(left))  # of the channel
+        if part.stop < end:
+            left[part.stop : end] -= self._between(part, slice(part.stop, end)).T @ errors
+        if end < len(left) and self.covariance.shared:
+            moved = self.gain[part].astype(np.float32) @ errors
+            later = left[end:].reshape(-1, taps, left.shape[1])
+            later += self.tau.astype(np.float32)[:, None] * moved
+
+    def energy(self, matrix: Matrix) -> NDArray[np.float64]:
+        """Return it channel by channel."""
+        taps = len(self.tau)
+        by_channel = matrix.astype(np.float64).reshape(len(matrix), matrix.shape[1] // taps, taps)
+        same = ((by_channel @ self.covariance.taps) * by_channel).sum((1, 2))
+        return np.asarray(same + self.covariance.shared * by_channel.sum((1, 2)) ** 2)
+
+    def _between(self, first: slice, second: slice) -> Matrix:
+        """Return the coefficients from the columns of `first` to those of `second`, where these are later."""
+        channels, taps = zip(
+            *(divmod(np.arange(part.start, part.stop), len(self.tau)) for part in (first, second)), strict=True
+        )
+        gain = self.gain[first, None]
+        same = self.beta[np.ix_(*taps)] + gain * self.alpha[np.ix_(*taps)]
+        return np.asarray(
+            -np.where(channels[0][:, None] == channels[1], same, gain * self.tau[taps[1]]), dtype=np.float32
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """Coefficients of error feedback, and the weights of rows and columns that remain after it.
 
     Attributes:
         order: columns in the order of quantization.
-        columns: (columns, columns) in that order: the error of j times [j, k] is subtracted from column k > j.
+        columns: feedback from column to column, in that order.
         rows: (rows, rows): the error of row i times [i, k] is subtracted from row k of a later block; (0, 0) without
             feedback to rows.
         column_weight, row_weight: Fisher information that remains of each, in the order of the matrix.
-        feeds_columns: whether errors are fed to later columns.
     """
 
     order: NDArray[np.int64]
-    columns: Matrix
+    columns: ColumnFeedback
     rows: Matrix
     column_weight: NDArray[np.float64]
     row_weight: NDArray[np.float64]
-    feeds_columns: bool
+
+    @property
+    def feeds_columns(self) -> bool:
+        """Return whether errors are fed to later columns."""
+        return not isinstance(self.columns, NoFeedback)
 
     def energy(self, matrix: Matrix) -> NDArray[np.float64]:
         """Return w H wᵀ of each row w, (rows, columns) → (rows,): the cost of setting the row to zero."""
-        # H = C⁻¹ D C⁻ᵀ with C = `columns`, which is unit triangular, and D the pivots, which are the column weights: so
-        # w H wᵀ is a weighted sum of squares after one triangular solve.
-        unit = torch.from_numpy(self.columns.T.astype(np.float64))
-        ordered = torch.from_numpy(matrix[:, self.order].T.astype(np.float64))
-        parts = torch.linalg.solve_triangular(unit, ordered, upper=False, unitriangular=True).numpy()
-        return np.asarray((parts**2 * self.column_weight[self.order, None]).sum(0))
+        return self.columns.energy(matrix[:, self.order])
 
 
 def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output: bool = True) -> Feedback:
@@ -66,33 +242,44 @@ def feedback(sensitivity: Sensitivity | None, rows: int, columns: int, *, output
     Raises:
         WeightsError: the sensitivity has another shape or is not finite.
     """
-    order, column_factors, column_weight = (
-        np.arange(columns),
-        np.zeros((columns, columns), np.float32),
-        np.ones(columns),
-    )
+    by_column: ColumnFeedback = NoFeedback()
+    order, column_weight = np.arange(columns), np.ones(columns)
     row_factors, row_weight = np.zeros((0, 0), np.float32), np.ones(rows)
-    hessian = None if sensitivity is None else sensitivity.hessian
-    fisher = None if sensitivity is None else sensitivity.row_fisher
-    if hessian is not None:
-        matrix = _checked(hessian.double().numpy(), (columns, columns), "Hessian")
-        # Columns with the largest inputs first: their errors still find many columns that can compensate them.
-        order = np.argsort(-matrix.diagonal(), kind="stable")
-        lower = _inverse_root(matrix[np.ix_(order, order)], INPUT_DAMPING)
-        # GPTQ's update: with H⁻¹ = L Lᵀ, column k > j moves by the error of j times L[k, j] / L[j, j], and the weight
-        # that remains on column j is the pivot 1 / L[j, j]².
-        column_factors = (lower / lower.diagonal()).T.astype(np.float32)
-        column_weight = np.empty(columns)
-        column_weight[order] = lower.diagonal() ** -2.0
-    if fisher is not None:
-        row_weight = _checked(fisher.double().numpy(), (rows,), "row Fisher")
+    known = Sensitivity() if sensitivity is None else sensitivity
+    if known.hessian is not None:
+        by_column, order = _dense(_checked(known.hessian.double().numpy(), (columns, columns), "Hessian"))
+        column_weight[order] = by_column.pivots
+    elif known.blocks is not None:
+        _checked(known.blocks.diagonal().double().numpy(), (columns,), "Hessian's diagonal")
+        parts = [_dense(_checked(block.double().numpy(), block.shape, "Hessian")) for block in known.blocks.blocks]
+        order = np.concatenate(
+            [members.numpy()[part] for members, (_, part) in zip(known.blocks.columns, parts, strict=True)]
+        )
+        by_column = BlockFeedback(tuple(block for block, _ in parts))
+        column_weight[order] = np.concatenate([block.pivots for block, _ in parts])
+    elif known.taps is not None:
+        by_column, column_weight = TapFeedback.of(known.taps, columns)
+    if known.row_fisher is not None:
+        row_weight = _checked(known.row_fisher.double().numpy(), (rows,), "row Fisher")
         row_weight = np.maximum(row_weight, FLOOR * row_weight.mean())
         if not row_weight.any():
             row_weight = np.ones(rows)
-    if sensitivity is not None and sensitivity.output is not None and output and rows > BLOCK:
-        matrix = _checked(sensitivity.output.double().numpy(), (rows, rows), "output covariance")
+    if known.output is not None and output and rows > BLOCK:
+        matrix = _checked(known.output.double().numpy(), (rows, rows), "output covariance")
         row_factors, row_weight = _blocks(_inverse_root(matrix, OUTPUT_DAMPING))
-    return Feedback(order, column_factors, row_factors, column_weight, row_weight, hessian is not None)
+    return Feedback(order, by_column, row_factors, column_weight, row_weight)
+
+
+def _dense(matrix: NDArray[np.float64]) -> tuple[DenseFeedback, NDArray[np.int64]]:
+    """Return the feedback by a Hessian, and the order of its columns.
+
+    Columns with the largest inputs are first: their errors still find many columns that can compensate them.
+    """
+    order = np.argsort(-matrix.diagonal(), kind="stable")
+    lower = _inverse_root(matrix[np.ix_(order, order)], INPUT_DAMPING)
+    # GPTQ's update: with H⁻¹ = L Lᵀ, column k > j moves by the error of j times L[k, j] / L[j, j], and the weight that
+    # remains on column j is the pivot 1 / L[j, j]².
+    return DenseFeedback((lower / lower.diagonal()).T.astype(np.float32), lower.diagonal() ** -2.0), order
 
 
 def _checked(values: NDArray[np.float64], shape: tuple[int, ...], kind: str) -> NDArray[np.float64]:

@@ -33,12 +33,13 @@ def importance(name: str, sensitivity: Sensitivity | None, rows: int, columns: i
     """
     fisher = None if sensitivity is None else sensitivity.row_fisher
     hessian = None if sensitivity is None else sensitivity.hessian
+    power = None if sensitivity is None else sensitivity.input_power()
     if hessian is not None and tuple(hessian.shape) != (columns, columns):
         raise ConfigError(
             f"the Hessian of {name!r} is {tuple(hessian.shape)} but the weight has {columns} columns; calibrate again"
         )
     row_factors = _factors(name, fisher, rows, _ROW_FLOOR)
-    column_factors = _factors(name, None if hessian is None else hessian.diagonal(), columns, _COLUMN_FLOOR)
+    column_factors = _factors(name, power, columns, _COLUMN_FLOOR)
     return Importance(row_factors, column_factors)
 
 

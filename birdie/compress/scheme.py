@@ -62,18 +62,74 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
+class TapCovariance:
+    """Assumed mean of x xᵀ: I ⊗ taps + shared · 1 1ᵀ, for columns that are channels of as many taps each.
+
+    Attributes:
+        taps: (taps, taps), of one channel; positive definite.
+        shared: not negative; above 0, all inputs have a mean in common, so the sum of a row's errors costs as well.
+    """
+
+    taps: NDArray[np.float64]
+    shared: float = 0.0
+
+    def dense(self, columns: int) -> NDArray[np.float64]:
+        """Return the matrix, (columns, columns)."""
+        return np.asarray(np.kron(np.eye(columns // len(self.taps)), self.taps) + self.shared)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDiagonal:
+    """Mean of x xᵀ of very many columns: between columns of different blocks nothing is known.
+
+    Attributes:
+        columns: (blocks, size), the columns of each block; each column is in one block.
+        blocks: (blocks, size, size).
+    """
+
+    columns: Tensor
+    blocks: Tensor
+
+    def diagonal(self) -> Tensor:
+        """Return the mean square of each column, (columns,)."""
+        power = self.blocks.new_empty(self.columns.numel())
+        power[self.columns.reshape(-1)] = self.blocks.diagonal(dim1=1, dim2=2).reshape(-1)
+        return power
+
+    def product(self, matrix: Tensor) -> Tensor:
+        """Return `matrix` times this matrix, (rows, columns)."""
+        out = torch.empty_like(matrix)
+        for columns, block in zip(self.columns, self.blocks, strict=True):
+            out[:, columns] = matrix[:, columns] @ block.to(matrix)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Sensitivity of the loss to changes of one weight matrix, measured by calibration.
+    """Sensitivity of the loss to changes of one weight matrix, measured by calibration or assumed.
 
     Attributes:
         hessian: mean of x xᵀ over the inputs, (columns, columns), or None.
         row_fisher: sum of squared gradients at each output row per unit of loss (token, image), (rows,), or None.
         output: sum of g gᵀ per unit of loss, (rows, rows), whose diagonal is `row_fisher`; None if it is not kept.
+        taps: assumed in place of a Hessian that was not measured.
+        blocks: measured in place of a Hessian that has too many columns.
+        samples, gradients: how many independent inputs `hessian` and output gradients `row_fisher` are the means of; 0
+            if that is unknown.
     """
 
     hessian: Tensor | None = None
     row_fisher: Tensor | None = None
     output: Tensor | None = None
+    taps: TapCovariance | None = None
+    blocks: BlockDiagonal | None = None
+    samples: float = 0.0
+    gradients: float = 0.0
+
+    def input_power(self) -> Tensor | None:
+        """Return the mean square of each measured input, (columns,), or None."""
+        measured = self.blocks if self.hessian is None else self.hessian
+        return None if measured is None else measured.diagonal()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.tensors import REAL_DTYPES
 
-SMALL = 4096  # elements below which a tensor is not worth quantizing
-SHORT_ROW = 8  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
-LEAST_CALIBRATED = 256  # elements below which a calibrated matrix in 16 bits costs less than its scales and name, about
+SMALL = 4096  # elements below which a tensor is not worth quantizing by a scheme of any precision
+SMALL_DEFAULT = 1024  # elements below which a matrix is not worth the default's eight bits
+SHORT_ROW = 2  # columns below which a quantized row and its scale are no smaller than 16 bits per weight
+LEAST_SEARCHED = 256  # elements below which a matrix in 16 bits costs less than its scales and name, about
 
 
 def is_matrix(weight: Tensor) -> bool:
@@ -54,11 +55,15 @@ def default_scheme(scheme: Scheme, weight: Tensor) -> Scheme:
     return applicable(scheme, weight)
 
 
-def is_worth_coarsening(weight: Tensor, calibrated: bool) -> bool:
-    """Return whether a search may coarsen `weight`: large matrices always, small ones only if they were calibrated."""
-    return is_matrix(weight) or (
-        calibrated and weight.ndim >= 2 and weight.numel() >= LEAST_CALIBRATED and shrinks(weight)
-    )
+def in_eight_bits(scheme: Scheme, weight: Tensor) -> Scheme:
+    """Return `scheme`, of eight bits, for matrices that are not tiny, and else the scheme of small tensors."""
+    worth = weight.ndim >= 2 and weight.numel() >= SMALL_DEFAULT and shrinks(weight)
+    return scheme if worth else small_scheme(weight)
+
+
+def is_worth_coarsening(weight: Tensor) -> bool:
+    """Return whether a search may coarsen `weight`: matrices, but for tiny ones."""
+    return is_matrix(weight) or (weight.ndim >= 2 and weight.numel() >= LEAST_SEARCHED and shrinks(weight))
 
 
 def shrinks(weight: Tensor) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from birdie.compress.feedback import BLOCK, Feedback
+from birdie.compress.feedback import BLOCK, Feedback, NoFeedback
 from birdie.entropy.trellis import chunk_rows, machine, odd_states
 from birdie.runtime.kernels import njit
 
@@ -98,8 +98,8 @@ def quantize(
         # bits, count the numbers, and use the counts for the final pass.
         chosen = np.arange(0, columns, max(1, weight.size // (_SAMPLE if states > 0 else _LONG_SAMPLE)))
         sample = Rates(bit_costs.table, bit_costs.row, bit_costs.column[chosen])
-        plain = np.arange(len(chosen)), np.zeros((len(chosen),) * 2, np.float32), np.zeros((0, 0), np.float32)
-        no_feedback = Feedback(*plain, np.ones(len(chosen)), np.ones(len(row)), False)
+        no_rows = np.zeros((0, 0), np.float32)
+        no_feedback = Feedback(np.arange(len(chosen)), NoFeedback(), no_rows, np.ones(len(chosen)), np.ones(len(row)))
         draft = search(weight[:, chosen], no_feedback, row, column[chosen], states, weight_of_rate, sample)
         bit_costs = _with_counts(sample, draft, states, bit_costs)
     return search(weight, feedback, row, column, states, weight_of_rate, bit_costs)
@@ -154,13 +154,12 @@ def _search_columns(
             scales[part],
             column_bins[part],
             row,
-            feedback.columns[part, part],
+            feedback.columns.within(part),
             *shared,
             numbers[part],
             errors,
         )
-        if stop < columns and feedback.feeds_columns:
-            left[stop:] -= feedback.columns[part, stop:].T @ errors[: stop - start]
+        feedback.columns.apply(left, part, errors[: stop - start])
     out = np.empty((columns, rows), np.int32)
     out[feedback.order] = numbers
     return np.ascontiguousarray(out.T)

@@ -26,7 +26,6 @@ MAX_STRIDE = 8
 MAX_COARSENESS = 4
 MAX_SPIKES = 16
 MAX_LOG = 16 * 24
-_MAX_NEWTON = 1024  # symbols up to which Newton's method is used: its matrices grow with the square of the knots
 _NEWTON_STEPS = 24
 _HEADROOM = 16 * 18  # range of logs that the encoder leaves to knots; the rest is for spikes
 # 2**(15 + i/16) for i = 0 … 15, rounded down: four nested square roots of an exact integer.
@@ -169,7 +168,7 @@ def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int], *, newton:
     if support.size < (3 << stride):
         return []
     logs, expected = _iterative_scaling(support, stride)
-    if newton and support.size <= _MAX_NEWTON:
+    if newton:
         logs, expected = _newton(support, stride, logs)
     # A spike pays where the curve misses a symbol by far: its share of the divergence, in bits, against 24 to name it.
     excess = support * np.log2(np.maximum(support, 1e-9) / expected) - (support - expected) * 1.4427
@@ -211,17 +210,8 @@ def _newton(
     support: NDArray[np.float64], stride: int, logs: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the maximum that `_iterative_scaling` approaches, by Newton's method from `logs`."""
-    index = np.arange(support.size)
-    hats = np.maximum(0, 1 - np.abs(index[:, None] / (1 << stride) - np.arange(logs.size)))
-    expected = support
-    for step in range(_NEWTON_STEPS + 1):
-        curve = hats @ logs
-        expected = np.exp2(curve - curve.max())
-        expected *= support.sum() / expected.sum()
-        if step < _NEWTON_STEPS:
-            curvature = hats.T @ (hats * expected[:, None]) + 0.3 * np.eye(logs.size)
-            logs = logs + np.clip(np.linalg.solve(curvature, hats.T @ (support - expected)) / np.log(2), -2, 2)
-            logs = np.maximum(logs, logs.max() - _HEADROOM / 16)
+    logs, expected = logs.copy(), np.empty(support.size)
+    _iterate_newton(support, stride, logs, expected)
     return logs, expected
 
 
@@ -261,6 +251,47 @@ def _iterate_scaling(support, stride, logs, expected):  # type: ignore[no-untype
         _add_hats(expected, stride, model)
         for k in range(knots):
             logs[k] += np.log2((target[k] + 0.3) / (model[k] + 0.3))
+
+
+@njit(nogil=True, cache=True)
+def _iterate_newton(support, stride, logs, expected):  # type: ignore[no-untyped-def]
+    """Improve logs (knots,) and fill expected (width,). Only neighboring hats overlap: the curvature is tridiagonal."""
+    knots, width, unit, total = logs.size, support.size, 1.0 / (1 << stride), support.sum()
+    gradient, diagonal, beside = np.empty(knots), np.empty(knots), np.empty(knots)
+    for step in range(_NEWTON_STEPS + 1):
+        highest, mass = logs.max(), 0.0
+        for i in range(width):
+            k, along = i >> stride, (i & (1 << stride) - 1) * unit
+            curve = logs[k] * (1 - along) + logs[min(k + 1, knots - 1)] * along
+            expected[i] = np.exp2(curve - highest)
+            mass += expected[i]
+        for i in range(width):
+            expected[i] *= total / mass
+        if step == _NEWTON_STEPS:
+            break
+        gradient[:], diagonal[:], beside[:] = 0, 0.3, 0
+        for i in range(width):
+            k, along = i >> stride, (i & (1 << stride) - 1) * unit
+            missing = support[i] - expected[i]
+            gradient[k] += missing * (1 - along)
+            diagonal[k] += expected[i] * (1 - along) ** 2
+            if along > 0:
+                gradient[k + 1] += missing * along
+                diagonal[k + 1] += expected[i] * along**2
+                beside[k] += expected[i] * along * (1 - along)
+        for k in range(1, knots):
+            share = beside[k - 1] / diagonal[k - 1]
+            diagonal[k] -= share * beside[k - 1]
+            gradient[k] -= share * gradient[k - 1]
+        for k in range(knots - 1, -1, -1):
+            if k + 1 < knots:
+                gradient[k] -= beside[k] * gradient[k + 1]
+            gradient[k] /= diagonal[k]
+        for k in range(knots):
+            logs[k] += min(max(gradient[k] / np.log(2.0), -2.0), 2.0)
+        lowest = logs.max() - _HEADROOM / 16
+        for k in range(knots):
+            logs[k] = max(logs[k], lowest)
 
 
 @njit(nogil=True, cache=True)

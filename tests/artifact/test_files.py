@@ -66,8 +66,8 @@ def test_the_default_is_int8_within_half_a_step(tmp_path: Path) -> None:
     assert torch.equal(loaded["steps"], state["steps"])
     assert {row.name: row.scheme for row in summary.tensors} == {
         "blocks.0.norm": "fp16",
-        "blocks.0.w": "grid",
-        "lm_head.weight": "grid",
+        "blocks.0.w": "trellis",
+        "lm_head.weight": "trellis",
         "mask": "lossless",
         "steps": "lossless",
         "tok_emb.weight": "alias",

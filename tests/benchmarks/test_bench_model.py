@@ -25,7 +25,8 @@ def test_the_digest_depends_on_settings_and_contents_and_not_on_paths(tmp_path: 
     )
     digest = bench_model.digest(one)
     assert digest == bench_model.digest(two) == bench_model.digest(one, quiet)
-    assert len({digest, bench_model.digest(three), bench_model.digest(one, other)}) == 3
+    others = (bench_model.digest(three), bench_model.digest(one, other), bench_model.digest(one, longer=4))
+    assert len({digest, *others}) == 4
 
 
 def test_missing_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,12 @@ def test_a_model_has_no_kl_to_itself_and_every_tensor_counts() -> None:
         model.measure({name: weight for name, weight in model.state.items() if name != "skip_weights"})
 
 
-def test_bits_per_byte_equal_those_of_the_scorer() -> None:
+@pytest.mark.parametrize("count", [3, 32])  # windows: less than a batch of this module, more than one of the scorer
+def test_bits_per_byte_equal_those_of_the_scorer(count: int) -> None:
     torch.manual_seed(0)
     tokenizer = load_tokenizer("bytes")
     model = GPT(GPTConfig(vocab_size=tokenizer.vocab_size, num_layers=1, model_dim=16, num_heads=2, num_kv_heads=1))
-    tokens = np.random.default_rng(0).integers(4, 200, 3 * quality.SEQ_LEN + 1).astype(np.uint16)
+    tokens = np.random.default_rng(0).integers(4, 200, count * quality.SEQ_LEN + 1).astype(np.uint16)
     table: ByteTable = tokenizer.byte_table()
     batches = quality.windows(tokens)
     one_layer = Subject(

@@ -23,6 +23,19 @@ def test_the_tuned_rival_is_compared_at_its_targets_and_others_at_their_points()
     assert {line["equal"] for line in lines} == {"kl", "disagreement"}
 
 
+def test_an_overview_names_the_worst_network_of_each_rival() -> None:
+    def line(rival: str, ratio: float | None, equal: str = "kl") -> dict[str, Any]:
+        return {"rival": rival, "equal": equal, "ratio": ratio}
+
+    compared = {
+        "a": [line("record stack", 0.6), line("record stack", 0.8), line("int6", None)],
+        "b": [line("record stack", 0.75), line("record stack", 0.1, "disagreement")],
+        "c": [line("record stack", 0.3)],
+    }
+    (overview,) = rate_distortion.overview(compared)
+    assert overview == {"rival": "record stack", "networks": 3, "worst": 0.75, "of": "b", "median": 0.7}
+
+
 def test_birdies_rows_are_decoded_files_and_have_the_pinned_keys() -> None:
     model = subject()
     settings: list[tuple[str, str, dict[str, Any]]] = [

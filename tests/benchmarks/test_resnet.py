@@ -49,9 +49,8 @@ def test_pixels_are_normalized_by_channel() -> None:
 
 @pytest.mark.nightly  # decodes ten thousand images
 def test_the_accuracy_of_a_real_resnet_is_the_published_one(shared_data: Path, tmp_path: Path) -> None:
-    weights = next((shared_data / "weights" / "resnet_cifar10").glob("resnet20-*.th"))
     try:
-        subject = quality.resnet_subject(weights, shared_data, tmp_path / "images.npz", count=500)
+        subject = quality.load_subject("resnet20", quality.Folders(tmp_path, shared_data), quality.Amounts(images=500))
     except NotInstalledError as error:
         pytest.skip(str(error))
     measured = subject.measure(subject.state)

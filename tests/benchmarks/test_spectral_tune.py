@@ -16,10 +16,9 @@ from birdie.run.registry import find
 RECIPE = find("resnet_spectral")
 
 
-def test_a_recipe_sets_everything_that_no_flag_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BIRDIE_DATA", "data")
+def test_a_recipe_sets_everything_that_no_flag_sets() -> None:
     options = spectral_tune.parse(["--steps", "3", "--recipe", str(RECIPE.path)])
-    assert options.weights == Path("data") / RECIPE.settings()["program"]["weights"]
+    assert options.subject == "resnet32"
     assert (options.smaller, options.transform, options.batch, options.rate) == ([20.0], "auto", 50, 2e-4)
     assert (options.settled, options.start, options.seed, options.steps) == (0.4, 4.0, 0, 3)
     assert vars(spectral_tune.parse(["--recipe", "resnet_spectral"])) == vars(options) | {
@@ -47,7 +46,8 @@ def test_the_recipe_has_the_parameters_of_the_network() -> None:
 
 
 def test_the_weights_of_the_recipe_are_that_network(shared_data: Path) -> None:
-    model, state = load_resnet(shared_data / RECIPE.settings()["program"]["weights"])
+    (weights,) = (shared_data / "weights" / "resnet_cifar10").glob("resnet32-*.th")
+    model, state = load_resnet(weights)
     assert sum(p.numel() for p in model.parameters()) == RECIPE.about.parameters
     float_bytes = 4 * sum(weight.numel() for weight in state.values())
     assert RECIPE.about.bytes is not None
@@ -63,7 +63,8 @@ def test_a_short_run_by_the_recipe_ends_below_its_size(
     model = ResNet(1).eval()
     batch = torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
     subject = Subject("tiny", model, model.state_dict(), [batch], [batch], "key", lambda: ResNet(1))
-    monkeypatch.setattr(spectral_tune, "subject_of", lambda _: subject)
+    monkeypatch.setattr(spectral_tune, "load_subject", lambda *_: subject)
+    monkeypatch.setenv("BIRDIE_DATA", str(tmp_path))
     flags = ["--recipe", "resnet_spectral", "--alone", "--json", "--steps=4", "--batch=8", "--smaller=6"]
     monkeypatch.setattr(sys, "argv", ["spectral_tune", *flags, f"--runs={tmp_path}"])
     spectral_tune.main()

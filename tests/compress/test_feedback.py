@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from birdie.compress.feedback import BLOCK, FLOOR, INPUT_DAMPING, OUTPUT_DAMPING, feedback
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.feedback import BLOCK, FLOOR, INPUT_DAMPING, OUTPUT_DAMPING, Feedback, feedback
+from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
 from birdie.errors import WeightsError
 
 Matrix = NDArray[np.float64]
@@ -31,6 +31,90 @@ def known(hessian: Matrix | None = None, output: Matrix | None = None) -> Sensit
     return Sensitivity(as_tensor[0], None if as_tensor[1] is None else as_tensor[1].diagonal(), as_tensor[1])
 
 
+def smooth(taps: int, seed: int) -> Matrix:
+    """Return a covariance of taps with equal variances, as a tap covariance has."""
+    matrix = covariance(taps, seed)
+    deviation = np.sqrt(matrix.diagonal())
+    matrix /= np.outer(deviation, deviation)
+    np.fill_diagonal(matrix, 1)
+    return matrix
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    channels=st.integers(1, 6),
+    taps=st.integers(1, 7),
+    shared=st.sampled_from([0.0, 0.1, 0.3, 2.0]),
+    block=st.integers(1, 20),
+    seed=st.integers(0, 10_000),
+)
+def test_a_tap_covariance_feeds_back_as_the_matrix_it_stands_for(
+    channels: int, taps: int, shared: float, block: int, seed: int
+) -> None:
+    columns, rng = channels * taps, np.random.default_rng(seed)
+    matrix = smooth(taps, seed) + 0.05 * np.eye(taps)
+    dense = np.asarray(np.kron(np.eye(channels), matrix) + shared, np.float64)
+    share = INPUT_DAMPING * dense.diagonal().mean()
+    known_taps = TapCovariance(matrix + np.eye(taps) * share, shared)
+    by_taps = feedback(Sensitivity(taps=known_taps), 3, columns)
+    by_matrix = feedback(known(dense), 3, columns)
+    assert by_taps.order.tolist() == by_matrix.order.tolist() == list(range(columns))
+    np.testing.assert_allclose(by_taps.column_weight, by_matrix.column_weight, rtol=1e-6)
+    weight = rng.normal(size=(3, columns)).astype(np.float32)
+    np.testing.assert_allclose(by_taps.energy(weight), by_matrix.energy(weight), rtol=1e-4)
+    for start in range(0, columns, block):
+        part = slice(start, min(start + block, columns))
+        first, second = (np.triu(item.columns.within(part), 1) for item in (by_taps, by_matrix))
+        np.testing.assert_allclose(first, second, atol=1e-5)
+        errors, left = rng.normal(size=(part.stop - start, 3)).astype(np.float32), weight.T.copy()
+        moved = left.copy()
+        by_taps.columns.apply(left, part, errors)
+        by_matrix.columns.apply(moved, part, errors)
+        np.testing.assert_allclose(left, moved, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(blocks=st.integers(1, 4), size=st.integers(1, 6), part=st.integers(1, 20), seed=st.integers(0, 10_000))
+def test_blocks_feed_back_as_the_matrix_with_these_blocks(blocks: int, size: int, part: int, seed: int) -> None:
+    columns, rng = blocks * size, np.random.default_rng(seed)
+    matrices = [covariance(size, seed + block) for block in range(blocks)]
+    matrices = [matrix / matrix.diagonal().mean() for matrix in matrices]  # the same damping
+    members = rng.permutation(columns).reshape(blocks, size)
+    dense = np.zeros((columns, columns))
+    for index, matrix in zip(members, matrices, strict=True):
+        dense[np.ix_(index, index)] = matrix
+    by_block = feedback(
+        Sensitivity(blocks=BlockDiagonal(torch.from_numpy(members), torch.from_numpy(np.stack(matrices)))), 3, columns
+    )
+    by_matrix = feedback(known(dense), 3, columns)
+    assert sorted(by_block.order.tolist()) == list(range(columns))
+    np.testing.assert_allclose(by_block.column_weight, by_matrix.column_weight, rtol=1e-6)
+    weight = rng.normal(size=(3, columns)).astype(np.float32)
+    np.testing.assert_allclose(by_block.energy(weight), by_matrix.energy(weight), rtol=1e-4)
+
+    def complete(item: Feedback) -> Matrix:
+        """Return all coefficients in the order of the columns of the matrix."""
+        out = np.zeros((columns, columns))
+        for start in range(0, columns, part):
+            inside = slice(start, min(start + part, columns))
+            count = inside.stop - start
+            later = np.zeros((columns, count), np.float32)
+            item.columns.apply(later, inside, np.eye(count, dtype=np.float32))
+            out[np.ix_(item.order[inside], item.order)] -= later.T
+            out[np.ix_(item.order[inside], item.order[inside])] += np.triu(item.columns.within(inside), 1)
+        return out
+
+    np.testing.assert_allclose(complete(by_block), complete(by_matrix), atol=1e-5)
+
+
+def test_blocks_of_another_matrix_are_refused() -> None:
+    blocks = BlockDiagonal(torch.arange(6).view(2, 3), torch.eye(3).expand(2, 3, 3))
+    with pytest.raises(WeightsError, match="Hessian"):
+        feedback(Sensitivity(blocks=blocks), 3, 8)
+    with pytest.raises(WeightsError, match="Hessian"):
+        feedback(Sensitivity(blocks=BlockDiagonal(blocks.columns, blocks.blocks * float("nan"))), 3, 6)
+
+
 @settings(max_examples=30, deadline=None)
 @given(columns=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) -> None:
@@ -47,7 +131,7 @@ def test_columns_move_to_where_least_squares_puts_them(columns: int, seed: int) 
     for j in range(columns):
         error = left[:, j] - np.rint(left[:, j])
         left[:, j] -= error
-        left[:, j + 1 :] -= error[:, None] * shared.columns[j, j + 1 :]
+        left[:, j + 1 :] -= error[:, None] * shared.columns.within(slice(0, columns))[j, j + 1 :]
         total += float(shared.column_weight[shared.order[j]] * (error**2).sum())
         done, rest = slice(0, j + 1), slice(j + 1, columns)
         if j + 1 < columns:
@@ -104,7 +188,7 @@ def test_without_sensitivity_all_weigh_alike_and_nothing_is_fed() -> None:
     for nothing in (None, Sensitivity()):
         shared = feedback(nothing, 5, 7)
         assert not shared.feeds_columns
-        assert not shared.columns.any()
+        assert not shared.columns.within(slice(0, 7)).any()
         assert shared.rows.size == 0
         assert shared.row_weight.tolist() == [1] * 5
         assert shared.column_weight.tolist() == [1] * 7
@@ -143,7 +227,7 @@ def test_any_finite_matrix_gives_finite_factors(hessian: Matrix) -> None:
     """Singular ones, dead columns, what rounding made indefinite."""
     original = hessian.copy()
     shared = feedback(known(hessian), 3, 6)
-    for values in (shared.columns, shared.column_weight):
+    for values in (shared.columns.within(slice(0, 6)), shared.column_weight):
         assert np.isfinite(values).all()
     assert (shared.column_weight > 0).all()
     assert sorted(shared.order) == list(range(6))
@@ -159,7 +243,7 @@ def test_a_dead_column_takes_no_part() -> None:
     hessian[2] = hessian[:, 2] = 0
     shared = feedback(known(hessian), 3, 6)
     assert shared.order[-1] == 2
-    assert shared.columns[:, -1].tolist() == [0] * 5 + [1]
+    assert shared.columns.within(slice(0, 6))[:, -1].tolist() == [0] * 5 + [1]
     assert shared.column_weight[2] == pytest.approx(INPUT_DAMPING * hessian.diagonal().mean())
 
 

@@ -250,7 +250,8 @@ def test_the_embedding_is_stored_by_its_own_scheme_with_and_without_a_budget(
     decoded, alone = load(tmp_path / "model.birdie")["tok_emb.weight"], load(tmp_path / "alone.birdie")["x"]
     assert torch.equal(decoded, alone) == (embedding is not None or budget is None)
     stored = {tensor.name: tensor.scheme for tensor in inspect(tmp_path / "model.birdie").tensors}
-    assert stored["tok_emb.weight"] == ("fp16" if embedding == "fp16" else "grid")
+    searched = embedding is None and budget is not None
+    assert stored["tok_emb.weight"] == ("trellis" if searched else "fp16" if embedding == "fp16" else "grid")
 
 
 def test_an_embedding_with_its_own_scheme_is_calibrated(recipe: Recipe, tmp_path: Path) -> None:

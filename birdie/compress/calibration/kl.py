@@ -1,14 +1,21 @@
-"""Mean KL(float ‖ decoded) of the predictions that a loss passes to cross-entropy.
+"""Mean difference of the decoded model's predictions from the float model's, of what a loss compares with its targets.
 
-    loss(float module, batch) ───► log-probabilities ─┐
-         │ recorded at F.cross_entropy                ├─► KL of each prediction ──► sum, mean
-    loss(decoded module, batch) ─► log-probabilities ─┘
+    loss(float module, batch) ───► predictions ─┐
+         │ recorded at the loss functions       ├─► difference of each prediction ──► sum, mean
+    loss(decoded module, batch) ─► predictions ─┘
 
-Targets only select the predictions (ignored ones do not count), and no cross-entropy is computed. A small KL is a
-difference of nearly equal numbers, so it is summed as Σ p · (e^d − 1 − d) with d = log q − log p. That is the same
-number, because p and q both sum to one; but every term is non-negative and rounding errors of the normalizers cancel to
-first order. Float32 logarithms then resolve a KL of 1e-9, which in the plain sum is lost in errors of 1e-7. Sums are
-float64.
+- Probabilities: the KL(float ‖ decoded), in nats per target, of what goes to cross-entropy, NLL, binary cross-entropy
+  (with or without logits; each element is a target of two classes), KL divergence and CTC.
+- Values: the relative squared error, Σ ‖decoded − float‖² / Σ ‖float − mean of float‖², of what goes to the squared,
+  absolute, smooth or Huber loss and to margin losses. Arguments that do not depend on the weights do not count, so
+  their order does not matter.
+- A loss by other means: the relative difference of the loss itself, Σ |decoded − float| / Σ |float| over the batches.
+
+If a loss has probabilities and values, both differences are added. Targets only select the predictions (ignored ones do
+not count), and no cross-entropy is computed. A small KL is a difference of nearly equal numbers, so it is summed as
+Σ p · (e^d − 1 − d) with d = log q − log p. That is the same number, because p and q both sum to one; but every term is
+non-negative and rounding errors of the normalizers cancel to first order. Float32 logarithms then resolve a KL of 1e-9,
+which in the plain sum is lost in errors of 1e-7. Sums are float64.
 """
 
 import copy
@@ -29,23 +36,137 @@ from birdie.errors import ConfigError, DataError
 _CACHED = 1 << 28  # bytes of reference predictions kept between measurements
 
 
-def predictions(module: nn.Module, batch: Batch, loss: Loss) -> list[Tensor]:
-    """Return the log-probabilities of every cross-entropy that `loss` calls, (predictions, classes) float32 each.
+def _of_two_classes(logits: Tensor) -> Tensor:
+    return torch.stack((F.logsigmoid(logits.float()), F.logsigmoid(-logits.float())), -1)
+
+
+def _of_probabilities(p: Tensor) -> Tensor:
+    # As in F.binary_cross_entropy, logarithms are limited, so that a probability of 0 costs much but is not infinite.
+    return torch.stack((p.float(), 1 - p.float()), -1).log().clamp_min(_LEAST_LOGARITHM)
+
+
+_LEAST_LOGARITHM = -100.0
+_FIRST = ("input", "log_probs")
+# function → its log-probabilities, (…, classes), from its first argument
+_PROBABILITIES: dict[Callable[..., Any], Callable[[Tensor], Tensor]] = {
+    F.binary_cross_entropy_with_logits: _of_two_classes,
+    F.multilabel_soft_margin_loss: _of_two_classes,
+    F.binary_cross_entropy: _of_probabilities,
+    F.kl_div: lambda log_probabilities: log_probabilities,
+    F.ctc_loss: lambda log_probabilities: log_probabilities,
+}
+# function → arguments that may depend on the weights
+_COMPARED: dict[Callable[..., Any], tuple[str, ...]] = {
+    **dict.fromkeys((F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss), ("input", "target")),
+    **dict.fromkeys((F.poisson_nll_loss, F.soft_margin_loss, F.hinge_embedding_loss, F.multi_margin_loss), ("input",)),
+    F.multilabel_margin_loss: ("input",),
+    F.gaussian_nll_loss: ("input", "target", "var"),
+    F.cosine_embedding_loss: ("input1", "input2"),
+    F.margin_ranking_loss: ("input1", "input2"),
+    F.triplet_margin_loss: ("anchor", "positive", "negative"),
+    F.triplet_margin_with_distance_loss: ("anchor", "positive", "negative"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Predictions of a module for one batch.
+
+    Attributes:
+        log_probabilities: of every function of probabilities that the loss calls, (predictions, classes) float32 each.
+        values: float arguments of every function of values that the loss calls.
+        loss: the loss itself if it calls neither, else None.
+    """
+
+    log_probabilities: Sequence[Tensor]
+    values: Sequence[Tensor] = ()
+    loss: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors."""
+        return [*self.log_probabilities, *self.values, *([] if self.loss is None else [self.loss])]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Sums of the differences of two models' predictions; sums of several batches can be added.
+
+    Attributes:
+        nats, targets: summed KL, and number of predictions.
+        squares, variance: of values: squared differences, and squared deviations of the float model from its mean.
+        change, loss: of losses: absolute differences, and absolute values of the float model.
+    """
+
+    nats: Tensor
+    targets: int
+    squares: Tensor
+    variance: float
+    change: Tensor
+    loss: float
+
+    def __add__(self, other: "Difference") -> "Difference":
+        """Return the sums over both."""
+        return Difference(
+            self.nats + other.nats,
+            self.targets + other.targets,
+            self.squares + other.squares,
+            self.variance + other.variance,
+            self.change + other.change,
+            self.loss + other.loss,
+        )
+
+    def mean(self) -> Tensor | None:
+        """Return the mean KL plus the relative differences, 0-d, differentiable; None without any prediction."""
+        pairs = ((self.nats, self.targets), (self.squares, self.variance), (self.change, self.loss))
+        parts = [total / count for total, count in pairs if count]
+        return torch.stack(parts).sum() if parts else None
+
+
+def predictions(module: nn.Module, batch: Batch, loss: Loss) -> Predictions:
+    """Return what `loss` compares with the targets of a batch.
 
     Predictions with ignored targets are left out. Every cross-entropy returns zeros to the loss.
 
     Raises:
-        ConfigError: the loss calls no cross-entropy.
+        ConfigError: the loss calls no function of `torch.nn.functional` that compares, and returns no single number.
     """
-    recorder = _LogitRecorder()
+    recorder = _PredictionRecorder()
     with recorder:
-        loss(module, batch)
-    if not recorder.logits:
+        value = loss(module, batch)
+    log_probabilities = [logits.float().log_softmax(-1) for logits in recorder.logits]
+    if log_probabilities or recorder.values:
+        return Predictions(log_probabilities, recorder.values)
+    if not isinstance(value, Tensor) or value.numel() != 1:
         raise ConfigError(
-            "the loss hands no logits to torch.nn.functional.cross_entropy, so no KL can be computed; "
-            "call it, or use a budget without refit"
+            "the loss calls no loss function of torch.nn.functional and returns no single number, so no quality can be "
+            "measured; return one number, or give a budget without refit"
         )
-    return [logits.float().log_softmax(-1) for logits in recorder.logits]
+    return Predictions([], loss=value.reshape(()))
+
+
+def difference(reference: Predictions, candidate: Predictions) -> Difference:
+    """Return the differences of two models' predictions for one batch.
+
+    Raises:
+        ConfigError: the shapes of the predictions differ.
+    """
+    _require_same_shapes(reference.tensors, candidate.tensors)
+    nats, targets = summed_kl(reference.log_probabilities, candidate.log_probabilities)
+    zero = torch.zeros((), dtype=torch.float64, device=nats.device)
+    squares, variance, unchanged, change, loss = zero, 0.0, 0.0, zero, 0.0
+    for ours, theirs in zip(reference.values, candidate.values, strict=True):
+        wide = ours.double()
+        deviations = float((wide - wide.mean()).square().sum()) or float(wide.square().sum())
+        if torch.equal(ours, theirs):
+            unchanged += deviations  # a target, or a prediction that no weight changed
+        else:
+            squares = squares + (theirs.double() - wide).square().sum()
+            variance += deviations
+    if reference.loss is not None and candidate.loss is not None:
+        change = (candidate.loss.double() - reference.loss.double()).abs()
+        loss = float(reference.loss.double().abs())
+    return Difference(nats, targets, squares, variance or unchanged, change, loss)
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -67,80 +188,105 @@ def summed_kl(reference: Sequence[Tensor], candidate: Sequence[Tensor]) -> tuple
     Raises:
         ConfigError: the shapes of the predictions differ.
     """
-    ours, theirs = ([tuple(log_probabilities.shape) for log_probabilities in side] for side in (reference, candidate))
+    _require_same_shapes(reference, candidate)
+    parts = [kl(p, q).sum() for p, q in zip(reference, candidate, strict=True)]
+    total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+    return total, sum(len(log_probabilities) for log_probabilities in reference)
+
+
+def _require_same_shapes(reference: Sequence[Tensor], candidate: Sequence[Tensor]) -> None:
+    ours, theirs = ([tuple(tensor.shape) for tensor in side] for side in (reference, candidate))
     if ours != theirs:
         raise ConfigError(
             f"float and decoded module predict {ours} and {theirs} (predictions, classes) for one batch, which do not "
             "compare; use a loss that gives both the same targets"
         )
-    parts = [kl(p, q).sum() for p, q in zip(reference, candidate, strict=True)]
-    return torch.stack(parts).sum(), sum(len(log_probabilities) for log_probabilities in reference)
 
 
 @dataclass(slots=True)
 class HeldOutKL:
-    """Mean KL of a module with other weights from the module itself, on held-out batches."""
+    """Mean difference of a module with other weights from the module itself, on held-out batches.
+
+    It is the mean KL where the loss is one of probabilities; else see the module's docstring.
+    """
 
     module: nn.Module
     batches: Sequence[Batch]
     loss: Loss
     _candidate: nn.Module = field(init=False)
-    _reference: dict[int, list[Tensor]] = field(init=False, default_factory=dict)
+    _reference: dict[int, Predictions] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._candidate = copy.deepcopy(self.module).eval()  # receives the weights to be measured
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
-        """Return the KL in nats per target; weights that `state` leaves out keep the values of the previous call.
+        """Return the KL in nats per target, plus relative errors of values; both as in the module's docstring.
+
+        Weights that `state` leaves out keep the values of the previous call.
 
         Raises:
-            ConfigError: the loss calls no `F.cross_entropy`.
+            ConfigError: the loss has nothing to compare.
             DataError: all targets are ignored, or the module itself predicts NaN.
         """
         weights = self._candidate.state_dict()
-        total, count = 0.0, 0
+        total: Difference | None = None
         with torch.no_grad():
             for name, weight in state.items():
                 weights[name].copy_(weight)
             for index, batch in enumerate(self.batches):
-                nats, targets = summed_kl(self._expected(index, batch), predictions(self._candidate, batch, self.loss))
-                total, count = total + float(nats), count + targets
-        if not count:
+                part = difference(self._expected(index, batch), predictions(self._candidate, batch, self.loss))
+                total = part if total is None else total + part
+        mean = None if total is None else total.mean()
+        if mean is None:
             raise DataError("the held-out calibration batches have no targets to measure the KL on; give others")
-        return total / count
+        return float(mean)
 
-    def _expected(self, index: int, batch: Batch) -> list[Tensor]:
+    def _expected(self, index: int, batch: Batch) -> Predictions:
         """Return the float model's predictions for batch `index`, cached as far as memory allows."""
         cached = self._reference.get(index)
         if cached is not None:
             return cached
         with in_mode(self.module.modules(), training=False):
             expected = predictions(self.module, batch, self.loss)
-        if any(bool(p.isnan().any()) for p in expected):
+        if any(bool(p.isnan().any()) for p in expected.tensors):
             raise DataError("the model predicts NaN on held-out batches; check the weights and the batches")
-        size = sum(p.nbytes for kept in self._reference.values() for p in kept)
-        if size + sum(p.nbytes for p in expected) <= _CACHED:
+        size = sum(p.nbytes for kept in self._reference.values() for p in kept.tensors)
+        if size + sum(p.nbytes for p in expected.tensors) <= _CACHED:
             self._reference[index] = expected
         return expected
 
 
-class _LogitRecorder(TorchFunctionMode):
-    """Records the logits of every cross-entropy, (predictions, classes), and skips its computation."""
+class _PredictionRecorder(TorchFunctionMode):
+    """Records the arguments of loss functions: logits, (predictions, classes), and values.
+
+    A cross-entropy is not computed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.logits: list[Tensor] = []
+        self.values: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is F.cross_entropy:
-            return self._record(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return self._record(*args, **kwargs)
+        if func is F.nll_loss:
+            self._record(*args, **kwargs)
+        elif func in _COMPARED:
+            values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_COMPARED[func])]
+            self.values += [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+        elif func in _PROBABILITIES:
+            input = args[0] if args else kwargs[next(name for name in _FIRST if name in kwargs)]
+            logits = _PROBABILITIES[func](input)
+            self.logits.append(logits.reshape(-1, logits.shape[-1]))
+        return func(*args, **kwargs)
 
     def _record(
         self,
-        input: Tensor,  # as F.cross_entropy calls it
+        input: Tensor,  # as F.cross_entropy and F.nll_loss call it
         target: Tensor,
         weight: Tensor | None = None,  # noqa: ARG002  class weights: the KL does not depend on them, nor on the rest
         size_average: bool | None = None,  # noqa: ARG002

@@ -37,7 +37,7 @@ def probe(
         progress: called with the number of batches done.
 
     Raises:
-        ConfigError: the module has no matrices, or its loss uses none or hands no logits to `F.cross_entropy`.
+        ConfigError: the module has no matrices, or its loss uses none or has nothing to compare.
         DataError: there are no batches, or activations are not finite.
         WeightsError: a weight is not finite.
     """
@@ -57,6 +57,10 @@ def _scaled(sensitivity: Sensitivity, errors: Tensor, nats: float) -> Sensitivit
     """Return `sensitivity` with row weights for which `errors` (rows, columns) cost `nats`."""
     hessian = sensitivity.hessian
     rows = torch.ones(len(errors)) if sensitivity.row_fisher is None else sensitivity.row_fisher
-    costs = (errors**2).sum(1) if hessian is None else ((errors @ hessian) * errors).sum(1)
+    if hessian is not None:
+        weighted = errors @ hessian
+    else:
+        weighted = errors if sensitivity.blocks is None else sensitivity.blocks.product(errors)
+    costs = (weighted * errors).sum(1)
     total = float((rows * costs).double().sum())
     return replace(sensitivity, row_fisher=rows * (2 * nats / total if total > 0 else 0.0))

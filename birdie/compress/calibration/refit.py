@@ -1,15 +1,16 @@
-"""Refit after quantization: tune the tensors that stay in float to minimize the KL of the decoded model.
+"""Refit: tune the tensors that are not quantized, or not yet, to minimize the KL of the decoded model.
 
     batch ──► float module ───► logits ─┐
-       │                                ├─► KL(float ‖ decoded) ──► Adam on norms, gains, scales, biases
+       │                                ├─► KL(float ‖ decoded) ──► Adam on all that is still in float
        └────► decoded module ─► logits ─┘
 
 Quantization shifts means and variances of activations; norms, gains and biases can compensate much of that without any
-additional byte. Logits are recorded where the loss passes them to `F.cross_entropy`; labels are not used. The KL on
-held-out batches is measured with the values that the file will hold: rounded, then decoded.
+additional byte, and matrices that are quantized later even more (`birdie.compress.rate.parts`). Logits are recorded
+where the loss passes them to `F.cross_entropy`; labels are not used. For losses that compare no probabilities the
+difference is that of `birdie.compress.calibration.kl`. The KL on held-out batches is measured with the values that the
+file will hold: rounded, then decoded.
 
-Source: distillation to the float model after quantization as in ZeroQuant (Yao et al. 2022, arXiv 2206.01861), here
-only for the tensors that are not quantized, because LoftQ-like corrections would cost bytes.
+Source: distillation to the float model after quantization as in ZeroQuant (Yao et al. 2022, arXiv 2206.01861).
 """
 
 import copy
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import HeldOutKL, predictions, summed_kl
+from birdie.compress.calibration.kl import HeldOutKL, difference, predictions
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
 from birdie.compress.schemes.cast import Cast
@@ -27,7 +28,7 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.errors import ConfigError, DataError
 
 HELD_BACK = 0.2  # share of the batches that the KL is measured on
-_MEASUREMENTS = 8  # of the KL during the tuning
+MEASUREMENTS = 8  # of the KL during the tuning
 _LEAST = 1e-3  # smallest root mean square by which a tensor's learning rate is scaled: biases may start at zero
 
 
@@ -46,6 +47,7 @@ def refit(
     steps: int = 100,
     lr: float = 0.003,
     seed: int = 0,
+    measurements: int = MEASUREMENTS,
     stored: Callable[[str, Tensor], Tensor] = as_stored,
     progress: Callable[[int, float], None] | None = None,
 ) -> dict[str, Tensor]:
@@ -56,9 +58,11 @@ def refit(
         decoded_state: state that the file decodes to, with every tensor of the module's state.
         names: of float tensors that are not quantized; those without a gradient (running means) stay as they are.
         batches: arguments of `loss`, two at least; a fifth of them, drawn by `seed`, is held out.
-        loss: (module, batch) → anything, computed with `F.cross_entropy`.
+        loss: (module, batch) → anything, computed with a function that `birdie.compress.calibration.kl` knows, or a
+            single number.
         steps: number of Adam steps, one batch each, with a cosine schedule to zero; 0 only rounds.
         lr: initial learning rate, in root mean squares of each tensor.
+        measurements: how often the held-out KL is measured.
         stored: (name, tensor) → the tensor as the file will hold it.
         progress: called with (steps done, mean KL on the held-out batches in nats) several times, first with 0 steps.
 
@@ -66,7 +70,7 @@ def refit(
         name → tensor of the same shape and dtype, on the CPU, rounded by `stored` if it was tuned.
 
     Raises:
-        ConfigError: a name is unknown or not a float tensor, the loss uses no `F.cross_entropy`, or settings are out of
+        ConfigError: a name is unknown or not a float tensor, the loss has nothing to compare, or settings are out of
             range.
         DataError: there are fewer than two batches, or logits are not finite.
     """
@@ -84,7 +88,7 @@ def refit(
         raise DataError("the KL of the decoded model is not finite before refit; check the weights and the batches")
     if progress is not None:
         progress(0, lowest)
-    for done in _tuning(teacher, student, list(free.values()), tuned, loss, steps, lr, seed):
+    for done in _tuning(teacher, student, list(free.values()), tuned, loss, steps, lr, seed, measurements):
         candidate = {
             name: stored(name, _flush_subnormals(weight.detach(), best[name])).to(best[name].dtype)
             for name, weight in free.items()
@@ -134,6 +138,7 @@ def _tuning(
     steps: int,
     lr: float,
     seed: int,
+    measurements: int,
 ) -> Iterator[int]:
     """Tune `free`, tensors of the student, by Adam; yield the steps done whenever to measure the KL."""
     distinct = list({id(weight): weight for weight in free}.values())
@@ -150,10 +155,12 @@ def _tuning(
         with torch.no_grad():
             expected = predictions(teacher, batch, loss)
         with torch.enable_grad():
-            nats, count = summed_kl(expected, predictions(student, batch, loss))
-            if not nats.requires_grad:
+            mean = difference(expected, predictions(student, batch, loss)).mean()
+            if mean is None:
+                continue  # all targets of this batch are ignored
+            if not mean.requires_grad:
                 return  # the loss does not depend on any of these tensors
-            gradients = torch.autograd.grad(nats / max(count, 1), distinct, allow_unused=True)
+            gradients = torch.autograd.grad(mean, distinct, allow_unused=True)
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None):
             return  # the tuning diverged; the best tensors so far remain
         for weight, gradient in zip(distinct, gradients, strict=True):
@@ -161,7 +168,7 @@ def _tuning(
         for group, rate in zip(adam.param_groups, rates, strict=True):
             group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * (done - 1) / steps))
         adam.step()
-        if done * _MEASUREMENTS // steps > (done - 1) * _MEASUREMENTS // steps:
+        if done * measurements // steps > (done - 1) * measurements // steps:
             yield done
 
 

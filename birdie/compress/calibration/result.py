@@ -3,20 +3,24 @@
 module, batches, loss ─┬─► calibrate ─► sensitivities ─┐
                        │                               ├─► symmetries ─► sorted tensors, sensitivities to match
                        └─► held-out batches ─► KL(float ‖ decoded) of any encoding
+
+Sensitivities from few data are shrunk towards the prior (`birdie.compress.calibration.shrinkage`). For losses without
+probabilities a relative error is measured instead of the KL (`birdie.compress.calibration.kl`).
 """
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
-from birdie.compress.calibration.refit import refit
-from birdie.compress.calibration.sensitivity import Batch, Calibration, calibrate
+from birdie.compress.calibration.refit import MEASUREMENTS, refit
+from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate
+from birdie.compress.calibration.shrinkage import shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.feedback import FLOOR
@@ -24,6 +28,30 @@ from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
 from birdie.errors import ConfigError, WeightsError
+
+
+class HeldOut(Protocol):
+    """Measure of the distance from a module, on held-out batches, of the same module with other weights."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module from which distances are measured."""
+        ...
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        """Held-out batches, which calibration did not use."""
+        ...
+
+    @property
+    def loss(self) -> Loss:
+        """Loss that calls the module on a batch."""
+        ...
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Return the distance; 0 for the weights of the module."""
+        ...
+
 
 HELD_OUT = 5  # one batch in five is held out, taken from the end
 
@@ -41,7 +69,7 @@ class CalibrationResult:
 
     state: dict[str, Tensor]
     sensitivities: dict[str, Sensitivity]
-    held_out: HeldOutKL | None = None
+    held_out: HeldOut | None = None
     batches: Sequence[Batch] = ()
 
     @classmethod
@@ -58,7 +86,7 @@ class CalibrationResult:
 
         Args:
             state: tensors to compress, under the names of the module's state dict.
-            calibration: the module, batches, and loss: (module, batch) → summed nats by `F.cross_entropy`.
+            calibration: the module, batches, and loss: (module, batch) → any differentiable number.
             symmetries: whether units may be permuted.
             gradients: False to differentiate nothing (`probe`): faster, and files are larger.
             progress: called with the number of batches done.
@@ -79,7 +107,7 @@ class CalibrationResult:
             sensitivities = calibrate(module, used, loss, progress=progress)
         else:
             sensitivities = probe(held_out, used, loss, progress=progress)
-        sensitivities = {name: _floored(sensitivity) for name, sensitivity in sensitivities.items()}
+        sensitivities = _settled(sensitivities, state)
         groups = symmetries_of(module) if symmetries else ()
         if not groups:
             return cls(dict(state), sensitivities, held_out, used)
@@ -99,27 +127,29 @@ class CalibrationResult:
         return replace(state, tensors={name: self.state[name] for name in state.tensors})
 
     def divergence(self, encoded: EncodedState) -> float:
-        """Return the mean KL(float ‖ decoded) on the held-out batches, in nats per target."""
+        """Return the mean KL(float ‖ decoded) on the held-out batches, or the relative error: see `HeldOutKL`."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
         return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
 
-    def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
-        """Return the tensors that `encoded` keeps in 16 bits (norms, gains, biases), tuned by `refit`.
+    def refitted(
+        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int = MEASUREMENTS
+    ) -> dict[str, Tensor]:
+        """Return the tensors `names` of a decoded state, tuned by `refit`.
 
         Args:
-            encoded: every tensor.
+            decoded: name → tensor, tied ones under each of their names.
+            names: of tensors to tune.
             steps: number of Adam steps, one batch each.
-            workers: threads; None uses every core.
+            measurements: on held-out batches, during the tuning.
 
         Raises:
             ConfigError: this result has no batches.
             DataError: fewer than two batches are not held out.
         """
         held_out = self._require_batches("refit")
-        names = [name for name, tensor in encoded.tensors.items() if tensor.scheme == "cast"]
-        state = held_out.module.state_dict() | encoded.decode(workers)
-        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps)
+        state = {**held_out.module.state_dict(), **decoded}
+        return refit(held_out.module, state, names, self.batches, held_out.loss, steps=steps, measurements=measurements)
 
     def recalibrated(self, encoded: EncodedState, workers: int | None = None) -> "CalibrationResult":
         """Return the means of this calibration and of one of the quantized model.
@@ -136,15 +166,15 @@ class CalibrationResult:
         held_out = self._require_batches("recalibration")
         module = copy.deepcopy(held_out.module).eval()
         module.load_state_dict(module.state_dict() | encoded.decode(workers))
-        quantized = calibrate(module, self.batches, held_out.loss)
+        quantized = _settled(calibrate(module, self.batches, held_out.loss), self.state)
         means = {
-            name: _mean(sensitivity, _floored(quantized[name]))
+            name: _mean(sensitivity, quantized[name])
             for name, sensitivity in self.sensitivities.items()
             if name in quantized
         }
         return replace(self, sensitivities=self.sensitivities | means)
 
-    def _require_batches(self, purpose: str) -> HeldOutKL:
+    def _require_batches(self, purpose: str) -> HeldOut:
         if self.held_out is None:
             raise ConfigError(f"{purpose} needs calibration batches; give calibration=(module, batches, loss)")
         return self.held_out
@@ -182,7 +212,7 @@ def require_triple(calibration: Any) -> None:
         and isinstance(calibration[1], Iterable)
         and callable(calibration[2])
     ):
-        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return summed nats")
+        raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return one number")
 
 
 def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -195,6 +225,11 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             )
 
 
+def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
+    return {name: _floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state).items()}
+
+
 def _floored(sensitivity: Sensitivity) -> Sensitivity:
     """Return the sensitivity with a lower limit on the Fisher of rows: rows that calibration never used may be used."""
     rows, output = sensitivity.row_fisher, sensitivity.output
@@ -203,15 +238,21 @@ def _floored(sensitivity: Sensitivity) -> Sensitivity:
     floor = FLOOR * rows.mean()
     if output is not None:
         output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
-    return Sensitivity(sensitivity.hessian, rows.clamp_min(floor), output)
+    return replace(sensitivity, row_fisher=rows.clamp_min(floor), output=output)
 
 
 def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:
     def mean(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return a if a is None or b is None else (a + b) / 2
 
-    return Sensitivity(
-        mean(first.hessian, second.hessian),
-        mean(first.row_fisher, second.row_fisher),
-        mean(first.output, second.output),
+    blocks = first.blocks
+    # Sorted units may have moved channels between blocks; correlations across blocks are not known.
+    if blocks is not None and second.blocks is not None and torch.equal(blocks.columns, second.blocks.columns):
+        blocks = replace(blocks, blocks=(blocks.blocks + second.blocks.blocks) / 2)
+    return replace(
+        first,
+        hessian=mean(first.hessian, second.hessian),
+        blocks=blocks,
+        row_fisher=mean(first.row_fisher, second.row_fisher),
+        output=mean(first.output, second.output),
     )

@@ -12,7 +12,10 @@ Weights are identified by their memory (storage, offset, shape) at `F.linear`, c
 several matrices, tied heads and functional calls are covered; a matrix multiplied by `@` is not. At `F.cross_entropy`
 labels are not used. A random vector is propagated back whose covariance is the curvature of the KL at these logits
 (each class with the root of its probability and a random sign). This is the true Fisher information, not the empirical
-one, which vanishes for labels that a network has memorized.
+one, which vanishes for labels that a network has memorized. Other losses are differentiated as they are.
+
+Inputs of convolutions are unfolded in slices. A Hessian of more than `MAX_COLUMNS` columns is kept in blocks on its
+diagonal, of neighboring channels, so that memory and time are bounded.
 """
 
 import json
@@ -20,7 +23,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.distributed import World
 
@@ -37,8 +40,14 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 Calibration = tuple[nn.Module, Iterable[Batch], Loss]
 Key = tuple[int, int, tuple[int, ...]]
 
+# Most columns of a Hessian; beyond, blocks of neighboring channels: memory grows with the square of a block's columns,
+# time with the third power.
+MAX_COLUMNS = 3072
 MAX_OUTPUTS = 4096  # most rows of a matrix whose full output covariance is kept; beyond, its diagonal
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+# A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
+_SPREAD = 2 / 3
+_SLICE = 1 << 22  # elements of unfolded inputs at a time
 _CASTS = (Tensor.to, Tensor.float, Tensor.bfloat16, Tensor.half, Tensor.double, Tensor.type)
 
 
@@ -58,7 +67,8 @@ def calibrate(
     Args:
         module: neither trained nor changed; its `named_matrices()`, if it has any, name views of banks.
         batches: arguments of `loss`, one at a time; tens of thousands of tokens, or thousands of images.
-        loss: (module, batch) → summed nats by `F.cross_entropy` (any reduction), or any differentiable scalar.
+        loss: (module, batch) → summed nats by `F.cross_entropy` (any reduction), or any differentiable scalar, whose
+            gradients are squared as they are.
         seed: of the random signs.
         temperature: logits are divided by it first. Above 1, unlikely classes count more if the network is certain.
         gradients: False for forward passes only: input Hessians, and how often rows are looked up.
@@ -142,12 +152,18 @@ def _key(weight: Tensor) -> Key:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses; for look-ups Σ g² by row."""
+    """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses; for look-ups Σ g² by row.
+
+    Inputs are (blocks, size, size), with the channels of a block fastest and the taps of its kernel slowest.
+    `samples` counts independent inputs, `examples` independent gradients: rows of inputs, images of a convolution.
+    """
 
     inputs: Tensor | None = None
     outputs: Tensor | None = None
     looked_up: Tensor | None = None
     uses: int = 0
+    samples: float = 0.0
+    examples: float = 0.0
 
     def shapes(self) -> list[list[int] | None]:
         """Return the shapes of the three sums, None for a sum that this rank does not have."""
@@ -160,7 +176,7 @@ class _Sums:
             part if part is not None or shape is None else torch.zeros(shape, device=device)
             for part, shape in zip(local, shapes, strict=True)
         )
-        return _Sums(inputs, outputs, looked_up, self.uses)
+        return _Sums(inputs, outputs, looked_up, self.uses, self.samples, self.examples)
 
 
 class _Recorder(TorchFunctionMode):
@@ -214,8 +230,8 @@ class _Recorder(TorchFunctionMode):
             inputs = x.detach().reshape(-1, x.shape[-1])
 
             def add(g: Tensor | None) -> None:
-                matrix = inputs.float()
-                self._add(name, matrix.T @ matrix, len(matrix), None if g is None else g.reshape(-1, g.shape[-1]))
+                rows = None if g is None else g.reshape(-1, g.shape[-1])
+                self._add(name, [inputs.float()], inputs.shape[1], len(inputs), rows)
 
             self._on_gradient(out, add)
 
@@ -247,13 +263,12 @@ class _Recorder(TorchFunctionMode):
 
         def add(g: Tensor | None) -> None:
             patches = _patches(source.float(), tuple(weight.shape), dims, stride, padding, dilation, groups)
-            taps = math.prod(weight.shape[2:])
-            swapped = (patches.T @ patches).view(taps, weight.shape[1], taps, weight.shape[1])
+            positions = math.prod(patches.shape[: 2 + dims])
             rows = None
             if g is not None:
                 g = g if g.ndim == dims + 2 else g[None]  # one example without a batch
                 rows = g.reshape(*g.shape[:2], -1).movedim(1, -1).reshape(-1, g.shape[1])
-            self._add(name, swapped.permute(1, 0, 3, 2).reshape(2 * (patches.shape[1],)), len(patches), rows)
+            self._add(name, _slices(patches), weight[0].numel(), positions, rows, examples=len(patches))
 
         self._on_gradient(out, add)
 
@@ -273,12 +288,34 @@ class _Recorder(TorchFunctionMode):
         out.register_hook(hook)  # type: ignore[no-untyped-call]
         self.roots.append(out)
 
-    def _add(self, name: str, inputs: Tensor, uses: int, g: Tensor | None) -> None:
-        """Add Σ x xᵀ over `uses` uses, and gradients g (uses, rows); grouped convolutions have fewer gradients."""
+    def _add(
+        self,
+        name: str,
+        inputs: Iterable[Tensor],
+        columns: int,
+        uses: int,
+        g: Tensor | None,
+        examples: int | None = None,
+    ) -> None:
+        """Add Σ x xᵀ of slices of the inputs (…, taps …, channels), and gradients g (uses, rows).
+
+        Grouped convolutions have fewer gradients than uses.
+        """
         sums = self.sums.setdefault(name, _Sums())
-        inputs = _finite(name, inputs)
-        sums.inputs = inputs if sums.inputs is None else sums.inputs.add_(inputs)
+        for part in inputs:
+            count = _block_count(columns, part.shape[-1])
+            size = columns // count
+            if sums.inputs is None:
+                sums.inputs = torch.zeros((count, size, size), dtype=torch.float32, device=part.device)
+            for total, block in zip(sums.inputs, part.chunk(count, -1), strict=True):
+                matrix = block.reshape(-1, size)
+                total.addmm_(matrix.T, matrix)
+        if sums.inputs is not None:
+            _finite(name, sums.inputs)
         sums.uses += uses
+        examples = uses if examples is None else examples
+        sums.samples += examples ** (1 - _SPREAD) * uses**_SPREAD
+        sums.examples += examples
         if g is not None:
             g = g.float()
             outputs = _finite(name, g.T @ g if g.shape[1] <= MAX_OUTPUTS else (g * g).sum(0))
@@ -325,9 +362,13 @@ class _Recorder(TorchFunctionMode):
         if not shapes:
             raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
         everywhere = {name: self.sums.get(name, _Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
-        sensitivities = {name: _sensitivity(sums, targets or batches, world) for name, sums in everywhere.items()}
+        taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
+        sensitivities = {
+            name: _sensitivity(sums, taps[name], targets or batches, world) for name, sums in everywhere.items()
+        }
         for name, sensitivity in sensitivities.items():
-            for part in (sensitivity.hessian, sensitivity.row_fisher, sensitivity.output):
+            blocks = None if sensitivity.blocks is None else sensitivity.blocks.blocks
+            for part in (sensitivity.hessian, blocks, sensitivity.row_fisher, sensitivity.output):
                 if part is not None and not bool(torch.isfinite(part).all()):
                     raise DataError(
                         f"squares of the calibration values at {name!r} exceed float32; check weights and batches"
@@ -345,26 +386,47 @@ def _all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict
     return merged
 
 
-def _sensitivity(sums: _Sums, units: float, world: World) -> Sensitivity:
+def _sensitivity(sums: _Sums, taps: int, units: float, world: World) -> Sensitivity:
     """Return the sensitivity of one weight; a tied embedding combines its products and its look-ups.
 
     A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. The combination keeps the sum
     over columns and the sum over rows of the elements of both.
     """
     parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
-    uses = world.sum_(torch.tensor([float(sums.uses)], device=parts[0].device))[0].item()
+    counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device=parts[0].device)
+    uses, samples, examples = world.sum_(counts).tolist()
     taken = iter(part.cpu() for part in parts)
-    inputs = next(taken) / uses if sums.inputs is not None else None
+    inputs = _by_channel(next(taken), taps) / uses if sums.inputs is not None else None
     outputs = next(taken) / units if sums.outputs is not None else None
     looked_up = next(taken) / units if sums.looked_up is not None else None
     fisher = outputs if outputs is None or outputs.ndim == 1 else outputs.diagonal().clone()
     if looked_up is None or (fisher is None and inputs is not None):
-        return Sensitivity(inputs, fisher, outputs if outputs is not None and outputs.ndim == 2 else None)
+        output = outputs if outputs is not None and outputs.ndim == 2 else None
+        known = Sensitivity(row_fisher=fisher, output=output, samples=samples, gradients=examples)
+        return known if inputs is None else _with_inputs(known, inputs)
     if inputs is None or fisher is None:
         return Sensitivity(torch.diag(looked_up.mean(0)), looked_up.sum(1) / looked_up.mean(0).sum().clamp_min(1e-30))
-    hessian = fisher.sum() * inputs + torch.diag(looked_up.sum(0))
-    rows = (fisher * inputs.diagonal().sum() + looked_up.sum(1)) / hessian.diagonal().sum().clamp_min(1e-30)
-    return Sensitivity(hessian, rows)
+    power = inputs.diagonal(dim1=1, dim2=2)
+    total = fisher.sum() * power.sum() + looked_up.sum()
+    rows = (fisher * power.sum() + looked_up.sum(1)) / total.clamp_min(1e-30)
+    combined = fisher.sum() * inputs + torch.diag_embed(looked_up.sum(0).view(power.shape))
+    return _with_inputs(Sensitivity(row_fisher=rows, samples=samples), combined)
+
+
+def _by_channel(inputs: Tensor, taps: int) -> Tensor:
+    """Return moments (blocks, size, size) of columns with the taps of a channel next to each other."""
+    if taps == 1:
+        return inputs
+    blocks, size, _ = inputs.shape
+    return inputs.view(blocks, taps, size // taps, taps, size // taps).permute(0, 2, 1, 4, 3).reshape(inputs.shape)
+
+
+def _with_inputs(known: Sensitivity, inputs: Tensor) -> Sensitivity:
+    if len(inputs) == 1:
+        return replace(known, hessian=inputs[0])
+    return replace(
+        known, blocks=BlockDiagonal(torch.arange(len(inputs) * inputs.shape[1]).view(len(inputs), -1), inputs)
+    )
 
 
 def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
@@ -382,7 +444,7 @@ def _finite(name: str, values: Tensor) -> Tensor:
 def _patches(
     x: Tensor, shape: tuple[int, ...], dims: int, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
-    """Return the input patch of each output of a convolution, (positions · groups, columns), channels fastest."""
+    """Return the input patch of each output of a convolution, (examples, groups, positions …, taps …, channels)."""
     if x.ndim == dims + 1:
         x = x[None]
     kernel = shape[2:]
@@ -400,7 +462,7 @@ def _patches(
         for side, k, s, d in zip(last.shape[2:-1], kernel, stride, dilation, strict=True)
     ]
     strides = last.stride()[2:-1]
-    windows = last.as_strided(
+    return last.as_strided(
         (*last.shape[:2], *positions, *kernel, last.shape[-1]),
         (
             *last.stride()[:2],
@@ -409,8 +471,30 @@ def _patches(
             1,
         ),
     )
-    rows: Tensor = windows.reshape(-1, math.prod(kernel) * last.shape[-1])
-    return rows
+
+
+def _slices(patches: Tensor) -> Iterator[Tensor]:
+    """Yield parts of `patches`, a view that would be many times as large as its memory, of `_SLICE` elements at most.
+
+    Parts are examples if several fit, else positions of one example along the first dimension.
+    """
+    per_example = patches[:1].numel()
+    count = _SLICE // max(per_example, 1)
+    if count:
+        yield from torch.split(patches, count)
+        return
+    height = max(1, _SLICE * patches.shape[2] // per_example)
+    for example in torch.split(patches, 1):
+        yield from torch.split(example, height, 2)
+
+
+def _block_count(columns: int, channels: int) -> int:
+    """Return into how many blocks of as many channels the Hessian of so many columns is divided."""
+    return next(
+        count
+        for count in range(1, channels + 1)
+        if not channels % count and (columns <= count * MAX_COLUMNS or count == channels)
+    )
 
 
 def _per_dimension(value: Any, dims: int) -> tuple[int, ...]:

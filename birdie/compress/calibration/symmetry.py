@@ -27,7 +27,7 @@ from birdie.compress.calibration.symmetry_units import (
     members_of,
     norms,
 )
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.state import without_ties
 from birdie.errors import ConfigError, WeightsError
 
@@ -211,6 +211,7 @@ def carried(name: str, sensitivity: Sensitivity, report: Report) -> Sensitivity:
     return replace(
         sensitivity,
         hessian=_moved(sensitivity.hessian, *columns),
+        blocks=_moved_blocks(sensitivity.blocks, *columns),
         row_fisher=_moved(sensitivity.row_fisher, *rows),
         output=_moved(sensitivity.output, *rows),
     )
@@ -236,6 +237,22 @@ def _moved(moments: Tensor | None, order: Order | None, scales: Floats | None) -
         over = torch.from_numpy(np.repeat(scales, len(moments) // scales.size)).to(moments)
         moments = moments / over**2 if moments.ndim == 1 else moments / over[:, None] / over
     return moments
+
+
+def _moved_blocks(moments: BlockDiagonal | None, order: Order | None, scales: Floats | None) -> BlockDiagonal | None:
+    """Return second moments in blocks of variables that are permuted and divided by `scales`, as in `_moved`."""
+    if moments is None:
+        return None
+    count = moments.columns.numel()
+    columns, blocks = moments.columns, moments.blocks
+    if order is not None:
+        size = count // order.size
+        source = (order[:, None] * size + np.arange(size)).reshape(-1)
+        columns = torch.from_numpy(np.argsort(source)).to(columns.device)[columns]
+    if scales is not None:
+        over = torch.from_numpy(np.repeat(scales, count // scales.size)).to(blocks)[columns]
+        blocks = blocks / over[:, :, None] / over[:, None]
+    return BlockDiagonal(columns, blocks)
 
 
 def _aliases(state: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:

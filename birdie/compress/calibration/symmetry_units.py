@@ -209,9 +209,9 @@ def _power(
     """Return the mean square of each unit as an input, summed over its consumers; None if no sensitivity has it."""
     parts = []
     for member in members:
-        known = sensitivities[member.name].hessian if member.axis == 1 and member.name in sensitivities else None
-        if known is not None:  # the Hessian of a convolution has a variable for each weight of a kernel
-            parts.append(_summed(known.diagonal(), member, len(known) // state[member.name].shape[1]))
+        known = sensitivities[member.name].input_power() if member.axis == 1 and member.name in sensitivities else None
+        if known is not None:  # a convolution has a variable for each weight of a kernel
+            parts.append(_summed(known, member, len(known) // state[member.name].shape[1]))
     return _total(parts)
 
 

@@ -8,18 +8,18 @@ reverse water-filling). For calibrated matrices λ fixes every scale (`birdie.co
 exponent is log2 √λ up to a constant. The size falls and the loss rises monotonically with the exponent, so a one-
 dimensional search meets any budget (`birdie.compress.rate.budget`).
 
-Matrices without calibration take scales in standard deviations: embeddings finer ones (`EMBEDDING_FACTOR`); one scale
-per matrix with trellises, because errors of a large row and of a small row cost about the same; one scale per row in
-kernels of convolutions, whose rows a normalization usually brings to one size, and in plain grids, where the scales of
-rows let the size change in small amounts. In both cases the exponent is log2 of the typical scale in standard
-deviations.
+Matrices without calibration take the sensitivity that their kind and size let expect (`birdie.compress.prior`); long
+kernels that are smooth, as filters of sound are, take a transform in place of a trellis. The exponent is log2 of the
+typical scale in standard deviations.
 """
 
+import copy
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import torch
@@ -27,27 +27,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
+from birdie.compress.prior import completed
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
+from birdie.compress.schemes.spectral import Spectral, best_transform
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import small_scheme
+from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import finite_rows, rows_columns
 
-# Embedding rows take scales this much finer. Tuned on a 3.8 M-weight GPT with GPTQ, the best pairs of scales were
-# 0.3 σ with 0.05 σ for the embedding, and 0.2 σ with 0.108 σ: factors of 0.17 and 0.54. This is between the two.
-EMBEDDING_FACTOR = 0.35
-EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
-
 # The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
-# outliers. At the coarsest exponent of scales by spread every row has the scale WIDEST; with calibration, hardly any
-# symbol is left that is not zero.
-FINEST, COARSEST, COARSEST_BY_LOSS = -16.0, 3.6, 9.0
-WIDEST = 4.0  # largest scale in standard deviations: beyond it a matrix is practically zero, which is no useful fit
-RESERVE_SHARE = 6  # small matrices stay in 16 bits if they take at most this fraction (1/6) of a budget
-_WIDEST_TRELLIS = 1.5  # standard deviations beyond which the cheapest path through a trellis is all zeros
+# outliers. At the coarsest hardly any symbol is left that is not zero.
+FINEST, COARSEST = -16.0, 9.0
+# Without calibration no matrix takes scales of more deviations: beyond, it is practically zero, which is no useful fit.
+WIDEST = 3.0
+_BEYOND = 3.6  # octaves that the coarsest exponent is above a scale of one deviation, for every matrix
+RESERVE_SHARE = 6  # long vectors stay in 16 bits if they take at most this fraction (1/6) of a budget
+PLAIN = Trellis(1)
+LONG_KERNEL = 32  # taps from which transforms are tried
+_TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
 
 
 @dataclass(slots=True)
@@ -56,10 +57,12 @@ class Allocation:
 
     Attributes:
         assignment: settled schemes, and the free matrices.
-        sensitivities: name → sensitivity, under either name of a tie; names without a tensor are ignored.
-        scheme: trellis of calibrated matrices, and of all matrices if `plain` is False.
-        plain: whether matrices without calibration take a grid, which loads faster, instead of a trellis.
+        sensitivities: name → sensitivity, under either name of a tie; names without a tensor are ignored. Other
+            matrices take the prior.
+        scheme: trellis of the free matrices.
+        plain: whether matrices without calibration take a plain grid instead, which is faster.
         workers: threads; None uses every core.
+        fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
     """
@@ -69,11 +72,14 @@ class Allocation:
     scheme: Trellis = field(default_factory=Trellis)
     plain: bool = True
     workers: int | None = None
+    fixed: Mapping[str, Encoded] = field(init=False, default_factory=dict)
     matrices: dict[str, Tensor] = field(init=False)
     weights: int = field(init=False, default=0)
     finest: float = field(init=False, default=FINEST)
     coarsest: float = field(init=False, default=COARSEST)
     _factors: dict[str, Feedback] = field(init=False, default_factory=dict)
+    _transforms: dict[str, Transform] = field(init=False, default_factory=dict)
+    _levels: dict[str, float] = field(init=False, default_factory=dict)
     _unit: float = field(init=False, default=0.0)
     _settled: dict[str, Encoded] | None = field(init=False, default=None)
 
@@ -81,22 +87,30 @@ class Allocation:
         ties = self.assignment.ties
         self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
         self.matrices = {name: self.assignment.tensors[name] for name in self.assignment.free}
-        names = [name for name in self.matrices if name in self.sensitivities and self.assignment.steered is None]
+        known = completed(self.sensitivities, self.matrices)
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            self._factors = dict(zip(names, pool.map(self._feedback, names), strict=True))
-        total, count, levels = 0.0, 0, []
-        for name, factors in self._factors.items():
+            factors = pool.map(lambda name: self._feedback(name, known[name]), self.matrices)
+            self._factors = dict(zip(self.matrices, factors, strict=True))
+            transforms = pool.map(self._transform, self.matrices)
+            self._transforms = {
+                name: transform
+                for name, transform in zip(self.matrices, transforms, strict=True)
+                if transform is not None
+            }
+        for name, item in self._factors.items():
             spread = float(finite_rows(name, self.matrices[name]).std(dtype=np.float64)) or 1.0
-            typical = float(np.log2(factors.row_weight).mean() + np.log2(factors.column_weight).mean()) / 2
-            levels.append(math.log2(spread) + typical)
-            total += levels[-1] * self.matrices[name].numel()
-            count += self.matrices[name].numel()
+            typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
+            self._levels[name] = math.log2(spread) + typical
+        self.weights = sum(weight.numel() for weight in self.matrices.values())
         # The unit makes the exponent mean log2 of the typical scale in standard deviations: it is the mean, over
         # weights, of log2 (deviation · root of the Fisher information that remains after feedback).
-        self._unit = total / max(count, 1)
-        self.weights = sum(weight.numel() for weight in self.matrices.values())
-        if self._factors:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
-            self.coarsest = max(COARSEST_BY_LOSS, max(levels) - self._unit + COARSEST)
+        total = sum(level * self.matrices[name].numel() for name, level in self._levels.items())
+        self._unit = total / max(self.weights, 1)
+        if self._levels:  # matrices of low sensitivity lower the mean, and the others must still reach their coarsest
+            beyond = _BEYOND if self.sensitivities else math.log2(WIDEST)
+            self.coarsest = max(self._levels.values()) - self._unit + beyond
+        if self.sensitivities:
+            self.coarsest = max(self.coarsest, COARSEST)
 
     def encode(self, exponent: float, draft: bool = False) -> EncodedState:
         """Encode every tensor, the free matrices at `exponent`.
@@ -108,6 +122,30 @@ class Allocation:
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
             encoded = pool.map(lambda name: self._encode_matrix(name, exponent, draft), self.matrices)
             return self._ordered(dict(zip(self.matrices, encoded, strict=True)))
+
+    def encode_part(self, names: Sequence[str], exponent: float) -> dict[str, Encoded]:
+        """Encode some tensors: free matrices at `exponent`, others by their schemes."""
+        chosen = {**self.assignment.settled, **self.assignment.small}
+        settled = {name: chosen[name] for name in names if name not in self.matrices}
+        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+            free = [name for name in names if name in self.matrices]
+            encoded = pool.map(lambda name: self._encode_matrix(name, exponent, draft=False), free)
+            return self._encode_by(settled) | dict(zip(free, encoded, strict=True))
+
+    def continued(self, fixed: Mapping[str, Encoded], tensors: Mapping[str, Tensor]) -> "Allocation":
+        """Return this allocation with more tensors encoded for good and others changed; exponents mean the same.
+
+        Args:
+            fixed: name → encoded tensor.
+            tensors: name → new values.
+        """
+        other = copy.copy(self)
+        other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **tensors})
+        other.fixed = {**self.fixed, **fixed}
+        other.matrices = {name: other.assignment.tensors[name] for name in self.matrices if name not in fixed}
+        other.weights = sum(weight.numel() for weight in other.matrices.values())
+        other._settled = None
+        return other
 
     def encode_lossless(self) -> EncodedState:
         """Encode every tensor: losslessly, but by its scheme where a rule names one."""
@@ -125,19 +163,20 @@ class Allocation:
 
     def _encode_matrix(self, name: str, exponent: float, draft: bool) -> Encoded:
         weight = self.matrices[name]
-        if name in self._factors:
-            return self.scheme.encode_with(
-                name, weight, self._factors[name], 2.0 ** (exponent + self._unit), draft=draft
-            )
-        sigma = min(2.0**exponent * _embedding_factor(name), WIDEST)
+        sigma = min(2.0 ** (exponent + self._unit - self._levels[name]), WIDEST)
         if self.assignment.steered is not None:
-            scheme = self.assignment.steered.at_scale(sigma)
-            assert scheme is not None
-            return scheme.encode(name, weight, sensitivity=self.sensitivities.get(name))
-        per_tensor = weight.ndim < 3 and not self.plain
-        if self.plain or draft or sigma > _WIDEST_TRELLIS:
-            return Grid(sigma=sigma, per_tensor=per_tensor).encode(name, weight)
-        return Trellis(self.scheme.states, sigma, per_tensor=per_tensor).encode(name, weight)
+            steered = self.assignment.steered.at_scale(sigma)
+            assert steered is not None
+            return steered.encode(name, weight, sensitivity=self.sensitivities.get(name))
+        if weight.ndim < 2:  # the rate of a single row is too uneven for a search that counts bits
+            return Grid(sigma=sigma).encode(name, weight)
+        if name in self._transforms:
+            return Spectral(self._transforms[name], sigma, "none" if draft else "auto").encode(name, weight)
+        scheme, exponent = self.scheme, exponent + self._unit
+        if name not in self.sensitivities:
+            scheme = PLAIN if self.plain else self.scheme
+            exponent = min(exponent, self._levels[name] + math.log2(WIDEST))
+        return scheme.encode_with(name, weight, self._factors[name], 2.0**exponent, draft=draft)
 
     def settled_bytes(self) -> int:
         """Return the bytes of the integers that the exponent does not change, before entropy coding."""
@@ -146,11 +185,13 @@ class Allocation:
     def _encode_settled(self) -> dict[str, Encoded]:
         """Encode the tensors that the exponent does not change, once for all rounds of a search."""
         if self._settled is None:
-            tensors = {name: tensor for name, tensor in self.assignment.tensors.items() if name not in self.matrices}
+            known = self.matrices.keys() | self.fixed.keys()
+            tensors = {name: tensor for name, tensor in self.assignment.tensors.items() if name not in known}
             chosen = {**self.assignment.settled, **self.assignment.small}
-            self._settled = self._encode_by(
+            encoded = self._encode_by(
                 {name: chosen.get(name) or small_scheme(tensor) for name, tensor in tensors.items()}
             )
+            self._settled = {**self.fixed, **encoded}
         return self._settled
 
     def _encode_by(self, schemes: Mapping[str, Scheme]) -> dict[str, Encoded]:
@@ -168,9 +209,17 @@ class Allocation:
         every = self._encode_settled() | dict(encoded)
         return EncodedState({name: every[name] for name in self.assignment.tensors}, self.assignment.ties)
 
-    def _feedback(self, name: str) -> Feedback:
+    def _feedback(self, name: str, sensitivity: Sensitivity) -> Feedback:
         weight = self.matrices[name]
-        return feedback(self.sensitivities[name], *rows_columns(tuple(weight.shape)), output=self.scheme.output)
+        return feedback(sensitivity, *rows_columns(tuple(weight.shape)), output=self.scheme.output)
+
+    def _transform(self, name: str) -> Transform | None:
+        """Return the transform of a long kernel without calibration, if it saves far more than a trellis does."""
+        weight = self.matrices[name]
+        if weight.ndim < 3 or name in self.sensitivities or prod(weight.shape[2:]) < LONG_KERNEL:
+            return None
+        transform = best_transform(weight, gain=_TRANSFORMED)
+        return None if transform.kind == "identity" else transform
 
     def _normalized(self, name: str, share: float) -> NDArray[np.float32]:
         """Return a share of the rows of a matrix, divided by their scales at exponent 0, flat."""
@@ -178,17 +227,9 @@ class Allocation:
         flat = weight.detach().reshape(rows_columns(tuple(weight.shape)))
         picked = torch.arange(0, flat.shape[0], max(1, round(1 / share)))
         rows = finite_rows(name, flat[picked])
-        if name in self._factors:
-            factors = self._factors[name]
-            unit = np.outer(factors.row_weight[picked.numpy()] ** 0.5, factors.column_weight**0.5) * 2.0**-self._unit
-            return np.asarray(rows * unit, dtype=np.float32).reshape(-1)
-        deviation = rows.std(axis=1, keepdims=True, dtype=np.float64)
-        scales = np.where(deviation > 0, deviation, 1) * _embedding_factor(name)
-        return np.asarray(rows / scales, dtype=np.float32).reshape(-1)
-
-
-def _embedding_factor(name: str) -> float:
-    return EMBEDDING_FACTOR if any(part in name for part in EMBEDDING_NAMES) else 1.0
+        factors = self._factors[name]
+        unit = np.outer(factors.row_weight[picked.numpy()] ** 0.5, factors.column_weight**0.5) * 2.0**-self._unit
+        return np.asarray(rows * unit, dtype=np.float32).reshape(-1)
 
 
 def allocations(
@@ -201,8 +242,8 @@ def allocations(
 ) -> list[Allocation]:
     """Return the allocations to try for a target, the preferred one first.
 
-    Small matrices in 16 bits must not take too much of the budget: if they are more than a sixth of it, or if the
-    budget cannot be met with them, they are coarsened as well.
+    What stays in 16 bits must not take too much of the budget: if it is more than a sixth of it, or if the budget
+    cannot be met with it, it is coarsened as well.
     """
 
     def allocate(assignment: Assignment) -> Allocation:

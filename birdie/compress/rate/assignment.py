@@ -18,12 +18,19 @@ from torch import Tensor
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec, register
 from birdie.compress.scheme import Scheme
-from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.small_tensors import applicable, default_scheme, is_worth_coarsening, shrinks, small_scheme
+from birdie.compress.small_tensors import (
+    applicable,
+    default_scheme,
+    in_eight_bits,
+    is_worth_coarsening,
+    shrinks,
+    small_scheme,
+)
 from birdie.compress.state import ModelState
 from birdie.errors import ConfigError
 
+DEFAULT = parse_spec("feedback:bits=8")
 Rule = tuple[str, Scheme]
 Schemes = str | Scheme | Mapping[str, str | Scheme] | Sequence[tuple[str, str | Scheme]]
 
@@ -38,7 +45,7 @@ class Assignment:
         settled: name → scheme of tensors with a rule; without a target, the schemes of all tensors.
         small: name → scheme of tensors that are too small for a search.
         free: names of matrices whose precision a search chooses; empty without a target.
-        reserve: names of small matrices, kept in 16 bits unless a budget is too tight for that.
+        reserve: names of long vectors and tiny matrices, kept in 16 bits unless a budget is too tight for that.
         steered: the scheme whose scale the search sets; None: the search takes grids or trellises.
     """
 
@@ -56,14 +63,13 @@ class Assignment:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
 
-def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrated: Collection[str] = ()) -> Assignment:
+def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assignment:
     """Settle the scheme of every tensor, or leave it to a search for the target.
 
     Args:
         state: the model's tensors.
-        schemes: a spec or scheme for all, or (pattern, spec) rules; None: per-row int8, or a search for the target.
+        schemes: a spec or scheme for all, or (pattern, spec) rules; None: `DEFAULT`, or a search for the target.
         target: byte budget, quality, lossless, or nothing.
-        calibrated: names of tensors with a sensitivity: small matrices among them are worth coarsening too.
 
     Raises:
         ConfigError: a spec or pattern is wrong, or a scheme for every tensor leaves the target nothing to choose.
@@ -88,8 +94,8 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target, calibrate
         elif name in named:
             settled[name] = applicable(named[name], weight)
         elif not target.searched:
-            settled[name] = default_scheme(default or Grid(), weight)
-        elif is_worth_coarsening(weight, name in calibrated):
+            settled[name] = in_eight_bits(DEFAULT, weight) if default is None else default_scheme(default, weight)
+        elif is_worth_coarsening(weight):
             free.append(name)
         elif shrinks(weight):
             reserve.append(name)

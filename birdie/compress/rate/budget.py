@@ -4,8 +4,8 @@ The search never sees a tensor: it proposes an exponent, which stands for the La
 (`birdie.compress.rate.allocation`), and measures the coded size of the model at it. The size is monotone in the
 exponent, about one bit per weight less an octave, so a bracket always contains the solution and bisection must end. A
 model of the entropy on a sample of the weights makes the search faster: it proposes an exponent, the real coder
-measures the size, and the difference corrects the next proposal. The KL is monotone as well, and grows by about a
-factor of four an octave.
+measures the size, and the difference corrects the next proposal; between two measured sizes around the budget it
+interpolates. The KL is monotone as well, and grows by about a factor of four an octave.
 
     sample ─► predicted bytes(exponent) ──► propose ──► encode, code, count ──► within 0.1 % under the budget?
                                                 ▲                   │
@@ -31,7 +31,7 @@ from birdie.errors import BudgetError, ConfigError
 Size = Callable[[EncodedState], int]
 """Bytes of the file that holds these tensors."""
 Divergence = Callable[[EncodedState], float]
-"""Mean KL of these tensors from the float model, in nats per target."""
+"""Mean KL of these tensors from the float model, in nats per target, or a relative error (calibration/kl.py)."""
 
 
 class Encoder(Protocol):
@@ -68,7 +68,8 @@ TINY = 64  # … or by this many bytes
 NEAR = 2  # lossless is tried first if its rough size is at most this many budgets
 ROUNDS = 12  # codings of the model, at most
 SAMPLE = 1 << 18  # weights of the size model
-_FIRST = -2.0  # exponent at which a search for quality begins
+_MARGIN = 0.05  # share of a bracket at either end in which no exponent is tried
+FIRST = -2.0  # exponent at which a search for quality begins
 _AIM, _CLOSE = 0.99, 0.97  # shares of the quality: the KL to aim for, and the KL at which the search stops
 _NARROW = 1 / 512  # octaves of the bracket at which a search for quality stops
 
@@ -92,7 +93,9 @@ class Fit:
     divergence: float | None = None
 
 
-def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = None) -> Fit:
+def fit_budget(
+    encoder: Encoder, size: Size, budget: int, rough: Size | None = None, *, start: float | None = None
+) -> Fit:
     """Choose the exponent so that the file lands just under `budget` bytes; lossless if that fits.
 
     Args:
@@ -101,6 +104,7 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
         budget: bytes the file may have.
         rough: fast estimate of `size`, never much smaller: its search yields the first proposal, so that `size` is
             called about twice. It decides nothing: a state that does not fit by `rough` may still fit by `size`.
+        start: scale to begin with, in standard deviations, if the model is known not to fit losslessly.
 
     Raises:
         BudgetError: even the coarsest setting does not fit.
@@ -109,8 +113,10 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
     """
     if budget <= 0:
         raise ConfigError(f"budget {budget} is not a positive number of bytes")
-    near, start = True, None
     search = _Search(encoder, size, budget)
+    if start is not None:
+        return search.run(start)
+    near = True
     if rough is not None:
         probe = _Search(encoder, rough, budget, draft=True)
         near = probe.lossless().bytes <= NEAR * budget
@@ -127,24 +133,25 @@ def fit_budget(encoder: Encoder, size: Size, budget: int, rough: Size | None = N
     return fit
 
 
-def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Divergence) -> Fit:
-    """Choose the coarsest exponent that costs at most `quality` nats of KL.
+def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Divergence, *, start: float = FIRST) -> Fit:
+    """Choose the coarsest exponent that costs at most `quality`, in nats of KL or whatever `divergence` measures.
 
     Args:
         encoder: of the model.
         size: called once.
         quality: largest mean KL in nats per target.
         divergence: mean KL of an encoded state; called once a round.
+        start: exponent to begin with.
 
     Raises:
         BudgetError: tensors with rules and small tensors alone cost more than `quality`.
         ConfigError: the quality is not positive.
     """
     if not 0 < quality < math.inf:
-        raise ConfigError(f"quality {quality} is not a positive number of nats")
+        raise ConfigError(f"quality {quality} is not a positive number")
     finest, coarsest = encoder.finest, encoder.coarsest
     best: tuple[float, float, EncodedState] | None = None
-    exponent, rounds = _FIRST, 0
+    exponent, rounds = start, 0
     while rounds < ROUNDS:
         rounds += 1
         encoded = encoder.encode(exponent)
@@ -165,7 +172,7 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
             break
     if best is None:
         raise BudgetError(
-            f"a quality of {quality} nats cannot be met: with the finest scales the model still costs {nats:.6g}; "
+            f"a quality of {quality} cannot be met: with the finest scales the difference is still {nats:.6g}; "
             "allow more, or pin fewer tensors to coarse schemes"
         )
     exponent, nats, encoded = best
@@ -194,6 +201,7 @@ class _Search:
         target = self.budget - self.tolerance / 2
         over, under = self.encoder.finest, self.encoder.coarsest
         best: Fit | None = None
+        above: Fit | None = None  # at the exponent `over`; `best` is at `under`, or nearly
         proposal = model.solve(target - offset) if start is None else math.log2(start)
         for _ in range(ROUNDS):
             fit = self._code(proposal)
@@ -203,9 +211,16 @@ class _Search:
                 if self.budget - fit.bytes <= self.tolerance or proposal <= self.encoder.finest:
                     return best
             else:
-                over = proposal
+                over, above = proposal, fit
                 if proposal >= self.encoder.coarsest:
                     break
+            if best is not None and above is not None:
+                if (under - over) * self.encoder.weights / 8 < self.tolerance / 2:
+                    break  # the size jumps here: a coder's choice changes, so no exponent comes nearer
+                # Two real sizes around the target give the slope, which at low rates is steeper than the model's.
+                share = (above.bytes - target) / (above.bytes - best.bytes)
+                proposal = over + (under - over) * min(max(share, _MARGIN), 1 - _MARGIN)
+                continue
             # The model's error at this exponent is nearly the same at the next one: subtract it from the target.
             corrected = model.solve(target - (fit.bytes - model(proposal)))
             proposal = corrected if over < corrected < under else self._inside(over, under, corrected)

@@ -1,22 +1,28 @@
 """Encoding of all tensors of a file: by the assigned schemes, or by a search for the target.
 
-assignment ─► allocation ─► search for the target ─► Encoded ──► the better of both ─► Encoded
-     ▲                                                  │                 ▲
-     ├── sensitivities of the quantized model too ◄── recalibrate ────────┤
-     └── small tensors tuned to the quantized rest ◄── refit ─────────────┘
+assignment ─► allocation ─► search for the target ─► checked ─► Encoded ──► the better of both ─► Encoded
+     ▲                                                             │                 ▲
+     ├── sensitivities of the quantized model too ◄── recalibrate ─┴─────────────────┤
+     └── part by part, the rest tuned to it ◄── refit ───────────────────────────────┘
 """
 
+import logging
+import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import allocations
+from birdie.compress.rate.allocation import Allocation, allocations
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.budget import Size, fit_budget, fit_quality
+from birdie.compress.rate.budget import Fit, Size, fit_budget, fit_quality
+from birdie.compress.rate.parts import refit_by_parts
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
+
+_REFITTED = 2**0.06  # with refit a quality is met with scales larger by this factor, about
+_COARSER = 1 / 32  # octaves between a file and the neighbor it is compared with: a thirtieth of a bit a weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Refinement:
 
     Attributes:
         recalibrate: calibrate once more, on the quantized model, and search with the means of both calibrations.
-        refit: number of Adam steps that tune the tensors in 16 bits to the quantized matrices.
+        refit: number of Adam steps, after each part of the model is quantized, that tune what is not (rate/parts.py).
     """
 
     recalibrate: bool = False
@@ -68,30 +74,90 @@ def encode_state(
     """
     budget = target.in_bytes(assignment.weights)
 
-    def search(assignment: Assignment, calibration: CalibrationResult | None) -> EncodedState:
+    def search(calibration: CalibrationResult | None) -> Searched:
         sensitivities = {} if calibration is None else calibration.sensitivities
         *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers)
         if target.quality is not None and calibration is not None:
-            return fit_quality(last, size, target.quality, calibration.divergence).encoded
+            return Searched(last, fit_quality(last, size, target.quality, calibration.divergence))
         if budget is None:
-            return last.encode_settled()
+            return Searched(last, Fit(last.encode_settled(), 0, None, 0))
         for allocation in preferred:
             with suppress(BudgetError):
-                return fit_budget(allocation, size, budget, rough).encoded
-        return fit_budget(last, size, budget, rough).encoded
+                return Searched(allocation, fit_budget(allocation, size, budget, rough))
+        return Searched(last, fit_budget(last, size, budget, rough))
 
-    encoded = search(assignment, calibration)
-    if calibration is None or refinement is None:
+    def finish(allocation: Allocation, calibration: CalibrationResult, steps: int, sigma: float) -> EncodedState:
+        """Encode what `refit_by_parts` leaves."""
+        if budget is not None:
+            return fit_budget(allocation, size, budget, start=sigma).encoded
+        if target.quality is not None:
+            start = math.log2(sigma)
+            return fit_quality(allocation, size, target.quality, calibration.divergence, start=start).encoded
+        encoded = allocation.encode_settled()
+        small = [name for name, tensor in encoded.tensors.items() if tensor.scheme == "cast"]
+        tuned = calibration.refitted(encoded.decode(workers), small, steps)
+        fixed = {name: tensor for name, tensor in encoded.tensors.items() if name not in tuned}
+        return allocation.continued(fixed, tuned).encode_settled()
+
+    searched = search(calibration)
+    if calibration is None:
+        return searched.fit.encoded
+    encoded = checked(searched, calibration) if budget is not None else searched.fit.encoded
+    if refinement is None:
         return encoded
     # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
     loss = calibration.divergence if target.quality is None else size
     if refinement.recalibrate:
         recalibrated = calibration.recalibrated(encoded, workers)
-        other = search(assignment, recalibrated)
+        again = search(recalibrated)
+        other = checked(again, recalibrated) if budget is not None else again.fit.encoded
         if loss(other) < loss(encoded):
-            encoded, calibration = other, recalibrated
-    if refinement.refit:
-        tuned = calibration.refitted(encoded, refinement.refit, workers)
-        tensors = {**assignment.tensors, **tuned}
-        encoded = min((encoded, search(replace(assignment, tensors=tensors), calibration)), key=loss)
+            searched, encoded, calibration = again, other, recalibrated
+    if refinement.refit and (searched.fit.sigma is not None or not target.searched):
+        sigma = searched.fit.sigma or 1.0
+        coarser = 1.0 if target.quality is None else _REFITTED
+        with suppress(BudgetError):
+            result, steps = calibration, refinement.refit
+            refitted = refit_by_parts(
+                searched.allocation,
+                math.log2(sigma * coarser),
+                result,
+                steps,
+                lambda rest: finish(rest, result, steps, sigma * coarser),
+            )
+            encoded = min((encoded, refitted), key=loss)
     return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """Result of a search, and the allocation it was found with."""
+
+    allocation: Allocation
+    fit: Fit
+
+
+def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
+    """Return the encoding that the search found, or a slightly coarser one if that is closer to the float model.
+
+    Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
+    would notice; with calibration it is measured on the held-out batches, and logged.
+
+    Args:
+        searched: result of the search.
+        calibration: of the model.
+    """
+    fit = searched.fit
+    if calibration.held_out is None or fit.sigma is None:
+        return fit.encoded
+    exponent = math.log2(fit.sigma) + _COARSER
+    if exponent > searched.allocation.coarsest:
+        return fit.encoded
+    coarser = searched.allocation.encode(exponent)
+    errors = calibration.divergence(fit.encoded), calibration.divergence(coarser)
+    if errors[0] <= errors[1]:
+        return fit.encoded
+    logging.getLogger("birdie").info(
+        "error %.3g on held-out inputs is out of line: a slightly smaller file has %.3g and is kept", *errors
+    )
+    return coarser

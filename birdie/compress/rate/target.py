@@ -16,7 +16,8 @@ class Target:
     Attributes:
         budget: bytes the file may have.
         bits: the same budget as bits per weight, everything included.
-        quality: largest mean KL from the float model's predictions, in nats per token or sample.
+        quality: largest mean KL from the float model's predictions, in nats per token or sample, or largest relative
+            error for losses without probabilities.
         lossless: whether every bit of every tensor is kept.
 
     Raises:
@@ -38,7 +39,7 @@ class Target:
             raise ConfigError(f"bits={self.bits!r} per weight is out of range; choose more than 0 and at most 64")
         if self.quality is not None and not _is_number(self.quality, math.inf):
             raise ConfigError(
-                f"quality={self.quality!r} is out of range; choose a positive number of nats of KL per target"
+                f"quality={self.quality!r} is out of range; choose a positive number of nats or a share, such as 0.01"
             )
 
     @property

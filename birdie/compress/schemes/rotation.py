@@ -232,7 +232,7 @@ def rotate_rows(rows: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
 def _rotate_sensitivity(sensitivity: Sensitivity | None, seed: int) -> Sensitivity | None:
     """Return the sensitivity of the rotated matrix: Q H Qᵀ."""
     if sensitivity is None or sensitivity.hessian is None:
-        return sensitivity
+        return None if sensitivity is None else replace(sensitivity, blocks=None)
     half = rotate_rows(sensitivity.hessian.detach().cpu().float().numpy(), seed)
     return replace(sensitivity, hessian=torch.from_numpy(rotate_rows(np.ascontiguousarray(half.T), seed)))
 

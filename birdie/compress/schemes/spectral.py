@@ -23,7 +23,7 @@ from birdie.compress.schemes.grid import FINEST, MAX_SYMBOL
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.tucker import smaller_by_tucker
 from birdie.compress.spectral.decoding import DECODER, params_of, per_coefficient
-from birdie.compress.spectral.inverse import LIFTING, Axes, lift
+from birdie.compress.spectral.inverse import LIFTING, MAX_EDGE, Axes, lift
 from birdie.compress.spectral.scan import LAYOUTS, ORDERS, Scan
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.tensors import kernel, real_rows, underflows
@@ -201,18 +201,19 @@ def best_scan(symbols: Integers, axes: Axes) -> Scan:
     return min(scans, key=lambda scan: _size(part, axes, scan))
 
 
-def best_transform(weight: Tensor, sigma: float = 1.0) -> Transform:
+def best_transform(weight: Tensor, sigma: float = 1.0, gain: float = _GAIN) -> Transform:
     """Return the transform that codes a sample of `weight` (real floats, finite) smallest.
 
     Transforms are compared at the squared error of a plain grid with a scale of `sigma` deviations; the result is the
-    identity unless another transform saves half a per cent.
+    identity unless another transform reaches the share `gain` of its bytes, by default all but half a per cent.
     """
     plain = weight.detach().cpu().double()
     scale = float(plain.std(correction=0)) * sigma if plain.numel() else 0.0
     if not scale:
         return Transform("identity")
     sample = plain[_slab(tuple(plain.shape))]
-    return _chosen(sample, scale, _Trial.of(Transform("identity"), sample).error(scale))
+    apart = weight.ndim > 1 and not bool(weight.flatten(1).any(1).all())
+    return _chosen(sample, scale, _Trial.of(Transform("identity"), sample).error(scale), apart, gain)
 
 
 def candidates(shape: Iterable[int]) -> list[Transform]:
@@ -222,6 +223,8 @@ def candidates(shape: Iterable[int]) -> list[Transform]:
     kernels = prod(lengths[2:]) > 1
     if kernels:
         transforms += [Transform("dct", axes="kernel"), Transform("wavelet53", levels=1, axes="kernel")]
+    if max(lengths[2:], default=1) >= 2 * MAX_EDGE:  # of filters of sound, which are nearly sinusoids
+        transforms += [Transform("dct", MAX_EDGE, axes="kernel")]
     if max(lengths, default=1) > 1:
         transforms += [Transform("dct", 4), Transform("dct", 8), Transform("wavelet97")]
         transforms += [] if kernels else [Transform("hadamard"), Transform("wavelet53"), Transform("dct", 32)]
@@ -290,15 +293,15 @@ class _Trial:
         return min(_size(symbols, self.transform.plan, scan) for scan in scans)
 
 
-def _chosen(weight: Tensor, scale: float, error: float, apart: bool = False) -> Transform:
-    """Return the candidate with the fewest bytes at equal error; the identity unless another saves half a per cent.
+def _chosen(weight: Tensor, scale: float, error: float, apart: bool = False, gain: float = _GAIN) -> Transform:
+    """Return the candidate with the fewest bytes at equal error; the identity unless another reaches the share `gain`.
 
     If the rows must stay `apart`, transforms of the first axis are left out.
     """
     kinds = [kind for kind in candidates(weight.shape) if not (apart and kind.plan.blocks(tuple(weight.shape))[0] > 1)]
     identity, *others = ((_Trial.of(kind, weight).cost(scale, error), kind) for kind in kinds)
     cost, transform = min(others, key=lambda pair: pair[0], default=identity)
-    return transform if cost < _GAIN * identity[0] else identity[1]
+    return transform if cost < gain * identity[0] else identity[1]
 
 
 def _quantized(transform: Transform, weight: Tensor, scale: float) -> tuple[NDArray[np.int32], _Array]:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
+from birdie.compress.prior import prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
 from birdie.compress.schemes.grid import CLIP_SIGMAS, MAX_SYMBOL, Grid, encode_with_one_scale
 from birdie.compress.schemes.lossless import Lossless
@@ -52,6 +53,7 @@ DEFAULT_SIGMA = 0.3
 
 # Bits by which each trellis misses the rate–distortion bound of a Gaussian at high rate (Marcellin & Fischer 1990).
 _GAPS = {1: 0.2546, 4: 0.088, 8: 0.072, 16: 0.063, 32: 0.051, 64: 0.044}
+_RANGE = 1.8  # of a row, in maxima: less than two, so that stored scales, which are rounded, leave no larger errors
 _FINE, _COARSE = 16, 4  # scales per octave: of rows by deviation; of rows and columns by sensitivity
 _SAFE_EXPONENT = -100.0  # log2 of a scale that is certainly above the smallest normal float32
 # Root mean square of a row in scales. Below the first the row is left out, as in reverse water-filling; below the
@@ -151,6 +153,10 @@ def _gptq(*, bits: int = 6, clip_sigmas: float = CLIP_SIGMAS) -> "Trellis":
     return Trellis(1, clip_sigmas / Grid(bits).top, rate=0.0, output=False)
 
 
+def _by_range(*, bits: int = 8) -> "Trellis":
+    return Trellis(1, bits=bits, rate=0.0)
+
+
 def _spec(*, states: int = 32, sigma: float | None = None, per_tensor: bool = False) -> "Trellis":
     return Trellis(states, sigma, per_tensor=per_tensor)
 
@@ -164,12 +170,14 @@ class Trellis(Scheme):
         sigma: scale in standard deviations of the row; None takes it from sensitivity and λ, or a default.
         rate: price of bits when symbols are chosen, as a share of the right one; 0 minimizes the error alone.
         output: whether errors are fed back to rows too, if the sensitivity has the output covariance.
+        bits: nominal bits over the range of each row, in place of a scale in deviations.
         per_tensor: with `sigma`, one scale for the tensor, from the root mean square of its rows' deviations.
     """
 
     decoder = DECODER
     specs = (
         Spec("trellis", "two grids half a scale apart on a trellis of 4 to 64 states", _spec, "trellis:sigma=0.3"),
+        Spec("feedback", "a grid of nominal bits over the range of each row, errors fed back", _by_range),
         Spec("gptq", "a grid clipped at so many deviations, errors fed back by the input Hessian (GPTQ)", _gptq),
     )
 
@@ -178,12 +186,15 @@ class Trellis(Scheme):
     rate: float = 1.0
     output: bool = True
     per_tensor: bool = False
+    bits: int | None = None
 
     def __post_init__(self) -> None:
         if self.states not in STATES:
             raise ConfigError(f"a trellis of {self.states} states is unknown; choose {', '.join(map(str, STATES))}")
         if self.sigma is not None and not 2.0**-16 <= self.sigma <= 2.0**16:
             raise ConfigError(f"trellis sigma {self.sigma} is out of range; choose a scale of 2^-16 to 2^16 deviations")
+        if self.bits is not None and not 2 <= self.bits <= 16:
+            raise ConfigError(f"feedback bits={self.bits} is out of range; choose 2 to 16")
         if not 0 <= self.rate <= 16:
             raise ConfigError(f"trellis rate {self.rate} is out of range; choose 0 to 16")
 
@@ -194,22 +205,24 @@ class Trellis(Scheme):
 
     def at_scale(self, sigma: float) -> "Trellis":
         """Return the same trellis with a scale of `sigma` standard deviations."""
-        return replace(self, sigma=sigma)
+        return replace(self, sigma=sigma, bits=None)
 
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:
-        """Quantize, with feedback if `sensitivity` has a Hessian; losslessly if float32 has no such scales.
+        """Quantize with error feedback; losslessly if float32 has no such scales.
 
         Args:
             name: for error messages.
             weight: any shape.
-            sensitivity: of this weight.
+            sensitivity: of this weight; by default what its kind lets expect, which sets no scales.
             lam: price of a bit in nats of KL; sets the scales unless `sigma` does or there is no sensitivity.
 
         Raises:
             WeightsError: the tensor is not float16, bfloat16, float32 or float64, is empty, or is not finite.
         """
-        factors = feedback(sensitivity, *real_rows(name, weight).shape, output=self.output)
-        by_loss = self.sigma is None and sensitivity is not None and lam > 0
+        rows, columns = real_rows(name, weight).shape
+        known = prior({name: weight})[name] if sensitivity is None else sensitivity
+        factors = feedback(known, rows, columns, output=self.output)
+        by_loss = self.sigma is None and self.bits is None and sensitivity is not None and lam > 0
         scale = math.sqrt(lam / (math.log(2) * self.distortion)) if by_loss else None
         return self.encode_with(name, weight, factors, scale)
 
@@ -240,7 +253,9 @@ class Trellis(Scheme):
         most = np.abs(matrix).max(axis=1).astype(np.float64)
         if not (most > 0).any():
             return Lossless().encode(name, weight)
-        if scale is None:
+        if scale is None and self.bits is not None:
+            scale, resolution, rows, columns = _RANGE / 2**self.bits, _FINE, most, None
+        elif scale is None:
             scale, resolution = DEFAULT_SIGMA if self.sigma is None else self.sigma, _FINE
             spread = matrix.std(axis=1, dtype=np.float64)
             rows, columns = np.where(spread > 0, spread, most), None
@@ -259,6 +274,7 @@ class Trellis(Scheme):
         if scales is None:
             return Lossless().encode(name, weight)
         plain = not factors.feeds_columns and factors.rows.size == 0
+        draft = draft or (plain and self.states == 1 and self.rate == 0)
         states = 1 if draft else self.states
         encoded = Encoded("trellis", tuple(weight.shape), weight.dtype, (states, *scales.params), ())
         scaled = replace(encoded, streams=(matrix, *scales.streams))  # type: ignore[arg-type]

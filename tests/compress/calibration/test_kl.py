@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.kl import HeldOutKL, kl, predictions, summed_kl
+from birdie.compress.calibration.kl import HeldOutKL, difference, kl, predictions, summed_kl
 from birdie.errors import ConfigError, DataError
 
 CLASSES = 5
@@ -39,7 +39,7 @@ def log_probabilities(*shape: int, seed: int = 0) -> Tensor:
 
 def captured(call: Callable[[Tensor], Any], logits: Tensor) -> list[Tensor]:
     """Return the log-probabilities that are seen when a loss gives `logits` to `call`."""
-    return predictions(nn.Identity(), logits, lambda module, batch: call(module(batch)))
+    return list(predictions(nn.Identity(), logits, lambda module, batch: call(module(batch))).log_probabilities)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,116 @@ def test_every_cross_entropy_counts_and_none_is_computed() -> None:
     assert torch.equal(first[:2], second)
 
 
-def test_a_loss_without_cross_entropy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cross_entropy"):
-        captured(torch.sum, torch.randn(4, CLASSES))
+def test_a_loss_that_compares_nothing_and_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="single number"):
+        captured(torch.exp, torch.randn(4, CLASSES))
+
+
+def measured(call: Callable[[Tensor], Any], ours: Tensor, theirs: Tensor) -> float:
+    """Return the difference of two models that predict `ours` and `theirs`."""
+    sides = [predictions(nn.Identity(), x, lambda module, batch: call(module(batch))) for x in (ours, theirs)]
+    mean = difference(*sides).mean()
+    assert mean is not None
+    return float(mean)
+
+
+TARGETS = torch.rand(6, CLASSES, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.mse_loss(x, TARGETS),
+        lambda x: F.mse_loss(TARGETS, x),
+        lambda x: nn.L1Loss(reduction="sum")(x, TARGETS),
+        lambda x: F.smooth_l1_loss(input=x, target=TARGETS),
+        lambda x: F.huber_loss(x, TARGETS, delta=0.1),
+        lambda x: F.cosine_embedding_loss(x, TARGETS, torch.ones(6)),
+        lambda x: F.triplet_margin_loss(TARGETS, x, 1 - TARGETS),
+        lambda x: F.margin_ranking_loss(x, TARGETS, torch.ones(6, CLASSES)),
+        lambda x: F.poisson_nll_loss(x, TARGETS),
+        lambda x: F.soft_margin_loss(x, TARGETS.round() * 2 - 1),
+        lambda x: F.gaussian_nll_loss(x, TARGETS, torch.ones(6, CLASSES)),
+    ],
+)
+def test_values_differ_by_their_relative_squared_error(call: Callable[[Tensor], Tensor]) -> None:
+    ours = torch.rand(6, CLASSES)
+    theirs = ours + 0.01 * torch.randn(6, CLASSES)
+    expected = (theirs - ours).square().sum() / (ours - ours.mean()).square().sum()
+    assert measured(call, ours, theirs) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.binary_cross_entropy_with_logits(x, TARGETS),
+        lambda x: F.binary_cross_entropy(torch.sigmoid(x), TARGETS),
+        lambda x: nn.BCEWithLogitsLoss(pos_weight=torch.full((CLASSES,), 2.0))(x, TARGETS),
+        lambda x: F.multilabel_soft_margin_loss(x, TARGETS),
+    ],
+)
+def test_binary_targets_differ_by_the_kl_of_two_classes(call: Callable[[Tensor], Tensor]) -> None:
+    ours, theirs = torch.randn(6, CLASSES), torch.randn(6, CLASSES)
+    p, q = (torch.sigmoid(x.double()) for x in (ours, theirs))
+    expected = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+    assert measured(call, ours, theirs) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.nll_loss(x.log_softmax(-1), torch.arange(6) % CLASSES),
+        lambda x: nn.NLLLoss(ignore_index=4)(x.log_softmax(-1), torch.arange(6) % 4),
+        lambda x: F.kl_div(x.log_softmax(-1), TARGETS.softmax(-1), reduction="batchmean"),
+        lambda x: F.ctc_loss(
+            x.log_softmax(-1)[:, None], torch.ones(1, 1, dtype=torch.long), torch.tensor([6]), torch.tensor([1])
+        ),
+    ],
+)
+def test_log_probabilities_differ_by_their_kl(call: Callable[[Tensor], Tensor]) -> None:
+    ours, theirs = torch.randn(6, CLASSES), torch.randn(6, CLASSES)
+    expected = kl(ours.log_softmax(-1), theirs.log_softmax(-1)).mean()
+    assert measured(call, ours, theirs) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_an_nll_leaves_out_ignored_targets() -> None:
+    seen = captured(lambda x: F.nll_loss(x.log_softmax(-1), torch.tensor([0, -100, 1, -100])), torch.randn(4, CLASSES))
+    assert seen[0].shape == (2, CLASSES)
+
+
+def test_probabilities_of_zero_and_one_cost_something_finite() -> None:
+    certain, other = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0])
+    assert measured(lambda p: F.binary_cross_entropy(p, certain), certain, certain) == 0
+    assert 10 < measured(lambda p: F.binary_cross_entropy(p, certain), certain, other) < math.inf
+
+
+def test_a_loss_by_other_means_differs_by_its_share() -> None:
+    ours, theirs = torch.rand(6, CLASSES), torch.rand(6, CLASSES)
+    first, second = (float(x.double().square().mean()) for x in (ours, theirs))
+    share = measured(lambda x: x.square().mean(), ours, theirs)
+    assert share == pytest.approx(abs(second - first) / first, rel=1e-4)
+
+
+def test_a_loss_of_classes_and_boxes_adds_both() -> None:
+    labels = torch.arange(6) % CLASSES
+    ours, theirs = torch.randn(6, CLASSES), torch.randn(6, CLASSES)
+    parts: list[Callable[[Tensor], Tensor]] = [
+        lambda x: F.cross_entropy(x, labels),
+        lambda x: F.smooth_l1_loss(x, TARGETS),
+    ]
+    total = measured(lambda x: parts[0](x) + parts[1](x), ours, theirs)
+    assert total == pytest.approx(sum(measured(part, ours, theirs) for part in parts), rel=1e-5)
+
+
+def test_equal_predictions_do_not_differ() -> None:
+    x = torch.randn(6, CLASSES)
+    calls: list[Callable[[Tensor], Tensor]] = [
+        lambda x: F.mse_loss(x, TARGETS),
+        torch.sum,
+        lambda x: F.cross_entropy(x, TARGETS),
+    ]
+    for call in calls:
+        assert measured(call, x, x.clone()) == 0
 
 
 def test_kl_is_the_definitions_and_so_is_its_gradient() -> None:

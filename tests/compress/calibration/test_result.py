@@ -1,5 +1,6 @@
 """Laws of calibrated compression: quality is met and judged on other data, budgets as ever, the function unchanged."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,12 +241,85 @@ def test_a_quality_needs_calibration(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_quality_needs_a_loss_by_cross_entropy(tmp_path: Path) -> None:
+def squared_error(module: nn.Module, batch: Batch) -> Tensor:
+    return F.mse_loss(module(batch[0]), F.one_hot(batch[1], LABELS).float())
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> Tensor:
+    return (ours - theirs).square().sum() / (ours - ours.mean()).square().sum()
+
+
+def binary(module: nn.Module, batch: Batch) -> Tensor:
+    return F.binary_cross_entropy_with_logits(module(batch[0]), F.one_hot(batch[1], LABELS).float())
+
+
+def binary_kl(ours: Tensor, theirs: Tensor) -> Tensor:
+    p, q = torch.sigmoid(ours), torch.sigmoid(theirs)
+    return (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+
+
+def energy(module: nn.Module, batch: Batch) -> Tensor:
+    return module(batch[0]).square().mean()  # type: ignore[no-any-return]
+
+
+def change_of_energy(ours: Tensor, theirs: Tensor) -> Tensor:
+    first, second = (side.view(2, -1).square().mean(1) for side in (ours, theirs))  # two batches
+    return (first - second).abs().sum() / first.sum()
+
+
+@pytest.mark.parametrize(
+    ("call", "by_hand"), [(squared_error, relative_error), (binary, binary_kl), (energy, change_of_energy)]
+)
+def test_a_quality_has_a_meaning_for_any_loss(
+    call: Callable[[nn.Module, Batch], Tensor], by_hand: Callable[[Tensor, Tensor], Tensor], tmp_path: Path
+) -> None:
+    model, data = network(), batches()
+    birdie.save(model, tmp_path / "x.birdie", quality=0.01, calibration=(model, data, call))
+    decoded = birdie.load(tmp_path / "x.birdie", into=network(9))
+    x = torch.cat([batch[0] for batch in data[-2:]])
+    with torch.no_grad():
+        difference = float(by_hand(model(x).double(), decoded(x).double()))
+    assert 0.5 * 0.01 < difference <= 0.01 * (1 + 1e-4)
+
+
+def test_refit_needs_no_cross_entropy(tmp_path: Path) -> None:
     model = network()
-    squares = (model, batches(), lambda module, batch: module(batch[0]).square().sum())
-    with pytest.raises(ConfigError, match="cross_entropy"):
-        birdie.save(model, tmp_path / "x", quality=0.1, calibration=squares)
+    known = CalibrationResult.of(model.state_dict(), (model, batches(20), squared_error))
+    assert known.held_out is not None
+    results = []
+    for steps in (0, 40):
+        birdie.save(model, tmp_path / "x", scheme="ternary", calibration=known, refit=steps)
+        results.append(known.held_out(birdie.load(tmp_path / "x")))
+    assert results[1] < results[0]
+
+
+def test_a_loss_of_no_single_number_has_no_quality(tmp_path: Path) -> None:
+    model = network()
+    several = (model, batches(), lambda module, batch: module(batch[0]))
+    with pytest.raises(ConfigError, match="one number"):
+        birdie.save(model, tmp_path / "x", quality=0.1, calibration=several)
     assert not list(tmp_path.iterdir())
+
+
+def test_wide_layers_in_blocks_keep_most_of_the_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = network(), batches(20)
+    fresh, results = batches(4, seed=5), []
+    for columns in (0, 32, 128):
+        monkeypatch.setattr("birdie.compress.calibration.sensitivity.MAX_COLUMNS", columns)
+        calibration = (model, data, loss) if columns else None
+        birdie.save(model, tmp_path / "x", bits=3, calibration=calibration, recalibrate=bool(columns))
+        results.append(measured(model, tmp_path / "x", fresh))
+    none, blocks, dense = results
+    assert dense < blocks < 0.7 * none
+
+
+def test_two_examples_are_no_worse_than_none(tmp_path: Path) -> None:
+    """A Hessian of two examples has 62 directions without any weight, which other data have."""
+    model, none, few = network(), tmp_path / "none.birdie", tmp_path / "few.birdie"
+    birdie.save(model, none, bits=4)
+    birdie.save(model, few, bits=4, calibration=(model, batches(1, size=2), loss))
+    fresh = batches(4, seed=5)
+    assert measured(model, few, fresh) < 1.25 * measured(model, none, fresh)
 
 
 def test_a_quality_that_what_is_pinned_has_spoilt_is_refused(tmp_path: Path) -> None:

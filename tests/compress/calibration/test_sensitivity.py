@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from birdie.compress.calibration import sensitivity as sensitivity_module
 from birdie.compress.calibration.sensitivity import MAX_OUTPUTS, calibrate
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError, DataError, WeightsError
@@ -163,6 +165,102 @@ def test_a_convolution_is_a_matrix_of_its_patches(case: int) -> None:
     close(measured.hessian, sums / count)
     gradients = g.movedim(channels, 0).reshape(rows, -1)
     close(measured.output, gradients @ gradients.T)
+
+
+@pytest.mark.parametrize("case", range(len(CONVOLUTIONS)))
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_slices_of_the_unfolded_inputs_add_up(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices hold several examples, or a few positions of one."""
+    module, shape = CONVOLUTIONS[case]
+    batch = seeded(*shape), seeded(*module(seeded(*shape)).shape, seed=1)
+    expected = calibrate(module, [batch], project)["weight"].hessian
+    assert expected is not None
+    for size in (1, 100, 300):
+        monkeypatch.setattr(sensitivity_module, "_SLICE", size)
+        close(calibrate(module, [batch], project)["weight"].hessian, expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [(nn.Conv1d(8, 3, 5), (4, 8, 20)), (nn.Conv2d(8, 6, (2, 3), groups=2), (4, 8, 5, 7)), (nn.Linear(24, 3), (50, 24))],
+)
+def test_many_columns_keep_the_blocks_of_the_dense_hessian(
+    module: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = seeded(*shape), seeded(*module(seeded(*shape)).shape, seed=1)
+    dense = calibrate(module, [batch], project)["weight"]
+    assert dense.hessian is not None
+    columns = len(dense.hessian)
+    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", columns // 2)
+    measured = calibrate(module, [batch], project)["weight"]
+    assert measured.hessian is None
+    assert measured.blocks is not None
+    assert measured.blocks.columns.tolist() == torch.arange(columns).view(2, -1).tolist()
+    for index, block in zip(measured.blocks.columns, measured.blocks.blocks, strict=True):
+        close(block, dense.hessian[index][:, index])
+    close(measured.input_power(), dense.hessian.diagonal())
+    close(measured.row_fisher, dense.row_fisher)  # type: ignore[arg-type]
+    rows = seeded(3, columns)
+    masked = torch.block_diag(*measured.blocks.blocks)
+    close(measured.blocks.product(rows), rows @ masked)
+
+
+def test_a_wide_tied_embedding_keeps_blocks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, ids, g = nn.Embedding(6, 4), torch.tensor([[0, 2, 2], [5, 2, 0]]), seeded(2, 3, 6, seed=1)
+
+    def tied(module: nn.Module, batch: Batch) -> Tensor:
+        weight = module.get_parameter("weight")
+        return (F.linear(F.embedding(batch[0], weight).tanh(), weight) * batch[1]).sum()
+
+    dense = calibrate(module, [(ids, g)], tied)["weight"]
+    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 2)
+    measured = calibrate(module, [(ids, g)], tied)["weight"]
+    assert dense.hessian is not None
+    assert measured.blocks is not None
+    for index, block in zip(measured.blocks.columns, measured.blocks.blocks, strict=True):
+        close(block, dense.hessian[index][:, index])
+    close(measured.row_fisher, dense.row_fisher)  # type: ignore[arg-type]
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Records the most elements that a tensor of any operation has memory for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return out
+
+
+def test_memory_is_bounded_by_slices_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unfolded, the inputs of this convolution have 1,296,000 elements, and its Hessian 186,624."""
+    monkeypatch.setattr(sensitivity_module, "_SLICE", 20_000)
+    monkeypatch.setattr(sensitivity_module, "MAX_COLUMNS", 144)
+    module = nn.Conv1d(48, 4, 9, padding=4)
+    x = seeded(3, 48, 1000)
+    with _LargestTensor() as largest:
+        calibrate(module, [(x, seeded(3, 4, 1000, seed=1))], project)
+    assert largest.elements <= 1.02 * x.numel()  # padded
+    x = seeded(300, 48, 10)
+    with _LargestTensor() as largest:
+        calibrate(module, [(x, seeded(300, 4, 10, seed=1))], project)
+    assert largest.elements <= 2 * x.numel()  # padded
+
+
+def test_inputs_and_gradients_are_counted() -> None:
+    module = nn.Conv2d(3, 4, 3, bias=False)
+    g = seeded(5, 4, 4, 6)
+    image = calibrate(module, [(seeded(5, 3, 6, 8), g)] * 2, project)["weight"]
+    assert 10 < image.samples < 240
+    assert image.gradients == 10
+    token = calibrate(nn.Linear(3, 4), [(seeded(5, 7, 3), seeded(5, 7, 4))], project)["weight"]
+    assert token.samples == pytest.approx(35)
+    assert token.gradients == 35
 
 
 def test_embeddings_know_how_often_and_how_much() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn.utils import parametrizations
 from birdie.compress.calibration.symmetry import canonical, carried, restore
 from birdie.compress.calibration.symmetry_graph import find_symmetries, symmetries_of
 from birdie.compress.calibration.symmetry_units import Symmetry, UnitValues, level_columns, level_rows, members_of
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.entropy import coder
 from birdie.errors import ConfigError, WeightsError
@@ -181,6 +182,25 @@ def test_sensitivities_are_carried_along_as_if_measured_again(level: UnitValues)
         one, left = (rows, columns) if level is level_rows else (columns, rows)
         torch.testing.assert_close(one[alive], one[alive][:1].expand_as(one[alive]), rtol=1e-5, atol=0)
         assert bool((left[alive].diff() >= -1e-5 * left[alive][1:]).all())
+
+
+def test_blocks_of_channels_move_with_them() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, (2, 3)))
+    root = torch.randn(2, 18, 18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    blocks = BlockDiagonal(torch.arange(36).view(2, 18), root @ root.mT)
+    known = {"2.weight": Sensitivity(row_fisher=torch.ones(2), blocks=blocks)}
+    dense = torch.block_diag(*blocks.blocks)
+    state, report = canonical(module.state_dict(), find_symmetries(module), key=shuffled(1), sensitivities=known)
+    moved = carried("2.weight", known["2.weight"], report).blocks
+    original, after = (w.reshape(2, 36).double() for w in (module.state_dict()["2.weight"], state["2.weight"]))
+    assert moved is not None
+    assert not torch.equal(after, original)
+    torch.testing.assert_close(moved.product(after) @ after.T, original @ dense @ original.T)
+    scales = {"2.weight": {1: np.arange(1.0, 7)}}
+    scaled = carried("2.weight", known["2.weight"], replace(report, orders={}, scales=scales)).blocks
+    over = torch.arange(1.0, 7).repeat_interleave(6).double()
+    assert scaled is not None
+    torch.testing.assert_close(scaled.product(torch.eye(36).double()), dense / over.outer(over))
 
 
 def test_a_kernel_moves_with_its_channel_in_the_sensitivities_too() -> None:

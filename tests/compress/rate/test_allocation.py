@@ -8,14 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from birdie.compress.rate.allocation import (
-    COARSEST,
-    COARSEST_BY_LOSS,
-    EMBEDDING_FACTOR,
-    FINEST,
-    Allocation,
-    allocations,
-)
+from birdie.compress.prior import prior
+from birdie.compress.rate.allocation import COARSEST, FINEST, Allocation, allocations
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
@@ -111,8 +105,7 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
     weights, known = matrices(), sensitivities()
     weights["one"][3, 4] = 1e4
     allocation = allocate(weights, known, Trellis(4))
-    assert allocate(matrices(), known).coarsest == COARSEST_BY_LOSS <= allocation.coarsest
-    assert allocate(weights).coarsest == COARSEST
+    assert allocate(matrices()).coarsest < COARSEST <= allocation.coarsest
     finest, coarsest = allocation.encode(FINEST).tensors, allocation.encode(allocation.coarsest).tensors
     for name, weight in weights.items():
         assert max(np.abs(stream).max() for stream in finest[name].streams) <= MAX_SYMBOL
@@ -123,20 +116,24 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_uncalibrated_matrices_take_scales_in_deviations_embeddings_finer_ones(plain: bool) -> None:
-    weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"], "three": matrices()["three"]}
-    known = {"three": sensitivities()["three"], "other": Sensitivity()}
-    encoded = allocate(weights, known, plain=plain).encode(-2.0).tensors
-    assert {name: tensor.scheme for name, tensor in encoded.items()} == {
-        "w": "grid" if plain else "trellis",
-        "tok_emb.weight": "grid" if plain else "trellis",
-        "three": "trellis",
-    }
-    for name, sigma in (("w", 0.25), ("tok_emb.weight", 0.25 * EMBEDDING_FACTOR)):
-        scheme = Grid(sigma=sigma) if plain else Trellis(sigma=sigma, per_tensor=True)
-        expected = scheme.encode(name, weights[name])
-        assert torch.equal(decode(encoded[name]), decode(expected))
-        assert encoded[name].params == expected.params
+def test_uncalibrated_matrices_take_the_prior_on_the_plain_grid_where_asked(plain: bool) -> None:
+    weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"]}
+    by_default = allocate(weights, plain=plain).encode(-2.0).tensors
+    by_prior = allocate(weights, prior(weights), Trellis(1) if plain else Trellis()).encode(-2.0).tensors
+    for name, encoded in by_default.items():
+        assert encoded.scheme == "trellis"
+        assert encoded.params == by_prior[name].params
+        assert torch.equal(decode(encoded), decode(by_prior[name]))
+
+
+def test_what_a_calibration_missed_takes_the_prior_in_its_units() -> None:
+    """Whatever unit the loss has, the matrices it does not tell of keep their share of the bits."""
+    weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"]}
+    known = {"w": sensitivities()["one"], "other": Sensitivity()}
+    louder = {"w": Sensitivity(known["w"].hessian, 16 * fisher(known["w"]))}
+    quiet, loud = (allocate(weights, item).encode(-2.0).tensors for item in (known, louder))
+    assert torch.equal(decode(quiet["tok_emb.weight"]), decode(loud["tok_emb.weight"]))
+    assert not torch.equal(decode(quiet["w"]), decode(allocate(weights).encode(-2.0).tensors["w"]))
 
 
 def test_a_sample_is_weights_in_scales() -> None:
@@ -183,7 +180,7 @@ def test_settled_tensors_are_encoded_by_their_scheme_at_any_exponent() -> None:
     assignment = Assignment(weights, {"e": "a"}, {"a": Grid(bits=4)}, {"c": Lossless()}, free=("b",), reserve=("d",))
     allocation = Allocation(assignment)
     fine, coarse, lossless = allocation.encode(-3.0), allocation.encode(0.0), allocation.encode_lossless()
-    assert [tensor.scheme for tensor in fine.tensors.values()] == ["grid", "grid", "lossless", "cast"]
+    assert [tensor.scheme for tensor in fine.tensors.values()] == ["grid", "trellis", "lossless", "cast"]
     assert [tensor.scheme for tensor in lossless.tensors.values()] == ["grid", "lossless", "lossless", "lossless"]
     assert all(fine.tensors[name] is coarse.tensors[name] for name in "acd")
     assert torch.equal(fine.decode()["e"], decode(Grid(bits=4).encode("a", weights["a"])))

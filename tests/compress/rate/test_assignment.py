@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from birdie.compress.rate.assignment import Assignment, assign, parse_rule
+from birdie.compress.rate.assignment import DEFAULT, Assignment, assign, parse_rule
 from birdie.compress.rate.target import Target
 from birdie.compress.schemes.cast import Cast
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
-from birdie.compress.small_tensors import LEAST_CALIBRATED, SHORT_ROW, SMALL
+from birdie.compress.small_tensors import LEAST_SEARCHED, SHORT_ROW, SMALL
 from birdie.compress.state import ModelState
 from birdie.errors import ConfigError
 
@@ -22,10 +22,8 @@ STATE = {
 BUDGET = Target(budget=10_000)
 
 
-def assigned(
-    state: dict[str, torch.Tensor], schemes: object = None, target: Target | None = None, calibrated: object = ()
-) -> Assignment:
-    return assign(ModelState.of(state), schemes, target or Target(), calibrated)  # type: ignore[arg-type]
+def assigned(state: dict[str, torch.Tensor], schemes: object = None, target: Target | None = None) -> Assignment:
+    return assign(ModelState.of(state), schemes, target or Target())  # type: ignore[arg-type]
 
 
 def test_the_first_matching_rule_wins_and_the_rest_get_the_default() -> None:
@@ -38,7 +36,7 @@ def test_the_first_matching_rule_wins_and_the_rest_get_the_default() -> None:
         "steps": Lossless(),
     }
     assert assigned(STATE, dict(rules)).settled == assigned(STATE, rules).settled
-    assert assigned(STATE).settled["blocks.0.w"] == Grid()
+    assert assigned(STATE).settled["blocks.0.w"] == DEFAULT
 
 
 def test_a_default_of_lossless_or_bf16_covers_small_tensors_too() -> None:
@@ -62,18 +60,19 @@ def test_a_rule_for_either_name_of_a_tie_counts() -> None:
 
 
 def test_a_search_gets_the_matrices_that_no_rule_names() -> None:
-    state = STATE | {"conv": torch.randn(8, 4, 3, 3), "thin": torch.randn(999, SHORT_ROW - 1)}
+    state = STATE | {"conv": torch.randn(8, 4, 3, 3), "thin": torch.randn(4999, SHORT_ROW - 1)}
     assignment = assigned(state, [("blocks.0.*", "int6")], BUDGET)
-    assert assignment.free == ("blocks.1.w", "thin")
-    assert assignment.reserve == ("conv",)
+    assert assignment.free == ("blocks.1.w", "conv", "thin")
+    assert assignment.reserve == ()
     assert assignment.settled == {"blocks.0.w": Grid(bits=6), "blocks.0.norm": Cast()}
     assert assignment.small.keys() == {"mask", "steps"}
 
 
-def test_a_small_matrix_is_searched_when_it_was_calibrated() -> None:
-    state = {"a": torch.randn(LEAST_CALIBRATED // 16, 16), "b": torch.randn(4, 16)}
-    assert assigned(state, target=BUDGET).free == ()
-    assert assigned(state, target=BUDGET, calibrated=("a", "b")).free == ("a",)
+def test_small_matrices_are_searched_and_tiny_ones_and_vectors_only_at_need() -> None:
+    state = {"a": torch.randn(LEAST_SEARCHED // 16, 16), "b": torch.randn(4, 16), "v": torch.randn(SMALL)}
+    assignment = assigned(state, target=BUDGET)
+    assert assignment.free == ("a",)
+    assert assignment.reserve == ("b", "v")
 
 
 def test_a_scheme_with_a_scale_is_steered_and_one_without_leaves_nothing_to_search() -> None:

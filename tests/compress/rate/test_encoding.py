@@ -1,16 +1,19 @@
 """Encoding all tensors of a file: a tie is one tensor under either name, and a refinement is kept only where it is
 better."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.encoding import Refinement, encode_state
+from birdie.compress.rate.budget import Fit
+from birdie.compress.rate.encoding import Refinement, Searched, checked, encode_state
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import parse_spec
 from birdie.compress.scheme import Sensitivity
@@ -63,9 +66,11 @@ class Refitting(CalibrationResult):
 
     best: float = 0.0
 
-    def refitted(self, encoded: EncodedState, steps: int, workers: int | None = None) -> dict[str, Tensor]:
-        assert encoded.decode().keys() == {"first", "other", "tied"}
-        assert (steps, workers) == (7, 1)
+    def refitted(
+        self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int = 8
+    ) -> dict[str, Tensor]:
+        assert decoded.keys() == {"first", "other", "tied"}
+        assert (sorted(names), steps, measurements) == (["first", "other"], 7, 8)
         return {"first": torch.ones(4)}
 
     def divergence(self, encoded: EncodedState) -> float:
@@ -109,6 +114,45 @@ def test_a_recalibration_is_kept_where_it_is_nearer_to_the_float_model(kl: float
     encoded = encode(state, Recalibrating(state, {}, kl=kl), spec=spec, recalibrate=True)
     expected = calibrated if kl < 1 else uncalibrated
     assert torch.equal(encoded.decode()["first"], expected.decode()["first"])
+
+
+@dataclass(slots=True)
+class Measured(CalibrationResult):
+    """A calibration with held-out data, on which the error of a value is its distance from `best`."""
+
+    best: float = 0.0
+
+    def divergence(self, encoded: EncodedState) -> float:
+        return abs(float(encoded.decode()["first"]) - self.best)
+
+
+@dataclass(frozen=True)
+class ByExponent:
+    """Allocation of one tensor, which holds the exponent."""
+
+    coarsest = 0.0
+
+    def encode(self, exponent: float, draft: bool = False) -> EncodedState:
+        assert not draft
+        return encode({"first": torch.tensor([exponent])}, None, spec="lossless")
+
+
+@pytest.mark.parametrize(("best", "coarser"), [(-8.0, False), (0.0, True)])
+def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
+    best: float, coarser: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kept(exponent: float, calibration: CalibrationResult) -> float:
+        allocation: Any = ByExponent()
+        result = Searched(allocation, Fit(allocation.encode(exponent), 100, 2.0**exponent, 3))
+        return float(checked(result, calibration).decode()["first"])
+
+    model = nn.Linear(2, 2)
+    calibration = Measured({}, {}, HeldOutKL(model, [], lambda *_: torch.zeros(())), best=best)
+    with caplog.at_level("INFO", "birdie"):
+        assert (kept(-3.0, calibration) > -3.0) == coarser
+    assert ("out of line" in caplog.text) == coarser
+    assert kept(-3.0, replace(calibration, held_out=None)) == -3.0
+    assert kept(0.0, calibration) == 0.0  # there is nothing coarser
 
 
 @pytest.mark.parametrize("refinement", [Refinement(recalibrate=True), Refinement(refit=5)])

@@ -1,0 +1,102 @@
+"""Shrinkage of a calibration from few samples towards the prior.
+
+    sensitivity from n samples ─┐
+    prior of the same weight ───┴─► (1 − α) · measured + α · prior, α by n and the number of columns
+
+The small eigenvalues of a Hessian from few samples are far too small, and error feedback then moves errors to where
+they seem to cost nothing. The prior (`birdie.compress.prior`) has the correlations between taps of a kernel and the
+mean of inputs behind a ReLU; elsewhere it is the identity. Its trace is made that of the measured Hessian. α is that of
+the oracle approximating shrinkage estimator (Chen, Wiesel, Eldar & Hero 2010, arXiv 0907.4698) after whitening by the
+prior. The Fisher information of rows is shrunk in proportion to a number of gradients, `ROW_GRADIENTS`, that the prior
+is worth.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from birdie.compress.prior import level, prior
+from birdie.compress.scheme import Sensitivity, TapCovariance
+
+ROW_GRADIENTS = 16.0
+ENOUGH = 100  # samples for each column, from which on a Hessian is not shrunk: α is below 0.01
+_LEAST = 1e-6  # smallest variance of a gradient, as a share of the mean of all rows
+
+
+def shrunk(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    """Return the sensitivities, shrunk towards the prior as far as their numbers of samples require.
+
+    Args:
+        known: name → sensitivity by calibration; without a number of samples it is not changed.
+        weights: name → weight; a sensitivity without a weight is not changed.
+
+    Raises:
+        WeightsError: a weight is not finite.
+    """
+    assumed = prior({name: weights[name] for name in known if name in weights})
+    ratios = [level(known[name]) / level(item) for name, item in assumed.items()]
+    unit = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
+    return {name: _shrunk(item, assumed[name], unit) if name in assumed else item for name, item in known.items()}
+
+
+def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivity:
+    """Return one sensitivity, shrunk; `unit` is the typical cost of an error, measured over assumed."""
+    hessian, blocks = known.hessian, known.blocks
+    if hessian is not None and known.samples:
+        hessian = shrunk_covariance(hessian, known.samples, assumed.taps)
+    if blocks is not None and known.samples:
+        parts = [shrunk_covariance(block, known.samples, assumed.taps) for block in blocks.blocks]
+        blocks = replace(blocks, blocks=torch.stack(parts))
+    known = replace(known, hessian=hessian, blocks=blocks)
+    power = level(replace(known, row_fisher=None))
+    if known.row_fisher is None or assumed.row_fisher is None or not known.gradients or not power > 0:
+        return known
+    # A row costs its Fisher information times the power of the inputs, so the prior's rows are for the prior's inputs.
+    factor = unit * level(replace(assumed, row_fisher=None)) / power
+    share = ROW_GRADIENTS / (ROW_GRADIENTS + known.gradients)
+    rows = (1 - share) * known.row_fisher + share * factor * assumed.row_fisher.to(known.row_fisher)
+    if known.output is None:
+        return replace(known, row_fisher=rows)
+    deviation = known.row_fisher.clamp_min(_LEAST * float(known.row_fisher.mean())).sqrt()
+    if not bool(deviation.all()):
+        return replace(known, row_fisher=rows, output=torch.diag(rows))
+    correlation = shrunk_covariance(known.output / deviation[:, None] / deviation, known.gradients)
+    output = correlation * rows.sqrt()[:, None] * rows.sqrt()
+    output.diagonal().copy_(rows)
+    return replace(known, row_fisher=rows, output=output)
+
+
+def shrunk_covariance(measured: Tensor, samples: float, taps: TapCovariance | None = None) -> Tensor:
+    """Return (1 − α) · measured + α · prior, (n, n).
+
+    Args:
+        measured: second moments.
+        samples: number of independent samples that they are the mean of.
+        taps: the prior, up to a factor; None is the identity.
+    """
+    size, mean = len(measured), float(measured.diagonal().double().mean())
+    if size < 2 or not mean > 0 or samples >= ENOUGH * size:
+        return measured
+    whitened = measured.double() / mean
+    target = torch.eye(size, dtype=torch.float64)
+    if taps is not None:
+        dense = taps.dense(size)
+        target = torch.from_numpy(dense / dense.diagonal().mean())
+        root = torch.linalg.cholesky(target)
+        half = torch.linalg.solve_triangular(root, whitened, upper=False)
+        whitened = torch.linalg.solve_triangular(root, half.T, upper=False)
+    share = oracle_share(whitened, samples)
+    return ((1 - share) * measured.double() + share * mean * target).to(measured.dtype)
+
+
+def oracle_share(covariance: Tensor, samples: float) -> float:
+    """Return α of the oracle approximating shrinkage of a covariance (n, n) towards a multiple of the identity."""
+    size, trace = len(covariance), float(covariance.trace())
+    squares = float((covariance * covariance).sum())
+    excess = squares - trace**2 / size
+    if excess <= 0:
+        return 1.0
+    return min(1.0, ((1 - 2 / size) * squares + trace**2) / ((samples + 1 - 2 / size) * excess))

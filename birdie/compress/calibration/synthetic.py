@@ -1,0 +1,378 @@
+"""Calibration without data: made-up inputs of a module, and a loss of its outputs.
+
+    module ──► tokens, images, or example inputs ──► outputs ──► KL of logits, or squared error of outputs
+
+Language models take uniformly random tokens: on a GPT of 3.8 million weights they leave a sixth to an eighth of the KL
+that no calibration leaves. Image networks take noise with the spectrum of photographs; if they have batch norms, Adam
+changes the noise until the statistics in front of every batch norm are the running ones, which hold what the training
+data were like (ZeroQ, arXiv 2001.00281; DeepInversion, arXiv 1912.08795). Without this step noise is worse than no
+calibration at all. Networks of sound take noise whose loudness changes. Any other module needs example inputs; real
+ones, if only a few, are used as they are.
+
+Hessians of made-up inputs are nearly singular in directions that real inputs have, so they shrink towards the assumed
+covariance (`birdie.compress.prior`). Outputs that are no logits are often saturated by made-up inputs, as the
+probability of speech is by noise. Their gradients then tell nothing, so rows weigh what is assumed.
+"""
+
+import itertools
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from birdie.compress.calibration.modes import in_mode
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.sensitivity import Calibration, Loss
+from birdie.compress.prior import level, prior, scaled
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.state import EncodedState
+from birdie.errors import ConfigError, WeightsError
+
+TOKENS, LENGTH = 32_768, 256  # random tokens, in sequences
+IMAGES, EDGE = 320, 32  # noise images
+SOUNDS, SAMPLES = 64, (16_384, 4096, 1024)  # noise sounds, and their lengths: the first that the module accepts
+LOUDNESS, STEADY = (0.005, 0.2), 8  # range of the amplitude of a sound, and in how many parts it is steady
+BATCHES = 10  # of which one in five is held out
+STEPS, RATE = 30, 0.05  # of Adam on images
+SHRINKAGE = 0.3  # share of the assumed covariance in a Hessian of made-up inputs
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size", "context_length")
+_COLORS = 0.8  # correlation of the colors of a pixel
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Arguments of one forward pass."""
+
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+def synthetic_calibration(
+    module: nn.Module, example_inputs: Any = None, *, symmetries: bool = True, seed: int = 0
+) -> CalibrationResult:
+    """Calibrate a module on example inputs, or on made-up ones.
+
+    Args:
+        module: whose weights are to be compressed.
+        example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of these, one a batch;
+            None makes inputs up, for language models and image networks.
+        symmetries: whether units may be permuted.
+        seed: of made-up inputs.
+
+    Raises:
+        ConfigError: inputs cannot be made up for this module, or it does not accept the example inputs.
+        WeightsError: a running statistic or another buffer is NaN.
+    """
+    _require_finite_buffers(module)
+    made_up = example_inputs is None
+    batches = _made_up(module, seed) if made_up else _listed(example_inputs)
+    if len(batches) == 1:
+        batches = _split(batches[0])
+    state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    calibration = output_calibration(module, batches, seed=seed)
+    result = CalibrationResult.of(state, calibration, symmetries=symmetries)
+    if calibration[2] is not _logit_loss and result.held_out is not None:
+        result = replace(result, held_out=HeldOutError(module, result.held_out.batches, calibration[2]))
+    if made_up:
+        known = calibration[2] is _logit_loss
+        result = replace(result, sensitivities=_moderated(result.sensitivities, state, gradients=known))
+    return result
+
+
+def output_calibration(module: nn.Module, batches: Sequence[Inputs], *, seed: int = 0) -> Calibration:
+    """Return (module, batches, loss), the loss being about the outputs alone.
+
+    The outputs are logits if there is one for every token of a vocabulary, or one row of classes for every image: the
+    loss is then their KL divergence. Of other outputs it is the squared error in units of their mean square, by a
+    random projection of the outputs, whose gradient has the covariance of that error.
+
+    Raises:
+        ConfigError: the module does not accept the batches, or returns no floating tensor.
+    """
+    with in_mode(module.modules(), training=False), torch.no_grad():
+        first = _forward(module, batches[0])
+    scale = float(first.float().square().mean()) ** -0.5 if bool(first.any()) else 1.0
+    if _are_logits(module, batches[0], first):
+        return module, batches, _logit_loss
+    signs = torch.Generator().manual_seed(seed)
+
+    def projection(module: nn.Module, inputs: Inputs) -> Tensor:
+        outputs = _forward(module, inputs)
+        random = torch.randint(0, 2, outputs.shape, generator=signs).to(outputs) * 2 - 1
+        return (outputs * random).sum() * scale
+
+    return module, batches, projection
+
+
+def _logit_loss(module: nn.Module, inputs: Inputs) -> Tensor:
+    logits = _forward(module, inputs)
+    flat = logits.reshape(-1, logits.shape[-1]).float()
+    return F.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.long, device=flat.device), reduction="sum")
+
+
+@dataclass(slots=True)
+class HeldOutError:
+    """Squared error of a module's outputs with other weights, as a share of their variance, on held-out batches."""
+
+    module: nn.Module
+    batches: Sequence[Inputs]
+    loss: Loss
+
+    def __call__(self, state: Mapping[str, Tensor]) -> float:
+        """Return the error; weights that `state` leaves out are those of the module."""
+        error = total = 0.0
+        with in_mode(self.module.modules(), training=False), torch.no_grad():
+            for inputs in self.batches:
+                expected = _forward(self.module, inputs).double()
+                decoded = torch.func.functional_call(
+                    self.module, dict(state), inputs.arguments, dict(inputs.keywords), tie_weights=True
+                )
+                error += float((_tensor(decoded).double() - expected).square().sum())
+                total += float((expected - expected.mean()).square().sum())
+        return error / total if total else error
+
+
+def closer(calibration: CalibrationResult, calibrated: EncodedState, assumed: EncodedState) -> EncodedState:
+    """Return the encoding with the lower error on the held-out inputs, and log both errors.
+
+    Args:
+        calibration: on made-up or example inputs.
+        calibrated: encoding by this calibration.
+        assumed: encoding of the same size without calibration.
+    """
+    errors = calibration.divergence(calibrated), calibration.divergence(assumed)
+    kept = "the calibration" if errors[0] <= errors[1] else "no calibration"
+    logging.getLogger("birdie").info(
+        "error on inputs kept apart: %.3g with calibration, %.3g without; %s is kept", *errors, kept
+    )
+    return calibrated if errors[0] <= errors[1] else assumed
+
+
+def _forward(module: nn.Module, inputs: Inputs) -> Tensor:
+    """Return the output of a module: the first floating tensor, `.logits` before others.
+
+    Raises:
+        ConfigError: the module raises an error, or returns no floating tensor.
+    """
+    try:
+        outputs = module(*inputs.arguments, **inputs.keywords)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = [tuple(value.shape) for value in _tensors((inputs.arguments, dict(inputs.keywords)))]
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"the module does not accept inputs of shape {shapes} ({reason}); give example_inputs that it accepts"
+        ) from error
+    return _tensor(outputs)
+
+
+def _tensor(outputs: Any) -> Tensor:
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    tensors = _tensors(outputs if logits is None else logits)
+    floating = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+    if floating is None:
+        raise ConfigError("the module returns no floating tensor to compare; calibrate with a loss of your own instead")
+    return floating
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists, dicts and dataclass-like objects."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from _tensors(value)
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from _tensors(value)
+    elif hasattr(values, "__dict__"):
+        yield from _tensors(vars(values))
+
+
+def _are_logits(module: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
+    first = next(_tensors((inputs.arguments, dict(inputs.keywords))), None)
+    if first is None or outputs.ndim < 2 or outputs.shape[-1] < 2:
+        return False
+    if not first.is_floating_point():
+        tables = _embeddings(module)
+        return bool(tables) and outputs.shape[-1] == _vocabulary(module, tables)
+    return first.ndim == 4 and outputs.ndim == 2
+
+
+def _listed(example_inputs: Any) -> list[Inputs]:
+    """Return example inputs as batches.
+
+    Raises:
+        ConfigError: they hold no tensor.
+    """
+    batches = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+    if not batches or not all(any(True for _ in _tensors(batch)) for batch in batches):
+        raise ConfigError(
+            "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list of these"
+        )
+    return [
+        Inputs(keywords=batch)
+        if isinstance(batch, Mapping)
+        else Inputs(batch if isinstance(batch, tuple) else (batch,))
+        for batch in batches
+    ]
+
+
+def _split(inputs: Inputs) -> list[Inputs]:
+    """Return one batch as up to `BATCHES` smaller ones, if every tensor has the same first dimension."""
+    tensors = list(_tensors((inputs.arguments, dict(inputs.keywords))))
+    sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
+    if len(sizes) != 1 or sizes.pop() < 2:
+        return [inputs]
+    count = min(BATCHES, len(tensors[0]))
+
+    def part(value: Any, index: int) -> Any:
+        return value.tensor_split(count)[index] if isinstance(value, Tensor) else value
+
+    return [
+        Inputs(
+            tuple(part(value, index) for value in inputs.arguments),
+            {name: part(value, index) for name, value in inputs.keywords.items()},
+        )
+        for index in range(count)
+    ]
+
+
+def _made_up(module: nn.Module, seed: int) -> list[Inputs]:
+    generator = torch.Generator().manual_seed(seed)
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    if tables := _embeddings(module):
+        length = min(LENGTH, *(getattr(getattr(module, "config", None), name, LENGTH) for name in _LENGTHS))
+        shape = BATCHES, max(1, TOKENS // length // BATCHES), length
+        tokens = torch.randint(0, _vocabulary(module, tables), shape, generator=generator)
+        return [Inputs((batch.to(device),)) for batch in tokens]
+    first = next((part for part in module.modules() if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
+    if isinstance(first, nn.Conv2d):
+        images = _noise_images(first.in_channels, generator).to(device)
+        return [Inputs((_with_statistics(module, batch),)) for batch in images.tensor_split(BATCHES)]
+    if isinstance(first, nn.Conv1d):
+        for length in SAMPLES:
+            sounds = _noise_sounds(first.in_channels, length, generator).to(device)
+            for shaped in (sounds, sounds[:, 0]):
+                if _accepts(module, Inputs((shaped[:2],))):
+                    return [Inputs((batch,)) for batch in shaped.tensor_split(BATCHES)]
+    raise ConfigError(
+        f"inputs of {type(module).__name__} cannot be made up; give example_inputs, a tensor or tuple of arguments"
+    )
+
+
+def _accepts(module: nn.Module, inputs: Inputs) -> bool:
+    try:
+        with in_mode(module.modules(), training=False), torch.no_grad():
+            _forward(module, inputs)
+    except ConfigError:
+        return False
+    return True
+
+
+def _embeddings(module: nn.Module) -> list[nn.Embedding]:
+    return [part for part in module.modules() if isinstance(part, nn.Embedding)]
+
+
+def _vocabulary(module: nn.Module, tables: Sequence[nn.Embedding]) -> int:
+    """Return the number of tokens: as the configuration has it, else of the table as large as the output."""
+    size = getattr(getattr(module, "config", None), "vocab_size", None)
+    if isinstance(size, int):
+        return size
+    heads = [part.out_features for part in module.modules() if isinstance(part, nn.Linear)]
+    sizes = [table.num_embeddings for table in tables]
+    return heads[-1] if heads and heads[-1] in sizes else max(sizes)
+
+
+def _noise_images(channels: int, generator: torch.Generator) -> Tensor:
+    """Return noise of variance 1 whose amplitude falls with frequency, as in photographs; colors correlate."""
+    spectrum = torch.fft.rfft2(torch.randn(IMAGES, channels, EDGE, EDGE, generator=generator))
+    frequency = (torch.fft.fftfreq(EDGE)[:, None] ** 2 + torch.fft.rfftfreq(EDGE) ** 2).sqrt().clamp_min(1 / EDGE)
+    noise = torch.fft.irfft2(spectrum / frequency, s=(EDGE, EDGE))
+    noise = noise / noise.std((2, 3), keepdim=True)
+    mixed = torch.linalg.cholesky(_COLORS + (1 - _COLORS) * torch.eye(channels))
+    return torch.einsum("dc,nchw->ndhw", mixed, noise)
+
+
+def _noise_sounds(channels: int, length: int, generator: torch.Generator) -> Tensor:
+    """Return noise (sounds, channels, length) whose power falls with frequency; samples in ±1, loud and quiet parts.
+
+    More channels than two are features, whose variance is 1.
+    """
+    spectrum = torch.fft.rfft(torch.randn(SOUNDS, channels, length, generator=generator))
+    frequency = torch.fft.rfftfreq(length).clamp_min(1 / 256)
+    noise: Tensor = torch.fft.irfft(spectrum / frequency.sqrt(), n=length)
+    noise = noise / noise.std(2, keepdim=True)
+    if channels > 2:
+        return noise
+    low, high = (math.log(loudness) for loudness in LOUDNESS)
+    loudness = torch.exp(low + (high - low) * torch.rand(SOUNDS, 1, STEADY, generator=generator))
+    return noise * loudness.repeat_interleave(length // STEADY, 2)
+
+
+def _with_statistics(module: nn.Module, images: Tensor) -> Tensor:
+    """Return images changed until each batch norm sees its running mean and variance, or almost."""
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d) and part.track_running_stats]
+    if not norms:
+        return images
+    differences: list[Tensor] = []
+
+    def compare(norm: nn.Module, inputs: tuple[Tensor, ...], _: Any) -> None:
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        variance, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
+        expected, spread = norm.running_mean, norm.running_var.clamp_min(norm.eps)
+        share = ((mean - expected) ** 2 + (variance.sqrt() - spread.sqrt()) ** 2) / spread
+        differences.append(share.mean())
+
+    hooks = [norm.register_forward_hook(compare) for norm in norms]
+    pixels = images.clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([pixels], RATE)
+    try:
+        with in_mode(module.modules(), training=False), torch.enable_grad():
+            for _ in range(STEPS):
+                differences.clear()
+                _forward(module, Inputs((pixels,)))
+                (pixels.grad,) = torch.autograd.grad(torch.stack(differences).mean(), [pixels])
+                optimizer.step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return pixels.detach()
+
+
+def _moderated(
+    sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor], *, gradients: bool
+) -> dict[str, Sensitivity]:
+    """Return sensitivities by made-up inputs, closer to the assumed ones; without `gradients` rows weigh as assumed."""
+    assumed = prior({name: state[name] for name in sensitivities if name in state})
+    return {
+        name: _shrunk(item, assumed[name], gradients=gradients) if name in assumed else item
+        for name, item in sensitivities.items()
+    }
+
+
+def _shrunk(measured: Sensitivity, assumed: Sensitivity, *, gradients: bool) -> Sensitivity:
+    if measured.hessian is not None:
+        size = len(measured.hessian)
+        taps = assumed.taps
+        dense = np.eye(size) if taps is None or size % len(taps.taps) else taps.dense(size)
+        covariance = torch.from_numpy(dense).to(measured.hessian)
+        ratio = measured.hessian.diagonal().mean() / covariance.diagonal().mean()
+        measured = replace(measured, hessian=torch.lerp(measured.hessian, covariance * ratio, SHRINKAGE))
+    if gradients or measured.row_fisher is None or assumed.row_fisher is None:
+        return measured
+    measured = replace(measured, row_fisher=assumed.row_fisher.to(measured.row_fisher), output=None)
+    return scaled(measured, level(assumed) / level(measured))
+
+
+def _require_finite_buffers(module: nn.Module) -> None:
+    for name, buffer in itertools.chain(module.named_buffers(), module.named_parameters()):
+        if buffer.is_floating_point() and bool(buffer.isnan().any()):
+            raise WeightsError(f"tensor {name!r} holds NaN, so nothing can be calibrated; repair the checkpoint")

@@ -1,0 +1,108 @@
+"""Few samples lean on the prior, many do not, and what is assumed and true is found at once."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from birdie.compress.calibration.shrinkage import ENOUGH, oracle_share, shrunk, shrunk_covariance
+from birdie.compress.feedback import feedback
+from birdie.compress.prior import prior
+from birdie.compress.scheme import BlockDiagonal, Sensitivity, TapCovariance
+
+TAPS = TapCovariance(np.array([[1.0, 0.6], [0.6, 1.0]]), 0.3)
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def moments(x: Tensor) -> Tensor:
+    return x.T @ x / len(x)
+
+
+def dense(channels: int) -> Tensor:
+    return torch.from_numpy(np.kron(np.eye(channels), TAPS.taps) + TAPS.shared).float()
+
+
+def test_shrinkage_is_nearer_to_the_truth_than_either_end() -> None:
+    mixture = torch.linalg.cholesky(dense(20) + torch.diag(torch.linspace(0, 2, 40)))
+    truth = mixture @ mixture.T
+    for samples in (5, 20, 80):
+        measured = moments(seeded(samples, 40, seed=samples) @ mixture.T)
+        target = dense(20) * (measured.trace() / dense(20).trace())
+        nearest = (shrunk_covariance(measured, samples, TAPS) - truth).norm()
+        assert nearest < (measured - truth).norm()
+        assert nearest < 1.05 * (target - truth).norm()
+
+
+def test_the_share_falls_with_samples_until_nothing_is_shrunk() -> None:
+    measured = moments(seeded(500, 10) * torch.arange(1.0, 11))
+    shares = [oracle_share(measured, samples) for samples in (2, 20, 200)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.5
+    assert shares[2] < 0.1
+    assert torch.equal(shrunk_covariance(measured, ENOUGH * 10), measured)
+    assert oracle_share(torch.eye(4), 100) == 1
+
+
+def test_one_sample_gives_the_prior_with_the_power_measured() -> None:
+    measured = moments(seeded(1, 12))
+    prior_only = shrunk_covariance(measured, 1, TAPS)
+    torch.testing.assert_close(prior_only.trace(), measured.trace())
+    torch.testing.assert_close(prior_only / prior_only[0, 0], dense(6) / dense(6)[0, 0])
+
+
+def known(rows: int, columns: int, count: float, seed: int = 0) -> Sensitivity:
+    g = seeded(64, rows, seed=seed)
+    output = moments(g)
+    hessian = moments(seeded(64, columns, seed=seed + 1))
+    return Sensitivity(hessian, output.diagonal().clone(), output, samples=count, gradients=count)
+
+
+def test_rows_shrink_to_the_priors_in_the_units_of_the_calibration() -> None:
+    weights = {"a.weight": seeded(6, 4, 3, 3), "b.weight": seeded(5, 4, 3, 3, seed=3)}
+    few, many = (shrunk({"a.weight": known(6, 36, n), "b.weight": known(5, 36, n, 7)}, weights) for n in (1e-9, 1e9))
+    assumed = prior(weights)
+    for name, weight in weights.items():
+        rows = few[name].row_fisher
+        expected = assumed[name].row_fisher
+        assert rows is not None
+        assert expected is not None
+        torch.testing.assert_close(rows / rows.sum(), (expected / expected.sum()).float())
+        output = few[name].output
+        assert output is not None
+        torch.testing.assert_close(output, torch.diag(rows), atol=1e-5, rtol=1e-5)
+        original = known(6, 36, 1) if name == "a.weight" else known(5, 36, 1, 7)
+        for part in ("hessian", "row_fisher", "output"):
+            torch.testing.assert_close(getattr(many[name], part), getattr(original, part))
+        first, last = (feedback(item[name], len(weight), 36).row_weight.mean() for item in (few, many))
+        assert 0.1 < first / last < 10
+
+
+def test_what_is_not_counted_or_has_no_weight_is_not_changed() -> None:
+    sensitivity = known(6, 36, 0)
+    result = shrunk({"w": sensitivity, "elsewhere": known(3, 4, 5)}, {"w": seeded(6, 4, 3, 3)})
+    for part in ("hessian", "row_fisher", "output"):
+        assert torch.equal(getattr(result["w"], part), getattr(sensitivity, part))
+        assert torch.equal(getattr(result["elsewhere"], part), getattr(known(3, 4, 5), part))
+
+
+def test_blocks_shrink_as_the_matrices_they_are() -> None:
+    hessian = moments(seeded(3, 18))
+    blocks = BlockDiagonal(torch.arange(36).view(2, 18), torch.stack([hessian, 2 * hessian]))
+    result = shrunk({"w": Sensitivity(blocks=blocks, samples=3)}, {"w": seeded(6, 4, 3, 3)})["w"].blocks
+    assert result is not None
+    torch.testing.assert_close(result.blocks[1], 2 * result.blocks[0])
+    assert float(torch.linalg.eigvalsh(result.blocks[0].double())[0]) > 1e-3
+    assert float(torch.linalg.eigvalsh(hessian.double())[0]) < 1e-6
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_gradients_that_vanish_leave_the_prior(value: float) -> None:
+    nothing = Sensitivity(torch.eye(4) * value, torch.zeros(3), torch.zeros(3, 3), samples=5, gradients=5)
+    result = shrunk({"w": nothing}, {"w": seeded(3, 4)})["w"]
+    assert result.row_fisher is not None
+    assert result.hessian is not None
+    assert bool(result.row_fisher.isfinite().all())
+    assert bool(result.hessian.isfinite().all())

@@ -1,0 +1,230 @@
+"""Made-up inputs calibrate a module alone, the better of two encodings is kept, and bad inputs are one sentence."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.calibration import synthetic
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.synthetic import HeldOutError, Inputs, closer, synthetic_calibration
+from birdie.compress.prior import prior
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.schemes.grid import Grid
+from birdie.compress.state import EncodedState
+from birdie.errors import ConfigError, WeightsError
+
+VOCABULARY = 50
+
+
+class Language(nn.Module):
+    """Language model of one gated layer; tokens of large index have large embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions = nn.Embedding(64, 32)
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        self.inner, self.outer = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.head = nn.Linear(32, VOCABULARY, bias=False)
+        with torch.no_grad():
+            self.inner.weight[:, ::4] *= 8
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        x = self.tokens(ids) + 0.1 * self.positions(torch.arange(ids.shape[1]) % 64)
+        return {"hidden": x, "logits": self.head(x + self.outer(self.inner(x).relu()))}
+
+
+class Sum(nn.Module):
+    """Module of two arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+
+    def forward(self, first: Tensor, second: Tensor) -> tuple[None, Tensor]:
+        return None, self.layer(first) + self.layer(second)
+
+
+class Images(nn.Module):
+    """Image network with batch norms whose running statistics are those of inputs with a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.head = nn.Conv2d(8, 16, 3, stride=2), nn.Linear(16, 10)
+        with torch.no_grad():
+            for _ in range(20):
+                self(torch.randn(16, 3, 32, 32).cumsum(-1) * 0.3 + 1)
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.second(self.norm(self.first(images)).relu()).relu()
+        logits: Tensor = self.head(features.mean((2, 3)))
+        return logits
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "TOKENS", 2560)
+    monkeypatch.setattr(synthetic, "IMAGES", 40)
+
+
+def kl(float_model: nn.Module, state: dict[str, Tensor], ids: Tensor) -> float:
+    decoded = torch.func.functional_call(float_model, state, (ids,))
+    ours, theirs = float_model(ids)["logits"].log_softmax(-1), decoded["logits"].log_softmax(-1)
+    return float(F.kl_div(theirs, ours, log_target=True, reduction="batchmean"))
+
+
+def test_random_tokens_lower_the_kl_on_other_tokens_and_the_same_bytes_come_twice(tmp_path: Path) -> None:
+    model, ids = Language().eval(), torch.randint(0, VOCABULARY, (4, 64), generator=torch.Generator().manual_seed(9))
+    files = [tmp_path / name for name in ("one.birdie", "two.birdie", "without.birdie")]
+    for file, calibration in zip(files, ("synthetic", "synthetic", None), strict=True):
+        birdie.save(model, file, budget=3_000, calibration=calibration)  # type: ignore[arg-type]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    with torch.no_grad():
+        calibrated, plain = (kl(model, birdie.load(file), ids) for file in files[1:])
+    assert calibrated < 0.6 * plain
+
+
+def test_images_are_changed_until_every_batch_norm_sees_its_running_statistics() -> None:
+    model, seen = Images(), []
+
+    def difference(images: Tensor) -> Tensor:
+        inputs = model.first(images)
+        variance, mean = torch.var_mean(inputs, (0, 2, 3), correction=0)
+        assert model.norm.running_mean is not None
+        assert model.norm.running_var is not None
+        share = (mean - model.norm.running_mean) ** 2 + (variance.sqrt() - model.norm.running_var.sqrt()) ** 2
+        return (share / model.norm.running_var).mean()
+
+    noise = synthetic._noise_images(3, torch.Generator().manual_seed(0))[:20]
+    matched = synthetic._with_statistics(model, noise)
+    with torch.no_grad():
+        seen = [float(difference(images)) for images in (noise, matched)]
+    assert seen[1] < 0.3 * seen[0]
+    assert not any(weight.grad is not None for weight in model.parameters())
+    assert not model.norm._forward_hooks
+
+
+def test_networks_with_other_outputs_take_example_inputs_and_their_relative_error(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 24))
+    inputs = torch.randn(200, 24) @ torch.diag(torch.linspace(0.01, 2, 24))
+    result = synthetic_calibration(model, inputs)
+    assert isinstance(result.held_out, HeldOutError)
+    assert result.held_out(model.state_dict()) == 0
+    zeros = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}
+    assert result.held_out(zeros) == pytest.approx(1, abs=0.1)
+    errors = []
+    for name, examples in (("with", inputs), ("without", None)):
+        summary = birdie.save(model, tmp_path / name, budget=1_500, example_inputs=examples)
+        held_out = None if examples is None else result.held_out(birdie.load(tmp_path / name))
+        assert summary.error == held_out
+        with torch.no_grad():
+            decoded = torch.func.functional_call(model, birdie.load(tmp_path / name), (inputs,))
+            errors.append(float((decoded - model(inputs)).square().mean()))
+    assert errors[0] < 0.8 * errors[1]
+
+
+class Detector(nn.Module):
+    """Detector of sound, whose probability is saturated by loud inputs; takes (clips, samples)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv1d(1, 16, 32, stride=8), nn.Conv1d(16, 32, 8, stride=4)
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        features = self.second(self.first(clips[:, None]).relu()).relu()
+        probability: Tensor = self.head(features.mean(-1)).sigmoid()
+        return probability
+
+
+def test_networks_of_sound_take_noise_and_assumed_rows() -> None:
+    model = Detector()
+    (first, *_, last) = synthetic._made_up(model, seed=0)
+    assert first.arguments[0].shape[1:] == last.arguments[0].shape[1:] == (synthetic.SAMPLES[0],)
+    result = synthetic_calibration(model)
+    assumed = prior({"second.weight": model.second.weight.detach()})["second.weight"].row_fisher
+    rows, hessian = (getattr(result.sensitivities["second.weight"], name) for name in ("row_fisher", "hessian"))
+    assert assumed is not None
+    ratio = rows.double() / assumed
+    assert ratio.max() < 1.001 * ratio.min()
+    assert hessian.shape == (128, 128)
+
+
+def test_noise_sounds_are_loud_and_quiet_within_the_range_of_samples() -> None:
+    sounds = synthetic._noise_sounds(1, 4096, torch.Generator().manual_seed(0))
+    parts = sounds.unflatten(2, (synthetic.STEADY, -1)).std(3)
+    assert parts.max() > 10 * parts.min()
+    assert (sounds.abs() < 1).double().mean() > 0.999
+    features = synthetic._noise_sounds(80, 1024, torch.Generator().manual_seed(0))
+    assert features.var().item() == pytest.approx(1, abs=0.05)
+
+
+def test_examples_are_arguments_keywords_or_a_list_of_batches() -> None:
+    model = Sum()
+    one, two = torch.randn(20, 8), torch.randn(20, 8)
+    for examples in ((one, two), {"first": one, "second": two}, [(one, two), (two, one)]):
+        result = synthetic_calibration(model, examples)
+        assert result.held_out is not None
+        assert result.held_out.batches
+    assert len(synthetic._split(Inputs((one, two)))) == synthetic.BATCHES
+
+
+def test_the_better_of_two_encodings_on_inputs_kept_apart_is_kept() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(32, 32)
+    result = CalibrationResult(model.state_dict(), {}, HeldOutError(model, [Inputs((torch.randn(8, 32),))], loss))
+    fine, coarse = (
+        EncodedState({name: Grid(bits).encode(name, weight) for name, weight in model.state_dict().items()}, {})
+        for bits in (8, 3)
+    )
+    assert closer(result, fine, coarse) is fine
+    assert closer(result, coarse, fine) is fine
+
+
+def loss(module: nn.Module, inputs: Inputs) -> Tensor:
+    outputs: Tensor = module(*inputs.arguments)
+    return outputs.sum()
+
+
+def test_hessians_of_made_up_inputs_shrink_towards_the_assumed_ones() -> None:
+    hessian = torch.diag(torch.tensor([4.0, 0.0]))
+    measured = {"weight": Sensitivity(hessian)}
+    mixed = synthetic._moderated(measured, {"weight": torch.ones(3, 2)}, gradients=True)["weight"].hessian
+    assert mixed is not None
+    assert mixed.trace() == pytest.approx(4)
+    assert mixed[1, 1] == pytest.approx(2 * synthetic.SHRINKAGE)
+
+
+def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path) -> None:
+    model, file = nn.Linear(64, 64), tmp_path / "x.birdie"
+    inputs = torch.randn(20, 64)
+    broken = Images()
+    assert broken.norm.running_var is not None
+    broken.norm.running_var[2] = torch.nan
+    cases: list[tuple[type[Exception], str, object, dict[str, object]]] = [
+        (ConfigError, "example_inputs", model, {"calibration": "synthetic"}),
+        (ConfigError, "'noise'", model, {"calibration": "noise"}),
+        (ConfigError, "module", model.state_dict(), {"calibration": "synthetic"}),
+        (ConfigError, "module", model.state_dict(), {"example_inputs": inputs}),
+        (ConfigError, r"\(\d+, 63\)", model, {"example_inputs": inputs[:, 1:]}),
+        (ConfigError, "does not accept", model, {"example_inputs": inputs.long()}),
+        (ConfigError, "no tensor", model, {"example_inputs": "words"}),
+        (ConfigError, "no tensor", model, {"example_inputs": []}),
+        (ConfigError, "drop one", model, {"example_inputs": inputs, "calibration": (model, [inputs], loss)}),
+        (WeightsError, r"norm\.running_var", broken, {"calibration": "synthetic"}),
+    ]
+    for error, message, subject, arguments in cases:
+        with pytest.raises(error, match=message):
+            birdie.save(subject, file, budget=3_000, **arguments)  # type: ignore[arg-type]
+        assert not file.exists()
+    with pytest.raises(ConfigError, match="quality"):
+        birdie.save(model, file, quality=0.1, calibration="synthetic")

@@ -1,0 +1,91 @@
+"""Refit by parts: every matrix is in one part, exponents keep their meaning, and what is fixed stays as it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import birdie
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.rate.allocation import Allocation
+from birdie.compress.rate.assignment import assign
+from birdie.compress.rate.parts import PARTS, parts_of, refit_by_parts, tunable
+from birdie.compress.rate.target import Target
+from birdie.compress.state import EncodedState, ModelState
+from tests.compress.calibration.test_result import batches, loss, measured, network
+
+SETTINGS: list[dict[str, Any]] = [{"bits": 3.0}, {"scheme": "int3"}, {"quality": 0.001}]
+
+
+def allocation(rows: list[int], scheme: str | None = None) -> Allocation:
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor] = {f"{i}": torch.randn(count, 64, generator=generator) for i, count in enumerate(rows)}
+    tensors |= {"norm": torch.ones(64), "steps": torch.tensor(3)}
+    target = Target(bits=4) if scheme is None else Target()
+    return Allocation(assign(ModelState.of(tensors), scheme, target), workers=1)
+
+
+@given(rows=st.lists(st.integers(64, 400), min_size=1, max_size=30))
+@settings(max_examples=20, deadline=None)
+def test_parts_are_consecutive_and_of_about_equal_size(rows: list[int]) -> None:
+    order = [f"{i}" for i in range(len(rows))]
+    parts = parts_of(allocation(rows), order)
+    assert [name for part in parts for name in part] == order
+    assert len(parts) <= PARTS
+    sizes = [sum(rows[int(name)] for name in part) for part in parts]
+    assert max(sizes) <= sum(rows) / PARTS + max(rows)
+
+
+def test_a_model_without_matrices_is_one_empty_part() -> None:
+    assert parts_of(allocation([]), []) == [[]]
+
+
+@pytest.mark.parametrize("scheme", [None, "int4"])
+def test_what_is_fixed_is_encoded_as_at_first_and_is_not_tuned(scheme: str | None) -> None:
+    first = allocation([80, 90, 100], scheme)
+    encoded = first.encode(-2.0).tensors
+    rest = first.continued(first.encode_part(["0", "1"], -2.0), {"2": first.assignment.tensors["2"] + 1})
+    assert tunable(rest) == ["2", "norm"]
+    again = rest.encode(-2.0)
+    assert list(again.tensors) == list(encoded)
+    old, new = first.encode(-2.0).decode(), again.decode()
+    assert all(torch.equal(old[name], new[name]) for name in ("0", "1", "norm", "steps"))
+    assert (new["2"] - old["2"]).mean().item() == pytest.approx(1, abs=0.1)
+    assert first.encode(-2.0).tensors["2"].params == encoded["2"].params, "the first allocation is unchanged"
+
+
+def test_each_part_is_tuned_to_all_that_are_encoded_before_it() -> None:
+    seen: list[list[str]] = []
+
+    class Recording(CalibrationResult):
+        def refitted(self, decoded: Any, names: Any, steps: int, *, measurements: int = 8) -> dict[str, Tensor]:
+            assert (steps, measurements) == (5, 2)
+            seen.append(list(names))
+            return {name: decoded[name] + 1 for name in names}
+
+    def finish(rest: Allocation) -> EncodedState:
+        assert rest.assignment.tensors["norm"].tolist() == [3.0] * 64
+        return rest.encode(-2.0)
+
+    refit_by_parts(allocation([512] * 3), -2.0, Recording({}, {}), 5, finish)
+    assert seen == [["1", "2", "norm"], ["2", "norm"]]
+
+
+@pytest.mark.parametrize("arguments", SETTINGS)
+def test_a_refit_gains_on_data_it_has_not_seen(arguments: dict[str, Any], tmp_path: Path) -> None:
+    model = network()
+    known = CalibrationResult.of(model.state_dict(), (model, batches(20), loss))
+    summaries = [
+        birdie.save(model, tmp_path / f"{steps}", calibration=known, refit=steps, **arguments) for steps in (0, 40)
+    ]
+    if "quality" in arguments:
+        assert summaries[1].bytes < summaries[0].bytes
+        return
+    fresh = batches(8, seed=5)
+    errors = [measured(model, Path(summary.path), fresh) for summary in summaries]
+    assert errors[1] < 0.95 * errors[0]
+    assert summaries[1].budget is None or summaries[1].bytes <= summaries[1].budget

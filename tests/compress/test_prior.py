@@ -1,0 +1,160 @@
+"""The prior tells kinds of weights and rows apart, in no unit, and its assumed inputs lower the error of outputs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from birdie.compress.feedback import feedback
+from birdie.compress.prior import KINDS, USUAL, completed, covariance, kinds_of, prior
+from birdie.compress.registry import decode
+from birdie.compress.scheme import Sensitivity
+from birdie.compress.schemes.trellis import Trellis
+from birdie.errors import WeightsError
+
+SHAPES = {
+    "conv.weight": (32, 16, 3, 3),
+    "frames.weight": (24, 16, 5),
+    "rnn.weight_ih_l0": (64, 16),
+    "tok_emb.weight": (50, 8),
+    "fc.weight": (40, 30),
+}
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def rows(sensitivity: Sensitivity) -> Tensor:
+    assert sensitivity.row_fisher is not None
+    return sensitivity.row_fisher
+
+
+def test_the_kind_is_told_by_dimensions_and_of_matrices_by_the_name() -> None:
+    assert list(kinds_of(weights()).values()) == ["image", "sound", "recurrent", "embedding", "matrix"]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "kind"),
+    [
+        ("rnn.weight_ih_l0", 24, "recurrent, of features"),
+        ("cell.weight_ih", 32, "recurrent, of features"),
+        ("rnn.weight_ih_l0_reverse", 24, "recurrent, of features"),
+        ("rnn.weight_ih_l0", 16, "recurrent"),
+        ("rnn.weight_ih_l1", 24, "recurrent"),
+        ("rnn.weight_hh_l0", 24, "recurrent"),
+    ],
+)
+def test_the_first_recurrent_layer_takes_features_if_it_has_as_many_inputs(name: str, columns: int, kind: str) -> None:
+    assert kinds_of({**weights(), name: torch.ones(64, columns)})[name] == kind
+    assert (prior({"conv": torch.ones(24, 4, 3), name: torch.ones(64, columns)})[name].taps is None) == (
+        kind == "recurrent" or columns != 24
+    )
+
+
+@given(factor=st.floats(1e-6, 1e6), seed=st.integers(0, 100))
+@settings(max_examples=20, deadline=None)
+def test_the_unit_of_a_layer_does_not_count(factor: float, seed: int) -> None:
+    """A relative error costs the same, so a row that is larger by a factor weighs less by its square."""
+    plain = prior(weights(seed))
+    scaled = prior({name: weight.double() * factor for name, weight in weights(seed).items()})
+    for name, sensitivity in plain.items():
+        np.testing.assert_allclose(rows(scaled[name]) * factor**2, rows(sensitivity), rtol=1e-4)
+
+
+def test_rows_keep_their_weight_in_any_order() -> None:
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))
+    weight = weights()["conv.weight"]
+    np.testing.assert_allclose(rows(prior({"x": weight[order]})["x"]), rows(prior({"x": weight})["x"])[order])
+
+
+def test_one_row_that_is_far_larger_does_not_make_the_others_coarse() -> None:
+    """In a voice activity detector one row has 500 times the energy of the others."""
+    weight = weights()["frames.weight"]
+    larger = torch.cat([weight, 30 * weight[:1]])
+    alone, beside = rows(prior({"x": weight})["x"]) * len(weight), rows(prior({"x": larger})["x"]) * len(larger)
+    np.testing.assert_allclose(beside[:-1], alone, rtol=0.1)
+    energies = (larger**2).flatten(1).sum(1)
+    assert beside[-1] * energies[-1] > 10 * (beside[:-1] * energies[:-1]).mean(), "its relative error costs more"
+
+
+def test_gates_count_by_their_own_size() -> None:
+    weight = weights()["rnn.weight_ih_l0"]
+    weight[::2] *= 10
+    products = rows(prior({"rnn.weight_ih_l0": weight})["rnn.weight_ih_l0"]) * (weight.double() ** 2).sum(1)
+    np.testing.assert_allclose(products, products[0], rtol=1e-5)
+
+
+def test_matrices_weigh_by_their_elements_kernels_do_not_and_small_matrices_are_precise() -> None:
+    """The cost of a relative error of a layer: the weight of a row times its energy, summed."""
+
+    def cost(name: str, *shape: int) -> float:
+        return float(rows(prior({name: torch.ones(shape)})[name]).sum())
+
+    assert cost("fc", 4 * USUAL, 1) == pytest.approx(4 * cost("fc", USUAL, 1), rel=1e-6)
+    assert cost("fc", 64, 1) == pytest.approx(cost("fc", USUAL, 1), rel=1e-6)
+    assert cost("conv", 64, 1, 1, 1) == pytest.approx(cost("conv", USUAL, 1, 1, 1), rel=1e-6)
+    assert cost("tok_emb", USUAL, 1) > 10 * cost("fc", USUAL, 1)
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 4, 3, 3), (8, 4, 7), (8, 4, 2, 3, 3), (8, 1, 5, 5), (8, 4, 1, 1), (8, 3, 40, 40)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_assumed_inputs_have_variance_one_and_a_covariance(shape: tuple[int, ...], kind: str) -> None:
+    taps = covariance(shape, KINDS[kind])
+    if not KINDS[kind].tap_correlation:
+        assert (taps is None) == (not KINDS[kind].shared or shape[1] == 1)
+        return
+    if taps is None:
+        assert np.prod(shape[2:]) == 1 or shape[1] == 1
+        return
+    assert np.prod(shape[2:]) % len(taps.taps) == 0
+    np.testing.assert_allclose(taps.taps, taps.taps.T)
+    assert (taps.taps.diagonal() == 1).all()
+    assert np.linalg.eigvalsh(taps.taps).min() > 0
+    assert (taps.shared > 0) == (shape[1] > 1), "a first or depthwise layer may have inputs of any mean"
+
+
+def test_calibrated_weights_keep_what_was_measured_and_set_the_unit_of_the_others() -> None:
+    state = weights()
+    known = {"fc.weight": Sensitivity(torch.eye(30), 7 * rows(prior(state)["fc.weight"])), "elsewhere": Sensitivity()}
+    every = completed(known, state)
+    assert every["fc.weight"] is known["fc.weight"]
+    for name in state.keys() - {"fc.weight"}:
+        np.testing.assert_allclose(rows(every[name]), 7 * rows(prior(state)[name]), rtol=1e-6)
+    for name, sensitivity in completed({}, state).items():
+        assert torch.equal(rows(sensitivity), rows(prior(state)[name]))
+
+
+def test_zeros_have_a_finite_weight_and_what_is_not_finite_is_refused() -> None:
+    zero_row = weights()["conv.weight"]
+    zero_row[3] = 0
+    for weight in (torch.zeros(4, 4, 3, 3), zero_row, torch.zeros(5)):
+        values = rows(prior({"x": weight})["x"])
+        assert bool((values > 0).all() and values.isfinite().all())
+    zero_row[0, 0, 0, 0] = torch.nan
+    with pytest.raises(WeightsError, match="'x'"):
+        prior({"x": zero_row})
+
+
+def test_error_feedback_by_assumed_inputs_halves_the_error_behind_a_relu() -> None:
+    """Smooth inputs of one sign, as in the middle of a network, at the same scale of the weights."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 16, 3, 3, generator=generator)
+    noise = torch.randn(8, 16, 24, 24, generator=generator)
+    inputs = F.relu(F.avg_pool2d(noise, 3, 1, 1))
+    scheme = Trellis(8, sigma=0.3)
+
+    def error(sensitivity: Sensitivity) -> float:
+        decoded = decode(scheme.encode_with("x", weight, feedback(sensitivity, 32, 144), None))
+        return float((F.conv2d(inputs, decoded) - F.conv2d(inputs, weight)).square().mean())
+
+    assumed = prior({"x": weight})["x"]
+    assert error(assumed) < 0.5 * error(dataclasses.replace(assumed, taps=None))
