@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.compress.feedback import feedback
-from birdie.compress.prior import KINDS, USUAL, completed, covariance, kinds_of, prior
+from birdie.compress.prior import GATE, KINDS, USUAL, completed, covariance, kinds_of, prior
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.schemes.trellis import Trellis
@@ -98,7 +98,8 @@ def test_matrices_weigh_by_their_elements_kernels_do_not_and_small_matrices_are_
         return float(rows(prior({name: torch.ones(shape)})[name]).sum())
 
     assert cost("fc", 4 * USUAL, 1) == pytest.approx(4 * cost("fc", USUAL, 1), rel=1e-6)
-    assert cost("fc", 64, 1) == pytest.approx(cost("fc", USUAL, 1), rel=1e-6)
+    assert cost("fc", GATE, 1) == pytest.approx(cost("fc", USUAL, 1), rel=1e-6)
+    assert cost("fc", GATE // 8, 1) == pytest.approx(64 * cost("fc", USUAL, 1), rel=1e-6)
     assert cost("conv", 64, 1, 1, 1) == pytest.approx(cost("conv", USUAL, 1, 1, 1), rel=1e-6)
     assert cost("tok_emb", USUAL, 1) > 10 * cost("fc", USUAL, 1)
 
