@@ -15,7 +15,7 @@ Source: the challenge's baseline script.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -34,13 +34,14 @@ from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.compilation import eager_pass
 from birdie.train.fp8 import prepare_fp8
-from birdie.train.micro_batches import MicroBatches
+from birdie.train.micro_batches import MicroBatch, MicroBatches
 from birdie.train.optimizers import Optimizers, OptimizerSettings
 from birdie.train.profile import Capture, layer_ranges
 from birdie.train.protocols import Batches, DocumentFinder, StepHook, Trainable
 from birdie.train.schedule import decay_multiplier, fraction_done, muon_momentum, scheduled_lr_multiplier
 from birdie.train.settings import TrainSettings
-from birdie.train.size_schedule import SizeSchedule, StepSize, warmup_fractions
+from birdie.train.size_schedule import SizeSchedule, warmup_fractions
+from birdie.train.step_graph import Rates, StepGraphs, graph_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class Fit:
             },
         }
         self.average = Average(average, self._tensors(), notify)
+        self._graphs = self._step_graphs(documents)
         self._bandit = Bandit(bandit, settings.seed) if bandit.every else None
         if resume is not None:
             self._report_changes(resume, notify)
@@ -281,6 +283,7 @@ class Fit:
             self.average.finish(),
             None if self._bandit is None else self._bandit.diagnostics(),
             self._micro_batches.diagnostics(self._world),
+            None if self._graphs is None else self._graphs.diagnostics(),
             self._settings.forced_stop(self._clock_ms),
         )
         return [line for line in lines if line is not None]
@@ -334,31 +337,38 @@ class Fit:
                 hook.before_step(*progress, multiplier)
         size = self._sizes.begin_step(*progress)
         self._inside_step = True
-        local_loss, tokens = self._accumulate(size, counted=pretended_fraction is None)
+        batches = self._micro_batches.of_step(size, counted=pretended_fraction is None)
         factor = multiplier if self._bandit is None else multiplier * self._bandit.factor()
-        with nvtx_range("optimizer"):
-            decay = decay_multiplier(fraction, full=optimizer_settings.decay_full, final=optimizer_settings.decay_final)
-            loss, grad_norm = self._optimizers.step(
-                local_loss, factor, momentum, decay_multiplier=decay, check=self._check_finite
-            )
+        decay = decay_multiplier(fraction, full=optimizer_settings.decay_full, final=optimizer_settings.decay_final)
+        if self._graphs is not None:
+            at_once = list(batches)
+            tokens = sum(batch.ids.numel() for batch in at_once)
+            loss, grad_norm = self._graphs.step(at_once, Rates(factor, momentum, decay), self._check_finite)
+        else:
+            local_loss, tokens = self._accumulate(batches)
+            with nvtx_range("optimizer"):
+                loss, grad_norm = self._optimizers.step(
+                    local_loss, factor, momentum, decay_multiplier=decay, check=self._check_finite
+                )
         if self._bandit is not None:
             self._bandit.observe(loss)
         self._step += 1
         self.average.update(self._step, multiplier)
         self._inside_step = False
+        tokens *= self._world.size
         return Step(self._step, loss, self._clock_ms, factor, momentum, tokens, grad_norm, stopping=False)
 
-    def _accumulate(self, size: StepSize, *, counted: bool) -> tuple[Tensor, int]:
+    def _accumulate(self, batches: Iterable[MicroBatch]) -> tuple[Tensor, int]:
         """Leave this rank's share of the gradient in the parameters.
 
         Returns:
-            This rank's share of the loss (0-d), and the tokens of all ranks.
+            This rank's share of the loss (0-d), and its tokens.
         """
         with nvtx_range("bookkeeping"):
             self._optimizers.zero_grad()
             total = torch.zeros((), device=self._device)
         tokens = 0
-        for batch in self._micro_batches.of_step(size, counted=counted):
+        for batch in batches:
             tokens += batch.ids.numel()
             with nvtx_range("forward"):
                 loss = self._loss(batch.ids, batch.targets, **batch.arguments) / (self._world.size * batch.parts)
@@ -369,7 +379,31 @@ class Fit:
             for hook in self._hooks:
                 if (penalty := hook.penalty()) is not None:
                     torch.autograd.backward(penalty / self._world.size)
-        return total, tokens * self._world.size
+        return total, tokens
+
+    def _step_graphs(self, documents: DocumentFinder | None) -> StepGraphs | None:
+        """Return what runs steps as graphs, if the settings ask for it and nothing is in the way."""
+        if not self._settings.step_graphs:
+            return None
+        backend = graph_backend(self._device)
+        reasons = {
+            f"they need CUDA, and this is {self._device.type}": backend is None,
+            "they run on one rank only": self._world.size > 1,
+            "the bounds of documents differ in number from step to step": documents is not None,
+            "techniques act between steps": bool(self._hooks),
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        if reason is not None or backend is None:
+            self._notify(f"CUDA graphs: not used, {reason}")
+            return None
+        return StepGraphs(
+            backend,
+            self._optimizers,
+            lambda batches: self._accumulate(batches)[0],
+            lambda: list(self._tensors().values()),
+            self._device,
+            self._notify,
+        )
 
     def _check_finite(self, loss: float, norm: float) -> None:
         for name, value in (("loss", loss), ("gradient norm", norm)):

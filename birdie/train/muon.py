@@ -107,7 +107,8 @@ class Muon(torch.optim.Optimizer):
 
     Use it for the weight matrices of layers only; vectors, embeddings and output heads need Adam. Parameters are
     matrices, (rows, columns), or stacks of them, (count, rows, columns); those of one shape are updated together.
-    With several processes, all must have the same gradients, as DistributedDataParallel leaves them.
+    With several processes, all must have the same gradients, as DistributedDataParallel leaves them. In a group, lr,
+    momentum and weight decay may later be set to 0-d tensors, which a CUDA graph reads at each replay.
 
     Args:
         params: parameters or parameter groups, as for every optimizer of torch.
@@ -223,11 +224,15 @@ class Muon(torch.optim.Optimizer):
         """Compute momentum and orthogonalized update of some stacks of one shape together."""
         gradients, buffers, updates = (list(tensors) for tensors in zip(*batch, strict=True))
         with nvtx_range("optimizer/muon/momentum"):
-            torch._foreach_mul_(buffers, group["momentum"])
+            momentum = group["momentum"]
+            torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, gradients)
             ahead = buffers
-            if group["nesterov"]:
-                ahead = list(torch._foreach_add(gradients, buffers, alpha=group["momentum"]))
+            if group["nesterov"] and isinstance(momentum, Tensor):
+                ahead = list(torch._foreach_mul(buffers, momentum))
+                torch._foreach_add_(ahead, gradients)
+            elif group["nesterov"]:
+                ahead = list(torch._foreach_add(gradients, buffers, alpha=momentum))
         with nvtx_range("optimizer/muon/orthogonalize"):
             stack = orthogonalize(ahead[0] if len(ahead) == 1 else torch.cat(ahead), group)
             torch._foreach_copy_(updates, list(torch.split(stack, [len(update) for update in updates])))
@@ -261,11 +266,23 @@ def orthogonalize(stack: Tensor, group: dict[str, Any]) -> Tensor:
 def apply_(p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
     """Apply weight decay, then the update, scaled for its shape, in place."""
     rows, columns = p.shape[-2:]
+    rate, decay, scale = group["lr"], group["weight_decay"], max(1.0, rows / columns) ** 0.5
     weights, updates = (torch.split(tensor.view(-1, rows, columns), _batch_size(p)) for tensor in (p, update))
     for part, part_update in zip(weights, updates, strict=True):
-        if group["weight_decay"]:
-            part.mul_(1 - group["lr"] * group["weight_decay"])
-        part.add_(part_update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+        if isinstance(decay, Tensor) or decay:
+            part.mul_(1 - rate * decay)
+        if isinstance(rate, Tensor):
+            part.addcmul_(part_update, rate, value=-scale)
+        else:
+            part.add_(part_update, alpha=-rate * scale)
+
+
+def load_into(state: dict[str, Any], key: str, value: Tensor, device: torch.device) -> None:
+    """Set `state[key]` to a copy of `value` on `device`, in place where there is a tensor: a graph may hold it."""
+    if key in state:
+        state[key].copy_(value)
+    else:
+        state[key] = value.to(device, copy=True)
 
 
 _Slot = tuple[Tensor, Tensor, Tensor]

@@ -7,7 +7,7 @@ its initial value without any message, which has cost whole runs.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from cyclopts import Parameter
@@ -18,7 +18,7 @@ from birdie.runtime.device import DtypeName
 from birdie.runtime.distributed import World
 from birdie.runtime.nvtx import nvtx_range
 from birdie.train.banks import make_banks
-from birdie.train.muon import Coefficients
+from birdie.train.muon import Coefficients, load_into
 from birdie.train.parallel_muon import ParallelMuon, Reduction
 from birdie.train.protocols import DeclaresGroups
 
@@ -210,6 +210,8 @@ class Optimizers:
         adam_groups = {group: members for group, members in self.groups.items() if group != "matrices"}
         self._adam_parameters = {name: p for members in adam_groups.values() for name, p in members.items()}
         self._adam: torch.optim.AdamW | None = None
+        self._held: Tensor | None = None  # rates on the device: lr and decay of each group, then the momentum
+        self._held_decays: dict[str, Tensor] = {}
         if adam_groups:
             self._adam = torch.optim.AdamW(
                 [
@@ -246,20 +248,19 @@ class Optimizers:
         Returns:
             The loss, and the norm of the gradient of all parameters before clipping.
         """
-        self._schedule(lr_multiplier, momentum, decay_multiplier)
+        self.schedule(lr_multiplier, momentum, decay_multiplier)
         totals: list[tuple[float, float]] = []
         reduction = Reduction(self._muon, self._adam_parameters.values(), loss, self.world)
 
         def read_and_check() -> None:
-            totals.append(reduction.read(self._limit))
-            check(*totals[0])
+            loss, norm = reduction.totals(self._limit).tolist()  # one transfer for both
+            totals.append((loss, norm))
+            check(loss, norm)
 
         def update_others() -> None:
             if not totals:
                 read_and_check()
-            if self._adam is not None:
-                with nvtx_range("optimizer/adam"):
-                    self._adam.step()
+            self._update_others()
 
         if self._limit:  # the clipping factor is needed before Muon begins
             read_and_check()
@@ -269,15 +270,63 @@ class Optimizers:
             self._muon.finish(meanwhile=update_others)
         return totals[0]
 
-    def _schedule(self, lr_multiplier: float, momentum: float, decay_multiplier: float) -> None:
+    def schedule(self, lr_multiplier: float, momentum: float, decay_multiplier: float) -> None:
         """Set learning rates, momentum and weight decays of the next step."""
-        adam = [] if self._adam is None else self._adam.param_groups
-        muon = [] if self._muon is None else [self._muon.settings]
-        for name, group in [*((group["name"], group) for group in adam), *(("matrices", group) for group in muon)]:
-            group["lr"] = self.rates[name] * lr_multiplier
-            group["weight_decay"] = self.decays[name] * decay_multiplier
-        for group in muon:
-            group["momentum"] = momentum
+        groups = self._scheduled_groups()
+        values = [(self.rates[name] * lr_multiplier, self.decays[name] * decay_multiplier) for name, _ in groups]
+        if self._held is not None:
+            self._held.copy_(torch.tensor([*(value for pair in values for value in pair), momentum]))
+            return
+        for (name, group), (rate, decay) in zip(groups, values, strict=True):
+            group["lr"], group["weight_decay"] = rate, decay
+            if name == "matrices":
+                group["momentum"] = momentum
+
+    def _scheduled_groups(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return (name, parameter group of torch) of all groups."""
+        adam = [] if self._adam is None else [(group["name"], group) for group in self._adam.param_groups]
+        return adam if self._muon is None else [*adam, ("matrices", self._muon.settings)]
+
+    def hold_rates(self, device: torch.device) -> None:
+        """From now on keep learning rates, decays and momentum on `device`, where a CUDA graph reads them.
+
+        Steps are then `schedule`, `totals` and `update`; only `schedule` transfers anything.
+        """
+        groups = self._scheduled_groups()
+        self._held = torch.zeros(2 * len(groups) + 1, device=device)
+        for number, (name, group) in enumerate(groups):
+            group["lr"], group["weight_decay"] = self._held[2 * number], self._held[2 * number + 1]
+            if name == "matrices":
+                group["momentum"] = self._held[-1]
+            else:  # torch's kernel takes no tensor for the decay: `update` applies it
+                self._held_decays[name], group["weight_decay"] = group["weight_decay"], 0.0
+                group["capturable"] = device.type == "cuda"
+
+    def totals(self, loss: Tensor) -> Tensor:
+        """Reduce and clip the gradient; return [loss, norm of the gradient before clipping] on the device."""
+        return Reduction(self._muon, self._adam_parameters.values(), loss, self.world).totals(self._limit)
+
+    def update(self) -> None:
+        """Update every parameter from the gradient that `totals` left, by the rates of `hold_rates`."""
+        if self._muon is not None:
+            self._muon.finish()
+        self._update_others()
+
+    @torch.no_grad()
+    def _update_others(self) -> None:
+        if self._adam is None:
+            return
+        with nvtx_range("optimizer/adam"):
+            for group in self._adam.param_groups:
+                if (decay := self._held_decays.get(group["name"])) is not None:
+                    decayed: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+                    torch._foreach_mul_(decayed, 1 - group["lr"] * decay)
+            self._adam.step()
+
+    def state_tensors(self) -> list[Tensor]:
+        """Return all tensors of this rank's state, not copied, in an order that steps do not change."""
+        optimizers: list[torch.optim.Optimizer] = [o for o in (self._muon, self._adam) if o is not None]
+        return [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -295,7 +344,7 @@ class Optimizers:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Replace all state by `state`, which `full_state` returned on any number of ranks.
+        """Replace all state by `state`, which `full_state` returned on any number of ranks; zero is what is not in it.
 
         Raises:
             WeightsError: a tensor belongs to no parameter of this model, or has another shape.
@@ -318,12 +367,14 @@ class Optimizers:
         if self._muon is not None:
             self._muon.load_state(lambda name, key: state.get(f"{name}/{key}"))
         if self._adam is not None:
-            self._adam.state.clear()
+            for kept in self._adam.state.values():  # in place: graphs hold these tensors
+                for tensor in kept.values():
+                    tensor.zero_()
             for key, value in state.items():
                 name, _, entry = key.rpartition("/")
                 if name in self._adam_parameters:
                     p = self._adam_parameters[name]
-                    self._adam.state[p][entry] = value.to(p.device).clone()
+                    load_into(self._adam.state[p], entry, value, p.device)
 
     def _adam_state(self) -> dict[str, Tensor]:
         if self._adam is None:

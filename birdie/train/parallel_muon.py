@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from birdie.runtime.distributed import PendingTensor, World
 from birdie.runtime.nvtx import nvtx_range
 from birdie.train.banks import Bank
-from birdie.train.muon import STATE, Muon, apply_
+from birdie.train.muon import STATE, Muon, apply_, load_into
 
 _LARGE = 32_768  # elements beyond which a gradient is sent alone
 _TINY = 1e-6  # keeps the clipping factor finite, as torch's does
@@ -144,17 +144,18 @@ class ParallelMuon(Muon):
                         yield name, key, part
 
     def load_state(self, saved: Callable[[str, str], Tensor | None]) -> None:
-        """Replace all state by `saved(matrix name, key)`, from any number of ranks."""
-        self.state.clear()
+        """Replace all state by `saved(matrix name, key)`, from any number of ranks; zero is what is not saved."""
         for bank, sharding in zip(self.banks, self.shardings, strict=True):
             for key in STATE:
                 tensors = [saved(name, key) for name in bank.names]
                 example = next((tensor for tensor in tensors if tensor is not None), None)
+                state = self.state[bank.parameter]
+                if example is None and key in state:
+                    state[key].zero_()
                 if example is not None:
                     stacked = torch.stack([torch.zeros_like(example) if t is None else t for t in tensors])
                     shard = sharding.ranges[self.world.rank]
-                    local = stacked[shard.start : shard.stop].to(bank.parameter.device, copy=True)
-                    self.state[bank.parameter][key] = local
+                    load_into(state, key, stacked[shard.start : shard.stop], bank.parameter.device)
 
     def _allocate(self, bank: Bank, sharding: Sharding) -> tuple[Tensor, Tensor, Tensor]:
         """Return buffers to send, to receive, and for this rank's updates; their padding stays zero."""
@@ -215,8 +216,8 @@ class Reduction:
                 sent = [*(g for g in self._others if g.numel() > _LARGE), self._buffer]
                 self._pending = [world.start_sum_(tensor) for tensor in sent]
 
-    def read(self, limit: float) -> tuple[float, float]:
-        """Wait for all gradients, clip them to norm `limit` (0: no limit); return (loss, norm before clipping)."""
+    def totals(self, limit: float) -> Tensor:
+        """Wait for all gradients, clip them to norm `limit` (0: no limit); return [loss, norm before clipping]."""
         if self._buffer is not None:
             with nvtx_range("reduce/wait"):
                 for pending in self._pending:
@@ -239,5 +240,4 @@ class Reduction:
                     torch._foreach_mul_(self._others, factor)
                 if self._muon is not None:
                     self._muon.scale_(factor)
-            values: list[float] = torch.stack((self._loss, norm)).tolist()  # one transfer for both
-        return values[0], values[1]
+            return torch.stack((self._loss, norm))

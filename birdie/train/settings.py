@@ -101,6 +101,9 @@ class TrainSettings:
         bool, Parameter(help="Products and ReLU² of the MLPs in one Triton kernel, where it runs; not tuned.")
     ] = False
     compile: Annotated[bool | None, Parameter(help="Use torch.compile; default: on CUDA, where it pays.")] = None
+    step_graphs: Annotated[
+        bool, Parameter(help="Run a step as two CUDA graphs, checked against the eager step; one rank, no documents.")
+    ] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:

@@ -1,0 +1,146 @@
+"""A step as graphs equals the eager step, follows the schedule, and is dropped with a reason when it cannot be right."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from birdie.errors import ConfigError
+from birdie.train.average import AverageSettings
+from birdie.train.loop import Fit, fit
+from birdie.train.optimizers import Optimizers, OptimizerSettings
+from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
+from tests.train.recorded_graph import RecordedGraphs
+
+EVERYTHING = dataclasses.replace(
+    OPTIMIZERS,
+    grad_clip_norm=0.3,
+    muon_beta2=0.9,
+    muon_weight_decay=0.1,
+    adam_weight_decay=0.05,
+    decay_full=0.5,
+    muon_momentum_warmup_steps=8,
+)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
+    backend = RecordedGraphs()
+    monkeypatch.setattr("birdie.train.loop.graph_backend", lambda _device: backend)
+    return backend
+
+
+def run(
+    optimizers: OptimizerSettings = OPTIMIZERS, notes: list[str] | None = None, model: Any = None, **changes: Any
+) -> Fit:
+    settings = tiny_settings(fused=False, **changes)  # chunks of rows read the factor on the loss
+    model = tiny_model() if model is None else model
+    return fit(model, TinyBatches(), settings, optimizers, notify=(notes if notes is not None else []).append)
+
+
+@pytest.mark.parametrize("optimizers", [OPTIMIZERS, EVERYTHING])
+def test_graphs_train_as_eager_steps_do(graphs: RecordedGraphs, optimizers: OptimizerSettings) -> None:
+    notes: list[str] = []
+    eager = run(optimizers, iterations=12, warmdown_iters=6)
+    replayed = run(optimizers, notes, iterations=12, warmdown_iters=6, step_graphs=True)
+    expected, steps = list(eager), list(replayed)
+    assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=1e-5)
+    assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
+    for a, b in zip(eager._tensors().values(), replayed._tensors().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert "CUDA graphs: 11 steps replayed, 1 shapes" in replayed.finish()
+    assert "agree with eager ones" in notes[-1]
+    assert len(graphs.calls) == 2
+
+
+def test_each_size_of_a_step_has_graphs_of_its_own(graphs: RecordedGraphs) -> None:
+    sizes = {"iterations": 12, "batch_tokens_start": 64, "batch_schedule_fraction": 0.5, "warmup_steps": 4}
+    expected = [step.loss for step in run(**sizes)]
+    assert [step.loss for step in run(step_graphs=True, **sizes)] == pytest.approx(expected, rel=1e-5)
+    assert len(graphs.calls) == 4
+
+
+def test_warm_up_captures_and_leaves_no_trace(graphs: RecordedGraphs) -> None:
+    expected = [step.loss for step in run(iterations=6)]
+    replayed = run(iterations=6, warmup_steps=3, step_graphs=True)
+    replayed.warm_up()
+    assert len(graphs.calls) == 2
+    assert [step.loss for step in replayed] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_resumed_run_goes_on_as_graphs(graphs: RecordedGraphs) -> None:
+    whole = run(iterations=10, step_graphs=True)
+    steps = iter(whole)
+    for _ in range(5):
+        next(steps)
+    checkpoint = whole.state()
+    expected = [step.loss for step in steps]
+    settings = tiny_settings(fused=False, iterations=10, step_graphs=True)
+    resumed = fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, resume=checkpoint)
+    assert [step.loss for step in resumed] == pytest.approx(expected, rel=1e-5)
+
+
+def test_averages_are_taken_of_replayed_steps(graphs: RecordedGraphs) -> None:
+    def averaged(**changes: Any) -> list[torch.Tensor]:
+        settings = tiny_settings(fused=False, iterations=8, **changes)
+        training = fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, average=AverageSettings(kind="ema"))
+        assert len(list(training)) == 8
+        training.finish()
+        return list(training._tensors().values())
+
+    for a, b in zip(averaged(), averaged(step_graphs=True), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rate_that_a_graph_holds_fixed_is_found_out(
+    graphs: RecordedGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Optimizers, "hold_rates", lambda *_: None)  # rates stay numbers, which graphs repeat
+    notes: list[str] = []
+    expected = [step.loss for step in run(iterations=6, warmdown_iters=4)]
+    training = run(notes=notes, iterations=6, warmdown_iters=4, step_graphs=True)
+    assert [step.loss for step in training] == expected
+    assert any("changes the weights by 5" in note and "stay eager" in note for note in notes)
+
+
+def test_what_cannot_be_captured_is_trained_eagerly(graphs: RecordedGraphs) -> None:
+    class Reads(torch.nn.Module):
+        """A model that reads a value in the middle of its loss."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_model()
+            self.compute_dtype = torch.float32
+
+        def parameter_groups(self) -> Any:
+            return {f"inner.{name}": group for name, group in self.inner.parameter_groups().items()}
+
+        def loss(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self.inner.loss(ids, targets)
+            return loss if float(loss.detach()) > 0 else loss * 2
+
+    notes: list[str] = []
+    expected = [step.loss for step in run(model=Reads(), iterations=6)]
+    training = run(notes=notes, model=Reads(), iterations=6, step_graphs=True)
+    assert [step.loss for step in training] == pytest.approx(expected, rel=1e-5)
+    assert [note for note in notes if "not permitted when stream is capturing" in note]
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights(graphs: RecordedGraphs) -> None:
+    training = run(iterations=8, step_graphs=True)
+    steps = iter(training)
+    for _ in range(4):
+        next(steps)
+    training._tensors()["tok_emb.weight"][0, 0] = float("nan")
+    before = {name: tensor.clone() for name, tensor in training._tensors().items()}
+    with pytest.raises(ConfigError, match="loss of step 5 is nan"):
+        next(steps)
+    for name, tensor in training._tensors().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_without_cuda_the_log_says_so() -> None:
+    notes: list[str] = []
+    run(notes=notes, step_graphs=True)
+    assert "CUDA graphs: not used, they need CUDA, and this is cpu" in notes
