@@ -86,20 +86,28 @@ def text_of(targets: int) -> tuple[Tokens, Any, int, str]:
 
 
 def measure(
-    model: GPT, tokens: Tokens, table: Any, bos_id: int, length: int, stride: int, chunks: list[int], turns: int
+    model: GPT,
+    tokens: Tokens,
+    table: Any,
+    bos_id: int,
+    length: int,
+    stride: int,
+    chunks: list[int],
+    turns: int,
+    device: torch.device = CPU,
 ) -> list[dict[str, Any]]:
-    """Return a row for each mode."""
+    """Return a row for each mode; the model is on `device`."""
     cover = sliding(len(tokens) - 1, length, stride)
 
     def scoring(accumulator: Accumulator) -> Scoring:
-        return Scoring(model, tokens, accumulator, length, bos_id, CPU, batch_tokens=len(tokens))
+        return Scoring(model, tokens, accumulator, length, bos_id, device, batch_tokens=len(tokens))
 
     def plain_loop(accumulator: Accumulator) -> None:
         with torch.inference_mode():
             for begin, first, stop in zip(cover.begins, cover.firsts, cover.stops, strict=True):
-                ids = torch.from_numpy(tokens[begin : stop + 1].astype(np.int64))[None]
+                ids = torch.from_numpy(tokens[begin : stop + 1].astype(np.int64)).to(device)[None]
                 nats = model.loss(ids[:, :-1], ids[:, 1:], reduction="none")
-                accumulator.add(np.array([first]), nats[:, first - begin :].float().numpy())
+                accumulator.add(np.array([first]), nats[:, first - begin :].float().cpu().numpy())
 
     def windows(accumulator: Accumulator) -> None:
         score_windows(scoring(accumulator), cover)
@@ -122,7 +130,7 @@ def measure(
         accumulators[name] = Accumulator(tokens, table, bos_id, keep_losses=True)
         mode(accumulators[name])
 
-    seconds = take_turns({name: partial(score, name) for name in modes}, turns=turns, warm_up=False)
+    seconds = take_turns({name: partial(score, name) for name in modes}, turns=turns, warm_up=False, device=device)
     plain = next(iter(modes))
     reference = accumulators[plain].losses
     rows = []

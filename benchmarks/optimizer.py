@@ -171,9 +171,9 @@ def bare_row(step: str, ranks: int = 1, median_ms: float | None = None) -> dict[
     return {"step": step, "ranks": ranks, "median_ms": median_ms, **dict.fromkeys(keys)}
 
 
-def one_process(seconds: float, seed: int, device: torch.device) -> list[dict[str, Any]]:
+def one_process(seconds: float, seed: int, device: torch.device, layers: int = LAYERS) -> list[dict[str, Any]]:
     """Return the rows of one process."""
-    members = {name: matrices(seed, device) for name in ("torch", "matrices", "banks", "single")}
+    members = {name: matrices(seed, device, layers) for name in ("torch", "matrices", "banks", "single")}
     banks = bank_muon(members["banks"])
     turns = {
         "torch.optim.Muon": torch_muon(members["torch"]),
@@ -181,7 +181,7 @@ def one_process(seconds: float, seed: int, device: torch.device) -> list[dict[st
         "birdie, banks": banks,
         "birdie, banks, one step at a time": single_steps(bank_muon(members["single"])),
     }
-    initial = matrices(seed, device)
+    initial = matrices(seed, device, layers)
     for turn in turns.values():
         for _ in range(CHECKED_STEPS):
             turn()

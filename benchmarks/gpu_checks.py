@@ -1,0 +1,552 @@
+"""The checks of `benchmarks.gpu`, by name and in the order of their worth.
+
+Each yields rows with the keys what, figure, unit, asked, met, note, as many as apply. At the size `small` a check runs
+in seconds on a CPU.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks import evaluate, fused_loss, optimizer, scoring_package
+from benchmarks.fp8 import stdlib_dataset
+from benchmarks.loaders import RepeatedTokens
+from benchmarks.timing import duration, take_turns
+from birdie.artifact.load import load
+from birdie.artifact.save import save
+from birdie.data.batches import Batches
+from birdie.model.attention_functions import softmax
+from birdie.model.attention_kernels import best_kernels
+from birdie.model.cost import training_cost
+from birdie.model.documents import Bounds
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.run.estimate import PEAK
+from birdie.run.registry import find
+from birdie.runtime.device import choose_dtype, synchronize
+from birdie.train.loop import Fit, fit
+from birdie.train.profile import profile
+from birdie.train.settings import TrainSettings
+
+Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
+LOSS_STEPS = 50  # after which the loss is compared with float32's
+MEASURED = 20  # last steps, whose median time counts
+TESTS = ("tests/train", "tests/model", "tests/score")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how large a check runs.
+
+    Attributes:
+        device: CUDA, or the CPU at a small size.
+        small: tiny shapes and few steps: the logic is tested, and nothing is measured.
+    """
+
+    device: torch.device
+    small: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A question to a GPU.
+
+    Attributes:
+        question: in a few words.
+        run: yields the rows.
+        seconds: limit.
+        on_cpu: whether its logic runs on a CPU.
+    """
+
+    question: str
+    run: Callable[[Place], Iterator[Row]]
+    seconds: float = 60.0
+    on_cpu: bool = True
+
+
+def machine(place: Place) -> Iterator[Row]:
+    """Facts about the device, the speed of products and of copies."""
+    device, side = place.device, 256 if place.small else 8192
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        yield {
+            "what": "device",
+            "note": f"{facts.name}, {facts.total_memory / 1e9:.0f} GB, sm_{facts.major}{facts.minor}",
+        }
+        yield {
+            "what": "CUDA, cuDNN, NCCL",
+            "note": f"{torch.version.cuda}, {torch.backends.cudnn.version()}, {_nccl()}",
+        }
+    for module in ("triton", "flash_attn_interface", "torchao"):
+        yield {"what": module, "note": _version(module)}
+    dtype = choose_dtype("auto", device)
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    seconds = _median(lambda: a @ b, device)
+    yield {"what": f"product of {side} × {side}, {dtype}", "figure": 2 * side**3 / seconds / 1e12, "unit": "TFLOP/s"}
+    host = torch.empty(side, side, dtype=torch.float32)
+    copies = {"device memory": torch.empty(side, side, device=device), "host": host}
+    if device.type == "cuda":
+        copies["pinned host"] = host.pin_memory()
+    target = torch.empty(side, side, device=device)
+    for name, source in copies.items():
+        seconds = _median(partial(target.copy_, source, non_blocking=True), device)
+        yield {"what": f"copy from {name}", "figure": 4 * side**2 / seconds / 1e9, "unit": "GB/s"}
+
+
+def attention(place: Place) -> Iterator[Row]:
+    """Every attention kernel against softmax in float64: output, gradient, time."""
+    device = place.device
+    batch, heads, kv_heads, length, width = (2, 4, 2, 64, 16) if place.small else (8, 8, 4, 1024, 64)
+    window = length // 4
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(batch, n, length, width, generator=generator) for n in (heads, kv_heads, kv_heads))
+    q, k, v = (x.to(device, dtype).requires_grad_() for x in (q, k, v))
+    cuts = torch.tensor(sorted({0, *range(length, batch * length, length), length // 3, length + 5, batch * length}))
+    bounds = Bounds(cuts.int().to(device), length)
+    kernels = best_kernels(device, dtype)
+    ways: dict[str, tuple[Callable[[], Tensor], Tensor]] = {}
+    causal, windowed, documents = (_mask(cuts, batch, length, *limits).to(device) for limits in _limits(window))
+    ways["SDPA, default"] = (lambda: softmax(q, k, v, None)), causal
+    ways["SDPA, mask of documents"] = (lambda: softmax(q, k, v, documents)), documents
+    if device.type == "cuda":
+        for name in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
+            ways[f"SDPA, {name.lower()}"] = partial(_by_backend, getattr(SDPBackend, name), q, k, v), causal
+    if (plain := kernels.plain) is not None:
+        ways[f"{kernels.name}, plain"] = (lambda: plain(q, k, v, 0)), causal
+        ways[f"{kernels.name}, window"] = (lambda: plain(q, k, v, window)), windowed
+    if (varlen := kernels.varlen) is not None:
+        ways[f"{kernels.name}, documents"] = (lambda: varlen(q, k, v, bounds, 0)), documents
+    yield {"what": "kernels chosen", "note": kernels.name}
+    for name, (way, mask) in ways.items():
+        try:
+            y = way()
+            gradient = torch.autograd.grad(y.square().sum(), q)[0]
+        except (RuntimeError, TypeError) as error:  # a kernel that does not take these tensors is a result
+            yield {"what": name, "note": f"failed: {' '.join(str(error).split())[:200]}", "met": False}
+            continue
+        expected, expected_gradient = _exact(q, k, v, mask)
+        worst = max(_distance(y, expected), _distance(gradient, expected_gradient))
+        limit = 0.02 if dtype == torch.bfloat16 else 1e-4
+        milliseconds = 1e3 * _median(lambda way=way: torch.autograd.grad(way().sum(), q), device)  # type: ignore[misc]
+        asked = f"error ≤ {limit:g}"
+        yield {
+            "what": name,
+            "figure": milliseconds,
+            "unit": "ms",
+            "asked": asked,
+            "met": worst <= limit,
+            "note": f"{worst:.2g}",
+        }
+
+
+def _limits(window: int) -> tuple[tuple[int, bool], ...]:
+    return (0, False), (window, False), (0, True)
+
+
+def _mask(cuts: Tensor, batch: int, length: int, window: int, documents: bool) -> Tensor:
+    """Return (batch, 1, length, length): which keys each position may attend to, from the definition."""
+    position = torch.arange(batch * length)
+    segment = torch.bucketize(position, cuts, right=True)
+    flat = position.view(batch, length)
+    mask = flat[:, :, None] >= flat[:, None]
+    if window:
+        mask &= flat[:, :, None] - flat[:, None] < window
+    if documents:
+        mask &= segment[flat][:, :, None] == segment[flat][:, None]
+    return mask[:, None]
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return attention in float64 and the gradient of the sum of its squares with respect to q."""
+    wide = q.detach().double().requires_grad_()
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (x.detach().double().repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = (wide @ keys.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+    y = scores.softmax(-1) @ values
+    return y.detach(), torch.autograd.grad(y.square().sum(), wide)[0]
+
+
+def _by_backend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel([backend]):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def _distance(tensor: Tensor, reference: Tensor) -> float:
+    return float((tensor.double() - reference).norm() / reference.norm())
+
+
+def training(recipe: str, place: Place) -> Iterator[Row]:
+    """Steps of the model of a recipe: loss against float32, tokens per second, memory, share of the peak FLOP/s."""
+    ways: dict[str, Row] = {
+        "float32, eager": {"compute_dtype": "float32", "compile": False},
+        "eager": {"compile": False},
+        "compiled": {},
+        "compiled, CUDA graphs": {"step_graphs": True},
+        "compiled, fp8": {"fp8": "on"},
+    }
+    if place.small:
+        ways = {name: changes for name, changes in ways.items() if "compiled" not in name}
+    results: dict[str, tuple[float, float]] = {}
+    for name, changes in ways.items():
+        notes: list[str] = []
+        run, config, settings = _run(recipe, place, notes, **changes)
+        _reset_peak(place.device)
+        clock, loss = [0.0], 0.0
+        for step in run:
+            clock.append(step.train_ms)
+            loss = step.loss
+        milliseconds = statistics.median([end - begin for begin, end in pairwise(clock)][-MEASURED:])
+        rate = 1e3 * settings.train_batch_tokens / milliseconds
+        results[name] = rate, loss
+        exact = results["float32, eager"][1]
+        note = [f"loss {loss:.4f} ({loss / exact - 1:+.2%})", *_peak(place.device)]
+        if (share := _peak_share(config, settings, rate, place)) is not None:
+            note.append(f"{share:.1%} of the peak FLOP/s")
+        note += [line for line in notes if "graphs" in line or "fp8" in line]
+        yield {"what": name, "figure": round(rate), "unit": "tokens/s", "note": "; ".join(note)}
+    for name, base, asked in (("compiled, CUDA graphs", "compiled", 1.0), ("compiled, fp8", "compiled", 1.1)):
+        if name in results:
+            ratio = results[name][0] / results[base][0]
+            yield {
+                "what": f"{name}: speed over {base}",
+                "figure": ratio,
+                "unit": "×",
+                "asked": f"≥ {asked}",
+                "met": ratio >= asked,
+            }
+
+
+def _run(recipe: str, place: Place, notes: list[str], **changes: Any) -> tuple[Fit, GPTConfig, TrainSettings]:
+    """Return a run of the recipe's model on one repeated batch."""
+    plain = find(recipe).recipe()
+    config, length, tokens, steps = plain.model, plain.train.train_seq_len, 65_536, LOSS_STEPS
+    if place.small:
+        config = dataclasses.replace(config, model_dim=32, num_heads=2, num_kv_heads=1, vocab_size=64)
+        length, tokens, steps = 32, 64, 4
+    settings = TrainSettings(
+        iterations=steps,
+        train_batch_tokens=tokens,
+        train_seq_len=length,
+        accumulation=1,
+        warmup_steps=3,
+        warmdown_iters=0,
+        max_wallclock_seconds=0,
+    )
+    settings = dataclasses.replace(settings, **changes)
+    torch.manual_seed(0)
+    tokens_of = RepeatedTokens(settings, config.vocab_size)
+    run = fit(GPT(config), tokens_of, settings, plain.optimizer, device=place.device, notify=notes.append)
+    return run, config, settings
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak(device: torch.device) -> list[str]:
+    return [f"{torch.cuda.max_memory_allocated(device) / 1e9:.1f} GB"] if device.type == "cuda" else []
+
+
+def _peak_share(config: GPTConfig, settings: TrainSettings, rate: float, place: Place) -> float | None:
+    if place.device.type != "cuda" or not re.search("H[12]00", torch.cuda.get_device_name(place.device)):
+        return None
+    sequences = settings.train_batch_tokens // settings.train_seq_len
+    cost = training_cost(config, sequences, settings.train_seq_len, torch.bfloat16, depth_recurrence=False)
+    return cost.flops * rate / settings.train_batch_tokens / PEAK
+
+
+def muon(place: Place) -> Iterator[Row]:
+    """The optimizer's step on the matrices of the records, against torch.optim.Muon."""
+    rows = optimizer.one_process(0.0 if place.small else 8.0, 0, place.device, layers=1 if place.small else 11)
+    for row in rows:
+        met = row["ratio"] >= 3.0 if row["step"] == "birdie, banks" and not place.small else None
+        asked = "≥ 3 × torch" if row["step"] == "birdie, banks" else None
+        note = "" if row["ratio"] is None else f"{row['ratio']:.2f} × torch's speed"
+        yield {"what": row["step"], "figure": row["median_ms"], "unit": "ms", "asked": asked, "met": met, "note": note}
+
+
+def fused(place: Place) -> Iterator[Row]:
+    """Softcap and cross-entropy in one kernel, and the MLP in one kernel, against eager code."""
+    shapes = [(64, 64, 16)] if place.small else [(65_536, 1024, 512), (32_768, 8192, 512)]
+    for shape in shapes:
+        eager, other = fused_loss.rows_of(shape, 3 if place.small else 9, place.device)
+        ratio, name = other["times_faster"], f"loss by {other['way']}, {' × '.join(map(str, shape))}"
+        note = f"{other['ms']} ms against {eager['ms']}; {other['peak_mb']} MB against {eager['peak_mb']}"
+        asked = None if place.small else "≥ 1"
+        yield {
+            "what": name,
+            "figure": ratio,
+            "unit": "×",
+            "asked": asked,
+            "met": ratio >= 1 if asked else None,
+            "note": note,
+        }
+    if place.device.type == "cuda":
+        yield from _fused_mlp(place.device)
+
+
+def _fused_mlp(device: torch.device) -> Iterator[Row]:
+    from birdie.model.mlp_kernels import leaky_square_mlp
+
+    def inputs() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        shapes, scale = ((65_536, 512), (1536, 512), (512, 1536)), 512**-0.5
+        tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+        tensors = [tensors[0], tensors[1] * scale, tensors[2] * scale]
+        return [tensor.to(device, torch.bfloat16).requires_grad_() for tensor in tensors]
+
+    def eager(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return F.linear(F.leaky_relu(F.linear(x, up), 0.5).square(), down)
+
+    def both(function: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
+        y = function(*tensors)
+        return [y, *torch.autograd.grad(y.float().square().mean(), tensors)]
+
+    tensors = inputs()
+    ways = {"eager": partial(both, eager, tensors)}
+    ways["kernel"] = partial(both, lambda x, up, down: leaky_square_mlp(x, up, down, 0.5)[0], tensors)
+    results = {name: work() for name, work in ways.items()}
+    worst = max(_distance(a, b.double()) for a, b in zip(results["kernel"], results["eager"], strict=True))
+    seconds = {name: statistics.median(turns) for name, turns in take_turns(ways, turns=9, device=device).items()}
+    ratio = seconds["eager"] / seconds["kernel"]
+    note = f"error {worst:.2g}, at most 0.02"
+    yield {
+        "what": "MLP",
+        "figure": ratio,
+        "unit": "×",
+        "asked": "≥ 1",
+        "met": ratio >= 1 and worst <= 0.02,
+        "note": note,
+    }
+
+
+def tests(place: Place) -> Iterator[Row]:
+    """The laws of training and scoring, on the device."""
+    paths = ["tests/train/test_step_graph.py"] if place.small else list(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not nightly", "-p", "no:cacheprovider", *paths]
+    environment = os.environ | {"BIRDIE_TEST_DEVICE": place.device.type}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    lines = result.stdout.strip().splitlines()
+    yield {"what": "pytest", "met": result.returncode == 0, "note": lines[-1] if lines else result.stderr[-200:]}
+    for line in lines:
+        if line.startswith(("FAILED", "ERROR")):
+            yield {"what": "failed", "met": False, "note": line[:300]}
+
+
+def scoring(place: Place) -> Iterator[Row]:
+    """Sliding windows and streaming, in float32 and bfloat16, against a plain loop; then the scoring package."""
+    targets, length, stride, chunks = (256, 64, 16, [16]) if place.small else (65_536, 1024, 64, [64, 256])
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=260, num_layers=2, model_dim=32, num_heads=2, num_kv_heads=1)
+    model = GPT(config if place.small else GPTConfig()).eval().to(place.device)
+    for p in model.parameters():
+        if p.ndim == 2 and not p.any():
+            torch.nn.init.normal_(p, std=0.02)
+    tokens = np.random.default_rng(0).integers(2, 256, targets + 1, dtype=np.uint16)
+    table = np.ones(len(tokens), np.uint16)
+    rows = evaluate.measure(model, tokens, table, 1, length, stride, chunks, 1 if place.small else 2, place.device)
+    for row in rows:
+        exact = row["dtype"] == "float32"
+        met = row["nats_off"] <= 1e-3 if exact else None
+        asked = "≤ 0.001 nats off" if exact else None
+        note = f"{row['faster']:.1f} × the plain loop, {row['nats_off']:.2g} nats off"
+        rate = round(targets / row["seconds"])
+        yield {"what": row["way"], "figure": rate, "unit": "tokens/s", "asked": asked, "met": met, "note": note}
+    if not place.small:
+        yield from _package(place)
+
+
+def _package(place: Place) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        options = argparse.Namespace(
+            device=str(place.device), dtype="auto", seed=0, length=1024, tokens=1 << 18, seconds=5.0
+        )
+        options.ways, options.way, options.folder = list(scoring_package.WAYS), "eager", Path(folder)
+        for way, result in scoring_package.speed(options).items():
+            note = f"{result.get('difference', 0):.2g} nats off"
+            yield {"what": f"windows, {way}", "figure": round(result["tokens_per_s"]), "unit": "tokens/s", "note": note}
+
+
+def compression(place: Place) -> Iterator[Row]:
+    """Calibration with the module on the device against the CPU, quantization, and loading to the device."""
+    width, rows = (32, 8) if place.small else (512, 256)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(width, 3 * width), torch.nn.ReLU(), torch.nn.Linear(3 * width, width)]
+    module = torch.nn.Sequential(*layers, torch.nn.Linear(width, 64))
+    batches = [(torch.randn(rows, width), torch.randint(64, (rows,))) for _ in range(4)]
+    loaded: dict[str, dict[str, Tensor]] = {}
+    sizes: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for device in dict.fromkeys(("cpu", str(place.device))):
+            there, path = module.to(device), Path(folder) / f"{device.replace(':', '')}.birdie"
+            moved = [(x.to(device), y.to(device)) for x, y in batches]
+            bits, start = 3.0, time.perf_counter()
+            save(there, path, bits=bits, calibration=(there, moved, _cross_entropy))
+            synchronize(place.device)
+            yield {
+                "what": f"calibrate and save, module on {device}",
+                "figure": time.perf_counter() - start,
+                "unit": "s",
+            }
+            sizes[device] = path.stat().st_size
+            seconds = _median(lambda path=path: load(path, device=place.device), place.device, 3)  # type: ignore[misc]
+            loaded[device] = load(path, device=place.device)
+            yield {"what": "load to the device", "figure": 1e3 * seconds, "unit": "ms"}
+            wrong = [name for name, tensor in loaded[device].items() if tensor.device.type != place.device.type]
+            if wrong:
+                yield {"what": "tensors on another device", "met": False, "note": wrong[0]}
+    if len(loaded) == 2:
+        cpu, other = loaded.values()
+        apart = max(float((cpu[name].float() - other[name].float()).abs().max()) for name in cpu)
+        note = f"{sizes} bytes, weights at most {apart:.2g} apart"
+        yield {"what": "files by CPU and device", "note": note}
+
+
+def _cross_entropy(module: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1])
+
+
+def loader(place: Place) -> Iterator[Row]:
+    """The prefetching loader: tokens per second to the device, and how long a training step waits for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = stdlib_dataset(Path(folder))
+        tokens, length = (1024, 64) if place.small else (65_536, 1024)
+        batches = Batches(data.train, batch_tokens=tokens, seq_len=length, accumulation=1, order="shuffled", seed=0)
+        try:
+            waits = []
+            for _ in range(5 if place.small else 100):
+                seconds = duration(
+                    lambda: [part.to(place.device, non_blocking=True) for part in batches.next()], place.device
+                )
+                waits.append(seconds)
+            pinned = batches.next()[0].is_pinned() if place.device.type == "cuda" else None
+        finally:
+            batches.close()
+    median = statistics.median(waits)
+    note = f"{1e3 * median:.2f} ms a batch" + ("" if pinned is None else f", pinned: {pinned}")
+    yield {
+        "what": f"batches of {tokens:,}",
+        "figure": round(tokens / median),
+        "unit": "tokens/s",
+        "note": note,
+        "met": pinned,
+    }
+
+
+def profiles(place: Place) -> Iterator[Row]:
+    """The step by part, and whether Nsight Systems sees birdie's ranges."""
+    run, _, _ = _run("baseline", place, [], compile=False)
+    run.warm_up()
+    result = profile(run, run._model, place.device, None)  # type: ignore[arg-type]
+    assert result is not None
+    share = result.attributed
+    yield {
+        "what": "time in named parts",
+        "figure": share,
+        "asked": "≥ 0.95",
+        "met": share >= 0.95,
+        "note": result.title,
+    }
+    for name, milliseconds in result.rows():
+        if "/" not in name:
+            yield {"what": name, "figure": milliseconds, "unit": "ms"}
+    if place.device.type == "cuda":
+        yield _nsight()
+
+
+def _nsight() -> Row:
+    if shutil.which("nsys") is None:
+        return {"what": "Nsight Systems", "note": "skipped: nsys is not installed"}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report"
+        script = f"from benchmarks.gpu_checks import few_steps; few_steps({ROOT.name!r})"
+        command = ["nsys", "profile", "-t", "cuda,nvtx", "-o", str(report), sys.executable, "-c", script]
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+        stats = ["nsys", "stats", "--report", "nvtx_sum", f"{report}.nsys-rep"]
+        text = subprocess.run(stats, capture_output=True, text=True, check=False).stdout
+    missing = [name for name in ("forward", "backward", "optimizer") if name not in text]
+    return {"what": "Nsight Systems", "met": not missing, "note": f"missing: {missing}" if missing else "ranges found"}
+
+
+def few_steps(_: str) -> None:
+    """Train some steps for a profiler that watches this process."""
+    run, _, _ = _run("baseline", Place(torch.device("cuda", 0), small=False), [], compile=False, iterations=5)
+    list(run)
+
+
+def decoding(place: Place) -> Iterator[Row]:
+    """Both coders: loading a model to the device."""
+    side = 64 if place.small else 2048
+    state = {f"w{i}": torch.randn(side, side, generator=torch.Generator().manual_seed(i)) for i in range(2)}
+    with tempfile.TemporaryDirectory() as folder:
+        for coder in ("fast", "max"):
+            path = Path(folder) / coder
+            save(state, path, scheme="int6", coder=coder)  # type: ignore[arg-type]
+            seconds = _median(lambda path=path: load(path, device=place.device), place.device, 3)  # type: ignore[misc]
+            rate = 2 * side**2 / seconds / 1e6
+            yield {
+                "what": f"coder {coder}",
+                "figure": rate,
+                "unit": "M weights/s",
+                "note": f"{path.stat().st_size:,} bytes",
+            }
+
+
+def _median(work: Callable[[], object], device: torch.device, turns: int = 9) -> float:
+    """Return the median of the seconds that `work` takes, after one run more."""
+    return statistics.median(take_turns({"": work}, turns=turns, device=device)[""])
+
+
+def _version(module: str) -> str:
+    try:
+        return str(getattr(__import__(module), "__version__", "installed"))
+    except (ImportError, OSError) as error:
+        return f"not installed ({type(error).__name__})"
+
+
+def _nccl() -> str:
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except (AttributeError, RuntimeError):
+        return "no NCCL"
+
+
+CHECKS: dict[str, Check] = {
+    "machine": Check("what is this GPU, and how fast are products and copies?", machine, 60),
+    "attention": Check("does every attention kernel equal softmax in float64, and how fast is it?", attention, 90),
+    "training": Check(
+        "how fast is a step of the baseline, eager, compiled, as graphs, in fp8?", partial(training, "baseline"), 150
+    ),
+    "tests": Check("do the laws of training and scoring hold on the device?", tests, 180, on_cpu=False),
+    "muon": Check("how long does the optimizer take?", muon, 60),
+    "fused": Check("do the fused kernels pay?", fused, 90),
+    "sota": Check("the same as training, for the model of the best record", partial(training, "sota"), 150),
+    "scoring": Check("how fast is scoring?", scoring, 120),
+    "compression": Check("does calibration use the device, and does loading reach it?", compression, 60),
+    "loader": Check("does the loader keep up?", loader, 45),
+    "profile": Check("where does the time of a step go?", profiles, 90),
+    "decoding": Check("how fast is decoding?", decoding, 45),
+}
+"""The checks by name, the most valuable first."""
