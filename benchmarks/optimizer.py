@@ -42,22 +42,23 @@ from birdie.train.banks import make_banks
 from birdie.train.muon import Muon, newton_schulz
 from birdie.train.parallel_muon import ParallelMuon
 
-LAYERS, DIM, KV_DIM, HIDDEN = 11, 512, 256, 1536
+LAYERS, DIM, KV_PART, HIDDEN_FACTOR = 11, 512, 2, 3
 RATE, MOMENTUM, DTYPE = 0.02, 0.95, torch.bfloat16
 CHECKED_STEPS = 3  # after which weights are compared
 
 Turn = Callable[[], object]
 
 
-def matrices(seed: int, device: torch.device, layers: int = LAYERS) -> dict[str, nn.Parameter]:
+def matrices(seed: int, device: torch.device, layers: int = LAYERS, dim: int = DIM) -> dict[str, nn.Parameter]:
     """Return the matrices of the blocks by name, each with a random gradient."""
     torch.manual_seed(seed)
-    shapes = {"q": (DIM, DIM), "k": (KV_DIM, DIM), "v": (KV_DIM, DIM), "o": (DIM, DIM), "up": (HIDDEN, DIM)}
-    shapes["down"] = (DIM, HIDDEN)
+    kv_dim, hidden = dim // KV_PART, HIDDEN_FACTOR * dim
+    shapes = {"q": (dim, dim), "k": (kv_dim, dim), "v": (kv_dim, dim), "o": (dim, dim), "up": (hidden, dim)}
+    shapes["down"] = (dim, hidden)
     members = {}
     for layer in range(layers):
         for name, shape in shapes.items():
-            p = nn.Parameter(torch.randn(shape, device=device) / DIM**0.5)
+            p = nn.Parameter(torch.randn(shape, device=device) / dim**0.5)
             p.grad = torch.randn(shape, device=device)
             members[f"blocks.{layer}.{name}"] = p
     return members
@@ -110,10 +111,11 @@ def single_steps(turn: Turn) -> Turn:
     return without
 
 
-def products(device: torch.device) -> Turn:
+def products(device: torch.device, layers: int, dim: int) -> Turn:
     """Return the products X·Xᵀ, A·A and B·X alone, five times for each bank."""
     stacks = []
-    for count, rows, columns in ((22, DIM, DIM), (22, KV_DIM, DIM), (22, DIM, HIDDEN)):
+    for rows, columns in ((dim, dim), (dim // KV_PART, dim), (dim, HIDDEN_FACTOR * dim)):
+        count = 2 * layers
         X = torch.randn(count, rows, columns, device=device, dtype=DTYPE) / columns
         A = torch.empty(count, rows, rows, device=device, dtype=DTYPE)
         stacks.append((X, A, torch.empty_like(A), torch.empty_like(X)))
@@ -171,9 +173,11 @@ def bare_row(step: str, ranks: int = 1, median_ms: float | None = None) -> dict[
     return {"step": step, "ranks": ranks, "median_ms": median_ms, **dict.fromkeys(keys)}
 
 
-def one_process(seconds: float, seed: int, device: torch.device, layers: int = LAYERS) -> list[dict[str, Any]]:
+def one_process(
+    seconds: float, seed: int, device: torch.device, layers: int = LAYERS, dim: int = DIM
+) -> list[dict[str, Any]]:
     """Return the rows of one process."""
-    members = {name: matrices(seed, device, layers) for name in ("torch", "matrices", "banks", "single")}
+    members = {name: matrices(seed, device, layers, dim) for name in ("torch", "matrices", "banks", "single")}
     banks = bank_muon(members["banks"])
     turns = {
         "torch.optim.Muon": torch_muon(members["torch"]),
@@ -181,14 +185,14 @@ def one_process(seconds: float, seed: int, device: torch.device, layers: int = L
         "birdie, banks": banks,
         "birdie, banks, one step at a time": single_steps(bank_muon(members["single"])),
     }
-    initial = matrices(seed, device, layers)
+    initial = matrices(seed, device, layers, dim)
     for turn in turns.values():
         for _ in range(CHECKED_STEPS):
             turn()
     differences = {name: distance(members["torch"], moved, initial) for name, moved in members.items()}
     with ranges.recording(RangeTimer(device)):
         banks()
-    durations = take_turns({**turns, "products alone": products(device)}, seconds=seconds, device=device)
+    durations = take_turns({**turns, "products alone": products(device, layers, dim)}, seconds=seconds, device=device)
     rows = rows_of(durations, "torch.optim.Muon", ranks=1)
     for row, key in zip(rows[1:], ("matrices", "banks", "single"), strict=False):
         row["difference"] = round(differences[key], 5)

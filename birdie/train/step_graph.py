@@ -16,7 +16,7 @@ says why.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class CudaGraphs:
     """CUDA graphs in one memory pool."""
 
     def __init__(self) -> None:
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Record `work`, as `GraphBackend`.
@@ -68,7 +68,7 @@ def graph_backend(device: torch.device) -> GraphBackend | None:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the schedule says about a step: learning-rate factor, momentum of Muon, weight-decay factor."""
+    """Factor on the learning rates, momentum of Muon and factor on the weight decays of a step."""
 
     lr: float
     momentum: float
@@ -176,10 +176,10 @@ class StepGraphs:
     ) -> tuple[float, float]:
         """Take a step eagerly and then from the same state by new graphs; keep the graphs if both agree."""
         state = [*self._weights(), *self._optimizers.state_tensors()]
-        before = [tensor.clone() for tensor in state]
+        saved = [tensor.clone() for tensor in state]
         eager = self._eager(batches, rates, check)
         after = [tensor.clone() for tensor in state]
-        torch._foreach_copy_(state, before)
+        torch._foreach_copy_(state, saved)
         try:
             graph = self._captured(batches, rates)
             replayed = self._replay(graph, batches, rates, check)
@@ -187,7 +187,7 @@ class StepGraphs:
             reason: str | None = " ".join(str(error).split())[:160]
         else:
             count = len(self._weights())
-            apart = _apart(state[:count], after[:count], before[:count])
+            apart = _apart(state[:count], after[:count], saved[:count])
             reason = _disagreement(replayed[0], eager[0], apart)
         if reason is None:
             self._graphs[key] = graph
@@ -211,15 +211,15 @@ class StepGraphs:
         return _Graph(held, gradient, totals, update)
 
 
-def _apart(tensors: Sequence[Tensor], reference: Sequence[Tensor], before: Sequence[Tensor]) -> float:
-    """‖tensors − reference‖ / ‖reference − before‖."""
+def _apart(tensors: Sequence[Tensor], reference: Sequence[Tensor], initial: Sequence[Tensor]) -> float:
+    """‖tensors − reference‖ / ‖reference − initial‖."""
 
     def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         floats = [(x.float(), y.float()) for x, y in zip(a, b, strict=True) if x.is_floating_point()]
         # equal infinities, such as those of a causal mask, do not differ
         return math.sqrt(sum((x - y).nan_to_num(0.0).square().sum().item() for x, y in floats))
 
-    moved, difference = distance(reference, before), distance(tensors, reference)
+    moved, difference = distance(reference, initial), distance(tensors, reference)
     return difference / moved if moved else difference
 
 

@@ -10,16 +10,9 @@ CPU = torch.device("cpu")
 KEYS = ["step", "ranks", "median_ms", "best_ms", "ratio", "turns", "difference"]
 
 
-@pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"DIM": 32, "KV_DIM": 16, "HIDDEN": 96}.items():
-        monkeypatch.setattr(optimizer, name, value)
-
-
-@pytest.mark.usefixtures("_small")
 def test_banks_single_matrices_and_torch_take_the_same_step() -> None:
-    members = {name: optimizer.matrices(0, CPU) for name in ("torch", "matrices", "banks")}
-    initial = optimizer.matrices(0, CPU)
+    members = {name: optimizer.matrices(0, CPU, dim=32) for name in ("torch", "matrices", "banks")}
+    initial = optimizer.matrices(0, CPU, dim=32)
     optimizer.torch_muon(members["torch"])()
     optimizer.matrix_muon(members["matrices"])()
     optimizer.bank_muon(members["banks"])()
@@ -37,10 +30,9 @@ def test_ratios_are_to_the_baseline() -> None:
     ]
 
 
-@pytest.mark.usefixtures("_small")
 def test_the_parts_of_a_step_are_timed() -> None:
     timer = optimizer.RangeTimer(CPU)
-    step = optimizer.bank_muon(optimizer.matrices(0, CPU))
+    step = optimizer.bank_muon(optimizer.matrices(0, CPU, dim=32))
     with recording(timer):
         step()
     assert {"optimizer/muon/momentum", "optimizer/muon/orthogonalize"} <= timer.seconds.keys()

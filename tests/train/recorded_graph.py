@@ -41,7 +41,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
         self._created: set[int] = set()
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -62,13 +62,13 @@ class _Recorder(TorchDispatchMode):
 
     def _keep(self, tensor: Tensor) -> None:
         key = _storage(tensor)
-        if key not in self._created and key not in self._before:
-            whole = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
-            self._before[key] = whole, whole.clone()
+        if key not in self._created and key not in self._saved:
+            values = tensor.detach().new_empty(0).set_(tensor.untyped_storage())
+            self._saved[key] = values, values.clone()
 
     def undo(self) -> None:
-        for whole, before in self._before.values():
-            whole.copy_(before)
+        for values, saved in self._saved.values():
+            values.copy_(saved)
 
     @torch.no_grad()
     def replay(self) -> None:

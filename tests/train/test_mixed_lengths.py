@@ -72,7 +72,7 @@ def test_the_gradient_is_the_mean_over_chunks_each_cut_to_its_length() -> None:
             assert p.grad is not None
             gradients[name] = gradients.get(name, torch.zeros(())) + p.grad
     run = start(model, **MIXED)
-    run._accumulate(StepSize(LENGTH, CHUNKS), counted=True)
+    run._accumulate(run._micro_batches.of_step(StepSize(LENGTH, CHUNKS)))
     for name, p in model.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(p.grad, gradients[name], rtol=1e-5, atol=1e-7, msg=name)

@@ -1,4 +1,4 @@
-"""A step as graphs equals the eager step, follows the schedule, and is dropped with a reason when it cannot be right."""
+"""A step as graphs equals the eager step, follows the schedule, and is dropped with a reason where it is wrong."""
 
 import dataclasses
 from typing import Any
@@ -55,7 +55,12 @@ def test_graphs_train_as_eager_steps_do(graphs: RecordedGraphs, optimizers: Opti
 
 
 def test_each_size_of_a_step_has_graphs_of_its_own(graphs: RecordedGraphs) -> None:
-    sizes = {"iterations": 12, "batch_tokens_start": 64, "batch_schedule_fraction": 0.5, "warmup_steps": 4}
+    sizes: dict[str, Any] = {
+        "iterations": 12,
+        "batch_tokens_start": 64,
+        "batch_schedule_fraction": 0.5,
+        "warmup_steps": 4,
+    }
     expected = [step.loss for step in run(**sizes)]
     assert [step.loss for step in run(step_graphs=True, **sizes)] == pytest.approx(expected, rel=1e-5)
     assert len(graphs.calls) == 4
@@ -69,19 +74,21 @@ def test_warm_up_captures_and_leaves_no_trace(graphs: RecordedGraphs) -> None:
     assert [step.loss for step in replayed] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_resumed_run_goes_on_as_graphs(graphs: RecordedGraphs) -> None:
-    whole = run(iterations=10, step_graphs=True)
-    steps = iter(whole)
+@pytest.mark.usefixtures("graphs")
+def test_a_resumed_run_goes_on_as_graphs() -> None:
+    first = run(iterations=10, step_graphs=True)
+    steps = iter(first)
     for _ in range(5):
         next(steps)
-    checkpoint = whole.state()
+    checkpoint = first.state()
     expected = [step.loss for step in steps]
     settings = tiny_settings(fused=False, iterations=10, step_graphs=True)
     resumed = fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, resume=checkpoint)
     assert [step.loss for step in resumed] == pytest.approx(expected, rel=1e-5)
 
 
-def test_averages_are_taken_of_replayed_steps(graphs: RecordedGraphs) -> None:
+@pytest.mark.usefixtures("graphs")
+def test_averages_are_taken_of_replayed_steps() -> None:
     def averaged(**changes: Any) -> list[torch.Tensor]:
         settings = tiny_settings(fused=False, iterations=8, **changes)
         training = fit(tiny_model(), TinyBatches(), settings, OPTIMIZERS, average=AverageSettings(kind="ema"))
@@ -93,9 +100,8 @@ def test_averages_are_taken_of_replayed_steps(graphs: RecordedGraphs) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_rate_that_a_graph_holds_fixed_is_found_out(
-    graphs: RecordedGraphs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("graphs")
+def test_a_rate_that_a_graph_holds_fixed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Optimizers, "hold_rates", lambda *_: None)  # rates stay numbers, which graphs repeat
     notes: list[str] = []
     expected = [step.loss for step in run(iterations=6, warmdown_iters=4)]
@@ -104,7 +110,8 @@ def test_a_rate_that_a_graph_holds_fixed_is_found_out(
     assert any("changes the weights by 5" in note and "stay eager" in note for note in notes)
 
 
-def test_what_cannot_be_captured_is_trained_eagerly(graphs: RecordedGraphs) -> None:
+@pytest.mark.usefixtures("graphs")
+def test_what_cannot_be_captured_is_trained_eagerly() -> None:
     class Reads(torch.nn.Module):
         """A model that reads a value in the middle of its loss."""
 
@@ -127,17 +134,18 @@ def test_what_cannot_be_captured_is_trained_eagerly(graphs: RecordedGraphs) -> N
     assert [note for note in notes if "not permitted when stream is capturing" in note]
 
 
-def test_a_loss_that_is_not_finite_leaves_the_weights(graphs: RecordedGraphs) -> None:
+@pytest.mark.usefixtures("graphs")
+def test_a_loss_that_is_not_finite_leaves_the_weights() -> None:
     training = run(iterations=8, step_graphs=True)
     steps = iter(training)
     for _ in range(4):
         next(steps)
     training._tensors()["tok_emb.weight"][0, 0] = float("nan")
-    before = {name: tensor.clone() for name, tensor in training._tensors().items()}
+    saved = {name: tensor.clone() for name, tensor in training._tensors().items()}
     with pytest.raises(ConfigError, match="loss of step 5 is nan"):
         next(steps)
     for name, tensor in training._tensors().items():
-        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(tensor, saved[name], rtol=0, atol=0, equal_nan=True)
 
 
 def test_without_cuda_the_log_says_so() -> None:
