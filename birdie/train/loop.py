@@ -474,7 +474,7 @@ def fit(
         settings: length, batch, precision.
         optimizer_settings: learning rates and momenta.
         world: of this process; None: one rank.
-        device: where to train; None: the CPU.
+        device: where to train; None: torch's default device.
         resume: a loaded checkpoint to resume from, clock included.
         about: notes of the caller that checkpoints keep, as JSON can hold them.
         stop: called after every step; True on any rank makes that step the last on all.
@@ -496,7 +496,7 @@ def fit(
         settings,
         optimizer_settings,
         world=world or World(),
-        device=device or torch.device("cpu"),
+        device=device or torch.get_default_device(),
         resume=resume,
         about=about or {},
         stop=stop,

@@ -16,9 +16,9 @@ from birdie.errors import DataError
 from birdie.runtime.distributed import World
 from birdie.score import windows
 from birdie.score.bpb import Score, bits_per_byte
+from tests.device import DEVICE
 
 BOS, VOCABULARY = 1, 16
-CPU = torch.device("cpu")
 
 
 class Bigram:
@@ -47,7 +47,7 @@ def stream(length: int, seed: int = 0) -> np.ndarray:
 
 
 def score(tokens: np.ndarray, **changes: Any) -> Score:
-    chosen: dict[str, Any] = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": CPU} | changes
+    chosen: dict[str, Any] = {"seq_len": 8, "batch_tokens": 32, "bos_id": BOS, "device": DEVICE} | changes
     return bits_per_byte(Bigram(), tokens, Table(), **chosen)
 
 
@@ -73,7 +73,7 @@ def test_equals_the_definition(length: int, seq_len: int, batch_tokens: int) -> 
 def test_bytes_by_token_count_as_the_table_does(batch_tokens: int) -> None:
     tokens, table = stream(1000), Table()
     counts = np.concatenate(([9], table.count(tokens[:-1], tokens[1:]))).astype(np.uint16)  # the first is no target
-    chosen: dict[str, Any] = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": CPU}
+    chosen: dict[str, Any] = {"seq_len": 8, "batch_tokens": batch_tokens, "bos_id": BOS, "device": DEVICE}
     by_token, by_table = (bits_per_byte(Bigram(), tokens, source, **chosen) for source in (counts, table))
     assert (by_token.bytes, by_token.bpb, by_token.ci95) == (by_table.bytes, by_table.bpb, by_table.ci95)
     assert bits_per_byte(Bigram(), tokens, 2 * counts, **chosen).bpb == pytest.approx(by_table.bpb / 2, rel=1e-12)
@@ -152,4 +152,4 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
     model = Bigram()
     model.nats[3] = math.nan
     with pytest.raises(DataError, match="not finite"):
-        bits_per_byte(model, stream(500), Table(), seq_len=8, batch_tokens=64, bos_id=BOS, device=CPU)
+        bits_per_byte(model, stream(500), Table(), seq_len=8, batch_tokens=64, bos_id=BOS, device=DEVICE)

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from birdie.score.settings import EvaluationSettings
 from birdie.score.streaming import StreamingMode
 from birdie.score.ttt.lora import LoRAMode, document_queue
 from birdie.score.ttt.multi_phase import MultiPhaseMode
+from tests.device import DEVICE
 
 BOS, LENGTH = 1, 32
 MODEL = GPT(GPTConfig(vocab_size=4, num_layers=1, model_dim=4, num_heads=1, num_kv_heads=1))
@@ -47,7 +47,7 @@ def prepared(tokens: np.ndarray, changes: dict[str, Any]) -> tuple[Scoring, Any]
             mode,
             train_seq_len=LENGTH,
             bos_id=BOS,
-            device=torch.device("cpu"),
+            device=DEVICE,
             batch_tokens=64,
         ),
         mode,

@@ -32,6 +32,7 @@ from birdie.score.reference import WindowScorer, reference_losses
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings, register
 from birdie.train.settings import TrainSettings
+from tests.device import DEVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_scoring_mode.py"
@@ -65,7 +66,7 @@ def random_text(length: int = 61) -> np.ndarray:
 def score_text(mode: ScoringMode, tokens: np.ndarray, **settings: Any) -> np.ndarray:
     """Return the loss of each target, after the evaluator checked that each was scored once."""
     accumulator = Accumulator(tokens, np.ones(len(tokens), np.uint16), 1, keep_losses=True)
-    device, shared = torch.device("cpu"), EvaluationSettings(**settings)
+    device, shared = DEVICE, EvaluationSettings(**settings)
     score(mode, Scoring(tiny_gpt(), tokens, accumulator, LENGTH, 1, device, shared))
     assert accumulator.losses is not None
     return accumulator.losses

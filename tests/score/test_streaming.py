@@ -27,8 +27,9 @@ from birdie.score.windows import (
     score_windows,
     sliding,
 )
+from tests.device import DEVICE
 
-BOS, CPU = 1, torch.device("cpu")
+BOS = 1
 TINY = {"vocab_size": 30, "num_layers": 3, "model_dim": 32, "num_heads": 4, "num_kv_heads": 2, "bos_id": BOS}
 
 
@@ -52,7 +53,7 @@ def new_accumulator(tokens: np.ndarray) -> Accumulator:
 
 def new_scoring(model: GPT, tokens: np.ndarray, length: int = 12, world: World | None = None, **more: Any) -> Scoring:
     settings, world = ScoringSettings(**more), world or World()
-    return Scoring(model, tokens, new_accumulator(tokens), length, BOS, CPU, settings, batch_tokens=64, world=world)
+    return Scoring(model, tokens, new_accumulator(tokens), length, BOS, DEVICE, settings, batch_tokens=64, world=world)
 
 
 def losses_of(scoring: Scoring) -> np.ndarray:
@@ -211,7 +212,7 @@ def test_the_ngram_bias_equals_its_reference_in_windows_and_streams(beta: float 
         assert_close(losses_of(scoring), expected)
         assert np.abs(expected - reference_losses(WindowScorer(model, 12, 5), tokens)).max() > 0.1
     with pytest.raises(RuleError, match="target 0 was scored 0 times"):
-        NgramBias(tokens, ngram).close(new_accumulator(tokens), World(), CPU)
+        NgramBias(tokens, ngram).close(new_accumulator(tokens), World(), DEVICE)
 
 
 def test_nothing_is_scored_twice() -> None:

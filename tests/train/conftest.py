@@ -1,9 +1,11 @@
-"""Fixture for every test of training: one thread."""
+"""Fixtures for every test of training: the device, and one thread."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.device import on_device as on_device
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from birdie.score.ttt.lora import DocumentTrainer, LoRAMode, document_queue, sco
 from birdie.score.ttt.multi_phase import MultiPhaseMode, SGDPhases
 from birdie.score.ttt.sgd import train_on_ranges
 from birdie.score.ttt.state import StateFile
+from tests.device import DEVICE
 from tests.model.technique_table import randomized
 from tests.ranks import start_ranks
 from tests.score.ttt.documents import (
@@ -38,7 +39,6 @@ from tests.score.ttt.documents import (
     stream,
 )
 
-CPU = torch.device("cpu")
 PHASES = MultiPhaseMode(prefix_docs=7, phases=2, lr=0.05, chunk_tokens=16, batch_seqs=2)
 CASES: dict[str, tuple[LoRAMode, MultiPhaseMode | None]] = {
     "documents": (SETTINGS, None),
@@ -68,7 +68,7 @@ def by_documents(
 ) -> tuple[NDArray[np.float64], TrainingReport, Accumulator]:
     """Losses of this rank's targets, NaN elsewhere."""
     tokens = stream() if tokens is None else tokens
-    scoring = Scoring(model or tiny_gpt(), tokens, new_accumulator(tokens), CONTEXT, BOS, CPU, **more)
+    scoring = Scoring(model or tiny_gpt(), tokens, new_accumulator(tokens), CONTEXT, BOS, DEVICE, **more)
     sgd = None if phases is None else SGDPhases(phases)
     report = score_documents(scoring, settings, context=CONTEXT, phases=sgd, restore=restore)
     assert scoring.accumulator.losses is not None
@@ -234,7 +234,7 @@ def as_rank(rank: int, folder: str) -> None:
     world, results = World(rank, 2), {}
     for name, (settings, phases) in CASES.items():
         nats, report, accumulator = by_documents(settings, phases, world=world)
-        score = accumulator.score(len(nats), 1.0, world, CPU)
+        score = accumulator.score(len(nats), 1.0, world, DEVICE)
         tokens = report.tokens if phases is None else None
         results[name] = {"nats": nats.tolist(), "bpb": score.bpb, "tokens": tokens}
     state = Path(folder) / "state"

@@ -37,11 +37,11 @@ from birdie.score.ttt.sgd import (
 from birdie.score.ttt.state import StateFile
 from birdie.score.windows import Windows, document_begins, non_overlapping, per_document, sliding
 from birdie.train.banks import make_banks
+from tests.device import DEVICE
 from tests.ranks import run_in_process_group
 from tests.tiny_run import EVERYTHING
 
 BOS, VOCABULARY, LENGTH = 1, 24, 8
-CPU = torch.device("cpu")
 TINY: dict[str, Any] = {"vocab_size": VOCABULARY, "num_layers": 2, "model_dim": 16, "num_heads": 2, "num_kv_heads": 1}
 SETTINGS = SGDSettings(lr=0.3, epochs=2, chunk_tokens=20, batch_seqs=2, grad_clip=0.5)
 
@@ -79,7 +79,7 @@ COVERS: dict[str, Callable[[np.ndarray], Windows]] = {
 
 def new_scoring(model: GPT, tokens: np.ndarray, **more: Any) -> Scoring:
     accumulator = Accumulator(tokens, Bytes(), BOS, keep_losses=True)
-    return Scoring(model, tokens, accumulator, LENGTH, BOS, CPU, batch_tokens=64, **more)
+    return Scoring(model, tokens, accumulator, LENGTH, BOS, DEVICE, batch_tokens=64, **more)
 
 
 def scored(
@@ -195,7 +195,7 @@ def test_the_ngram_bias_applies_to_the_trained_model() -> None:
     scoring, ledger = new_scoring(tiny_gpt(), tokens), Ledger(72)
     scoring.sink = bias = NgramBias(tokens, ngram)
     score_chunks(scoring, windows, SETTINGS)
-    bias.close(scoring.accumulator, World(), CPU)
+    bias.close(scoring.accumulator, World(), DEVICE)
     reference = NgramScorer(ReferenceScorer(tokens, windows, SETTINGS, ledger), ngram)
     expected = reference_losses(reference, tokens, ledger=ledger)
     assert scoring.accumulator.losses is not None
@@ -495,10 +495,10 @@ def score_as_rank(world: World, folder: Path) -> None:
     torch.save({"weights": weights(model), "bpb": [score.bpb, again.bpb]}, folder / f"{world.rank}.pt")
     assert report.steps == accumulator.ledger.steps == resumed.ledger.steps
     try:
-        accumulator.ledger.all_reduce(0, 72, world, CPU)
+        accumulator.ledger.all_reduce(0, 72, world, DEVICE)
         twice = Ledger(4)
         twice.score(1, 2)
-        twice.all_reduce(0, 4, world, CPU)
+        twice.all_reduce(0, 4, world, DEVICE)
     except RuleError as error:
         (folder / f"{world.rank}.txt").write_text(str(error))
 

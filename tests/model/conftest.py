@@ -1,0 +1,3 @@
+"""Fixture for every test of models: the device."""
+
+from tests.device import on_device as on_device
