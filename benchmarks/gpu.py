@@ -11,11 +11,14 @@ tiny size, which tests their logic and measures nothing, and the others say so.
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +43,26 @@ def run_check(name: str, device: str, limit: float) -> list[Row]:
         out, errors = Path(folder) / "rows", Path(folder) / "stderr"
         command = [sys.executable, "-m", "benchmarks.gpu", "--worker", name, "--device", device, "--rows", str(out)]
         with errors.open("wb") as stderr:
+            process = subprocess.Popen(command, stdout=stderr, stderr=stderr, start_new_session=True)
             try:
-                code = subprocess.run(command, stdout=stderr, stderr=stderr, timeout=limit, check=False).returncode
+                code = process.wait(limit)
                 ended = f"ended with exit code {code}: {_last_line(errors)}" if code else None
             except subprocess.TimeoutExpired:
                 ended = f"stopped after {limit:.0f} s: {_last_line(errors)}"
+            finally:
+                _kill_session(process)
         rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     if ended is not None:
         rows.append(row_of(name, "failed", note=ended, met=False))
     seconds = round(time.perf_counter() - start, 1)
     return [{**row, "check_s": seconds} for row in rows]
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a worker and all it has started, which would use the GPU under the next check."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def row_of(check: str, what: str, **values: Any) -> Row:

@@ -259,7 +259,12 @@ def run_rank(
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     timeout = datetime.timedelta(minutes=5)
     backend, rendezvous = "nccl" if kind == "cuda" else "gloo", f"file://{folder}/rendezvous"
-    dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout)
+    on_gpu = device if kind == "cuda" else None
+    if on_gpu is not None:
+        torch.cuda.set_device(on_gpu)
+    dist.init_process_group(
+        backend, init_method=rendezvous, rank=rank, world_size=size, timeout=timeout, device_id=on_gpu
+    )
     world = World(rank, size, rank)
     shared = make_banks(matrices(seed, device, layers))
     full = [bank.parameter for bank in make_banks(matrices(seed, device, layers))]

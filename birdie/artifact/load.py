@@ -33,6 +33,7 @@ from birdie.artifact.tensor_cache import Stored
 from birdie.compress.rate.target import whole_number
 from birdie.compress.registry import import_scheme, names
 from birdie.compress.state import fill, moved, plain_state
+from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
 from birdie.runtime.device import dtype_name
 from birdie.runtime.files import Source, require_path
@@ -123,14 +124,17 @@ def load(
         return _load_lazily(path, into, limits, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
     with Reader(path) as reader:
         if max_bytes is None and into is not None:
-            max_bytes = default_limit(reader) + _allocated(reader, into)
+            max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
         decoders = _decoders(reader)
         require_limits(reader, decoders, max_bytes, max_operations)
         tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
-    return state if into is None else fill(into, state, str(path)).to(device=device, dtype=dtype)
+    if into is None:
+        return state
+    fill(unwrapped(into), state, str(path))
+    return into.to(device=device, dtype=dtype)
 
 
 def _allocated(reader: Reader, module: nn.Module) -> int:
@@ -155,10 +159,11 @@ def _load_lazily(
         entries = {name: reader.entry(stored_name(reader, name)) for name in reader.names}
         stored = {name: Stored(entry.name, entry.shape, dtype_of(entry)) for name, entry in entries.items()}
         decode = partial(decode_entry, reader, decoder_of=decoders, threads=workers)
-        return attach(into, stored, decode, reader.close, where=reader.where, **settings)
+        attach(unwrapped(into), stored, decode, reader.close, where=reader.where, **settings)
     except BaseException:
         reader.close()
         raise
+    return into.eval()
 
 
 def decode_tensor(

@@ -27,6 +27,7 @@ from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.scheme import Scheme
 from birdie.compress.state import EncodedState, ModelState
+from birdie.compress.wrappers import unwrapped
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
@@ -108,6 +109,7 @@ def save(
         _require_module(model, calibration, example_inputs, target)
     # Wrong metadata, specs and patterns raise before a folder is created and before any calibration.
     file_metadata.to_bytes(metadata, tree=tree)
+    model = unwrapped(model)
     state = ModelState.of(model)
     assign(state, scheme, target)
     require_writable(require_output(path).parent)

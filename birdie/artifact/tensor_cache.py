@@ -54,8 +54,9 @@ class Slot:
         return math.prod(self.stored.shape) * self.casts[-1][1].itemsize
 
     def cast(self, device: torch.device, dtype: torch.dtype) -> "Slot":
-        """Return the slot of the same tensor, moved once more."""
-        return self if self.casts[-1] == (device, dtype) else replace(self, casts=(*self.casts, (device, dtype)))
+        """Return the slot of the same tensor, moved once more; moves that keep the dtype replace the last one."""
+        kept = self.casts[:-1] if self.casts[-1][1] == dtype else self.casts
+        return replace(self, casts=(*kept, (device, dtype)))
 
 
 class Store:

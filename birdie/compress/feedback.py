@@ -295,7 +295,7 @@ def _inverse_root(matrix: NDArray[np.float64], damping: float) -> NDArray[np.flo
     mean = float(matrix.diagonal().mean())
     if mean <= 0:
         return np.eye(len(matrix))
-    identity = torch.eye(len(matrix), dtype=torch.float64)
+    identity = torch.eye(len(matrix), dtype=torch.float64, device="cpu")
     for attempt in range(_ATTEMPTS):
         damped = torch.from_numpy(matrix) + identity * (mean * damping * 10.0**attempt)
         # With the reversed matrix = R Rᵀ, R reversed is the upper triangular U of matrix = U Uᵀ, so matrix⁻¹ = U⁻ᵀ U⁻¹

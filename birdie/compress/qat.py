@@ -363,16 +363,25 @@ class FakeQuantization:
             assert weight is not None
             yield weight
 
+    def _switch_on(self, device: torch.device) -> Switch:
+        """Return a new switch on `device`, set as the others are."""
+        other, switch = next(iter(self._switches.values())), Switch(device)
+        switch.active.copy_(other.active)
+        switch.sharpness.copy_(other.sharpness)
+        self._switches[device] = switch
+        return switch
+
     def _property(self, layer: nn.Module, key: str) -> property:
         weight = layer._parameters[key]
         assert weight is not None
-        switch = self._switches.setdefault(weight.device, Switch(weight.device))
-        settings = self.settings
+        self._switches.setdefault(weight.device, Switch(weight.device))
+        settings, switches = self.settings, self._switches
 
         def read(layer: nn.Module) -> Tensor | None:
             weight = layer._parameters[key]
             if weight is None or not layer.training:
                 return weight
+            switch = switches.get(weight.device) or self._switch_on(weight.device)  # the module may have moved
             moved = settings.quantized(weight, switch.sharpness, switch.active) - weight.detach()
             return weight + torch.where(switch.active, moved, torch.zeros_like(moved))
 

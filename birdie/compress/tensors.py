@@ -156,7 +156,7 @@ def tensor_of_blocks(
     """
     rows, columns = rows_columns(shape)
     limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
-    out = torch.empty(rows, columns, dtype=dtype)
+    out = torch.empty(rows, columns, dtype=dtype, device="cpu")
     for block in blocks(rows, columns, size):
         out[block] = torch.from_numpy(np.clip(values(block), -limit, limit).astype(np.float32))
     return out.reshape(shape)

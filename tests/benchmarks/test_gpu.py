@@ -1,7 +1,11 @@
 """`benchmarks.gpu` survives its checks, and each check's logic runs on a CPU."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +31,32 @@ def test_a_check_that_hangs_or_dies_costs_one_check() -> None:
     row = gpu.run_check("machine", "cuda:99", limit=60)[-1]
     assert row["met"] is False
     assert "exit code" in row["note"]
+
+
+def test_what_a_check_has_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def session(_command: object, **settings: Any) -> subprocess.Popen[bytes]:
+        script = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+        started.append(popen([sys.executable, "-c", script], **(settings | {"stdout": subprocess.PIPE})))
+        return started[-1]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", session)
+    gpu.run_check("machine", "cpu", limit=2)
+    output = started[0].stdout
+    assert output is not None
+    with output:
+        assert _state_of(int(output.readline())) == "gone"
+
+
+def _state_of(process: int) -> str:
+    status = Path(f"/proc/{process}/stat")
+    for _ in range(100):
+        if not status.exists() or (state := status.read_text().rpartition(")")[2].split()[0]) == "Z":
+            return "gone"
+        time.sleep(0.05)
+    return state
 
 
 def test_a_failure_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from birdie.compress.calibration.modes import in_mode
+from birdie.compress.calibration.modes import fresh_casts, in_mode
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import ConfigError, DataError
 
@@ -190,7 +190,7 @@ def summed_kl(reference: Sequence[Tensor], candidate: Sequence[Tensor]) -> tuple
     """
     _require_same_shapes(reference, candidate)
     parts = [kl(p, q).sum() for p, q in zip(reference, candidate, strict=True)]
-    total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+    total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device="cpu")
     return total, sum(len(log_probabilities) for log_probabilities in reference)
 
 
@@ -230,7 +230,7 @@ class HeldOutKL:
         """
         weights = self._candidate.state_dict()
         total: Difference | None = None
-        with torch.no_grad():
+        with torch.no_grad(), fresh_casts():
             for name, weight in state.items():
                 weights[name].copy_(weight)
             for index, batch in enumerate(self.batches):

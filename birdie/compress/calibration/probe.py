@@ -56,7 +56,7 @@ def probe(
 def _scaled(sensitivity: Sensitivity, errors: Tensor, nats: float) -> Sensitivity:
     """Return `sensitivity` with row weights for which `errors` (rows, columns) cost `nats`."""
     hessian = sensitivity.hessian
-    rows = torch.ones(len(errors)) if sensitivity.row_fisher is None else sensitivity.row_fisher
+    rows = torch.ones(len(errors), device=errors.device) if sensitivity.row_fisher is None else sensitivity.row_fisher
     if hessian is not None:
         weighted = errors @ hessian
     else:

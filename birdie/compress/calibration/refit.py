@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.compress.calibration.kl import HeldOutKL, difference, predictions
+from birdie.compress.calibration.modes import fresh_casts, set_differentiable_evaluation
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.registry import decode
 from birdie.compress.schemes.cast import Cast
@@ -119,14 +120,16 @@ def _split(batches: Sequence[Batch], seed: int) -> tuple[list[Batch], list[Batch
     """Return (batches to tune on, held-out batches), drawn at random."""
     if len(batches) < 2:
         raise DataError(f"refit needs two batches, one to tune on and one to hold out, not {len(batches)}; give more")
-    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
     held = max(1, round(HELD_BACK * len(batches)))
     return [batches[i] for i in order[held:]], [batches[i] for i in order[:held]]
 
 
 def _frozen(module: nn.Module) -> nn.Module:
     """Return a copy of the module in evaluation mode, without gradients."""
-    return copy.deepcopy(module).eval().requires_grad_(False)
+    frozen = copy.deepcopy(module).requires_grad_(False)
+    set_differentiable_evaluation(frozen)
+    return frozen
 
 
 def _tuning(
@@ -150,11 +153,11 @@ def _tuning(
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for done in range(1, steps + 1):
-        order = order or torch.randperm(len(batches), generator=generator).tolist()
+        order = order or torch.randperm(len(batches), generator=generator, device="cpu").tolist()
         batch = batches[order.pop()]
         with torch.no_grad():
             expected = predictions(teacher, batch, loss)
-        with torch.enable_grad():
+        with torch.enable_grad(), fresh_casts():
             mean = difference(expected, predictions(student, batch, loss)).mean()
             if mean is None:
                 continue  # all targets of this batch are ignored

@@ -27,6 +27,7 @@ from birdie.compress.feedback import FLOOR
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
+from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
 
 
@@ -98,6 +99,7 @@ class CalibrationResult:
         """
         require_triple(calibration)
         module, batches, loss = calibration
+        module = unwrapped(module)
         batches = batches if isinstance(batches, Sequence) else list(batches)
         _require_match(module, state)
         count = held_out_batches(len(batches))

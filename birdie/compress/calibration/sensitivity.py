@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from birdie.compress.calibration.modes import differentiable_evaluation
 from birdie.compress.scheme import BlockDiagonal, Sensitivity
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.distributed import World
@@ -120,16 +121,13 @@ def _name_bad_weights(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode and `requires_grad` of every floating parameter; restore both afterwards."""
-    training = {part: part.training for part in module.modules()}
     frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
-    module.eval()
     for weight in frozen:
         weight.requires_grad_(True)
     try:
-        yield
+        with differentiable_evaluation(module):
+            yield
     finally:
-        for part, mode in training.items():
-            part.training = mode
         for weight in frozen:
             weight.requires_grad_(False)
 
@@ -192,6 +190,7 @@ class _Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.names, self.generator, self.temperature, self.device = names, generator, temperature, device
+        self._device_generator: torch.Generator | None = None
         self.gradients = gradients
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self.sums: dict[str, _Sums] = {}
@@ -215,6 +214,15 @@ class _Recorder(TorchFunctionMode):
         elif func in _CONVOLUTIONS:
             self._convolution(_CONVOLUTIONS[func], args, kwargs, out)
         return out
+
+    def _signs(self, p: Tensor) -> Tensor:
+        """Return random signs like `p`, drawn on its device: on a GPU the host would take longer than the passes."""
+        if p.device.type == "cpu":
+            return torch.randint(0, 2, p.shape, generator=self.generator, device="cpu").to(p) * 2 - 1
+        if self._device_generator is None:
+            self._device_generator = torch.Generator(p.device).manual_seed(self.generator.initial_seed())
+        signs = torch.randint(0, 2, p.shape, generator=self._device_generator, device=p.device, dtype=torch.int8)
+        return signs.to(p) * 2 - 1
 
     def _name(self, weight: Any) -> str | None:
         if not isinstance(weight, Tensor) or weight.ndim < 2:
@@ -240,11 +248,14 @@ class _Recorder(TorchFunctionMode):
         if name is None or not self._is_recorded(out):
             return
 
+        # `out` holds `add` by its hook: were `out` held by `add`, nothing of this would ever be freed
+        shape, device, table = out.shape, out.device, tuple(weight.shape)
+
         def add(g: Tensor | None) -> None:
-            g = torch.ones_like(out) if g is None else g
+            g = torch.ones(shape, device=device) if g is None else g
             sums = self.sums.setdefault(name, _Sums())
             if sums.looked_up is None:
-                sums.looked_up = torch.zeros(tuple(weight.shape), dtype=torch.float32, device=g.device)
+                sums.looked_up = torch.zeros(table, dtype=torch.float32, device=device)
             sums.looked_up.index_add_(0, ids.reshape(-1), _finite(name, g).reshape(-1, g.shape[-1]).float() ** 2)
 
         self._on_gradient(out, add)
@@ -333,7 +344,7 @@ class _Recorder(TorchFunctionMode):
         logits = source.movedim(1, -1) if source.ndim > 1 else source
         with torch.no_grad():
             p = torch.softmax(logits.detach().float() / self.temperature, -1)
-            signs = torch.randint(0, 2, p.shape, generator=self.generator).to(p) * 2 - 1
+            signs = self._signs(p)
             roots = p.sqrt() * signs
             vector = roots - p * roots.sum(-1, keepdim=True)
             if target.shape == logits.shape[:-1]:

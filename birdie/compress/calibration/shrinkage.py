@@ -81,7 +81,7 @@ def shrunk_covariance(measured: Tensor, samples: float, taps: TapCovariance | No
     if size < 2 or not mean > 0 or samples >= ENOUGH * size:
         return measured
     whitened = measured.double() / mean
-    target = torch.eye(size, dtype=torch.float64)
+    target = torch.eye(size, dtype=torch.float64, device=measured.device)
     if taps is not None:
         dense = taps.dense(size)
         target = torch.from_numpy(dense / dense.diagonal().mean())

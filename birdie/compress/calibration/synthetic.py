@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.calibration.result import CalibrationResult
@@ -71,7 +72,7 @@ def synthetic_calibration(
     """
     _require_finite_buffers(module)
     made_up = example_inputs is None
-    batches = _made_up(module, seed) if made_up else _listed(example_inputs)
+    batches = _made_up(module, seed) if made_up else _listed(example_inputs, _example_weight(module).device)
     if len(batches) == 1:
         batches = _split(batches[0])
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
@@ -104,7 +105,7 @@ def output_calibration(module: nn.Module, batches: Sequence[Inputs], *, seed: in
 
     def projection(module: nn.Module, inputs: Inputs) -> Tensor:
         outputs = _forward(module, inputs)
-        random = torch.randint(0, 2, outputs.shape, generator=signs).to(outputs) * 2 - 1
+        random = torch.randint(0, 2, outputs.shape, generator=signs, device="cpu").to(outputs) * 2 - 1
         return (outputs * random).sum() * scale
 
     return module, batches, projection
@@ -127,11 +128,13 @@ class HeldOutError:
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the error; weights that `state` leaves out are those of the module."""
         error = total = 0.0
+        kept = self.module.state_dict()
+        moved = {name: weight.to(kept[name].device, kept[name].dtype) for name, weight in state.items()}
         with in_mode(self.module.modules(), training=False), torch.no_grad():
             for inputs in self.batches:
                 expected = _forward(self.module, inputs).double()
                 decoded = torch.func.functional_call(
-                    self.module, dict(state), inputs.arguments, dict(inputs.keywords), tie_weights=True
+                    self.module, moved, inputs.arguments, dict(inputs.keywords), tie_weights=True
                 )
                 error += float((_tensor(decoded).double() - expected).square().sum())
                 total += float((expected - expected.mean()).square().sum())
@@ -204,8 +207,8 @@ def _are_logits(module: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
     return first.ndim == 4 and outputs.ndim == 2
 
 
-def _listed(example_inputs: Any) -> list[Inputs]:
-    """Return example inputs as batches.
+def _listed(example_inputs: Any, device: torch.device) -> list[Inputs]:
+    """Return example inputs as batches on `device`.
 
     Raises:
         ConfigError: they hold no tensor.
@@ -215,6 +218,7 @@ def _listed(example_inputs: Any) -> list[Inputs]:
         raise ConfigError(
             "example_inputs holds no tensor; give a tensor, a tuple of arguments, a dict, or a list of these"
         )
+    batches = [tree_map_only(Tensor, lambda tensor: tensor.to(device), batch) for batch in batches]
     return [
         Inputs(keywords=batch)
         if isinstance(batch, Mapping)
@@ -245,25 +249,32 @@ def _split(inputs: Inputs) -> list[Inputs]:
 
 def _made_up(module: nn.Module, seed: int) -> list[Inputs]:
     generator = torch.Generator().manual_seed(seed)
-    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    example = _example_weight(module)
+    device = example.device
     if tables := _embeddings(module):
         length = min(LENGTH, *(getattr(getattr(module, "config", None), name, LENGTH) for name in _LENGTHS))
         shape = BATCHES, max(1, TOKENS // length // BATCHES), length
-        tokens = torch.randint(0, _vocabulary(module, tables), shape, generator=generator)
+        tokens = torch.randint(0, _vocabulary(module, tables), shape, generator=generator, device="cpu")
         return [Inputs((batch.to(device),)) for batch in tokens]
     first = next((part for part in module.modules() if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
     if isinstance(first, nn.Conv2d):
-        images = _noise_images(first.in_channels, generator).to(device)
+        images = _noise_images(first.in_channels, generator).to(example)
         return [Inputs((_with_statistics(module, batch),)) for batch in images.tensor_split(BATCHES)]
     if isinstance(first, nn.Conv1d):
         for length in SAMPLES:
-            sounds = _noise_sounds(first.in_channels, length, generator).to(device)
+            sounds = _noise_sounds(first.in_channels, length, generator).to(example)
             for shaped in (sounds, sounds[:, 0]):
                 if _accepts(module, Inputs((shaped[:2],))):
                     return [Inputs((batch,)) for batch in shaped.tensor_split(BATCHES)]
     raise ConfigError(
         f"inputs of {type(module).__name__} cannot be made up; give example_inputs, a tensor or tuple of arguments"
     )
+
+
+def _example_weight(module: nn.Module) -> Tensor:
+    """Return a tensor with the device and dtype of the module's first floating parameter."""
+    floating = (weight for weight in module.parameters() if weight.is_floating_point())
+    return next(floating, torch.empty(0, device="cpu")).detach()
 
 
 def _accepts(module: nn.Module, inputs: Inputs) -> bool:
@@ -291,11 +302,12 @@ def _vocabulary(module: nn.Module, tables: Sequence[nn.Embedding]) -> int:
 
 def _noise_images(channels: int, generator: torch.Generator) -> Tensor:
     """Return noise of variance 1 whose amplitude falls with frequency, as in photographs; colors correlate."""
-    spectrum = torch.fft.rfft2(torch.randn(IMAGES, channels, EDGE, EDGE, generator=generator))
-    frequency = (torch.fft.fftfreq(EDGE)[:, None] ** 2 + torch.fft.rfftfreq(EDGE) ** 2).sqrt().clamp_min(1 / EDGE)
+    spectrum = torch.fft.rfft2(torch.randn(IMAGES, channels, EDGE, EDGE, generator=generator, device="cpu"))
+    rows, columns = torch.fft.fftfreq(EDGE, device="cpu"), torch.fft.rfftfreq(EDGE, device="cpu")
+    frequency = (rows[:, None] ** 2 + columns**2).sqrt().clamp_min(1 / EDGE)
     noise = torch.fft.irfft2(spectrum / frequency, s=(EDGE, EDGE))
     noise = noise / noise.std((2, 3), keepdim=True)
-    mixed = torch.linalg.cholesky(_COLORS + (1 - _COLORS) * torch.eye(channels))
+    mixed = torch.linalg.cholesky(_COLORS + (1 - _COLORS) * torch.eye(channels, device="cpu"))
     return torch.einsum("dc,nchw->ndhw", mixed, noise)
 
 
@@ -304,14 +316,14 @@ def _noise_sounds(channels: int, length: int, generator: torch.Generator) -> Ten
 
     More channels than two are features, whose variance is 1.
     """
-    spectrum = torch.fft.rfft(torch.randn(SOUNDS, channels, length, generator=generator))
-    frequency = torch.fft.rfftfreq(length).clamp_min(1 / 256)
+    spectrum = torch.fft.rfft(torch.randn(SOUNDS, channels, length, generator=generator, device="cpu"))
+    frequency = torch.fft.rfftfreq(length, device="cpu").clamp_min(1 / 256)
     noise: Tensor = torch.fft.irfft(spectrum / frequency.sqrt(), n=length)
     noise = noise / noise.std(2, keepdim=True)
     if channels > 2:
         return noise
     low, high = (math.log(loudness) for loudness in LOUDNESS)
-    loudness = torch.exp(low + (high - low) * torch.rand(SOUNDS, 1, STEADY, generator=generator))
+    loudness = torch.exp(low + (high - low) * torch.rand(SOUNDS, 1, STEADY, generator=generator, device="cpu"))
     return noise * loudness.repeat_interleave(length // STEADY, 2)
 
 
@@ -332,19 +344,19 @@ def _with_statistics(module: nn.Module, images: Tensor) -> Tensor:
         differences.append(share.mean())
 
     hooks = [norm.register_forward_hook(compare) for norm in norms]
-    pixels = images.clone().requires_grad_(True)
+    pixels = images.float().clone().requires_grad_(True)  # Adam in half precision would stand still
     optimizer = torch.optim.Adam([pixels], RATE)
     try:
         with in_mode(module.modules(), training=False), torch.enable_grad():
             for _ in range(STEPS):
                 differences.clear()
-                _forward(module, Inputs((pixels,)))
+                _forward(module, Inputs((pixels.to(images.dtype),)))
                 (pixels.grad,) = torch.autograd.grad(torch.stack(differences).mean(), [pixels])
                 optimizer.step()
     finally:
         for hook in hooks:
             hook.remove()
-    return pixels.detach()
+    return pixels.detach().to(images.dtype)
 
 
 def _moderated(

@@ -225,7 +225,7 @@ class Allocation:
         """Return a share of the rows of a matrix, divided by their scales at exponent 0, flat."""
         weight = self.matrices[name]
         flat = weight.detach().reshape(rows_columns(tuple(weight.shape)))
-        picked = torch.arange(0, flat.shape[0], max(1, round(1 / share)))
+        picked = torch.arange(0, flat.shape[0], max(1, round(1 / share)), device="cpu")
         rows = finite_rows(name, flat[picked])
         factors = self._factors[name]
         unit = np.outer(factors.row_weight[picked.numpy()] ** 0.5, factors.column_weight**0.5) * 2.0**-self._unit

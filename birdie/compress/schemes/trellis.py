@@ -88,13 +88,13 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) 
 def decode(encoded: Encoded) -> Tensor:
     """Return the tensor by the formula of the module's docstring."""
     symbols, paths, column = encoded.streams[0], machine(encoded.params[0]), column_scales(encoded)
-    out = torch.empty(symbols.shape, dtype=encoded.dtype)
+    out = torch.empty(symbols.shape, dtype=encoded.dtype, device="cpu")
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
     height = chunk_rows(symbols.shape[1])  # paths restart with every chunk of rows, so that chunks decode independently
     for start in range(0, len(symbols), height):
         chunk = slice(start, start + height)
         part, row = np.ascontiguousarray(symbols[chunk]), row_scales(encoded, chunk)
-        exact = out[chunk] if out.dtype is torch.float32 else torch.empty(part.shape, dtype=torch.float32)
+        exact = out[chunk] if out.dtype is torch.float32 else torch.empty(part.shape, dtype=torch.float32, device="cpu")
         _dequantize(part, paths.odd, paths.next_state, paths.mask, row, column, exact.numpy())
         exact.clamp_(-limit, limit)
         if exact.dtype is not out.dtype:

@@ -62,7 +62,7 @@ class QuantizationNetwork(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return log2 of the steps in deviations, (positions,), for features (positions, 48)."""
-        log2: Tensor = self.body(features).squeeze(-1)
+        log2: Tensor = self._outputs(features)
         if len(self.shares):
             mean = self.mean()
             log2 = log2 - (mean - mean.detach())
@@ -70,7 +70,13 @@ class QuantizationNetwork(nn.Module):
 
     def mean(self) -> Tensor:
         """Return the mean output without the offset, 0-d, over all weights of the tensors passed to `center`."""
-        return torch.dot(self.shares, self.body(self.centered_features).squeeze(-1))
+        return torch.dot(self.shares, self._outputs(self.centered_features))
+
+    def _outputs(self, features: Tensor) -> Tensor:
+        """Return the output for each position, in float32 under autocast as well: the file has steps of these bits."""
+        with torch.autocast(features.device.type, enabled=False):
+            outputs: Tensor = self.body(features).squeeze(-1)
+        return outputs
 
     def center(self, positions: Sequence[Tensor], weights: Sequence[int]) -> None:
         """Remove the mean output from the gradient, so that only the offset moves all steps; values do not change.

@@ -279,7 +279,9 @@ def test_a_quality_has_a_meaning_for_any_loss(
     x = torch.cat([batch[0] for batch in data[-2:]])
     with torch.no_grad():
         difference = float(by_hand(model(x).double(), decoded(x).double()))
-    assert 0.5 * 0.01 < difference <= 0.01 * (1 + 1e-4)
+    assert difference <= 0.01 * (1 + 1e-4)
+    if call is not energy:  # errors of both signs cancel in the energy, so it is not monotone in the scales
+        assert difference > 0.5 * 0.01
 
 
 def test_refit_needs_no_cross_entropy(tmp_path: Path) -> None:

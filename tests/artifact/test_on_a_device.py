@@ -1,0 +1,141 @@
+"""Saving, calibrating and loading work with modules and tensors on an accelerator, and inside others' contexts."""
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import birdie
+from birdie.compress.calibration import sensitivity
+from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.modes import differentiable_evaluation
+from birdie.compress.calibration.result import CalibrationResult
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_the_api_works_on_an_accelerator() -> None:
+    command = [sys.executable, "-m", "tests.artifact.on_pretend_gpu"]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert json.loads(output.splitlines()[-1]) == {}
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(ids))
+        return logits
+
+
+def embedded_loss(module: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(module(ids).flatten(0, 1), ids.flatten())
+
+
+def linear() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+def loss(module: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1])
+
+
+def batches(count: int = 4) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(16, 16, generator=generator), torch.randint(8, (16,), generator=generator)) for _ in range(count)
+    ]
+
+
+def test_a_calibration_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorders: list[weakref.ref[Any]] = []
+    create = sensitivity._Recorder.__init__
+
+    def remember(self: Any, *args: Any) -> None:
+        recorders.append(weakref.ref(self))
+        create(self, *args)
+
+    monkeypatch.setattr(sensitivity._Recorder, "__init__", remember)
+    module = Embedded()
+    CalibrationResult.of(module.state_dict(), (module, [torch.randint(20, (2, 8)) for _ in range(3)], embedded_loss))
+    gc.collect()
+    assert [recorder() for recorder in recorders] == [None]
+
+
+def test_recurrent_layers_can_be_differentiated_and_are_restored() -> None:
+    module = nn.LSTM(4, 4, num_layers=2, dropout=0.5).eval()
+    with differentiable_evaluation(module):
+        assert (module.training, module.dropout) == (True, 0.0)
+    assert (module.training, module.dropout) == (False, 0.5)
+
+
+def test_the_kl_is_measured_under_autocast() -> None:
+    module = linear()
+    held_out = HeldOutKL(module, batches(), loss)
+    states = [{name: tensor * factor for name, tensor in module.state_dict().items()} for factor in (1.0, 1.2, 0.5)]
+    with torch.autocast("cpu", torch.bfloat16):
+        exact, near, far = (held_out(state) for state in states)
+    assert exact < near < far
+
+
+def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
+    module, data = linear(), batches()
+    birdie.save(module, tmp_path / "plain", bits=4, calibration=(module, data, loss), workers=1)
+    with torch.device("meta"):
+        birdie.save(module, tmp_path / "meta", bits=4, calibration=(module, data, loss), workers=1)
+        decoded = birdie.load(tmp_path / "meta")
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "meta").read_bytes()
+    assert all(tensor.device.type == "cpu" for tensor in decoded.values())
+
+
+def test_wrappers_are_looked_through(tmp_path: Path) -> None:
+    module, data = linear(), batches()
+    compiled: Any = torch.compile(module, backend="eager")
+    birdie.save(compiled, tmp_path / "compiled", bits=4, calibration=(compiled, data, loss))
+    birdie.save(module, tmp_path / "plain", bits=4, calibration=(module, data, loss))
+    assert (tmp_path / "compiled").read_bytes() == (tmp_path / "plain").read_bytes()
+    assert birdie.load(tmp_path / "plain", into=compiled) is compiled
+
+
+@pytest.mark.slow
+def test_calibration_of_a_distributed_module_does_not_communicate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(nn.Sequential(linear(), nn.BatchNorm1d(8)))
+        monkeypatch.setattr(wrapped, "_sync_buffers", lambda: pytest.fail("a collective on one rank"))
+        birdie.save(wrapped, tmp_path / "file", bits=5, calibration=(wrapped, batches(), loss), refit=2)
+        assert set(birdie.load(tmp_path / "file")) == set(wrapped.module.state_dict())
+        del wrapped
+        gc.collect()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_made_up_inputs_have_the_dtype_of_the_module(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).bfloat16().eval()
+    birdie.save(module, tmp_path / "file", bits=6, calibration="synthetic")
+    assert (tmp_path / "file").stat().st_size
+
+
+def test_a_lazy_tensor_that_moves_back_and_forth_is_cast_once(tmp_path: Path) -> None:
+    birdie.save(linear(), tmp_path / "file", scheme="int6")
+    module = birdie.load(tmp_path / "file", into=linear(), lazy=True)
+    for _ in range(4):
+        module.to(torch.float64).to(torch.float64)
+    slots = module[0].__dict__["_parameters"].slots()["weight"]
+    assert len(slots.casts) == 2
