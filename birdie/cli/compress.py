@@ -28,6 +28,7 @@ from birdie.errors import ConfigError
 from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
 from birdie.run.dataset import data_files
 from birdie.run.recipe import CalibrationSettings, Recipe
+from birdie.runtime.device import DeviceName, choose_device
 from birdie.runtime.files import require_output
 
 GROUP = "Compress"
@@ -82,6 +83,7 @@ def command(
     refit: Annotated[
         int, Parameter(help="Steps that tune what is not encoded yet, after each of eight parts; needs --calibrate.")
     ] = 0,
+    device: Annotated[DeviceName, Parameter(help="Of the calibration; auto takes a GPU if there is one.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
@@ -109,6 +111,7 @@ def command(
         raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate RECIPE_OR_RUN")
     files = files_of(checkpoint)
     inputs = list(files)
+    calibration_device = choose_device(device)
     if calibrate is not None:
         recipe = load_run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
@@ -127,7 +130,7 @@ def command(
     calibration, metadata = None, None
     if calibrate is not None:
         with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
-            calibration = calibrate_gpt(recipe, content, settings, update).result
+            calibration = calibrate_gpt(recipe, content, settings, update, device=calibration_device).result
         metadata = artifact_metadata(recipe)
     with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
         if complete:

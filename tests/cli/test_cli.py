@@ -685,6 +685,11 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x"], "ConfigError", "neither a run folder"),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--device", "cuda"],
+            "ConfigError",
+            "'cuda' is not available",
+        ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--bugdet", "1MB"], "ConfigError", "--budget"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--lossless", "--bits", "4"], "ConfigError", "--lossless"),
         (["compress", "{weights}", "-o", "{weights}/o.birdie"], "OutputError", "cannot write"),

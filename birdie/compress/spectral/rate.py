@@ -26,7 +26,8 @@ from birdie.compress.spectral import rate_kernel
 
 FLOOR = 2e-4  # added to every moment: a row of zeros has a small cost, and its logarithm is finite
 SCALE_BITS = 4.0  # approximate cost for the coder to learn the scale of a row or a column
-_CHUNK = 1 << 18  # elements worked on at a time
+_CHUNKS = {"cpu": 1 << 18}  # elements worked on at a time: what a cache holds; a GPU would wait for its launches
+_LARGE = 1 << 25
 _SHEPPARD = 1 / 12  # Sheppard's correction: what rounding adds to a mean square
 _LEAST = 2.0**-24  # added to every probability
 _ROOT = (2 * math.pi) ** -0.5
@@ -139,8 +140,13 @@ class _Moments:
         return first, second
 
 
+def chunk_elements(device: torch.device) -> int:
+    """Return the number of elements to work on at a time on `device`."""
+    return _CHUNKS.get(device.type, _LARGE)
+
+
 def _parts(q: Tensor) -> list[slice]:
-    height = max(1, _CHUNK // max(1, q.shape[1]))
+    height = max(1, chunk_elements(q.device) // max(1, q.shape[1]))
     return [slice(start, start + height) for start in range(0, len(q), height)]
 
 

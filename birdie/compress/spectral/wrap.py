@@ -26,7 +26,7 @@ from birdie.compress.scheme import Scheme
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.export import trained_scheme
 from birdie.compress.spectral.network import QuantizationNetwork, features, stepped
-from birdie.compress.spectral.rate import bits_of
+from birdie.compress.spectral.rate import bits_of, chunk_elements
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import named_tensors
 from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, rows_columns
@@ -35,7 +35,6 @@ from birdie.errors import ConfigError, WeightsError
 LEAST = 256  # elements of a tensor below which 16 bits cost less than separate steps
 Rounding = Literal["straight", "noise", "leaky"]
 _ROUNDINGS = ("straight", "noise", "leaky")
-_CHUNK = 1 << 18  # elements of temporaries in the computation of a sum
 _HALVINGS = 40  # bisections of the initial offset, at most
 _CLOSE = 0.001  # relative error of the bits at which the bisection stops
 _FAR = 24.0  # octaves around the current offset in which the initial one is searched
@@ -67,7 +66,8 @@ class _Rounded(torch.autograd.Function):
         coefficients, step = ctx.saved_tensors  # type: ignore[attr-defined]
         if step.numel() > 1:
             return gradients[0], _rounding_error(coefficients, step).mul_(gradients[0])
-        pairs = zip(*(torch.split(part.flatten(), _CHUNK) for part in (coefficients, gradients[0])), strict=True)
+        size = chunk_elements(coefficients.device)
+        pairs = zip(*(torch.split(part.flatten(), size) for part in (coefficients, gradients[0])), strict=True)
         parts = [torch.dot(_rounding_error(part, step.flatten()), gradient) for part, gradient in pairs]
         return gradients[0], torch.stack(parts).sum().reshape(step.shape)
 

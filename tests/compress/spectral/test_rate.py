@@ -162,7 +162,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate, "_compiled", rate._in_tensors)
     results = []
     for chunk in (1 << 18, 500):
-        monkeypatch.setattr(rate, "_CHUNK", chunk)
+        monkeypatch.setitem(rate._CHUNKS, "cpu", chunk)
         results.append(worked(source("scaled"), torch.full((1, 1), 0.5)))
     for first, second in zip(*results, strict=True):
         alike(first, second)
