@@ -5,7 +5,6 @@ With BIRDIE_TEST_DEVICE=cuda, whatever these tests create without naming a devic
 
 import os
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
@@ -19,7 +18,8 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if DEVICE.type == "cpu":
         yield
         return
-    monkeypatch.setattr(torch, "Generator", partial(torch.Generator, device=DEVICE))
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device=DEVICE: generator(device))
     torch.set_default_device(DEVICE)
     yield
     torch.set_default_device(None)

@@ -77,7 +77,7 @@ class Adapters:
         keys: list[tuple[Part, int]] = [(part, 0) for part in parts if part == "head"]
         keys += [(part, run) for run in range(runs) for part in parts if part != "head"]
         generator = torch.Generator().manual_seed(seed)
-        draws = (torch.rand(rank, dim, generator=generator) * 2 - 1 for _ in keys)
+        draws = (torch.rand(rank, dim, generator=generator, device="cpu") * 2 - 1 for _ in keys)
         self._initial = {key: (a * dim**-0.5).to(device) for key, a in zip(keys, draws, strict=True)}
         self.rows, self.rank = rows, rank
         self.scale = 1.0 if alpha is None else alpha / rank

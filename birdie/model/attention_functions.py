@@ -26,9 +26,23 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q · kᵀ / √d) · v, by the fastest kernel of SDPA; fewer queries than keys are the last positions."""
     if mask is None and q.shape[2] < k.shape[2]:
         mask = _causal_mask(q.shape[2], k.shape[2], q.device)
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    return grouped_attention(q, k, v, mask, is_causal=mask is None)
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool = False) -> Tensor:
+    """Return SDPA of query heads that share keys, (batch, heads, length, d), never by its kernel that stores scores."""
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and _needs_copies(q.device.type, q.dtype, masked=mask is not None):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        grouped = False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
+
+
+def _needs_copies(device: str, dtype: torch.dtype, *, masked: bool) -> bool:
+    """Return whether keys must be copied for each query head: on CUDA, flash attention takes no mask and no float32,
+    and the memory-efficient kernel no shared keys; what is left stores all scores.
+    """
+    return device == "cuda" and (masked or dtype == torch.float32)
 
 
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:

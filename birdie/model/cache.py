@@ -25,6 +25,7 @@ from torch import Tensor
 from birdie.errors import ConfigError
 from birdie.model.attention import Attention
 from birdie.model.attention_context import BoundAttention
+from birdie.model.attention_functions import grouped_attention
 from birdie.model.cache_quantizer import Packed, Quantizer
 from birdie.model.gpt import GPT, PREFIX_TOKENS
 from birdie.model.rotary import rotate
@@ -171,7 +172,7 @@ class Cache:
             grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
             causal = mask is None and keys.shape[2] == n > 1
             if causal:
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+                return grouped_attention(q, k, v, None, is_causal=True)
             repeated = None if mask is None else mask.repeat(1, 1, grouped.shape[2] // n, 1)
             return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=repeated).reshape(q.shape)
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.model.attention_functions import grouped_attention
 from birdie.runtime.callbacks import Notify, no_message
 
 PADDING = 64  # the number of offsets is a multiple of it
@@ -77,7 +78,7 @@ class DocumentFinder:
                 f"documents: {len(offsets) - 1:,} segments of at most {longest:,} tokens in {ids.numel():,}; "
                 f"room for {size - 1:,}"
             )
-        padded = torch.full((size,), ids.numel(), dtype=torch.int32)
+        padded = torch.full((size,), ids.numel(), dtype=torch.int32, device="cpu")
         padded[: len(offsets)] = torch.from_numpy(offsets)
         if self._device.type == "cuda":
             padded = padded.pin_memory()
@@ -160,11 +161,5 @@ def banded_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Te
         x = F.pad(x, (0, 0, band, padding))
         return torch.cat((cut(x[:, :, :-band]), cut(x[:, :, band:])), dim=2)
 
-    y = F.scaled_dot_product_attention(
-        cut(F.pad(q, (0, 0, 0, padding))),
-        with_previous(k),
-        with_previous(v),
-        attn_mask=mask.mask,
-        enable_gqa=heads != k.shape[1],
-    )
+    y = grouped_attention(cut(F.pad(q, (0, 0, 0, padding))), with_previous(k), with_previous(v), mask.mask)
     return y.view(batch, blocks, heads, band, d).transpose(1, 2).reshape(batch, heads, -1, d)[:, :, :length]

@@ -13,6 +13,7 @@ compiler fuses by itself, use eager operations. The form of the kernel is that o
 """
 
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,8 +40,20 @@ def choose_backend(device: torch.device, *, compiled: bool) -> LossBackend:
         compiled: whether the loss is compiled; the compiler would unroll the loop over chunks, and fuses by itself.
     """
     if device.type == "cuda":
-        return "triton" if find_spec("triton") else "eager"
+        return "triton" if find_spec("triton") and _triton_works(device) else "eager"
     return "chunks" if device.type == "cpu" and not compiled else "eager"
+
+
+@cache
+def _triton_works(device: torch.device) -> bool:
+    """Return whether the kernel runs: an installed Triton also needs a C compiler, a driver and a GPU that it knows."""
+    try:
+        from birdie.model.loss_kernels import softcap_nats
+
+        softcap_nats(torch.zeros(1, 16, device=device), torch.zeros(1, dtype=torch.int64, device=device), 30.0)
+    except Exception:
+        return False
+    return True
 
 
 def capped_loss(logits: Tensor, targets: Tensor, cap: float, backend: LossBackend) -> Tensor:

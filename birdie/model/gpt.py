@@ -190,6 +190,7 @@ class GPT(nn.Module):
     def fuse_mlps(self, fused: bool = True) -> bool:
         """Use the kernels of `mlp_kernels` in training where they can run; return whether they will."""
         available = self.tok_emb.weight.device.type == "cuda" and find_spec("triton") is not None
+        available = available and self.compute_dtype != torch.float32  # its tiles do not fit every GPU in float32
         fused = fused and available and self.config.activation != "swiglu"
         for block in self.blocks:
             block.mlp.fused = fused  # type: ignore[union-attr]
@@ -286,13 +287,13 @@ class GPT(nn.Module):
         """Return cos, sin and attention of layers without and with a window, for an `AttentionContext`."""
         if past is not None:
             return past.attend(ids, dtype)
-        config = self.config
+        config, kernels = self.config, Kernels() if dtype == torch.float32 else self.kernels
         cos, sin = self.rotary(ids.shape[1], ids.device, dtype)
         bos_id = config.bos_id if config.isolate_documents else None
-        full = bind(self.attention_function, self.kernels, ids, bounds, bos_id, 0)
+        full = bind(self.attention_function, kernels, ids, bounds, bos_id, 0)
         if not config.attn_window:
             return cos, sin, (full, full)
-        return cos, sin, (full, bind(self.attention_function, self.kernels, ids, bounds, bos_id, config.attn_window))
+        return cos, sin, (full, bind(self.attention_function, kernels, ids, bounds, bos_id, config.attn_window))
 
     def _run_on_two_streams(
         self,

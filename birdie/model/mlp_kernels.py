@@ -128,6 +128,7 @@ def _setup_context(
     ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     x, up, down, ctx.slope = inputs
+    ctx.set_materialize_grads(False)  # else zeros as large as u and h are written for their gradients
     ctx.save_for_backward(x, up, down, *output[1:])
 
 

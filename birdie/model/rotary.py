@@ -62,7 +62,7 @@ class Rotary(nn.Module):
 
         Angles are computed in float64: a stream has millions of positions, beyond the precision of float32.
         """
-        exponents = torch.arange(0, self.dims, 2, dtype=torch.float32) / self.dims
+        exponents = torch.arange(0, self.dims, 2, dtype=torch.float32, device="cpu") / self.dims
         frequencies = (self._base(length) ** -exponents).double()
         angles = torch.outer(positions.cpu().double(), frequencies)
         cos, sin = (table.to(device, dtype) for table in (angles.cos(), angles.sin()))

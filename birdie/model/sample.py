@@ -93,18 +93,18 @@ def sample_sequences(
     device = model.tok_emb.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     draw = _sampler(model, temperature, None, vocab_size, generator)
-    sequences = torch.full((count, length), first)
+    sequences = torch.full((count, length), first, device=device)  # one transfer at the end, not one a token
     rows = parallel_sequences(model, count, length)
     for start in range(0, count, rows):
         batch = sequences[start : start + rows]
         cache = Cache(model, len(batch), length)
-        ids = batch[:, 0].to(device)
+        ids = batch[:, 0]
         for position in range(1, length):
             ids = draw(cache(ids[:, None])[:, 0])[:, 0]
             batch[:, position] = ids
             if progress is not None:
                 progress(start * length + len(batch) * (position + 1))
-    return sequences
+    return sequences.cpu()
 
 
 def parallel_sequences(model: GPT, count: int, length: int) -> int:

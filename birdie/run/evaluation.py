@@ -24,6 +24,7 @@ from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset
 from birdie.data.tokenizer import Tokenizer, load_tokenizer
 from birdie.errors import ArtifactError, ConfigError, DataError
+from birdie.model.attention_kernels import best_kernels
 from birdie.model.config import GPTConfig
 from birdie.model.gpt import GPT
 from birdie.model.infer_config import infer_config
@@ -206,6 +207,7 @@ def evaluate(
         model, recipe, metadata = load_gpt(path, device)
         size = Path(path).stat().st_size
     model.compute_dtype = choose_dtype(request.dtype or recipe.train.compute_dtype, device)
+    model.kernels = best_kernels(device, model.compute_dtype, model.config.head_dim)
     settings, mode = request.resolve(recipe.evaluation)
     clock.budget = settings.budget_seconds
     text = _open_text(recipe, metadata, request)

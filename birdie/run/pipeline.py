@@ -109,7 +109,7 @@ class Run:
         with self.startup.part("model"):
             self.model = GPT(recipe.model).to(self.device)
         self.model.compute_dtype = choose_dtype(recipe.train.compute_dtype, self.device)
-        self.model.kernels = best_kernels(self.device, self.model.compute_dtype)
+        self.model.kernels = best_kernels(self.device, self.model.compute_dtype, recipe.model.head_dim)
         self.steps = 0
         self._locked = False
         self.training, self.reserved = recipe.train, 0.0
@@ -437,7 +437,7 @@ class Run:
         """Return a second model with the weights `state` and this run's shape, device and precision."""
         model = GPT(self.recipe.model)
         model.load_state_dict(state)
-        model.compute_dtype = self.model.compute_dtype
+        model.compute_dtype, model.kernels = self.model.compute_dtype, self.model.kernels
         return model.to(self.device)
 
     def calibrate(self, progress: Progress | None = None) -> Calibration | None:

@@ -278,7 +278,7 @@ def attention_kernel(recipe: Recipe, device: torch.device) -> str | None:
     """
     model, length = recipe.model, recipe.train.train_seq_len
     dtype = choose_dtype(recipe.train.compute_dtype, device)
-    kernels = best_kernels(device, dtype)
+    kernels = best_kernels(device, dtype, model.head_dim)
     if (kernels.varlen if model.isolate_documents else kernels.plain) is not None:
         return kernels.name
     q, k = (

@@ -26,6 +26,8 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
             raise ConfigError(
                 f"local rank {local_rank} has no GPU: this machine has {count}; start one rank for each GPU"
             )
+        # cuDNN's attention builds a plan for every shape, of which windows have thousands, and has had wrong gradients
+        torch.backends.cuda.enable_cudnn_sdp(False)
         return torch.device("cuda", local_rank)
     if (name == "mps" and has_mps) or name == "cpu":
         return torch.device(name)
@@ -37,7 +39,7 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Return whether bfloat16 matrix products beat float32: true on GPUs and on CPUs with AMX or AVX512-BF16."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
         capabilities = torch.cpu.get_capabilities()
         return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))

@@ -67,11 +67,11 @@ def divergence(reference: Callable[[B], Tensor], candidate: Callable[[B], Tensor
             sizes += [nats.shape[1]] * nats.shape[0]
     if not sums:
         raise DataError("there are no predictions to compare; give at least one batch")
-    total = torch.cat(sums)
+    total = torch.cat(sums).cpu()
     mean = float(total.sum()) / sum(sizes)
     if math.isnan(mean):
         raise DataError("a model's logits are not finite: its weights or its arithmetic have broken down")
-    stderr = _stderr(total, torch.tensor(sizes, dtype=torch.float64), mean)
+    stderr = _stderr(total, torch.tensor(sizes, dtype=torch.float64, device="cpu"), mean)
     return Divergence(mean, stderr, agreed / sum(sizes), sum(sizes))
 
 

@@ -36,6 +36,7 @@ from torch.func import functional_call
 import birdie.model
 from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
+from birdie.model.rotary import Rotary
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.device import dtype_name
 from birdie.runtime.files import (
@@ -112,6 +113,11 @@ class PackagedModel:
             for x, y in zip(torch.split(ids, shape.rows), torch.split(targets, shape.rows), strict=True)
         ]
         return torch.cat(nats)
+
+    @property
+    def rotary(self) -> Rotary:
+        """Of the model, whose base windows of other shapes need."""
+        return self.model.rotary
 
     def diagnostics(self) -> str:
         """Return one line for the log: the share of windows that the package computed."""
@@ -255,7 +261,7 @@ def _source_digest() -> str:
     """Return a digest of the source that a package is compiled from."""
     digest = hashlib.sha256()
     for folder in birdie.model.__path__:
-        for path in sorted(Path(folder).glob("*.py")):
+        for path in sorted(Path(folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

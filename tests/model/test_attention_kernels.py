@@ -27,8 +27,18 @@ def test_the_kernel_depends_on_device_dtype_and_packages(monkeypatch: pytest.Mon
     assert attention_kernels.best_kernels(cuda, half).name == "SDPA"
 
 
-def test_a_package_that_cannot_be_loaded_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "flash_attn_interface.py").write_text("raise OSError('libcudart.so.12: cannot open shared object')")
+def test_heads_that_the_kernels_do_not_take_use_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(attention_kernels, "_module", lambda _: SimpleNamespace(varlen_attn=older_torch_varlen))
+    names = [attention_kernels.best_kernels(torch.device("cuda"), torch.bfloat16, d).name for d in (12, 64, 264)]
+    assert names == ["SDPA", "torch varlen", "SDPA"]
+
+
+@pytest.mark.parametrize("error", ["OSError('libcudart.so.12: cannot open shared object')", "RuntimeError('twice')"])
+def test_a_package_that_cannot_be_loaded_counts_as_missing(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_attn_interface.py").write_text(f"raise {error}")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert attention_kernels._module("flash_attn_interface") is None
 

@@ -1,5 +1,7 @@
 """The fused loss by chunks of rows equals the eager one bit for bit, and is used only where it can be."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,9 +126,20 @@ def test_the_backend_depends_on_device_compiler_and_packages(monkeypatch: pytest
     assert choose_backend(CPU, compiled=True) == "eager"
     assert choose_backend(torch.device("meta"), compiled=False) == "eager"
     monkeypatch.setattr(fused_loss, "find_spec", lambda _: object())
+    monkeypatch.setattr(fused_loss, "_triton_works", lambda _: True)
     assert choose_backend(cuda, compiled=True) == choose_backend(cuda, compiled=False) == "triton"
+    monkeypatch.setattr(fused_loss, "_triton_works", lambda _: False)
+    assert choose_backend(cuda, compiled=True) == "eager"
     monkeypatch.setattr(fused_loss, "find_spec", lambda _: None)
     assert choose_backend(cuda, compiled=True) == "eager"
+
+
+def test_a_triton_that_cannot_compile_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setitem(sys.modules, "birdie.model.loss_kernels", SimpleNamespace(softcap_nats=fails))
+    assert not fused_loss._triton_works.__wrapped__(CPU)
 
 
 def test_the_variable_of_the_challenge_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError
-from birdie.runtime.device import choose_device
+from birdie.runtime.device import choose_device, has_fast_bfloat16
 
 
 def test_a_local_rank_beyond_the_number_of_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +22,18 @@ def test_a_device_that_is_missing_or_unknown_is_refused(name: str, monkeypatch: 
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match=f"device '{name}'"):
         choose_device(name)
+
+
+def test_cudnn_attention_is_off_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
+    assert choose_device("cuda") == torch.device("cuda", 0)
+    assert choose_device("cpu") == torch.device("cpu")
+    assert calls == [False]
+
+
+def test_emulated_bfloat16_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert not has_fast_bfloat16(torch.device("cuda"))

@@ -117,3 +117,13 @@ def test_logits_that_cannot_be_compared_are_refused() -> None:
         divergence(lambda _: a, lambda _: logits(4, 6), [0])
     with pytest.raises(DataError, match="not finite"):
         divergence(lambda _: a, lambda _: a * math.nan, [0])
+
+
+def test_models_on_an_accelerator_can_be_compared() -> None:
+    """A default device stands for it: whatever names no device would meet the logits on another one."""
+
+    def logits(_: object) -> Tensor:
+        return torch.zeros(2, 3, 4, device="cpu")
+
+    with torch.device("meta"):
+        assert divergence(logits, logits, [None]).kl == 0

@@ -32,7 +32,7 @@ from birdie.score.package import (
     write_package,
 )
 from birdie.score.request import EvaluationRequest
-from birdie.score.windows import max_inputs, sliding, window_losses
+from birdie.score.windows import max_inputs, rotary_base_of, sliding, window_losses
 from birdie.train.settings import TrainSettings
 
 CPU = torch.device("cpu")
@@ -279,3 +279,10 @@ def test_a_package_computes_the_losses_of_any_weights(tmp_path: Path) -> None:
         for name, weight in weights.items():
             if weight.numel() > 16:
                 assert weight.numpy().tobytes()[:64] not in content, name
+
+
+def test_windows_of_other_shapes_have_the_rotary_base_of_full_ones() -> None:
+    model = tiny(rope_train_seq_len=8)
+    packaged = PackagedModel(model, lambda *_: torch.zeros(1), SHAPE)
+    with rotary_base_of(packaged, 16):
+        assert model.rotary._length == 16
