@@ -116,7 +116,7 @@ class PackagedModel:
 
     @property
     def rotary(self) -> Rotary:
-        """Of the model, whose base windows of other shapes need."""
+        """Rotary tables of the model: windows of other shapes need their base."""
         return self.model.rotary
 
     def diagnostics(self) -> str:
