@@ -18,7 +18,7 @@ from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState, ModelState
 from tests.compress.calibration.test_result import batches, loss, measured, network
 
-SETTINGS: list[dict[str, Any]] = [{"bits": 3.0}, {"scheme": "int3"}, {"quality": 0.001}]
+SETTINGS: list[dict[str, Any]] = [{"scheme": "int3"}, {"scheme": "int4"}, {"quality": 0.001}]
 
 
 def allocation(rows: list[int], scheme: str | None = None) -> Allocation:
