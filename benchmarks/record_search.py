@@ -63,7 +63,8 @@ class Tuner:
         self.sample = replace(
             subject, held_out=subject.held_out[: -(-len(subject.held_out) // SAMPLE)], logits={}, bits=None
         )
-        self.names = stack.quantized_names(subject.state)
+        # a parameter that multiplies no input of its own, such as gains of skips, stays fp16
+        self.names = [name for name in stack.quantized_names(subject.state) if name in hessians]
         self.factored = {name: stack.factor(hessians[name]) for name in self.names}
         self.chosen: stack.Layout | None = None
         self.cache: dict[tuple[str, float], Quantized] = {}

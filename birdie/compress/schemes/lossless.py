@@ -116,9 +116,9 @@ def plane_layout(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[StreamLayo
 
 def join_planes(encoded: Encoded, dtype: torch.dtype) -> Tensor:
     """Return the tensor of `dtype` whose bit planes are the streams of `encoded`."""
-    if not encoded.streams:
-        return torch.zeros(dtype.itemsize, dtype=torch.uint8, device="cpu").view(dtype)[:0].reshape(encoded.shape)
     form = FORMATS[dtype][0]
+    if not encoded.streams:
+        return from_bits(np.empty(0, word_dtype(form)), encoded.shape, dtype)
     (integer, *more), first = plane_dtypes(form), encoded.streams[0]
     if (
         more

@@ -94,7 +94,7 @@ def decode(encoded: Encoded) -> Tensor:
     for start in range(0, len(symbols), height):
         chunk = slice(start, start + height)
         part, row = np.ascontiguousarray(symbols[chunk]), row_scales(encoded, chunk)
-        exact = out[chunk] if out.dtype is torch.float32 else torch.empty(part.shape, dtype=torch.float32, device="cpu")
+        exact = out[chunk] if out.dtype is torch.float32 else out.new_empty(part.shape, dtype=torch.float32)
         _dequantize(part, paths.odd, paths.next_state, paths.mask, row, column, exact.numpy())
         exact.clamp_(-limit, limit)
         if exact.dtype is not out.dtype:
