@@ -226,17 +226,20 @@ def _step_of(path: Path) -> int:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """Return the states of torch's random generators: "cpu", and "cuda" where CUDA is available."""
+    """Return the states of torch's random generators: "cpu", and "cuda" where this process uses CUDA.
+
+    To ask a GPU that the run does not use would start CUDA on it, which takes seconds and half a gigabyte.
+    """
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
 
 def set_rng_state(states: Mapping[str, Tensor]) -> None:
-    """Restore states from `rng_state`; states of a generator that this machine lacks are ignored."""
+    """Restore states from `rng_state`; those of CUDA are ignored where this process does not use it."""
     torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
+    if "cuda" in states and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(states["cuda"])
 
 

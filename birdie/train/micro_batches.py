@@ -136,7 +136,9 @@ def _automatic_size(model: Trainable, settings: TrainSettings, sizes: Sequence[i
 
 
 def _peak_bytes(model: Trainable, tokens: int, length: int, device: torch.device) -> int:
-    """Return the peak memory of one forward and backward pass, without the weights."""
+    """Return the peak memory of one forward and backward pass, gradients included, without the weights."""
+    for _, parameter in model.named_parameters():
+        parameter.grad = None  # of a smaller size, or this pass would not allocate its own
     ids = torch.zeros((tokens // length, length), dtype=torch.int64, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     allocated = torch.cuda.memory_allocated(device)

@@ -29,7 +29,9 @@ from birdie.train.checkpoint import (
     load_checkpoint,
     remove_newer,
     require_same_checkpoint,
+    rng_state,
     save_checkpoint,
+    set_rng_state,
 )
 from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import OptimizerSettings
@@ -326,3 +328,26 @@ if __name__ == "__main__":
         run.save(Path(sys.argv[1]))
         sys.stdout.write(f"{step.number}\n")
         sys.stdout.flush()
+
+
+def test_the_generator_of_a_gpu_that_the_run_does_not_use_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("this would start CUDA")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", refuse)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", refuse)
+    states = rng_state()
+    assert states.keys() == {"cpu"}
+    set_rng_state({**states, "cuda": states["cpu"]})
+
+
+def test_the_generator_of_the_gpu_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    restored: list[torch.Tensor] = []
+    state = torch.arange(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    set_rng_state(rng_state())
+    assert [*map(torch.equal, restored, [state])] == [True]

@@ -15,6 +15,7 @@ from birdie.train.checkpoint import load_checkpoint
 from birdie.train.loop import Fit, fit
 from birdie.train.micro_batches import (
     MOST,
+    _peak_bytes,
     candidate_sizes,
     choose_size,
     largest_that_fits,
@@ -138,3 +139,18 @@ def test_it_is_a_setting_of_file_and_flag_alike(tmp_path: Path) -> None:
     assert Recipe.from_dict(recipe.to_dict()) == recipe
     assert load_recipe(flags=["--train.micro-batch-tokens", "auto"]).train.micro_batch_tokens == "auto"
     assert load_recipe(flags=["--train.micro-batch-tokens", "131072"]).train.micro_batch_tokens == 131_072
+
+
+def test_each_measured_size_counts_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that adds to the gradients of the one before allocates none, and would look smaller than a step is."""
+    model = tiny_model()
+
+    def allocated(_device: torch.device) -> int:
+        tensors = [tensor for p in model.parameters() for tensor in (p, p.grad) if tensor is not None]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", allocated)
+    gradients = sum(p.nbytes for p in model.parameters())
+    assert [_peak_bytes(model, tokens, 8, torch.device("cpu")) for tokens in (8, 16)] == [gradients, gradients]
