@@ -231,7 +231,7 @@ def rng_state() -> dict[str, Tensor]:
     To ask a GPU that the run does not use would start CUDA on it, which takes seconds and half a gigabyte.
     """
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 
@@ -239,7 +239,7 @@ def rng_state() -> dict[str, Tensor]:
 def set_rng_state(states: Mapping[str, Tensor]) -> None:
     """Restore states from `rng_state`; those of CUDA are ignored where this process does not use it."""
     torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_initialized():
+    if "cuda" in states and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.set_rng_state(states["cuda"])
 
 
