@@ -14,19 +14,23 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from birdie.artifact import int8_zlib as baseline
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
-from birdie.golf.code_size import source_files
+from birdie.errors import ConfigError
+from birdie.golf.features import require_same
 from birdie.run.environment import is_on, remarks
 from birdie.run.estimate import on_this_cpu
 from birdie.run.evaluation import evaluate
 from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe, load_recipe
+from birdie.run.recipe_file import read_recipe_file
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_writable, write_bytes
@@ -38,14 +42,26 @@ from birdie.train.loop import Step
 CAP = 16_000_000
 """Most bytes of code and model together that the challenge allows (decimal megabytes)."""
 
+PACKAGE = Path(__file__).resolve().parents[2]
+"""Folder that holds birdie."""
+
 UNPACKED_BYTES = 2**32
 """Most bytes that the int8+zlib export may unpack to: far more than any model in this challenge has."""
 
 
-def entry() -> Path:
-    """Return the script that was started (train_gpt.py or a copy of it): the code size counts what it imports."""
-    script = Path(sys.argv[0])
-    return script if script.suffix == ".py" and script.is_file() else Path(__file__)
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A packed script that runs: its own bytes are the code.
+
+    Attributes:
+        path: of the script.
+        recipe: file with its settings.
+        modules: folder into which it was unpacked.
+    """
+
+    path: Path
+    recipe: Path
+    modules: Path
 
 
 class Log:
@@ -70,27 +86,35 @@ class Log:
             sys.stdout.flush()
 
 
-def main() -> None:
-    """Run with the settings of the environment and exit as `exit_code_of` says."""
-    leave(exit_code_of(_main))
+def main(*packed: Path) -> None:
+    """Run with the settings of the environment and exit as `exit_code_of` says.
+
+    Args:
+        packed: from a packed script, what `Script` has.
+    """
+    leave(exit_code_of(lambda: _main(Script(*packed) if packed else None)))
 
 
-def _main() -> None:
-    recipe = load_recipe()
+def _main(script: Script | None) -> None:
+    recipe = load_recipe(None if script is None else script.recipe)
+    if script is not None:
+        require_same(recipe, Recipe.from_dict(read_recipe_file(script.recipe)))
+        if is_on(os.environ.get("PROFILE", "")):
+            raise ConfigError("this script has no profiler; unset PROFILE, or run train_gpt.py of a checkout")
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         run_id = world.broadcast_string(os.environ.get("RUN_ID") or str(uuid.uuid4()))
-        train_and_score(recipe, run_id, world)
+        train_and_score(recipe, run_id, world, script)
 
 
-def train_and_score(recipe: Recipe, run_id: str, world: World) -> None:
+def train_and_score(recipe: Recipe, run_id: str, world: World, script: Script | None = None) -> None:
     """Train, export, score and log as the challenge's script does.
 
     Raises:
         KeyboardInterrupt: Ctrl-C or another signal ended the training early; a checkpoint was saved.
     """
     log = Log(run_id, world)
-    code = _log_provenance(log)
+    code = _log_provenance(log, recipe, script)
     folder = Path("runs") / run_id
     run = Run(
         recipe,
@@ -130,18 +154,18 @@ def _at_cap(step: Step, run: Run) -> bool:
     return cap_ms is not None and step.train_ms >= cap_ms and step.number < run.training.iterations
 
 
-def _log_provenance(log: Log) -> int:
-    """Log the sources and the machine; return the bytes of the sources.
+def _log_provenance(log: Log, recipe: Recipe, script: Script | None) -> int:
+    """Log the sources and the machine; return the bytes of the code: those of a packed script.
 
-    Ranks that log nothing return 0: finding the sources takes seconds.
+    Ranks that log nothing return 0: packing takes seconds.
     """
     if not log.active:
         return 0
-    code = 0
-    for path in source_files(entry()):
-        source = path.read_bytes()
-        code += len(source)
-        log(f"# {path.name}\n{source.decode()}", console=False)
+    if script is None:
+        code = _log_checkout(log, recipe)
+    else:
+        code = script.path.stat().st_size
+        _log_sources(log, sorted(script.modules.rglob("*.py")))
     log("=" * 100, console=False)
     log(f"Running Python {platform.python_version()}", console=False)
     log(f"Running PyTorch {torch.__version__}", console=False)
@@ -150,6 +174,23 @@ def _log_provenance(log: Log) -> int:
     log(gpus, console=False)
     log("=" * 100, console=False)
     return code
+
+
+def _log_checkout(log: Log, recipe: Recipe) -> int:
+    """Log the sources of a checkout; return the bytes of the script that they would be packed into."""
+    from birdie.golf.packed import pack
+
+    packed = pack(recipe)
+    if not packed.minified:
+        log("birdie:python-minifier is not installed, so the code is larger; pip install 'birdie[submit]'")
+    _log_sources(log, [Path(sys.argv[0]), *(PACKAGE / name for name in sorted(packed.sources))])
+    return len(packed.script)
+
+
+def _log_sources(log: Log, paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.suffix == ".py":
+            log(f"# {path.name}\n{path.read_text(encoding='utf-8')}", console=False)
 
 
 def _log_started(log: Log, started: Started, run: Run) -> None:

@@ -12,7 +12,8 @@ import pytest
 from birdie.cli import build_app
 from birdie.cli.challenge import main
 from birdie.cli.console import run
-from birdie.golf.code_size import code_bytes, source_files
+from birdie.golf import packed
+from birdie.run.recipe import load_recipe
 from tests.ranks import run_as_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +98,7 @@ def play(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     def run_in_process(**changes: str) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(ENTRY)])
+        monkeypatch.setattr(packed, "pack", lambda _recipe: packed.Packed(b"script", {}, (), True))  # takes seconds
         for name, value in (tiny(data) | changes).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(SystemExit) as end:
@@ -145,12 +147,14 @@ def number(lines: list[str], start: str) -> int:
     return int(field(r": (\d+) bytes", lines, start))
 
 
-def test_code_counts_every_source_that_is_loaded(logged: tuple[Path, list[str]]) -> None:
+def test_the_code_of_a_checkout_counts_as_it_would_packed(
+    logged: tuple[Path, list[str]], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, lines = logged
     code = number(lines, "Code size")
-    assert code == code_bytes(ENTRY)
-    counted = {path.name for path in source_files(ENTRY)}
-    assert {"train_gpt.py", "gpt.py", "rans.py", "container.py", "bpb.py", "__init__.py"} <= counted
+    for name, value in tiny(data).items():
+        monkeypatch.setenv(name, value)
+    assert code == len(packed.pack(load_recipe()).script)
     model = (folder / "runs" / "tiny" / "model.birdie").stat().st_size
     assert number(lines, "Total submission size birdie") == model + code
 

@@ -40,17 +40,22 @@ def forms(source: str, title: str) -> dict[str, bytes]:
 
 def _file(title: str, module: str, packed: bytes) -> bytes:
     """Return the three lines around `packed`, which the decompressor in `module` unpacks."""
-    text = packed.decode("latin-1")
+    lines = (
+        f"#{title} coding:L1",
+        f"import {module};a={literal(packed)}",
+        f"exec(compile({module}.decompress(a.encode('L1')),__file__,'exec'))",
+    )
+    return "\n".join(lines).encode("latin-1")
+
+
+def literal(data: bytes) -> str:
+    """Return a string literal whose characters are the bytes `data`, for source in Latin-1."""
+    text = data.decode("latin-1")
     parts = []
     for letter, following in zip(text, [*text[1:], ""], strict=True):
         # A digit after \0 would become part of the escape.
         parts.append("\\x00" if letter == "\0" and following in "01234567" else _ESCAPES.get(letter, letter))
-    literal = "".join(parts).replace("'''", "''\\'")
-    if literal.endswith("'") and not literal.endswith("\\'"):
-        literal = literal[:-1] + "\\'"
-    lines = (
-        f"#{title} coding:L1",
-        f"import {module};a='''{literal}'''",
-        f"exec(compile({module}.decompress(a.encode('L1')),__file__,'exec'))",
-    )
-    return "\n".join(lines).encode("latin-1")
+    inner = "".join(parts).replace("'''", "''\\'")
+    if inner.endswith("'") and not inner.endswith("\\'"):
+        inner = inner[:-1] + "\\'"
+    return f"'''{inner}'''"

@@ -1,0 +1,55 @@
+"""`birdie script`: write a recipe as one training script that does not need birdie."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from birdie.cli.console import Json, Output, log, print_json, print_line, size
+from birdie.golf.packed import CAP, pack
+from birdie.golf.standalone.sources import PACKAGE
+from birdie.run.registry import find
+from birdie.runtime import files
+
+GROUP = "Train"
+
+
+def command(
+    recipe: Annotated[str, Parameter(help="A name that `birdie recipe list` shows, or a .toml file.")],
+    /,
+    *,
+    output: Annotated[Output, Parameter(help="The .py file to write.")] = Path("train_gpt.py"),
+    requirements: Annotated[
+        Path | None, Parameter(help="Also write the packages that the script needs to this file, for pip.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a recipe as one script that trains, compresses and scores, with the parts of birdie that it needs inside.
+
+    It takes the challenge's environment variables and writes its log, as train_gpt.py of a checkout does. Its bytes are
+    what the challenge counts as code. Under torchrun: `torchrun --nproc_per_node=8 train_gpt.py`.
+    """
+    known = find(recipe)
+    files.require_output(output, [*PACKAGE.rglob("*.py"), known.path])
+    packed = pack(known.recipe())
+    files.write_bytes(output, packed.script)
+    lines = "".join(f"{line}\n" for line in packed.requirements)
+    if requirements is not None:
+        files.write_bytes(requirements, lines.encode())
+    if not packed.minified:
+        log("python-minifier is not installed, so the script is larger than necessary; pip install 'birdie[submit]'")
+    if json:
+        print_json(
+            {
+                "path": str(output),
+                "bytes": len(packed.script),
+                "left": CAP - len(packed.script),
+                "minified": packed.minified,
+                "requirements": list(packed.requirements),
+                "modules": {path: len(source.encode()) for path, source in sorted(packed.sources.items())},
+            }
+        )
+        return
+    print_line(f"{size(len(packed.script))}: {output}")
+    print_line(f"left for the weights: {size(CAP - len(packed.script))} of {size(CAP)}")
+    print_line("it needs: " + (str(requirements) if requirements else ", ".join(packed.requirements)))
