@@ -130,7 +130,9 @@ def measure(
         accumulators[name] = Accumulator(tokens, table, bos_id, keep_losses=True)
         mode(accumulators[name])
 
-    seconds = take_turns({name: partial(score, name) for name in modes}, turns=turns, warm_up=False, device=device)
+    seconds = take_turns(
+        {name: partial(score, name) for name in modes}, turns=turns, warm_up=device.type == "cuda", device=device
+    )
     plain = next(iter(modes))
     reference = accumulators[plain].losses
     rows = []

@@ -29,6 +29,7 @@ from rich.table import Table
 from benchmarks.command import comma_separated, log, one_of
 from benchmarks.gpu_checks import CHECKS, Check, Setup
 from birdie.runtime import provenance
+from birdie.runtime.device import choose_device
 from birdie.runtime.files import write_bytes
 
 Row = dict[str, Any]
@@ -173,7 +174,7 @@ def main() -> None:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.worker is not None:
-        work(options.worker, torch.device(device, 0) if device == "cuda" else torch.device(device), options.rows)
+        work(options.worker, choose_device(device), options.rows)
         return
     show(measure(options.checks, options.minutes, device, options.json), device)
 

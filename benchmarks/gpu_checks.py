@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ from birdie.data.batches import Batches
 from birdie.model.attention_functions import softmax
 from birdie.model.attention_kernels import best_kernels
 from birdie.model.cost import training_cost
-from birdie.model.documents import Bounds
+from birdie.model.documents import Bounds, DocumentFinder
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.estimate import PEAK
 from birdie.run.registry import find
@@ -66,6 +67,9 @@ class Setup:
 
     device: torch.device
     small: bool
+
+
+_RESULT = re.compile(r"(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +146,13 @@ def attention(setup: Setup) -> Iterator[Row]:
     for name, (way, mask) in ways.items():
         try:
             y = way()
-            gradient = torch.autograd.grad(y.square().sum(), q)[0]
+            gradients = torch.autograd.grad(y.square().sum(), (q, k, v))
         except (RuntimeError, TypeError) as error:  # a kernel that does not take these tensors is a result
             yield {"what": name, "note": f"failed: {' '.join(str(error).split())[:200]}", "met": False}
             continue
-        expected, expected_gradient = _exact(q, k, v, mask)
-        worst = max(_distance(y, expected), _distance(gradient, expected_gradient))
+        worst = max(map(_distance, (y, *gradients), _exact(q, k, v, mask)))
         limit = 0.02 if dtype == torch.bfloat16 else 1e-4
-        milliseconds = 1e3 * _median(lambda way=way: torch.autograd.grad(way().sum(), q), device)  # type: ignore[misc]
+        milliseconds = 1e3 * _median(lambda way=way: torch.autograd.grad(way().sum(), (q, k, v)), device)  # type: ignore[misc]
         target = f"error ≤ {limit:g}"
         yield {
             "what": name,
@@ -178,19 +181,21 @@ def _mask(cuts: Tensor, batch: int, length: int, window: int, documents: bool) -
     return mask[:, None]
 
 
-def _exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention in float64 and the gradient of the sum of its squares with respect to q."""
-    wide = q.detach().double().requires_grad_()
-    groups = q.shape[1] // k.shape[1]
-    keys, values = (x.detach().double().repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = (wide @ keys.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+def _exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """Return attention in float64 and the gradients of the sum of its squares with respect to q, k and v."""
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in wide[1:])
+    scores = (wide[0] @ keys.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
     y = scores.softmax(-1) @ values
-    return y.detach(), torch.autograd.grad(y.square().sum(), wide)[0]
+    return y.detach(), *torch.autograd.grad(y.square().sum(), wide)
 
 
 def _by_backend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    shared = backend is not SDPBackend.EFFICIENT_ATTENTION  # which takes no keys that several heads share
+    if not shared:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     with sdpa_kernel([backend]):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
 
 
 def _distance(tensor: Tensor, reference: Tensor) -> float:
@@ -258,8 +263,21 @@ def _run(recipe: str, setup: Setup, notes: list[str], **changes: Any) -> tuple[F
     )
     settings = dataclasses.replace(settings, **changes)
     torch.manual_seed(0)
-    tokens_of = RepeatedTokens(settings, config.vocab_size)
-    run = fit(GPT(config), tokens_of, settings, plain.optimizer, device=setup.device, notify=notes.append)
+    model = GPT(config)
+    model.kernels = best_kernels(setup.device, choose_dtype(settings.compute_dtype, setup.device), config.head_dim)
+    finder = None
+    if config.isolate_documents and model.kernels.varlen is not None:  # as a run has it
+        finder = DocumentFinder(config.bos_id, setup.device, packed=False, notify=notes.append)
+    documents = config.bos_id if config.isolate_documents else None
+    run = fit(
+        model,
+        RepeatedTokens(settings, config.vocab_size, bos_id=documents),
+        settings,
+        plain.optimizer,
+        device=setup.device,
+        documents=finder,
+        notify=notes.append,
+    )
     return run, config, settings
 
 
@@ -359,14 +377,21 @@ def _fused_mlp(device: torch.device) -> Iterator[Row]:
 def tests(setup: Setup) -> Iterator[Row]:
     """The laws of training and scoring, on the device."""
     paths = ["tests/train/test_step_graph.py"] if setup.small else list(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not nightly", "-p", "no:cacheprovider", *paths]
-    environment = os.environ | {"BIRDIE_TEST_DEVICE": setup.device.type}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    lines = result.stdout.strip().splitlines()
-    yield {"what": "pytest", "met": result.returncode == 0, "note": lines[-1] if lines else result.stderr[-200:]}
-    for line in lines:
-        if line.startswith(("FAILED", "ERROR")):
-            yield {"what": "failed", "met": False, "note": line[:300]}
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "not slow and not nightly", "-p", "no:cacheprovider", *paths]
+    environment = os.environ | {"BIRDIE_TEST_DEVICE": setup.device.type, "PYTHONUNBUFFERED": "1"}
+    counts, last = Counter[str](), ""
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:  # as they come: the check may be stopped
+            last = line.strip() or last
+            if result := _RESULT.match(line):
+                counts[result[2]] += 1
+                if result[2] in ("FAILED", "ERROR"):
+                    yield {"what": "failed", "met": False, "note": result[1][:300]}
+    note = ", ".join(f"{count} {name.lower()}" for name, count in counts.items()) or last[:200]
+    yield {"what": "pytest", "met": process.returncode == 0, "note": note}
 
 
 def scoring(setup: Setup) -> Iterator[Row]:
@@ -380,7 +405,7 @@ def scoring(setup: Setup) -> Iterator[Row]:
             torch.nn.init.normal_(p, std=0.02)
     tokens = np.random.default_rng(0).integers(2, 256, targets + 1, dtype=np.uint16)
     table = np.ones(len(tokens), np.uint16)
-    rows = evaluate.measure(model, tokens, table, 1, length, stride, chunks, 1 if setup.small else 2, setup.device)
+    rows = evaluate.measure(model, tokens, table, 1, length, stride, chunks, 1 if setup.small else 3, setup.device)
     for row in rows:
         exact = row["dtype"] == "float32"
         met = row["nats_off"] <= 1e-3 if exact else None
@@ -416,7 +441,9 @@ def compression(setup: Setup) -> Iterator[Row]:
         for device in dict.fromkeys(("cpu", str(setup.device))):
             moved_module, path = module.to(device), Path(folder) / f"{device.replace(':', '')}.birdie"
             moved = [(x.to(device), y.to(device)) for x, y in batches]
-            bits, start = 3.0, time.perf_counter()
+            bits = 3.0
+            save(moved_module, path, bits=bits, calibration=(moved_module, moved, _cross_entropy))  # loads libraries
+            start = time.perf_counter()
             save(moved_module, path, bits=bits, calibration=(moved_module, moved, _cross_entropy))
             synchronize(setup.device)
             yield {

@@ -20,13 +20,20 @@ class StatelessLoader:
         del state
 
 
+DOCUMENT = 1000  # tokens of a document, about as many as FineWeb's have
+
+
 class RepeatedTokens(StatelessLoader):
     """Loader of one random chunk, the same in every micro-step: the values of tokens do not change the speed."""
 
-    def __init__(self, settings: TrainSettings, vocab_size: int = 1024, seed: int = 0) -> None:
+    def __init__(
+        self, settings: TrainSettings, vocab_size: int = 1024, seed: int = 0, bos_id: int | None = None
+    ) -> None:
         rows = settings.train_batch_tokens // settings.accumulation // settings.train_seq_len
         generator = torch.Generator().manual_seed(seed)
         self._rows = torch.randint(vocab_size, (rows, settings.train_seq_len + 1), generator=generator)
+        if bos_id is not None:
+            self._rows.view(-1)[::DOCUMENT] = bos_id
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Return inputs and targets."""

@@ -37,7 +37,7 @@ def main() -> None:
             decode = {"nncodec": nncodec_decode, "entropack": entropack_decode}[coder]
             decoded = decode(Path(source).read_bytes())
             with Path(out).open("wb") as file:
-                np.savez(file, allow_pickle=False, **decoded)
+                np.savez(file, **decoded)  # type: ignore[arg-type, unused-ignore]  # allow_pickle would be an array
 
 
 def nncodec_encode(weights: "dict[str, np.ndarray]", qp: float) -> bytes:

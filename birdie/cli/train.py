@@ -40,7 +40,7 @@ from birdie.run.recipe_file import configuration, sources
 from birdie.run.registry import find
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.device import choose_device
-from birdie.runtime.distributed import process_group, world_from_environment
+from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_output, write_bytes
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
@@ -160,28 +160,41 @@ def command(
                     log(f"Stopped after step {interrupted.step}; saved in {interrupted.path}")
                     log("Continue with the same command and --resume.")
                 raise KeyboardInterrupt
-            if not world.is_main:
-                return
-            calibrate(work)
-            with progress_bar("compressing", "tensors") as update:
-                summary = work.export(progress=update)
-            with progress_bar("scoring the file", "tokens") as update:
-                plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
-                result = evaluate(summary.path, plain_windows, progress=update)
+            path = folder / "model.birdie"
+            summaries: list[Summary] = []
+            run_on_main(world, device, lambda: summaries.append(_compressed(work)))
+            plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
+            result = _scored(path, plain_windows, world, "scoring the file")
             by_recipe = None
             if recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
-                with progress_bar("scoring with [evaluation]", "tokens") as update:
-                    request = EvaluationRequest(device=recipe.device)
-                    by_recipe = evaluate(summary.path, request, notify=log, progress=update)
-            answer = run_json(work, last, summary, result, by_recipe)
+                request = EvaluationRequest(device=recipe.device)
+                by_recipe = _scored(path, request, world, "scoring with [evaluation]")
+            if not world.is_main:
+                return
+            answer = run_json(work, last, summaries[0], result, by_recipe)
             write_bytes(folder / "summary.json", dumps(answer, indent=1).encode() + b"\n")
     if json:
         print_json(answer)
     else:
         if work.profile is not None:
             print_table(profile_table(work.profile))
-        print_table(run_table(work, last, summary, result, by_recipe))
-        print_line(f"artifact: {summary.path}")
+        print_table(run_table(work, last, summaries[0], result, by_recipe))
+        print_line(f"artifact: {path}")
+
+
+def _compressed(work: Run) -> Summary:
+    """Calibrate, if the recipe does, and write the artifact."""
+    calibrate(work)
+    with progress_bar("compressing", "tensors") as update:
+        return work.export(progress=update)
+
+
+def _scored(path: Path, request: EvaluationRequest, world: World, title: str) -> Evaluation:
+    """Score the artifact; all ranks share the work, and rank 0 shows it."""
+    if not world.is_main:
+        return evaluate(path, request, world=world)
+    with progress_bar(title, "tokens") as update:
+        return evaluate(path, request, world=world, notify=log, progress=update)
 
 
 def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Validated | None, Interrupted | None]:

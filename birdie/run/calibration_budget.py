@@ -62,6 +62,7 @@ def time_calibration(recipe: Recipe, device: torch.device) -> CalibrationTime:
         ids = torch.randint(recipe.model.vocab_size, (min(rows, count), length + 1))
         batch = ids[:, :-1], ids[:, 1:]
         state = {name: weight.cpu() for name, weight in model.state_dict().items()}
+        calibrate(model, [batch], loss)  # loads libraries, which the calibration after training need not do
         first = _seconds(device, lambda: CalibrationResult.of(state, (model, [batch], loss)))
         second = _seconds(device, lambda: calibrate(model, [batch], loss))
         sampling = _sampling_seconds(model, count, length + 1, device) if settings.data == "own" else 0.0

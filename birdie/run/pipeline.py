@@ -49,7 +49,7 @@ from birdie.train.checkpoint import (
     remove_newer,
     require_same_checkpoint,
 )
-from birdie.train.compilation import CompileReport, compile_cache, distinct_ranks
+from birdie.train.compilation import CompileReport, compile_cache, saves_graphs
 from birdie.train.fp8 import MULTIPLE, Float8, remove_fp8
 from birdie.train.loop import Fit, fit
 from birdie.train.profile import Profile, profile
@@ -298,8 +298,10 @@ class Run:
         with self.startup.part("priming"):
             loop.warm_up()
         if self.compiling is not None:
+            if self.world.any(loop.runs_eagerly, self.device) and not loop.runs_eagerly:
+                self.notify("torch.compile failed on another rank, which runs eagerly and slows all ranks down")
             with self.startup.part("compile cache"):
-                self.compiling.end_warmup(save=self.world.rank < distinct_ranks(self.recipe.to_dict()))
+                self.compiling.end_warmup(save=saves_graphs(self.recipe.to_dict(), self.world, self.device))
         self.notify(self.startup.line())
 
     def _profile(self, loop: Fit) -> Iterator[Profiled]:

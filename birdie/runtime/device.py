@@ -70,3 +70,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def make_current(device: torch.device) -> None:
+    """Make a GPU the current one: kernels of Triton, CUDA graphs and the random generator are those of the current."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)

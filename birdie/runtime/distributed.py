@@ -212,6 +212,9 @@ def _integer(name: str, default: str = "") -> int:
 def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator[World]:
     """Join the process group that torchrun describes and leave it at the end; without torchrun, yield one rank.
 
+    After an error on a GPU the group is not left: NCCL waits for all ranks to leave, and the others wait for this one's
+    collectives. The end of the process, which torchrun sees, ends the group.
+
     After a restart torchrun's store still holds the addresses of the dead ranks (pytorch/pytorch#135712), so each
     attempt prefixes its keys.
 
@@ -242,8 +245,11 @@ def process_group(device: torch.device, timeout_minutes: float = 30) -> Iterator
         raise ConfigError(f"cannot join the other ranks ({reason}); start with torchrun") from error
     try:
         yield world
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if not on_cuda:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def run_on_main(world: World, device: torch.device, work: Callable[[], object]) -> None:

@@ -13,35 +13,45 @@ RECOMPILE_LIMIT = 64
 torch's own limit of 8, torch runs new shapes eagerly without a message."""
 
 
-def compile_or_eager(function: Callable[..., Any], notify: Notify) -> Callable[..., Any]:
-    """Return `function` under torch.compile; when compiling fails, it runs eagerly from then on and `notify` says so.
+class CompiledOrEager:
+    """A function under torch.compile; when compiling fails, it runs eagerly from then on and `notify` says so.
 
     torch compiles inside the first call, so the fallback happens there too. The backward graph is compiled together
     with the forward graph: torch would compile it in the first `backward()`, where no fallback can catch a failure.
 
+    Args:
+        function: to compile.
+        notify: called with the line that says why compiling failed.
+
+    Attributes:
+        eager: whether it runs eagerly now.
+
     Raises (in use):
         torch.OutOfMemoryError: there is too little memory; eager mode would need even more.
     """
-    from torch._dynamo import config as dynamo  # slow to import; only needed by callers that compile
 
-    compiled = torch.compile(function, dynamic=False)
-    state = {"use": compiled}
+    def __init__(self, function: Callable[..., Any], notify: Notify) -> None:
+        self._function, self._notify = function, notify
+        self._compiled = torch.compile(function, dynamic=False)
+        self.eager = False
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if state["use"] is function:
-            return function(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo import config as dynamo  # slow to import; only needed by callers that compile
+
+        if self.eager:
+            return self._function(*args, **kwargs)
         try:
             with (
                 functorch.patch("force_non_lazy_backward_lowering", True),
                 dynamo.patch(recompile_limit=RECOMPILE_LIMIT),
             ):
-                return compiled(*args, **kwargs)
+                return self._compiled(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # the compiler raises many types; an error of `function` itself recurs in eager mode
+        except Exception as error:  # the compiler raises many types; an error of the function recurs in eager mode
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise  # of the CUDA graph, which the caller then does without
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            notify(f"torch.compile failed ({lines[0][:120]}); continuing in eager mode")
-            state["use"] = function
-            return function(*args, **kwargs)
-
-    return call
+            self._notify(f"torch.compile failed ({lines[0][:120]}); continuing in eager mode")
+            self.eager = True
+            return self._function(*args, **kwargs)

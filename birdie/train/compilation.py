@@ -21,6 +21,7 @@ import torch
 from cyclopts import Parameter
 
 from birdie.runtime.callbacks import Notify
+from birdie.runtime.distributed import World
 from birdie.runtime.files import read_trusted, user_cache, write_trusted
 from birdie.train.protocols import Trainable
 
@@ -106,6 +107,7 @@ class CompileCache:
             "python": platform.python_version(),
             "machine": platform.machine(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "index": device.index,  # torch's own keys of graphs contain it
         }
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         self.path = folder / f"{key}{_SUFFIX}"
@@ -218,6 +220,14 @@ def compile_cache(recipe: Mapping[str, Any], rank: int, ranks: int, device: torc
     kind = rank % distinct_ranks(recipe)
     settings = {"model": recipe["model"], "train": train, "qat": recipe["qat"], "ranks": ranks, "of": kind}
     return CompileCache(folder, settings, device)
+
+
+def saves_graphs(recipe: Mapping[str, Any], world: World, device: torch.device) -> bool:
+    """Return whether this rank writes its graphs for later runs: one of those with the same `compile_cache`.
+
+    On CUDA graphs belong to one GPU, and every rank of the first node writes.
+    """
+    return world.rank == world.local_rank if device.type == "cuda" else world.rank < distinct_ranks(recipe)
 
 
 def distinct_ranks(recipe: Mapping[str, Any]) -> int:

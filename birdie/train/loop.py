@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.callbacks import Notify, Stop, never, no_message
-from birdie.runtime.device import choose_dtype, dtype_name, synchronize
+from birdie.runtime.device import choose_dtype, dtype_name, make_current, synchronize
 from birdie.runtime.distributed import World
 from birdie.runtime.nvtx import nvtx_range, profiler_attached
-from birdie.runtime.torch_compile import compile_or_eager
+from birdie.runtime.torch_compile import CompiledOrEager
 from birdie.train.average import Average, AverageSettings
 from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
@@ -107,6 +107,7 @@ class Fit:
         self._about, self._stop, self._on_warmup, self._hooks = dict(about), stop, on_warmup, tuple(hooks)
         self._notify, self._changes = notify, tuple(changes)
         self._sizes = SizeSchedule(settings, world.size, notify)
+        make_current(device)
         model.to(device)
         model.train()
         model.compute_dtype = choose_dtype(settings.compute_dtype, device)
@@ -121,7 +122,7 @@ class Fit:
         fuse_mlps = getattr(model, "fuse_mlps", lambda _fused: False)
         if not fuse_mlps(settings.fused_mlp and not self.float8) and settings.fused_mlp:
             notify("fused MLPs need CUDA, Triton, ReLU² or its leaky form, and no fp8; training without them")
-        self._loss: Callable[..., Tensor] = compile_or_eager(model.loss, notify) if compiles else model.loss
+        self._loss: Callable[..., Tensor] = CompiledOrEager(model.loss, notify) if compiles else model.loss
         self._step, self._clock_ms = 0, 0.0
         self._stop_agreed = self._inside_step = self._warmed_up = False
         saved_size = None if resume is None else resume.settings.get("micro_batch_tokens")
@@ -186,6 +187,11 @@ class Fit:
     def train_ms(self) -> float:
         """Training time so far."""
         return self._clock_ms
+
+    @property
+    def runs_eagerly(self) -> bool:
+        """True if compiling has failed on this rank."""
+        return isinstance(self._loss, CompiledOrEager) and self._loss.eager
 
     @property
     def interrupted(self) -> bool:

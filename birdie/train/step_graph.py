@@ -54,9 +54,13 @@ class CudaGraphs:
 
         Other threads, such as the loader's, may allocate pinned memory meanwhile: only this one must not.
         """
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = work()
+        except BaseException:
+            torch.cuda.set_stream(stream)  # ending a failed capture fails, too, and leaves its stream current
+            raise
         self._pool = graph.pool()
         return graph.replay, result
 
@@ -182,7 +186,7 @@ class StepGraphs:
         torch._foreach_copy_(state, saved)
         try:
             graph = self._captured(batches, rates)
-            replayed = self._replay(graph, batches, rates, check)
+            replayed = self._replay(graph, batches, rates, lambda _loss, _norm: None)  # compared below, NaN as well
         except (RuntimeError, AssertionError) as error:  # torch raises these for what cannot be captured
             reason: str | None = " ".join(str(error).split())[:160]
         else:
@@ -217,7 +221,7 @@ def _apart(tensors: Sequence[Tensor], reference: Sequence[Tensor], initial: Sequ
     def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         floats = [(x.float(), y.float()) for x, y in zip(a, b, strict=True) if x.is_floating_point()]
         # equal infinities, such as those of a causal mask, do not differ
-        return math.sqrt(sum((x - y).nan_to_num(0.0).square().sum().item() for x, y in floats))
+        return math.sqrt(sum((x - y).masked_fill(x == y, 0.0).square().sum().item() for x, y in floats))
 
     moved, difference = distance(reference, initial), distance(tensors, reference)
     return difference / moved if moved else difference

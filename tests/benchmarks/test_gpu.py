@@ -5,13 +5,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from benchmarks import gpu, gpu_checks
 from benchmarks.gpu_checks import CHECKS, Check, Setup
+from benchmarks.loaders import RepeatedTokens
+from birdie.model.attention_kernels import Kernels
+from birdie.model.gpt import GPT
+from birdie.train.settings import TrainSettings
 
 CPU = Setup(torch.device("cpu"), small=True)
 
@@ -94,3 +98,23 @@ def test_the_mask_is_that_of_documents_and_windows() -> None:
     mask = gpu_checks._mask(torch.tensor([0, 3, 6, 9, 12]), 2, 6, 2, True)[:, 0]
     expected = torch.tensor([[[r // 3 == c // 3 and 0 <= r - c < 2 for c in range(6)] for r in range(6)]])
     assert torch.equal(mask, expected.expand(2, -1, -1))
+
+
+def test_the_tests_are_counted_and_a_failure_is_told_as_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text("def test_a(): assert 0\ndef test_b(): pass\ndef test_c(): pass\n")
+    monkeypatch.setattr(gpu_checks, "TESTS", (str(file),))
+    first, last = gpu_checks.tests(Setup(torch.device("cpu"), small=False))
+    assert (first["met"], first["note"].endswith("::test_a")) == (False, True)
+    assert (last["met"], last["note"]) == (False, "1 failed, 2 passed")
+
+
+def test_training_is_measured_with_the_kernels_and_documents_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Kernels("chosen")
+    monkeypatch.setattr(gpu_checks, "best_kernels", lambda *_: chosen)
+    run, _, _ = gpu_checks._run("sota", CPU, [], compute_dtype="float32", compile=False)
+    assert cast(GPT, run._model).kernels is chosen
+    ids, _ = RepeatedTokens(TrainSettings(train_batch_tokens=4096, train_seq_len=2048, accumulation=1), bos_id=1).next()
+    assert int((ids == 1).sum()) >= 4

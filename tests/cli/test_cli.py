@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,10 +27,12 @@ from safetensors.torch import load_file, save_file
 
 import birdie.cli
 from birdie.cli import build_app, commands
-from birdie.cli.console import exit_code_of, run, stop_on_signal
+from birdie.cli.console import exit_code_of, leave, run, stop_on_signal
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import ByteTokenizer
+from birdie.run.evaluation import evaluate
 from birdie.runtime.callbacks import no_message
+from birdie.runtime.distributed import World
 from birdie.runtime.files import atomic_path
 from birdie.runtime.locks import locked_folder
 from birdie.train.checkpoint import checkpoint_paths, load_checkpoint
@@ -400,6 +403,53 @@ def test_ranks_agree_on_a_score(trained: Path, tmp_path: Path, flags: list[str])
     one, two = evaluated(trained, *flags), json.loads(run_as_ranks(birdie_command, tuple(arguments), 2, tmp_path, {}))
     assert two["bpb"] == pytest.approx(one["bpb"], rel=1e-6)
     assert (two["tokens"], two["text_bytes"], two["documents"]) == (one["tokens"], one["text_bytes"], one["documents"])
+
+
+def train_and_name_the_scorers(recipe: str) -> None:
+    """`birdie train` with a line on stderr for each time that a rank scores the file."""
+
+    def observed(*arguments: Any, world: World, **options: Any) -> Any:
+        sys.stderr.write(f"rank {world.rank} of {world.size} scores\n")
+        return evaluate(*arguments, world=world, **options)
+
+    with mock.patch("birdie.cli.train.evaluate", observed):
+        birdie_command("train", recipe, "--folder", "run", "--json")
+
+
+@pytest.mark.slow
+def test_all_ranks_of_a_training_score_the_file(trained: Path, tmp_path: Path) -> None:
+    """Its settings, and the limit of 600 s, are meant for all GPUs."""
+    recipe = str(trained / "recipe.toml")
+    run_as_ranks(train_and_name_the_scorers, (recipe,), 2, tmp_path, {})
+    lines = (tmp_path / "stderr").read_text()
+    assert lines.count("rank 0 of 2 scores") == lines.count("rank 1 of 2 scores") >= 1
+    answer = json.loads((tmp_path / "stdout").read_text())
+    assert answer["bpb_artifact"] == pytest.approx(evaluated(tmp_path / "run")["bpb"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "used", "code", "way"), [
+    ("8", True, 1, "at once"), ("8", True, 0, "exit"), ("1", True, 1, "exit"), ("8", False, 1, "exit"),
+])  # fmt: skip
+def test_a_failed_rank_on_a_gpu_ends_at_once(
+    ranks: str, used: bool, code: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own end would wait for NCCL, which waits for the other ranks; torchrun could not restart them."""
+    ends: list[str] = []
+
+    def end(name: str) -> Callable[[int], None]:
+        def call(_code: int) -> None:
+            ends.append(name)
+            raise SystemExit
+
+        return call
+
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(os, "_exit", end("at once"))
+    monkeypatch.setattr(sys, "exit", end("exit"))
+    with pytest.raises(SystemExit):
+        leave(code)
+    assert ends == [way]
 
 
 def test_sample_is_repeatable(ask: Ask, trained: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from birdie.errors import ConfigError
-from birdie.runtime.device import choose_device, has_fast_bfloat16
+from birdie.runtime.device import choose_device, has_fast_bfloat16, make_current
 
 
 def test_a_local_rank_beyond_the_number_of_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +37,12 @@ def test_cudnn_attention_is_off_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None
 def test_emulated_bfloat16_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert not has_fast_bfloat16(torch.device("cuda"))
+
+
+def test_the_gpu_of_a_run_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton, CUDA graphs and the random generator take the current GPU, whatever device the tensors are on."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name in ("cuda:1", "cuda", "cpu", "meta"):
+        make_current(torch.device(name))
+    assert current == [torch.device("cuda", 1)]

@@ -1,9 +1,13 @@
 """The process group: an inconsistent environment is one clear sentence, and one rank needs no group."""
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 
 from birdie.errors import ConfigError
+from birdie.runtime import distributed
 from birdie.runtime.distributed import SharedCounter, World, process_group, world_from_environment
 
 CPU = torch.device("cpu")
@@ -46,3 +50,31 @@ def test_without_torchrun_there_is_one_rank_and_collectives_return_their_input(m
     assert world.start_all_gather(part := torch.ones(2), torch.zeros(2)).wait() is part
     counter = SharedCounter(world)
     assert [counter.next() for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("device", "left"), [("cuda", False), ("cpu", True)])
+def test_after_an_error_a_gpu_leaves_its_group_to_the_end_of_the_process(
+    device: str, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's leaving waits for all ranks: the failing one would hang, without a message and without a restart."""
+    calls: list[str] = []
+
+    def fake(name: str, result: Any = None) -> Any:
+        def call(*_: object, **__: object) -> Any:
+            calls.append(name)
+            return result
+
+        return call
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "set_device", fake("set_device"))
+    monkeypatch.setattr(distributed, "rendezvous", fake("rendezvous", itertools.repeat((None, 0, 2))))
+    monkeypatch.setattr(torch.distributed, "init_process_group", fake("init"))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", fake("destroy"))
+    with pytest.raises(ZeroDivisionError), process_group(torch.device(device)):
+        raise ZeroDivisionError
+    assert ("destroy" in calls) == left
+    with process_group(torch.device(device)):
+        calls.clear()
+    assert calls == ["destroy"]

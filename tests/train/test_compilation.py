@@ -12,6 +12,7 @@ import torch
 
 from birdie.runtime import torch_compile
 from birdie.runtime.callbacks import no_message
+from birdie.runtime.distributed import World
 from birdie.runtime.files import read_trusted
 from birdie.train import compilation
 from birdie.train.compilation import (
@@ -22,6 +23,7 @@ from birdie.train.compilation import (
     compile_cache,
     compile_counts,
     eager_pass,
+    saves_graphs,
 )
 from birdie.train.loop import fit
 from tests.tiny_run import LENGTH, OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
@@ -100,6 +102,17 @@ def test_length_and_seed_of_a_run_do_not_change_its_cache() -> None:
     assert path(rank=1) == path()
     assert path(rank=1, mixed_seq_lens=[64, 16]) != path(rank=0, mixed_seq_lens=[64, 16])
     assert compile_cache({"run": {"compile_cache": "none"}}, 0, 1, CPU) is None
+
+
+def test_graphs_of_one_gpu_are_not_those_of_another(private_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own keys hold the number of the device, so each rank of a node keeps its graphs."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "GPU")
+    first, second = (CompileCache(private_folder, {}, torch.device("cuda", i)).path for i in range(2))
+    assert first != second
+    recipe: dict[str, Any] = {"train": {}}
+    gpus = [saves_graphs(recipe, World(rank, 4, rank % 2), torch.device("cuda", rank % 2)) for rank in range(4)]
+    assert gpus == [True, True, False, False]
+    assert [saves_graphs(recipe, World(rank, 2, rank), CPU) for rank in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +278,7 @@ def test_every_one_of_many_shapes_has_a_graph(monkeypatch: pytest.MonkeyPatch) -
 
     def counts() -> tuple[int, int]:
         torch._dynamo.reset()
-        start, twice = compile_counts(), torch_compile.compile_or_eager(lambda x: 2 * x.sin(), lines.append)
+        start, twice = compile_counts(), torch_compile.CompiledOrEager(lambda x: 2 * x.sin(), lines.append)
         for size in range(2, 14):
             twice(torch.zeros(size))
         result = compile_counts().since(start)

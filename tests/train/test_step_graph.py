@@ -1,18 +1,23 @@
 """A step as graphs equals the eager step, follows the schedule, and is dropped with a reason where it is wrong."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from birdie.errors import ConfigError
+from birdie.train import step_graph
 from birdie.train.average import AverageSettings
 from birdie.train.loop import Fit, fit
 from birdie.train.optimizers import Optimizers, OptimizerSettings
+from birdie.train.step_graph import CudaGraphs
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 from tests.train.recorded_graph import RecordedGraphs
 
+T = TypeVar("T")
 EVERYTHING = dataclasses.replace(
     OPTIMIZERS,
     grad_clip_norm=0.3,
@@ -152,3 +157,49 @@ def test_without_cuda_the_log_says_so() -> None:
     notes: list[str] = []
     run(notes=notes, step_graphs=True)
     assert "CUDA graphs: not used, they need CUDA, and this is cpu" in notes
+
+
+def test_graphs_that_give_nan_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(RecordedGraphs):
+        """Each replay of a gradient fills its results with NaN, as a stale address would."""
+
+        def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+            replay, result = super().capture(work)
+
+            def broken() -> None:
+                replay()
+                if isinstance(result, torch.Tensor):
+                    result.fill_(torch.nan)
+
+            return broken, result
+
+    monkeypatch.setattr("birdie.train.loop.graph_backend", lambda _device: Broken())
+    notes: list[str] = []
+    expected = [step.loss for step in run(iterations=6)]
+    assert [step.loss for step in run(notes=notes, iterations=6, step_graphs=True)] == pytest.approx(expected, rel=1e-5)
+    assert [note for note in notes if "stay eager" in note and "nan" in note]
+
+
+def test_weights_that_became_nan_are_apart() -> None:
+    ones, nan, infinite = torch.ones(2), torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.inf])
+    assert not step_graph._apart([nan], [ones], [0 * ones]) <= 0.1
+    assert step_graph._apart([infinite], [infinite], [infinite - 1]) == 0
+
+
+def test_a_failed_capture_leaves_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own context stays on the stream of the capture when ending it fails."""
+    current = ["default"]
+
+    @contextmanager
+    def failing(*_: object, **__: object) -> Iterator[None]:
+        current[0] = "capturing"
+        yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+    monkeypatch.setattr(torch.cuda, "graph", failing)
+    with pytest.raises(RuntimeError, match="previous error"):
+        CudaGraphs().capture(lambda: None)
+    assert current == ["default"]
