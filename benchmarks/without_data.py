@@ -33,6 +33,7 @@ from benchmarks.shared_data import shared_data
 from benchmarks.silero import load_silero
 from birdie.artifact.load import load
 from birdie.artifact.save import save
+from birdie.errors import BudgetError
 
 BITS, GROUPS = (8, 6, 5, 4, 3), (128, 64, 32)
 STEP, STEPS = 1.15, 8  # further budgets below int3's bytes, until birdie's error is the largest of the naive files
@@ -116,7 +117,10 @@ def birdie_rows(network: Network, sizes: list[int], worst: float, inputs: str) -
     for step in range(1, STEPS + 1):
         if rows[0]["error"] >= worst:
             break
-        rows.insert(0, birdie_row(network, round(sizes[0] / STEP**step), inputs))
+        try:
+            rows.insert(0, birdie_row(network, round(sizes[0] / STEP**step), inputs))
+        except BudgetError:  # there is no smaller file
+            break
     return rows
 
 

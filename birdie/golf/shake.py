@@ -269,7 +269,8 @@ class _Shaker:
 
 
 def _refusal(module: str, name: str) -> str:
-    return f"raise NotImplementedError({f'{module}.{name} is not in this script; pack a recipe that uses it'!r})"
+    message = f"{module}.{name} is not in this script; pack a recipe that uses it"
+    return f"from birdie.errors import ConfigError\nraise ConfigError({message!r})"
 
 
 def _replace(body: list[ast.stmt], name: str, text: str) -> bool:
@@ -283,7 +284,8 @@ def _replace(body: list[ast.stmt], name: str, text: str) -> bool:
             return _replace(statement.body, rest, text)
         if isinstance(statement, ast.ClassDef) and statement.name == first:
             statement.bases, statement.keywords, statement.decorator_list = [], [], []
-            statement.body = ast.parse(f"def __init__(self, *_, **__): {text}").body
+            statement.body = ast.parse("def __init__(self, *_, **__): ...").body
+            _replace(statement.body, "__init__", text)
             return True
         if isinstance(statement, ast.FunctionDef) and statement.name == first:
             statement.body = ast.parse(text, mode="exec").body
