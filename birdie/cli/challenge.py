@@ -23,6 +23,7 @@ import torch
 from birdie.artifact import int8_zlib as baseline
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
 from birdie.errors import ConfigError
+from birdie.golf.audit.rules import CAP_BYTES
 from birdie.golf.features import require_same
 from birdie.run.environment import is_on, remarks
 from birdie.run.estimate import on_this_cpu
@@ -38,9 +39,6 @@ from birdie.score.accumulator import Score
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
 from birdie.train.loop import Step
-
-CAP = 16_000_000
-"""Most bytes of code and model together that the challenge allows (decimal megabytes)."""
 
 PACKAGE = Path(__file__).resolve().parents[2]
 """Folder that holds birdie."""
@@ -374,7 +372,7 @@ def _birdie(log: Log, run: Run, code: int) -> int:
 
 def _write_birdie(log: Log, run: Run, code: int, path: Path) -> None:
     summary = run.export(path)
-    budget = CAP - code
+    budget = CAP_BYTES - code
     if summary.bytes > budget and run.recipe.export.budget is None:
         log(f"birdie:{summary.bytes} bytes exceed the budget of {budget} (cap minus code); lowering precision to fit")
         summary = run.export(path, budget=budget)

@@ -6,7 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, log, print_json, print_line, size
-from birdie.golf.packed import CAP, pack
+from birdie.golf.audit.rules import CAP_BYTES
+from birdie.golf.packed import pack
 from birdie.golf.standalone.sources import PACKAGE
 from birdie.run.registry import find
 from birdie.runtime import files
@@ -43,7 +44,7 @@ def command(
             {
                 "path": str(output),
                 "bytes": len(packed.script),
-                "left": CAP - len(packed.script),
+                "left": CAP_BYTES - len(packed.script),
                 "minified": packed.minified,
                 "requirements": list(packed.requirements),
                 "modules": {path: len(source.encode()) for path, source in sorted(packed.sources.items())},
@@ -51,5 +52,5 @@ def command(
         )
         return
     print_line(f"{size(len(packed.script))}: {output}")
-    print_line(f"left for the weights: {size(CAP - len(packed.script))} of {size(CAP)}")
+    print_line(f"left for the weights: {size(CAP_BYTES - len(packed.script))} of {size(CAP_BYTES)}")
     print_line("it needs: " + (str(requirements) if requirements else ", ".join(packed.requirements)))

@@ -33,9 +33,6 @@ from birdie.run.recipe import Recipe, to_toml
 from birdie.runtime.files import read_trusted, user_cache, write_trusted
 from birdie.runtime.provenance import versions
 
-CAP = 16_000_000
-"""Most bytes of code and model together that the challenge allows (decimal megabytes)."""
-
 _ENTRY = "birdie.cli.challenge", "main"
 _SCHEMES = "birdie.compress.schemes"
 _CALIBRATION = "birdie.compress.calibration"
