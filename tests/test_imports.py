@@ -25,6 +25,7 @@ ROWS: list[set[str]] = [
     {"artifact"},
     {"score"},
     {"run"},
+    {"lab"},
     {"golf"},
     {"cli"},
     {"schemes"},  # public names of compress

@@ -7,6 +7,7 @@ read them. birdie adds lines that begin with `birdie:`, `quantization_gap:` or `
 """
 
 import io
+import json
 import os
 import platform
 import shutil
@@ -15,7 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -121,6 +122,7 @@ def train_and_score(recipe: Recipe, run_id: str, world: World, script: Script | 
         profiled=is_on(os.environ.get("PROFILE", "")),
         world=world,
         notify=lambda line: log(f"birdie:{line}"),
+        log=log.path,
     )
     for line in remarks(os.environ):
         log(f"birdie:{line}")
@@ -144,7 +146,7 @@ def train_and_score(recipe: Recipe, run_id: str, world: World, script: Script | 
             )
         _log_memory(log, run.device)
         if last is not None:
-            _finish(log, run, last.score, code)
+            _finish(log, run, last, code)
 
 
 def _at_cap(step: Step, run: Run) -> bool:
@@ -273,13 +275,14 @@ def _log_memory(log: Log, device: torch.device) -> None:
     log(f"peak memory allocated: {allocated // 2**20} MiB reserved: {reserved // 2**20} MiB")
 
 
-def _finish(log: Log, run: Run, trained: Score, code: int) -> None:
+def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
     """Export as int8+zlib and as a .birdie file, score what both files decode to, and log the challenge's last lines.
 
     Args:
-        trained: score of the float weights.
+        last: validation of the float weights.
         code: bytes of the sources.
     """
+    trained = last.score
     run_on_main(run.world, run.device, run.calibrate)
     old = _int8_zlib(log, run, code)
     artifact_bytes = _birdie(log, run, code)
@@ -296,8 +299,23 @@ def _finish(log: Log, run: Run, trained: Score, code: int) -> None:
     log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
     log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
     log(f"Total submission size birdie: {artifact_bytes + code} bytes")
+    scored = new
     if run.recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
-        _evaluate(log, run)
+        scored = _evaluate(log, run)
+    if log.active:
+        values = {
+            "run": str(run.folder),
+            "artifact": str(run.folder / "model.birdie"),
+            "bytes": artifact_bytes,
+            "code_bytes": code,
+            "bpb_float": trained.bpb,
+            "bpb_artifact": new.bpb,
+            "steps": last.step,
+            "train_seconds": last.train_ms / 1000,
+            "evaluation": asdict(new),
+            "evaluation_asked": asdict(scored),
+        }
+        write_bytes(run.folder / "summary.json", json.dumps(values, indent=1).encode() + b"\n")
 
 
 def _request(run: Run, settings: EvaluationSettings | None = None) -> EvaluationRequest:
@@ -308,8 +326,8 @@ def _request(run: Run, settings: EvaluationSettings | None = None) -> Evaluation
     )
 
 
-def _evaluate(log: Log, run: Run) -> None:
-    """Score the artifact with the recipe's `[evaluation]` settings and log the result in the records' format."""
+def _evaluate(log: Log, run: Run) -> Score:
+    """Score the artifact with the recipe's `[evaluation]` settings, and log the score in the records' format."""
     began = time.perf_counter()
     result = evaluate(
         run.folder / "model.birdie", _request(run), world=run.world, notify=lambda line: log(f"birdie:{line}")
@@ -328,6 +346,7 @@ def _evaluate(log: Log, run: Run) -> None:
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
     )
     log(f"{name}_exact{stride} val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
+    return score
 
 
 def _int8_zlib(log: Log, run: Run, code: int) -> Score:

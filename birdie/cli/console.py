@@ -158,9 +158,25 @@ def _fail(error: Exception, as_json: bool) -> int:
     return 1
 
 
+_log_files: list[Path] = []
+
+
 def log(text: str) -> None:
-    """Print one line on stderr."""
+    """Print one line on stderr, and append it to the file of `log_file`, if any."""
     stderr.print(text, soft_wrap=True, markup=False)
+    for path in _log_files:
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:  # a full disk must not end a run
+            file.write(text + "\n")
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Also append to `path` what `log` prints in the body of the context."""
+    _log_files.append(path)
+    try:
+        yield
+    finally:
+        _log_files.remove(path)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from birdie.cli.console import (
     Json,
     compiling_notice,
     log,
+    log_file,
     new_app,
     plain,
     print_json,
@@ -149,11 +150,11 @@ def command(
     with process_group(device) as world:
         notify = log if world.is_main else no_message
         work = Run(recipe, folder, profiled=profile, world=world, notify=notify)
-        if preset is not None:
-            notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")
-        if recipe_file is not None and (needs := find(recipe_file).about.needs):
-            notify(f"not supported, training without: {', '.join(needs)}")
-        with work.locked():
+        with work.locked(), log_file(folder / "log.txt"):
+            if preset is not None:
+                notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")
+            if recipe_file is not None and (needs := find(recipe_file).about.needs):
+                notify(f"not supported, training without: {', '.join(needs)}")
             last, interrupted = follow(work, resume=resume, shown=world.is_main)
             if interrupted is not None:
                 if world.is_main:

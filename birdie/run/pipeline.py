@@ -6,14 +6,15 @@
             └── export(path) ────────────────────────────┴──► model.birdie ◄───┘
                                                                    └──► evaluation
 
-A run folder holds `recipe.toml`, `history.jsonl` and `checkpoints/`, after the export `model.birdie`, and `profile/` if
-steps were profiled; while a process uses it, `.lock` says which.
+A run folder holds `recipe.toml`, `history.jsonl`, `checkpoints/` and the files of `run_folder`, after the export
+`model.birdie`, and `profile/` if steps were profiled; while a process uses it, `.lock` says which.
 """
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.rate.size import parse_size
 from birdie.data.batches import Batches
-from birdie.errors import BirdieError, ConfigError, OutputError
+from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
 from birdie.model.attention_kernels import best_kernels
 from birdie.model.documents import DocumentFinder
 from birdie.model.gpt import GPT
@@ -34,6 +35,7 @@ from birdie.run.calibration_budget import MARGIN, reduce_cap, time_calibration
 from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.recipe import Recipe
+from birdie.run.run_folder import Metrics, load_float, save_float, write_environment
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
@@ -66,6 +68,7 @@ class Run:
         profiled: True to profile some steps after warm-up, which does not change the run.
         world: this rank and its peers.
         notify: called with one-line messages for the log (fallbacks, warnings about the data, active techniques).
+        log: file of the log, if it is not `log.txt` in the folder.
 
     Attributes:
         training: training settings; once training has begun, with the cap reduced by the calibration time budget.
@@ -73,6 +76,7 @@ class Run:
         calibration: result of the calibration, after `calibrate`.
         profile: profile of a step, if steps were profiled.
         weights: the weights in `model`: "the last weights", or the name of their average.
+        last: the last validation, if there was one.
         startup: time spent before the training clock started.
         compiling: report on torch.compile, if it is used.
         checks: results of the preflight checks.
@@ -91,9 +95,10 @@ class Run:
         profiled: bool = False,
         world: World | None = None,
         notify: Notify = no_message,
+        log: Path | None = None,
     ) -> None:
         self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
-        self.profiled = profiled
+        self.profiled, self.log = profiled, log
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = StartupTimer()
@@ -116,6 +121,8 @@ class Run:
         self.calibration: Calibration | None = None
         self.profile: Profile | None = None
         self.weights = "the last weights"
+        self.last: Validated | None = None
+        self._metrics: Metrics | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -222,7 +229,18 @@ class Run:
                 elif self.checkpoints.exists():  # a replaced run must not be resumed later
                     remove_folder(self.checkpoints)
                 write_bytes(self.folder / "recipe.toml", self.recipe.to_toml().encode())
-                history.truncate(self.folder, loop.step if checkpoint is not None else -1)
+                step = loop.step if checkpoint is not None else -1
+                history.truncate(self.folder, step)
+                self._metrics = Metrics(self.folder, step)
+                write_environment(
+                    self.folder,
+                    self.recipe.digest,
+                    settings.seed,
+                    self.device,
+                    self.world,
+                    resumed=checkpoint is not None,
+                    log=self.log,
+                )
             yield from self._follow(loop)
             if loop.float8 is not None and not loop.interrupted:
                 self._report_fp8(loop.float8, *batches.next())
@@ -245,6 +263,8 @@ class Run:
             yield self._validated(loop)
         for step in loop:
             self.steps = step.number
+            if self._metrics is not None and (self.recipe.run.logs(step.number) or step.stopping):
+                self._keep(partial(self._metrics.record, step))
             yield step
             if not loop.interrupted and (step.stopping or (validate_every and step.number % validate_every == 0)):
                 validated = step.number
@@ -263,6 +283,30 @@ class Run:
                 self.notify(f"active: {line}")
             if self.compiling is not None:
                 self.compiling.end_run()
+            if self.world.is_main:
+                state = self.model.state_dict()
+                self._keep(partial(save_float, self.folder, state, self.last, self.steps, self.weights))
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Call `write`; training must not end because of a file that it does not need."""
+        try:
+            write()
+        except (OSError, OutputError) as error:
+            self.notify(f"the run goes on without a file of its folder: {error}")
+
+    def restore(self) -> None:
+        """Load the weights of the folder's finished run, as if it had been trained now: for another export.
+
+        Raises:
+            WeightsError: the run did not finish, its file is damaged, or it has another model than the recipe.
+        """
+        state, self.steps, self.weights, self.last = load_float(self.folder)
+        try:
+            self.model.load_state_dict(state)
+        except RuntimeError as error:
+            raise WeightsError(
+                f"the weights in {self.folder} are of another model than the recipe's; leave [model] as it was trained"
+            ) from error
 
     def _saved(self, loop: Fit) -> Iterator[Saved]:
         """Write a checkpoint; if that fails, a run that is not being stopped continues without it."""
@@ -323,7 +367,8 @@ class Run:
             score = self.score(self.model)
         if self.world.is_main:
             history.record(self.folder, history.Entry(loop.step, loop.train_ms, score.bpb))
-        return Validated(loop.step, loop.train_ms, score, str(loop.average))
+        self.last = Validated(loop.step, loop.train_ms, score, str(loop.average))
+        return self.last
 
     def _common_checkpoint(self, resume: bool, job: str) -> Checkpoint | None:
         """Return the checkpoint to resume from, the same on all ranks; an error on any rank ends the run on all."""

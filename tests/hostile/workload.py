@@ -29,7 +29,10 @@ TINY = [
 EVERY = 5
 """Steps between checkpoints."""
 
-PASSING = {"summary.json", "history.jsonl", "recipe.toml"}
+PASSING = {
+    *("summary.json", "history.jsonl", "recipe.toml"),
+    *("metrics.jsonl", "environment.json", "log.txt", "float.safetensors"),
+}
 """Files with times in them, or that are written more than once: their bytes are not compared, nor checkpoints'."""
 
 State = dict[str, str]

@@ -1,6 +1,7 @@
 """A run folder belongs to one process at a time, and a damaged checkpoint costs a run no more than its interval."""
 
 import dataclasses
+import json
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from birdie.model.gpt import GPTConfig
 from birdie.run.events import Event, Saved, Started
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe, RunSettings
+from birdie.run.run_folder import read_metrics
 from birdie.runtime.distributed import World
 from birdie.score.bpb import ValidationSettings
 from birdie.train.checkpoint import checkpoint_paths
@@ -174,3 +176,49 @@ def test_all_ranks_end_if_one_cannot_start(recipe: Recipe, tmp_path: Path) -> No
     damage(checkpoint_paths(tmp_path / "other" / "checkpoints")[0])
     torch.save(recipe.to_dict(), tmp_path / "recipe.pt")
     run_in_process_group(refused_on_all, 2, tmp_path)
+
+
+def test_finished_run_leaves_what_another_export_needs(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run(recipe, tmp_path / "run")
+    list(run.train())
+    run.export()
+    again = Run(recipe, tmp_path / "run")
+    again.restore()
+    again.export(tmp_path / "again.birdie")
+    assert (tmp_path / "again.birdie").read_bytes() == (tmp_path / "run" / "model.birdie").read_bytes()
+    assert again.last == run.last
+    assert again.weights == run.weights
+
+
+def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_stopped(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path / "one", [])
+    train(recipe, tmp_path / "two", [], stop_after=5)
+    train(recipe, tmp_path / "two", [], resume=True)
+    losses = [[(line["step"], line["loss"]) for line in read_metrics(tmp_path / name)] for name in ("one", "two")]
+    assert losses[0] == losses[1]
+    assert [step for step, _ in losses[0]] == list(range(1, 10))
+    environment = json.loads((tmp_path / "two" / "environment.json").read_text())
+    assert len(environment["starts"]) == 2
+    assert environment["seed"] == recipe.train.seed
+
+
+def test_unfinished_line_of_metrics_is_left_out(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path, [])
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_run_without_its_float_weights_cannot_be_restored(recipe: Recipe, tmp_path: Path, damaged: bool) -> None:
+    if damaged:
+        (tmp_path / "float.safetensors").write_bytes(bytes(40))
+    with pytest.raises(WeightsError, match=r"float\.safetensors"):
+        Run(recipe, tmp_path).restore()
+
+
+def test_weights_of_another_model_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path, [])
+    wider = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, model_dim=64))
+    with pytest.raises(WeightsError, match="another model"):
+        Run(wider, tmp_path).restore()

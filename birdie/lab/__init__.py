@@ -1,0 +1,1 @@
+"""Experiments: the ledger of runs, one change against another, sweeps, reports."""
