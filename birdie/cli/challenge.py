@@ -285,6 +285,8 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
     trained = last.score
     run_on_main(run.world, run.device, run.calibrate)
     old = _int8_zlib(log, run, code)
+    if old is None:
+        log(f"Code size: {code} bytes")
     artifact_bytes = _birdie(log, run, code)
     began = time.perf_counter()
     new = evaluate(run.folder / "model.birdie", _request(run, EvaluationSettings()), world=run.world).score
@@ -292,11 +294,12 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
         f"final_birdie_roundtrip val_loss:{new.val_loss:.4f} val_bpb:{new.bpb:.4f} "
         f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
     )
-    log(
-        f"quantization_gap: float_bpb:{trained.bpb:.8f} int8_zlib_bpb:{old.bpb:.8f} "
-        f"int8_zlib_gap:{old.bpb - trained.bpb:+.8f} birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
-    )
-    log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
+    gap = f"birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
+    if old is not None:
+        gap = f"int8_zlib_bpb:{old.bpb:.8f} int8_zlib_gap:{old.bpb - trained.bpb:+.8f} {gap}"
+    log(f"quantization_gap: float_bpb:{trained.bpb:.8f} {gap}")
+    if old is not None:
+        log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
     log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
     log(f"Total submission size birdie: {artifact_bytes + code} bytes")
     scored = new
@@ -349,8 +352,8 @@ def _evaluate(log: Log, run: Run) -> Score:
     return score
 
 
-def _int8_zlib(log: Log, run: Run, code: int) -> Score:
-    """Write the challenge's int8+zlib export, read it back, and return its score."""
+def _int8_zlib(log: Log, run: Run, code: int) -> Score | None:
+    """Write the challenge's int8+zlib export, read it back, and return its score; None in a packed script."""
     path = run.folder / "final_model.int8.ptz"
     run_on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
     began = time.perf_counter()

@@ -28,6 +28,28 @@ def minify(source: str, exports: Collection[str]) -> str:
     )
 
 
+def minify_module(source: str) -> str:
+    """Return a module that does what `source` does, with short names for what no other module can mention.
+
+    Raises:
+        ImportError: python-minifier is not installed.
+    """
+    from python_minifier import minify as shorten
+
+    tree = ast.parse(source)
+    _avoid_vars(tree)
+    _pass_by_position(tree, _public(tree))
+    # Short names for the module's own functions made packed scripts longer (by 0.4 %).
+    return shorten(ast.unparse(tree), rename_globals=False, hoist_literals=False, remove_annotations=False)
+
+
+def _public(tree: ast.Module) -> set[str]:
+    """Return the names of functions that other modules or packages may call, by names of their parameters too."""
+    scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
+    functions = [part for scope in scopes for part in scope.body if isinstance(part, ast.FunctionDef)]
+    return {part.name for part in functions if not part.name.startswith("_") or part.name.endswith("__")}
+
+
 def _avoid_vars(tree: ast.Module) -> None:
     """Replace `vars(x)` with `x.__dict__`: python-minifier renames nothing in a module that calls `vars`."""
 
