@@ -14,7 +14,7 @@ import hashlib
 import lzma
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -63,8 +63,10 @@ _SKIPPED = (
     ("birdie.cli.challenge", "_log_cpu_cost"),
 )
 
-_START = """
+_UNPACK = """
 FOLDER, FILE = unpack(DIGEST, lambda: decode(MODULES.encode("L1"), SIZE), RECIPE.encode())
+"""
+_START = f"""{_UNPACK}
 from birdie.cli.challenge import main
 main(Path(__file__), FILE, FOLDER)
 """
@@ -108,10 +110,21 @@ def pack(recipe: Recipe) -> Packed:
         coded = text_coder.encode(data)
         with suppress(OSError):
             write_trusted(kept, b"%d\n" % len(data) + data + coded)
+    return _packed(data, coded, to_toml(changed_settings(recipe)), _START, minified)
+
+
+def assemble(texts: Mapping[str, str], start: str) -> Packed:
+    """Return the script that unpacks modules, name → source text, and then runs `start`."""
+    minified = find_spec("python_minifier") is not None
+    data = _joined({name: _minified(text) for name, text in texts.items()} if minified else dict(texts))
+    return _packed(data, text_coder.encode(data), "", _UNPACK + start, minified)
+
+
+def _packed(data: bytes, coded: bytes, recipe: str, start: str, minified: bool) -> Packed:
     parts = data.decode().split("\0")
     sources = dict(zip(parts[::2], parts[1::2], strict=True))
     needed = tuple(requirements(map(ast.parse, sources.values())))
-    return Packed(_script(data, coded, recipe, minified), sources, needed, minified)
+    return Packed(_script(data, coded, recipe, start, minified), sources, needed, minified)
 
 
 def _key(cut: Sequence[tuple[str, str]], schemes: Sequence[str], minified: bool) -> str:
@@ -210,28 +223,28 @@ def _joined(sources: dict[str, str]) -> bytes:
     return "\0".join(part for pair in sorted(files.items()) for part in pair).encode()
 
 
-def _script(data: bytes, coded: bytes, recipe: Recipe, minified: bool) -> bytes:
+def _script(data: bytes, coded: bytes, recipe: str, start: str, minified: bool) -> bytes:
     """Return the script: what runs first is compressed by LZMA, the modules `data` are `coded`."""
     values = {
         "SIZE": len(data),
         "DIGEST": hashlib.sha256(data).hexdigest(),
-        "RECIPE": to_toml(changed_settings(recipe)),
+        "RECIPE": recipe,
     }
     first = "\n".join(
         (
             *(f"{name} = {value!r}" for name, value in values.items()),
             _plain(text_coder.__file__),
             _plain(first_stage.__file__),
-            _START,
+            start,
         )
     )
     if minified:
         first = _minified(first)
     filters = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
-    start = lzma.compress(first.encode(), lzma.FORMAT_ALONE, filters=filters)
+    packed = lzma.compress(first.encode(), lzma.FORMAT_ALONE, filters=filters)
     lines = (
         f"#birdie {versions()['birdie']} coding:L1",
-        f"import lzma;MODULES={literal(coded)};FIRST={literal(start)}",
+        f"import lzma;MODULES={literal(coded)};FIRST={literal(packed)}",
         "exec(compile(lzma.decompress(FIRST.encode('L1')),__file__,'exec'))",
     )
     return "\n".join(lines).encode("latin-1")
