@@ -92,8 +92,8 @@ def _table(values: dict[str, Any]) -> SimpleNamespace:
 def _decoders() -> dict[int | None, Decoder]:
     """Return code → decoder of the schemes that this script includes."""
     names = [info.name for info in pkgutil.iter_modules(schemes.__path__)]
-    decoders = [importlib.import_module(f"{schemes.__name__}.{name}").DECODER for name in names]
-    return {decoder.code: decoder for decoder in decoders}
+    modules = [importlib.import_module(f"{schemes.__name__}.{name}") for name in names]
+    return {module.DECODER.code: module.DECODER for module in modules if hasattr(module, "DECODER")}
 
 
 def decoder_of(entry: Entry) -> Decoder:

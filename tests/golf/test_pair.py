@@ -20,7 +20,7 @@ from birdie.golf.standalone import pair as entry
 
 # Bytes of the file and of the text, and those with calibration.
 LIMITS = {False: (42_200, 52_200), True: (48_800, 60_200)}
-BUDGET = 1000  # of the model alone
+BUDGET = 900  # of the model alone
 
 # A training script as people write them; the first line of its body gets `export` and `load`.
 SCRIPT = '''"""Trains a little, exports, and scores what it has loaded: → no ASCII."""
@@ -31,13 +31,15 @@ import torch
 from torch import nn
 
 A, B, i, np = 1, 2, 3, 4  # short names that nobody may change
-model = nn.Sequential(nn.Embedding(16, 24), nn.Linear(24, 16))
-optimizer = torch.optim.Adam(model.parameters())
+model = nn.Sequential(nn.Embedding(16, 16), nn.Linear(16, 16))
 tokens = torch.arange(64) * 7 % 16
 for _ in range(2):
     loss = nn.functional.cross_entropy(model(tokens[:-1]), tokens[1:])
+    model.zero_grad()
     loss.backward()
-    optimizer.step()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
 torch.save(model.state_dict(), "final_model.pt")
 budget = int(os.environ["BUDGET"])
 written = export(model.state_dict(), budget, "model.birdie")
@@ -69,7 +71,7 @@ def state() -> dict[str, Tensor]:
     return weights | {"head.weight": weights["embedding.weight"]}
 
 
-@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("calibrated", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_size(pair: Pair, calibrated: bool) -> None:
     built = build_pair(calibrated=True) if calibrated else pair
     assert built.minified
