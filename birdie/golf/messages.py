@@ -6,7 +6,7 @@ The values of a sentence stay, and `birdie script --messages` writes the sentenc
 """
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from birdie import errors
 
@@ -15,9 +15,13 @@ class _Sentence(str):
     """Source of the sentence of an error, which a number will replace."""
 
 
-def drop_sentences(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return statements whose errors of birdie have the values of their sentences; `number` gives them numbers."""
-    return [_Marker().visit(statement) for statement in body]
+def drop_sentences(module: str, body: list[ast.stmt], worded: Collection[str]) -> list[ast.stmt]:
+    """Return the statements of a module whose errors have only the values of their sentences, until `number` is called.
+
+    Args:
+        worded: modules whose errors keep their sentences.
+    """
+    return body if module in worded else [_Marker().visit(statement) for statement in body]
 
 
 def number(trees: Iterable[ast.Module]) -> tuple[str, ...]:

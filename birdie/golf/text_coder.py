@@ -1,7 +1,7 @@
 """Coder of source text by context mixing: what a packed script carries its modules in.
 
-    8 bits of a byte, each:  eleven contexts ─► probability and bit history of each ─► three logistic mixers ─► refined by
-                             order 0 and order 1 ─► 32-bit arithmetic coder
+    8 bits of a byte, each:  eleven contexts ─► probability and bit history of each ─► three logistic mixers
+                             ─► refined by order 0 and order 1 ─► 32-bit arithmetic coder
 
 Contexts are the last 1 to 6 bytes, the two bytes before the last, the word, the words before it, the indentation with
 the first letter of the line, and what repeats the longest match. On birdie's own
