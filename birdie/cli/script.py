@@ -30,12 +30,16 @@ def command(
     requirements: Annotated[
         Path | None, Parameter(help="Also write the packages that the script needs to this file, for pip.")
     ] = None,
+    messages: Annotated[
+        Path | None, Parameter(help="Also write the sentences that the numbers of the script's errors stand for.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write a recipe as one script that trains, compresses and scores, with the parts of birdie that it needs inside.
 
     It takes the challenge's environment variables and writes its log, as train_gpt.py of a checkout does. Its bytes are
-    what the challenge counts as code. Under torchrun: `torchrun --nproc_per_node=8 train_gpt.py`.
+    what the challenge counts as code, so its errors have numbers: --messages writes their sentences. Under torchrun:
+    `torchrun --nproc_per_node=8 train_gpt.py`.
 
     With --scoring: `python score_gpt.py model.birdie`; DATA_PATH and TOKENIZER_PATH as for training.
     """
@@ -47,6 +51,9 @@ def command(
     lines = "".join(f"{line}\n" for line in packed.requirements)
     if requirements is not None:
         files.write_bytes(requirements, lines.encode())
+    if messages is not None:
+        numbered = [f"E{number} {sentence}\n" for number, sentence in enumerate(packed.messages, 1)]
+        files.write_bytes(messages, "".join(numbered).encode())
     if not packed.minified:
         log("python-minifier is not installed, so the script is larger than necessary; pip install 'birdie[submit]'")
     if json:

@@ -63,7 +63,6 @@ _NEVER = (
     ("birdie.cli.console", "print_json"),
     ("birdie.run.evaluation", "_load_export"),
     ("birdie.compress.registry", "import_scheme"),
-    ("birdie.compress.registry", "register"),
     ("birdie.cli.challenge", "_log_checkout"),
 )
 
