@@ -285,27 +285,26 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
     trained = last.score
     run_on_main(run.world, run.device, run.calibrate)
     old = _int8_zlib(log, run, code)
+    if old is None:
+        log(f"Code size: {code} bytes")
     artifact_bytes = _birdie(log, run, code)
-    began = time.perf_counter()
-    new = evaluate(run.folder / "model.birdie", _request(run, EvaluationSettings()), world=run.world).score
-    log(
-        f"final_birdie_roundtrip val_loss:{new.val_loss:.4f} val_bpb:{new.bpb:.4f} "
-        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
-    )
-    log(
-        f"quantization_gap: float_bpb:{trained.bpb:.8f} int8_zlib_bpb:{old.bpb:.8f} "
-        f"int8_zlib_gap:{old.bpb - trained.bpb:+.8f} birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
-    )
-    log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
-    log(f"final_birdie_roundtrip_exact val_loss:{new.val_loss:.8f} val_bpb:{new.bpb:.8f}")
+    artifact = run.folder / "model.birdie"
+    new = score_roundtrip(log, artifact, _request(run, EvaluationSettings()), run.world)
+    gap = f"birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
+    if old is not None:
+        gap = f"int8_zlib_bpb:{old.bpb:.8f} int8_zlib_gap:{old.bpb - trained.bpb:+.8f} {gap}"
+    log(f"quantization_gap: float_bpb:{trained.bpb:.8f} {gap}")
+    if old is not None:
+        log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
+    log_roundtrip(log, new)
     log(f"Total submission size birdie: {artifact_bytes + code} bytes")
     scored = new
     if run.recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
-        scored = _evaluate(log, run)
+        scored = score_as_recipe(log, artifact, _request(run), run.world)
     if log.active:
         values = {
             "run": str(run.folder),
-            "artifact": str(run.folder / "model.birdie"),
+            "artifact": str(artifact),
             "bytes": artifact_bytes,
             "code_bytes": code,
             "bpb_float": trained.bpb,
@@ -326,12 +325,26 @@ def _request(run: Run, settings: EvaluationSettings | None = None) -> Evaluation
     )
 
 
-def _evaluate(log: Log, run: Run) -> Score:
-    """Score the artifact with the recipe's `[evaluation]` settings, and log the score in the records' format."""
+def score_roundtrip(log: Log, path: Path, request: EvaluationRequest, world: World) -> Score:
+    """Score an artifact as the challenge scores its export, log it, and return the score."""
     began = time.perf_counter()
-    result = evaluate(
-        run.folder / "model.birdie", _request(run), world=run.world, notify=lambda line: log(f"birdie:{line}")
+    score = evaluate(path, request, world=world).score
+    log(
+        f"final_birdie_roundtrip val_loss:{score.val_loss:.4f} val_bpb:{score.bpb:.4f} "
+        f"eval_time:{(time.perf_counter() - began) * 1000:.0f}ms"
     )
+    return score
+
+
+def log_roundtrip(log: Log, score: Score) -> None:
+    """Log the exact score of an artifact, the line that the challenge reads."""
+    log(f"final_birdie_roundtrip_exact val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
+
+
+def score_as_recipe(log: Log, path: Path, request: EvaluationRequest, world: World) -> Score:
+    """Score an artifact with the `[evaluation]` settings of its recipe, and log the score in the records' format."""
+    began = time.perf_counter()
+    result = evaluate(path, request, world=world, notify=lambda line: log(f"birdie:{line}"))
     score, settings, mode = result.score, result.settings, result.mode
     for warning in result.warnings:
         log(f"birdie:{warning}")
@@ -349,8 +362,8 @@ def _evaluate(log: Log, run: Run) -> Score:
     return score
 
 
-def _int8_zlib(log: Log, run: Run, code: int) -> Score:
-    """Write the challenge's int8+zlib export, read it back, and return its score."""
+def _int8_zlib(log: Log, run: Run, code: int) -> Score | None:
+    """Write the challenge's int8+zlib export, read it back, and return its score; None in a packed script."""
     path = run.folder / "final_model.int8.ptz"
     run_on_main(run.world, run.device, lambda: _write_int8_zlib(log, run, code, path))
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`birdie script`: write a recipe as one training script that does not need birdie."""
+"""`birdie script`: write a recipe as one training or scoring script that does not need birdie."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from birdie.cli.console import Json, Output, log, print_json, print_line, size
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.golf.packed import pack
+from birdie.golf.scoring import pack_scoring
 from birdie.golf.standalone.sources import PACKAGE
 from birdie.run.registry import find
 from birdie.runtime import files
@@ -19,24 +20,40 @@ def command(
     recipe: Annotated[str, Parameter(help="A name that `birdie recipe list` shows, or a .toml file.")],
     /,
     *,
-    output: Annotated[Output, Parameter(help="The .py file to write.")] = Path("train_gpt.py"),
+    output: Annotated[
+        Output | None, Parameter(help="The .py file to write; default: train_gpt.py, with --scoring score_gpt.py.")
+    ] = None,
+    scoring: Annotated[
+        bool,
+        Parameter(negative=(), help="Write a script that only decodes a .birdie file of this recipe and scores it."),
+    ] = False,
     requirements: Annotated[
         Path | None, Parameter(help="Also write the packages that the script needs to this file, for pip.")
+    ] = None,
+    messages: Annotated[
+        Path | None, Parameter(help="Also write the sentences that the numbers of the script's errors stand for.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Write a recipe as one script that trains, compresses and scores, with the parts of birdie that it needs inside.
 
     It takes the challenge's environment variables and writes its log, as train_gpt.py of a checkout does. Its bytes are
-    what the challenge counts as code. Under torchrun: `torchrun --nproc_per_node=8 train_gpt.py`.
+    what the challenge counts as code, so its errors have numbers: --messages writes their sentences. Under torchrun:
+    `torchrun --nproc_per_node=8 train_gpt.py`.
+
+    With --scoring: `python score_gpt.py model.birdie`; DATA_PATH and TOKENIZER_PATH as for training.
     """
+    output = output or Path("score_gpt.py" if scoring else "train_gpt.py")
     known = find(recipe)
     files.require_output(output, [*PACKAGE.rglob("*.py"), known.path])
-    packed = pack(known.recipe())
+    packed = pack_scoring(known.recipe()) if scoring else pack(known.recipe())
     files.write_bytes(output, packed.script)
     lines = "".join(f"{line}\n" for line in packed.requirements)
     if requirements is not None:
         files.write_bytes(requirements, lines.encode())
+    if messages is not None:
+        numbered = [f"E{number} {sentence}\n" for number, sentence in enumerate(packed.messages, 1)]
+        files.write_bytes(messages, "".join(numbered).encode())
     if not packed.minified:
         log("python-minifier is not installed, so the script is larger than necessary; pip install 'birdie[submit]'")
     if json:

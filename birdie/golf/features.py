@@ -19,6 +19,8 @@ def features(recipe: Recipe) -> dict[str, Any]:
         "evaluation.ngram.enabled": evaluation.ngram.enabled,
         "train.fp8": recipe.train.fp8 != "off",
         "train.step_graphs": recipe.train.step_graphs,
+        "data.order": recipe.data.order,
+        "average.kind": recipe.average.kind,
         "bandit.every": recipe.bandit.every > 0,
         "calibration.data": recipe.calibration.data,
         "qat": qat.spec if qat.enabled else None,

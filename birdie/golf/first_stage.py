@@ -13,6 +13,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+LETTERS = [chr(code) for code in range(256) if code not in b"\0\n\r'\\"]
+"""The 251 letters of Latin-1 that a string literal holds as they are."""
+
 
 def unpack(digest: str, decode: Callable[[], bytes], recipe: bytes) -> tuple[Path, Path]:
     """Return the folder of the modules, first in sys.path now, and the file of the recipe.
@@ -39,6 +42,18 @@ def unpack(digest: str, decode: Callable[[], bytes], recipe: bytes) -> tuple[Pat
             write(path, text)
     sys.path.insert(0, str(folder))
     return folder, file
+
+
+def read_letters(text: str) -> bytes:
+    """Return the bytes that `letters` wrote as text, with zeros behind them."""
+    digits = {letter: digit for digit, letter in enumerate(LETTERS)}
+    data = b""
+    for start in range(0, len(text), 281):
+        number = 0
+        for letter in text[start : start + 281]:
+            number = number * 251 + digits[letter]
+        data += number.to_bytes(280, "big")
+    return data
 
 
 def own_folder(name: str) -> Path:

@@ -11,12 +11,14 @@ Triton and numba find their sources, and runs the challenge's entry point with t
 import ast
 import dataclasses
 import hashlib
+import json
 import lzma
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +28,9 @@ from birdie.compress import registry
 from birdie.compress.scheme import Scheme
 from birdie.golf import first_stage, text_coder
 from birdie.golf.features import features
+from birdie.golf.messages import drop_sentences, number
 from birdie.golf.shake import shake
+from birdie.golf.standalone.minify import minify_module, pass_by_position
 from birdie.golf.standalone.pack import literal
 from birdie.golf.standalone.sources import PACKAGE
 from birdie.run.recipe import Recipe, to_toml
@@ -54,17 +58,53 @@ _NEVER = (
     ("birdie.score.package", "for_scoring"),
     ("birdie.train.profile", "Profile"),
     ("birdie.train.profile", "profile"),
+    ("birdie.runtime.nvtx", "_Range"),
+    ("birdie.compress.rate.budget", "fit_quality"),
+    ("birdie.cli.console", "print_json"),
+    ("birdie.run.evaluation", "_load_export"),
+    ("birdie.compress.registry", "import_scheme"),
     ("birdie.cli.challenge", "_log_checkout"),
 )
 
-# Of these the result is known: no weight of a GPT is a long kernel, and no time is estimated.
-_SKIPPED = (
-    ("birdie.compress.rate.allocation", "Allocation._transform"),
-    ("birdie.cli.challenge", "_log_cpu_cost"),
-)
+# Of these the result is known, or only a person at a terminal misses it: checks before the run, which birdie makes
+# before the script is packed; estimates, profiles, the compile cache; the comparison with the challenge's own export.
+_REPLACED = {
+    ("birdie.compress.rate.allocation", "Allocation._transform"): "return None",
+    ("birdie.cli.challenge", "_int8_zlib"): "return None",
+    ("birdie.cli.challenge", "_log_cpu_cost"): "return None",
+    ("birdie.cli.console", "_message"): "return explain(error)",
+    ("birdie.data.dataset", "DatasetInfo.write"): "pass",
+    ("birdie.data.dataset", "_check_by_decoding"): "return []",
+    ("birdie.run.environment", "remarks"): "return ()",
+    ("birdie.run.pipeline", "Run._checked"): "return Checked(())",
+    ("birdie.run.pipeline", "Run._profile"): "yield",
+    ("birdie.runtime.files", "_copy_permissions"): "pass",
+    ("birdie.runtime.nvtx", "next_range"): "pass",
+    ("birdie.runtime.nvtx", "next_range_on_gradient"): "pass",
+    ("birdie.runtime.nvtx", "nvtx_range"): "return _NULL",
+    ("birdie.runtime.nvtx", "profiler_attached"): "return False",
+    ("birdie.train.compilation", "compile_cache"): "return None",
+    ("birdie.train.compilation", "saves_graphs"): "return False",
+    ("birdie.train.profile", "Capture.before_step"): "pass",
+    ("birdie.train.profile", "Capture.close"): "pass",
+    ("birdie.train.profile", "layer_ranges"): "yield",
+}
 
+# Features that are off leave out these definitions.
+_SAMPLERS = {
+    "SequentialSampler": ("sequential", "packed"),
+    "ShuffledSampler": ("shuffled",),
+    "CoprimeSampler": ("coprime",),
+}
+_AVERAGE = [f"Average.{method}" for method in ("_update", "mean", "_copies", "_apply", "_wide_weights")]
+
+# Errors that a person may cause who runs a script as it was meant keep their sentences.
+_WORDED = ("birdie.golf.features", "birdie.run.recipe_file")
+
+_UNPACK = """
+FOLDER, FILE = unpack(DIGEST, lambda: decode(read_letters(MODULES), SIZE), RECIPE.encode())
+"""
 _START = """
-FOLDER, FILE = unpack(DIGEST, lambda: decode(MODULES.encode("L1"), SIZE), RECIPE.encode())
 from birdie.cli.challenge import main
 main(Path(__file__), FILE, FOLDER)
 """
@@ -79,12 +119,14 @@ class Packed:
         sources: path → text of each file that the script unpacks.
         requirements: packages it needs, pinned to what is installed here, as lines of a requirements.txt.
         minified: False where python-minifier is not installed; the script is larger then.
+        messages: the sentences that the numbers of its errors stand for, from E1, as birdie's source has them.
     """
 
     script: bytes
     sources: dict[str, str]
     requirements: tuple[str, ...]
     minified: bool
+    messages: tuple[str, ...]
 
 
 def pack(recipe: Recipe) -> Packed:
@@ -96,27 +138,63 @@ def pack(recipe: Recipe) -> Packed:
         ConfigError: a scheme of the recipe is not one of birdie's.
     """
     cut, schemes = sorted({*_NEVER, *unused(recipe)}), sorted(schemes_of(recipe))
-    minified = find_spec("python_minifier") is not None
-    kept = user_cache() / "packed" / f"{_key(cut, schemes, minified)}.modules"
+    kept = user_cache() / "packed" / f"{_key(cut, schemes)}.modules"
     try:
-        size, _, content = read_trusted(kept).partition(b"\n")
-        data, coded = content[: int(size)], content[int(size) :]
+        line, _, content = read_trusted(kept).partition(b"\n")
+        size, *messages = json.loads(line)
+        modules = Modules(content[:size], content[size:], tuple(messages))
     except (OSError, ValueError):
-        trees = shake([_ENTRY], complete=schemes, cut=cut, skipped=_SKIPPED, typed=read_types())
-        texts = {name: ast.unparse(tree) for name, tree in trees.items()}
-        data = _joined({name: _minified(text) for name, text in texts.items()} if minified else texts)
-        coded = text_coder.encode(data)
+        rewrite = partial(drop_sentences, worded=_WORDED)
+        modules = compressed(
+            shake([_ENTRY], complete=schemes, cut=cut, replaced=_REPLACED, typed=read_types(), rewrite=rewrite)
+        )
         with suppress(OSError):
-            write_trusted(kept, b"%d\n" % len(data) + data + coded)
-    parts = data.decode().split("\0")
+            line = json.dumps([len(modules.data), *modules.messages]).encode()
+            write_trusted(kept, b"\n".join((line, modules.data + modules.coded)))
+    return assemble(modules, _START, to_toml(changed_settings(recipe)))
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """Modules as a script carries them.
+
+    Attributes:
+        data: names and texts of their files, as `first_stage.unpack` takes them apart.
+        coded: the same by `text_coder`.
+        messages: as `Packed` has them.
+    """
+
+    data: bytes
+    coded: bytes
+    messages: tuple[str, ...]
+
+
+def compressed(trees: Mapping[str, ast.Module]) -> Modules:
+    """Return shaken modules, minified if python-minifier is installed, and coded."""
+    messages = number(trees.values())
+    pass_by_position(trees.values())
+    shorten = minify_module if _minifies() else ast.unparse
+    data = _joined({name: shorten(tree) for name, tree in trees.items()})
+    return Modules(data, text_coder.encode(data), messages)
+
+
+def assemble(modules: Modules, start: str, recipe: str = "") -> Packed:
+    """Return the script that unpacks `modules` and the text of a recipe, and then runs `start`."""
+    parts = modules.data.decode().split("\0")
     sources = dict(zip(parts[::2], parts[1::2], strict=True))
     needed = tuple(requirements(map(ast.parse, sources.values())))
-    return Packed(_script(data, coded, recipe, minified), sources, needed, minified)
+    script = _script(modules, recipe, _UNPACK + start)
+    return Packed(script, sources, needed, _minifies(), modules.messages)
 
 
-def _key(cut: Sequence[tuple[str, str]], schemes: Sequence[str], minified: bool) -> str:
+def _minifies() -> bool:
+    return find_spec("python_minifier") is not None
+
+
+def _key(cut: Sequence[tuple[str, str]], schemes: Sequence[str]) -> str:
     """Return what changes with every source of birdie and with everything that decides about the modules."""
-    digest = hashlib.sha256(repr((cut, _SKIPPED, schemes, minified and metadata.version("python_minifier"))).encode())
+    minifier = metadata.version("python_minifier") if _minifies() else None
+    digest = hashlib.sha256(repr((cut, schemes, minifier)).encode())
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -141,6 +219,9 @@ def unused(recipe: Recipe) -> Iterator[tuple[str, str]]:
         "birdie.train.bandit": [] if used["bandit.every"] else ["Bandit"],
         "birdie.train.step_graph": [] if used["train.step_graphs"] else ["StepGraphs", "CudaGraphs"],
         "birdie.train.fp8": [] if used["train.fp8"] else ["Float8"],
+        "birdie.run.pipeline": [] if used["train.fp8"] else ["Run._report_fp8"],
+        "birdie.data.sampler": [name for name, orders in _SAMPLERS.items() if used["data.order"] not in orders],
+        "birdie.train.average": [] if used["average.kind"] != "none" else _AVERAGE,
         "birdie.model.sample": [] if data == "own" else ["sample_sequences"],
         "birdie.run.calibration_budget": [] if data == "own" else ["_sampling_seconds"],
     }
@@ -195,12 +276,6 @@ def requirements(trees: typing.Iterable[ast.Module]) -> Iterator[str]:
             yield f"{distribution}=={metadata.version(distribution).partition('+')[0]}"
 
 
-def _minified(source: str) -> str:
-    from python_minifier import minify
-
-    return minify(source, rename_globals=False, hoist_literals=False, remove_annotations=False)
-
-
 def _joined(sources: dict[str, str]) -> bytes:
     """Return names and texts of the modules' files, as `first_stage.unpack` takes them apart."""
     files = {}
@@ -210,31 +285,39 @@ def _joined(sources: dict[str, str]) -> bytes:
     return "\0".join(part for pair in sorted(files.items()) for part in pair).encode()
 
 
-def _script(data: bytes, coded: bytes, recipe: Recipe, minified: bool) -> bytes:
-    """Return the script: what runs first is compressed by LZMA, the modules `data` are `coded`."""
-    values = {
-        "SIZE": len(data),
-        "DIGEST": hashlib.sha256(data).hexdigest(),
-        "RECIPE": to_toml(changed_settings(recipe)),
-    }
+def _script(modules: Modules, recipe: str, start: str) -> bytes:
+    """Return the script: what runs first is compressed by LZMA, the modules are coded already."""
+    values = {"SIZE": len(modules.data), "DIGEST": hashlib.sha256(modules.data).hexdigest(), "RECIPE": recipe}
     first = "\n".join(
         (
             *(f"{name} = {value!r}" for name, value in values.items()),
             _plain(text_coder.__file__),
             _plain(first_stage.__file__),
-            _START,
+            start,
         )
     )
-    if minified:
-        first = _minified(first)
+    if _minifies():
+        first = minify_module(ast.parse(first))
     filters = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
-    start = lzma.compress(first.encode(), lzma.FORMAT_ALONE, filters=filters)
+    packed = lzma.compress(first.encode(), lzma.FORMAT_ALONE, filters=filters)
     lines = (
         f"#birdie {versions()['birdie']} coding:L1",
-        f"import lzma;MODULES={literal(coded)};FIRST={literal(start)}",
+        f"import lzma;MODULES='{letters(modules.coded)}';FIRST={literal(packed)}",
         "exec(compile(lzma.decompress(FIRST.encode('L1')),__file__,'exec'))",
     )
     return "\n".join(lines).encode("latin-1")
+
+
+def letters(data: bytes) -> str:
+    """Return `data` as text of 251 letters, 281 for 280 bytes: escapes would take four times as many more."""
+    text: list[str] = []
+    for start in range(0, len(data), 280):
+        number, block = int.from_bytes(data[start : start + 280].ljust(280, b"\0"), "big"), []
+        for _ in range(281):
+            number, digit = divmod(number, 251)
+            block.append(first_stage.LETTERS[digit])
+        text += reversed(block)
+    return "".join(text)
 
 
 def changed_settings(recipe: Recipe) -> dict[str, Any]:

@@ -13,14 +13,17 @@ modules, sources or classes by name finds them.
 
 import ast
 import importlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from birdie.errors import ConfigError
 from birdie.golf.standalone.sources import Target, defined_names, file_of, import_targets
 
+Rewrite = Callable[[str, list[ast.stmt]], list[ast.stmt]]
+
 _PLAIN = {"property", "staticmethod", "classmethod", "override", "abstractmethod", "contextmanager", "cache", "njit"}
-_DROPPED_PARAMETERS = {"help"}  # of cyclopts.Parameter: texts for --help
+_UNREAD = {"Parameter": {"help"}}  # of cyclopts: texts for --help
 
 
 @dataclass(slots=True)
@@ -39,8 +42,11 @@ def shake(
     *,
     complete: Collection[str] = (),
     cut: Collection[tuple[str, str]] = (),
-    skipped: Collection[tuple[str, str]] = (),
+    replaced: Mapping[tuple[str, str], str] = MappingProxyType({}),
     typed: Collection[tuple[str, str]] = (),
+    unread: Mapping[str, Collection[str]] = MappingProxyType({}),
+    absent: Collection[str] = (),
+    rewrite: Rewrite | None = None,
 ) -> dict[str, ast.Module]:
     """Return {module: syntax tree} of what `entries`, pairs of a module and a name in it, need.
 
@@ -48,15 +54,17 @@ def shake(
         entries: where the program begins.
         complete: modules of which every definition stays: those that a registry collects by walking a folder.
         cut: (module, `function`, `Class` or `Class.method`) pairs, whose bodies are replaced by an error.
-
-        skipped: such pairs of functions that return None at once.
+        replaced: such pairs → source text of the body that they get; of classes, the methods that they keep.
         typed: (module, class) pairs whose fields keep their annotations, because something reads them.
+        unread: name of a class → its variables, and keywords of its constructor, that nothing reads.
+        absent: modules to leave out although functions that stay import them.
+        rewrite: called with the name and the statements of a module before they are followed; returns others.
 
     Raises:
         ConfigError: birdie has no such module or name, or no such function to cut.
     """
-    bodies = {pair: _refusal(*pair) for pair in cut} | dict.fromkeys(skipped, "return None")
-    shaker = _Shaker(bodies, frozenset(typed))
+    bodies = {pair: _refusal(*pair) for pair in cut} | dict(replaced)
+    shaker = _Shaker(bodies, frozenset(typed), {**_UNREAD, **unread}, absent, rewrite)
     for owner, entry in entries:
         shaker.require(Target(owner, entry))
     for name in complete:
@@ -71,8 +79,15 @@ def shake(
 class _Shaker:
     """Marks what stays, until nothing new is mentioned."""
 
-    def __init__(self, bodies: dict[tuple[str, str], str], typed: frozenset[tuple[str, str]]) -> None:
-        self.bodies, self.typed = bodies, typed
+    def __init__(
+        self,
+        bodies: dict[tuple[str, str], str],
+        typed: frozenset[tuple[str, str]],
+        unread: Mapping[str, Collection[str]],
+        absent: Collection[str],
+        rewrite: Rewrite | None,
+    ) -> None:
+        self.bodies, self.typed, self.unread, self.absent, self.rewrite = bodies, typed, unread, absent, rewrite
         self.modules: dict[str, _Module] = {}
         self.queue: list[tuple[_Module, ast.AST]] = []  # code that stays, whose names are still to be followed
         self.attributes: set[str] = set()
@@ -94,10 +109,12 @@ class _Shaker:
         mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
         mentioned |= {text for text in texts if isinstance(text, str)}  # quoted annotations
-        body = _without_types(tree.body, typed)
+        body = _without_types(tree.body, typed, self.unread)
         for (owner, path), text in self.bodies.items():
             if owner == name and not _replace(body, path, text):
                 raise ConfigError(f"{name} has no {path} to leave out; correct the name")
+        if self.rewrite is not None:
+            body = self.rewrite(name, body)
         module = self.modules[name] = _Module(name, body)
         for statement in module.body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -117,7 +134,7 @@ class _Shaker:
 
     def require(self, target: Target) -> None:
         """Keep the object that `target` names, and the module that defines it."""
-        if not target.internal:
+        if not target.internal or target.module in self.absent:
             return
         if target.name is None:
             self.module(target.module)
@@ -276,7 +293,7 @@ def _refusal(module: str, name: str) -> str:
 def _replace(body: list[ast.stmt], name: str, text: str) -> bool:
     """Replace the body of `name`, a function, `Class.method` or class, by `text`; return False if there is none.
 
-    A class is left with a constructor alone.
+    A class is left with a constructor alone, or with the methods that `text` defines.
     """
     first, _, rest = name.partition(".")
     for statement in body:
@@ -284,8 +301,12 @@ def _replace(body: list[ast.stmt], name: str, text: str) -> bool:
             return _replace(statement.body, rest, text)
         if isinstance(statement, ast.ClassDef) and statement.name == first:
             statement.bases, statement.keywords, statement.decorator_list = [], [], []
-            statement.body = ast.parse("def __init__(self, *_, **__): ...").body
-            _replace(statement.body, "__init__", text)
+            body = ast.parse(text).body
+            if isinstance(body[0], ast.FunctionDef):
+                statement.body = body
+            else:
+                statement.body = ast.parse("def __init__(self, *_, **__): ...").body
+                _replace(statement.body, "__init__", text)
             return True
         if isinstance(statement, ast.FunctionDef) and statement.name == first:
             statement.body = ast.parse(text, mode="exec").body
@@ -320,17 +341,19 @@ def _bound_names(statement: ast.stmt) -> list[str]:
     return defined_names(statement)
 
 
-def _without_types(body: list[ast.stmt], typed: Collection[str]) -> list[ast.stmt]:
+def _without_types(
+    body: list[ast.stmt], typed: Collection[str], unread: Mapping[str, Collection[str]]
+) -> list[ast.stmt]:
     """Return statements without docstrings, overloads, imports for types, and annotations that nothing reads."""
-    tree = _Types(typed).visit(ast.Module(body, []))
+    tree = _Types(typed, unread).visit(ast.Module(body, []))
     return tree.body  # type: ignore[no-any-return]
 
 
 class _Types(ast.NodeTransformer):
     """Removes what only people and type checkers read."""
 
-    def __init__(self, typed: Collection[str]) -> None:
-        self.typed = typed
+    def __init__(self, typed: Collection[str], unread: Mapping[str, Collection[str]]) -> None:
+        self.typed, self.unread = typed, unread
         self.kind: ast.ClassDef | None = None  # whose body is visited
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
@@ -356,12 +379,18 @@ class _Types(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([node.target], self.visit(node.value)), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if ast.unparse(node.func) == "Parameter":
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in _DROPPED_PARAMETERS]
+        unread = self.unread.get(ast.unparse(node.func), ())
+        node.keywords = [keyword for keyword in node.keywords if keyword.arg not in unread]
+        if ast.unparse(node.func) == "Spec":
+            node.args[1] = ast.Constant("")  # its description
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         outer, self.kind = self.kind, node
+        unread = self.unread.get(node.name, ())
+        node.body = [
+            part for part in node.body if not (isinstance(part, ast.AnnAssign) and ast.unparse(part.target) in unread)
+        ]
         self.generic_visit(node)
         self.kind = outer
         node.body = node.body or [ast.Pass()]

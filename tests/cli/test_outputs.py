@@ -165,6 +165,8 @@ def test_prepare_replaces_no_folder_with_its_text(
         ["compress", "{tmp}/w.safetensors", "--lossless", "--output"],
         ["decompress", "{tmp}/m.birdie", "-o"],
         ["decoder", "-o"],
+        ["pack", "-o"],
+        ["script", "baseline", "--scoring", "-o"],
         ["evaluate", "{tmp}/m.birdie", "--state"],
         ["evaluate", "{tmp}/m.birdie", "--package"],
     ],

@@ -148,7 +148,7 @@ def test_what_is_cut_is_an_error_and_its_needs_are_gone(tmp_path: Path, monkeypa
 
 
 def test_what_is_skipped_returns_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trees = shake(ENTRY, cut=[("birdie.kinds", "Shape.unused")], skipped=[("birdie.late", "twice")])
+    trees = shake(ENTRY, cut=[("birdie.kinds", "Shape.unused")], replaced={("birdie.late", "twice"): "return None"})
     with pytest.raises(TypeError, match="NoneType"):
         imported(trees, tmp_path / "skipped", monkeypatch).main(4)
 

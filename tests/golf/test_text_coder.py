@@ -35,5 +35,5 @@ def test_source_is_smaller_than_by_the_standard_library() -> None:
 def test_the_bytes_are_pinned() -> None:
     """A script that was packed once decodes on every machine, with every numba."""
     data = bytes(range(256)) + b"def f(x):\n    return x + 1\n" * 20
-    assert hashlib.sha256(encode(data)).hexdigest()[:16] == "9578c64d2e7ef743"
+    assert hashlib.sha256(encode(data)).hexdigest()[:16] == "41aaf0bf8b345f70"
     assert logistic()[[0, 2048, 4095]].tolist() == [1, 2048, 4094]

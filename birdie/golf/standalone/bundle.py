@@ -49,6 +49,7 @@ def bundle(
     replacements: Mapping[tuple[str, str, str], tuple[str, str]] | None = None,
     unnumbered: str = "",
     substitutes: Mapping[tuple[str, str], tuple[str, str]] | None = None,
+    numbered: bool = True,
 ) -> Bundle:
     """Return the module that defines `exports` and everything they need.
 
@@ -57,12 +58,13 @@ def bundle(
         replacements: (module, name of a dictionary in it, source text of a key) → (module, name) of the value that the
             entry has in the bundle. So a table of decoders loses some of them, and the bundle need not include these.
         unnumbered: the module whose errors keep their sentences.
-        substitutes: (module, name) → (module, name) of what modules import instead.
+        substitutes: (module, name) → (module, name) of what the bundle has in place of a definition.
+        numbered: whether errors carry numbers; False: their sentences.
 
     Raises:
         ConfigError: birdie has no such export, or no dictionary that is included has the key of a replacement.
     """
-    linker = _Linker(replacements or {}, unnumbered, substitutes or {})
+    linker = _Linker(replacements or {}, unnumbered, substitutes or {}, numbered)
     targets = {name: linker.resolve(Target(*origin)) for name, origin in exports.items()}
     linker.names |= {target: name for name, target in targets.items()}
     for target in targets.values():
@@ -78,10 +80,11 @@ class _Linker:
         replacements: Mapping[tuple[str, str, str], tuple[str, str]],
         unnumbered: str,
         substitutes: Mapping[tuple[str, str], tuple[str, str]],
+        numbered: bool,
     ) -> None:
         self.replacements = {entry: Target(*value) for entry, value in replacements.items()}
         self.substitutes = {Target(*name): Target(*value) for name, value in substitutes.items()}
-        self.unnumbered = unnumbered
+        self.unnumbered, self.numbered = unnumbered, numbered
         self.sources: dict[str, Source] = {}
         self.names: dict[Target, str] = {}  # names in the bundle
         self.statements: dict[tuple[str, int], ast.stmt] = {}  # (module, line) → rewritten statement
@@ -92,13 +95,12 @@ class _Linker:
     def source(self, module: str) -> Source:
         """Return `module` as syntax, parsed once."""
         if module not in self.sources:
-            source = self.sources[module] = read(module)
-            source.imports = {name: self.substitutes.get(target, target) for name, target in source.imports.items()}
+            self.sources[module] = read(module)
         return self.sources[module]
 
     def resolve(self, target: Target) -> Target:
-        """Follow re-exports to the module that defines `target`."""
-        while target.internal and target.name is not None:
+        """Follow substitutes and re-exports to the module that defines `target`."""
+        while (target := self.substitutes.get(target, target)).internal and target.name is not None:
             source = self.source(target.module)
             if target.name in source.definitions:
                 return target
@@ -187,7 +189,7 @@ class _Linker:
             if module in self.sources and module not in visited:
                 visited.add(module)
                 for target in self.sources[module].imports.values():
-                    visit(target.module)
+                    visit(self.substitutes.get(target, target).module)
                 order.append(module)
 
         for module in sorted(self.sources):
@@ -230,7 +232,8 @@ class _Rewriter(ast.NodeTransformer):
         target = self.target(node)
         if target is not None:
             return ast.Name(self.linker.include(target), node.ctx)
-        if self.scopes and not self._is_local(node.id) and not hasattr(builtins, node.id):
+        defined = node.id == "__file__" or hasattr(builtins, node.id)
+        if self.scopes and not self._is_local(node.id) and not defined:
             raise ConfigError(f"{self.source.name} uses {node.id} in line {node.lineno} but does not define it")
         return node
 
@@ -244,7 +247,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        if self.source.name != self.linker.unnumbered and self._is_error(node.func):
+        if self.linker.numbered and self.source.name != self.linker.unnumbered and self._is_error(node.func):
             self.linker.messages.append(" ".join(ast.unparse(argument) for argument in node.args))
             node.args, node.keywords = [ast.Constant(len(self.linker.messages))], []
         self.generic_visit(node)
@@ -258,7 +261,12 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Try(self, node: ast.Try) -> ast.Try | list[ast.stmt]:
         """Drop handlers that only repeat an error in a longer sentence: their number would hide the first one."""
-        if not node.finalbody and not node.orelse and all(map(self._repeats_error, node.handlers)):
+        if (
+            self.linker.numbered
+            and not node.finalbody
+            and not node.orelse
+            and all(map(self._repeats_error, node.handlers))
+        ):
             return self._rewrite_block(node.body)
         self.generic_visit(node)
         return node

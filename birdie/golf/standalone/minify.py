@@ -28,6 +28,61 @@ def minify(source: str, exports: Collection[str]) -> str:
     )
 
 
+def minify_module(tree: ast.Module) -> str:
+    """Return the source of one of several modules, with short names for what no other module can mention.
+
+    Raises:
+        ImportError: python-minifier is not installed.
+    """
+    from python_minifier import minify as shorten
+
+    _avoid_vars(tree)
+    # Short names for the module's own functions made packed scripts longer (by 0.4 %).
+    return shorten(ast.unparse(tree), rename_globals=False, hoist_literals=False, remove_annotations=False)
+
+
+def pass_by_position(modules: Collection[ast.Module]) -> None:
+    """Mark parameters as positional-only, up to the first that a call may pass by name; they get short names.
+
+    Such a call is in the same module if the function is private, a lambda or defined in another function, else in any
+    of `modules`.
+    """
+    names = {id(module): _passed_names(module) for module in modules}
+    anywhere = set().union(*names.values())
+    for module in modules:
+        scopes = [module, *(node for node in ast.walk(module) if isinstance(node, ast.ClassDef))]
+        public = {
+            id(part)
+            for scope in scopes
+            for part in scope.body
+            if isinstance(part, ast.FunctionDef) and (not part.name.startswith("_") or part.name.endswith("__"))
+        }
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.Lambda):
+                kept = anywhere if id(node) in public else names[id(module)]
+                while node.args.args and node.args.args[0].arg not in kept:
+                    node.args.posonlyargs.append(node.args.args.pop(0))
+
+
+def _passed_names(module: ast.Module) -> set[str | None]:
+    """Return the names by which calls in a module may pass arguments.
+
+    Keys of dictionaries are among them, for dictionaries can be passed with **; so are options of schemes, which are
+    read from the signatures of the functions that a `Spec` names.
+    """
+    nodes = list(ast.walk(module))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    names = {keyword.arg for call in calls for keyword in call.keywords}
+    keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
+    names |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    specs = [call for call in calls if ast.unparse(call.func) == "Spec"]
+    makers = {name.id for call in specs for name in ast.walk(call) if isinstance(name, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and node.name in makers:
+            names |= {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
+    return names
+
+
 def _avoid_vars(tree: ast.Module) -> None:
     """Replace `vars(x)` with `x.__dict__`: python-minifier renames nothing in a module that calls `vars`."""
 

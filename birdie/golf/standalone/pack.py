@@ -19,7 +19,7 @@ _BLANK = "\n\n\n"  # as many lines as the packed file has: tracebacks look up li
 
 
 def pack(source: str, title: str) -> bytes:
-    """Return a .py file that defines what `source`, ASCII text, defines; its first line is a comment with `title`.
+    """Return a .py file that defines what `source` defines; its first line is a comment with `title`.
 
     The same source gives the same bytes with the same liblzma and libbz2.
     """
@@ -28,7 +28,7 @@ def pack(source: str, title: str) -> bytes:
 
 def forms(source: str, title: str) -> dict[str, bytes]:
     """Return the packed file by the name of its compressor."""
-    data = (_BLANK + source).encode("ascii")
+    data = (_BLANK + source).encode()
     # Raw source is some 50 to 120 kB; pb=0 because text has no alignment; lc is worth trying, lp never pays.
     settings = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 17, "pb": 0, "lp": 0}
     by_lzma = [lzma.compress(data, lzma.FORMAT_ALONE, filters=[settings | {"lc": lc}]) for lc in range(5)]

@@ -1,0 +1,150 @@
+"""A script that only scores gives birdie's own scores, refuses other files in words, and its size is pinned."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import birdie
+from birdie.cli import scoring_script
+from birdie.data.corpus import file_corpus
+from birdie.data.prepare import prepare
+from birdie.data.tokenizer import ByteTokenizer
+from birdie.errors import ArtifactError
+from birdie.golf.packed import Packed
+from birdie.golf.scoring import pack_scoring
+from birdie.model.gpt import GPT
+from birdie.run.evaluation import evaluate
+from birdie.run.recipe import Recipe
+from birdie.run.registry import find
+from birdie.score.request import EvaluationRequest
+from birdie.score.settings import EvaluationSettings
+
+LIMITS = {"baseline": 34_500, "sota": 40_000}
+SHAPE = {"vocab_size": 260, "num_layers": 4, "model_dim": 32, "num_heads": 2, "num_kv_heads": 1}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def record() -> Packed:
+    return pack_scoring(find("sota").recipe())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    list(prepare(file_corpus([Path(__file__)]), tokenizer="bytes", root=root))
+    return next((root / "datasets").iterdir())
+
+
+def tiny(name: str, **model: Any) -> Recipe:
+    """Return a recipe with the techniques and the evaluation of `name`, shrunk."""
+    values = find(name).recipe().to_dict()
+    layers = {"xsa_last_n": 2, "loop_start": 1, "loop_end": 2, "parallel_start_layer": 3} if name == "sota" else {}
+    values["model"] |= SHAPE | layers | model
+    values["train"] |= {"train_seq_len": 64, "compute_dtype": "float32"}
+    values["validation"] |= {"max_tokens": 1024}
+    return Recipe.from_dict(values)
+
+
+def saved(recipe: Recipe, path: Path) -> Path:
+    torch.manual_seed(0)
+    metadata = {
+        "model": "gpt",
+        "recipe": recipe.to_dict(),
+        "tokenizer": {"kind": "bytes", "sha256": ByteTokenizer().digest},
+    }
+    birdie.save(GPT(recipe.model), path, budget=40_000, coder="fast", metadata=metadata)
+    return path
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """Return name → exact loss and bits per byte of the log's last lines."""
+    return dict(re.findall(r"^(\w+_exact)\S* (.*)$", text, re.MULTILINE))
+
+
+def expected(path: Path, data: Path) -> list[str]:
+    request = EvaluationRequest(data=str(data), tokenizer="bytes")
+    scores = [evaluate(path, request).score]
+    scores.insert(0, evaluate(path, EvaluationRequest(str(data), "bytes", settings=EvaluationSettings())).score)
+    return [f"val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}" for score in scores]
+
+
+def test_the_size_for_the_record(record: Packed) -> None:
+    assert record.minified
+    assert len(record.script) <= LIMITS["sota"]
+    names = [line.partition("==")[0] for line in record.requirements]
+    assert names == ["numba", "numpy", "sentencepiece", "torch"]
+
+
+@pytest.mark.nightly
+def test_the_size_for_the_baseline() -> None:
+    assert len(pack_scoring(find("baseline").recipe()).script) <= LIMITS["baseline"]
+
+
+def test_no_code_of_training_or_export_is_in_it(record: Packed) -> None:
+    assert not [path for path in record.sources if path.startswith(("birdie/train/", "birdie/compress/rate/"))]
+    sources = "".join(record.sources.values())
+    assert "def decode(" in sources
+    for name in ("def save(", "class Writer", "class Grid", "fit_budget"):
+        assert name not in sources
+
+
+@pytest.mark.parametrize("name", ["baseline", pytest.param("sota", marks=pytest.mark.nightly)])
+def test_the_entry_point_scores_as_birdie_does(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tiny(name), tmp_path / "model.birdie")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["score_gpt.py"])
+    for variable, value in {"DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "RUN_ID": "tiny"}.items():
+        monkeypatch.setenv(variable, value)
+    scoring_script.main(name == "sota")
+    lines = lines_of(capsys.readouterr().out)
+    assert [*lines] == ["final_birdie_roundtrip_exact", "ttt_phased_exact"][: 1 + (name == "sota")]
+    assert [*lines.values()] == expected(path, data)[: len(lines)]
+    assert lines_of((tmp_path / "logs" / "tiny.txt").read_text()) == lines
+
+
+def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    weights = {"w": torch.ones(8, 8)}
+    birdie.save(weights, tmp_path / "weights.birdie")
+    with pytest.raises(ArtifactError, match=r"weights\.birdie does not hold a GPT"):
+        scoring_script.load_gpt(tmp_path / "weights.birdie", CPU)
+    birdie.save(weights, tmp_path / "other.birdie", metadata={"recipe": tiny("baseline").to_dict()})
+    with pytest.raises(ArtifactError, match=r"other\.birdie does not hold a GPT"):
+        scoring_script.load_gpt(tmp_path / "other.birdie", CPU)
+    with pytest.raises(ArtifactError, match="missing"):
+        scoring_script.load_gpt(tmp_path / "missing.birdie", CPU)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["baseline", "sota"])
+def test_the_script_scores_as_birdie_does(name: str, record: Packed, data: Path, tmp_path: Path) -> None:
+    """Run it beside another birdie, whose import fails."""
+    packed = record if name == "sota" else pack_scoring(find("baseline").recipe())
+    path = saved(tiny(name), tmp_path / "tiny.birdie")
+    (tmp_path / "other" / "birdie").mkdir(parents=True)
+    (tmp_path / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the packed birdie')")
+    (tmp_path / "score_gpt.py").write_bytes(packed.script)
+    tmp_path.chmod(0o700)
+    settings = {"PYTHONPATH": str(tmp_path / "other"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    settings |= {"DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "OMP_NUM_THREADS": "1"}
+
+    def started(file: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "score_gpt.py", file]
+        environment = os.environ | settings
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = started("tiny.birdie")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [*lines_of(done.stdout).values()] == expected(path, data)[: 1 + (name == "sota")]
+    (tmp_path / "cut.birdie").write_bytes(path.read_bytes()[:-9])
+    done = started("cut.birdie")
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: cut\.birdie .*\n", done.stderr)
