@@ -14,7 +14,7 @@ import hashlib
 import lzma
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -55,6 +55,7 @@ _NEVER = (
     ("birdie.train.profile", "Profile"),
     ("birdie.train.profile", "profile"),
     ("birdie.cli.challenge", "_log_checkout"),
+    ("birdie.cli.challenge", "_restored"),
 )
 
 # Of these the result is known: no weight of a GPT is a long kernel, and no time is estimated.
@@ -62,6 +63,13 @@ _SKIPPED = (
     ("birdie.compress.rate.allocation", "Allocation._transform"),
     ("birdie.cli.challenge", "_log_cpu_cost"),
 )
+
+_NEEDED = """
+import sys
+from importlib.util import find_spec
+if missing := [name for name in NEEDED.split() if not find_spec(name)]:
+    sys.exit(f"error: {', '.join(missing)} not installed; pip install -r requirements.txt")
+"""
 
 _START = """
 FOLDER, FILE = unpack(DIGEST, lambda: decode(MODULES.encode("L1"), SIZE), RECIPE.encode())
@@ -110,8 +118,9 @@ def pack(recipe: Recipe) -> Packed:
             write_trusted(kept, b"%d\n" % len(data) + data + coded)
     parts = data.decode().split("\0")
     sources = dict(zip(parts[::2], parts[1::2], strict=True))
-    needed = tuple(requirements(map(ast.parse, sources.values())))
-    return Packed(_script(data, coded, recipe, minified), sources, needed, minified)
+    needed = packages(map(ast.parse, sources.values()))
+    lines = tuple(f"{name}=={metadata.version(name).partition('+')[0]}" for name in needed.values())
+    return Packed(_script(data, coded, recipe, needed, minified), sources, lines, minified)
 
 
 def _key(cut: Sequence[tuple[str, str]], schemes: Sequence[str], minified: bool) -> str:
@@ -180,8 +189,8 @@ def read_types() -> set[tuple[str, str]]:
     return classes
 
 
-def requirements(trees: typing.Iterable[ast.Module]) -> Iterator[str]:
-    """Yield the packages outside the standard library that modules import, as `name==version`, sorted."""
+def packages(trees: Iterable[ast.Module]) -> dict[str, str]:
+    """Return the installed packages outside the standard library that modules import: name → distribution, sorted."""
     imported: set[str] = set()
     for tree in trees:
         for node in ast.walk(tree):
@@ -190,9 +199,9 @@ def requirements(trees: typing.Iterable[ast.Module]) -> Iterator[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
     names = metadata.packages_distributions()
-    for package in sorted(imported - sys.stdlib_module_names - {PACKAGE.name}):
-        for distribution in names.get(package, [])[:1]:
-            yield f"{distribution}=={metadata.version(distribution).partition('+')[0]}"
+    return {
+        name: names[name][0] for name in sorted(imported - sys.stdlib_module_names - {PACKAGE.name}) if name in names
+    }
 
 
 def _minified(source: str) -> str:
@@ -210,9 +219,10 @@ def _joined(sources: dict[str, str]) -> bytes:
     return "\0".join(part for pair in sorted(files.items()) for part in pair).encode()
 
 
-def _script(data: bytes, coded: bytes, recipe: Recipe, minified: bool) -> bytes:
+def _script(data: bytes, coded: bytes, recipe: Recipe, needed: Iterable[str], minified: bool) -> bytes:
     """Return the script: what runs first is compressed by LZMA, the modules `data` are `coded`."""
     values = {
+        "NEEDED": " ".join(needed),
         "SIZE": len(data),
         "DIGEST": hashlib.sha256(data).hexdigest(),
         "RECIPE": to_toml(changed_settings(recipe)),
@@ -220,6 +230,7 @@ def _script(data: bytes, coded: bytes, recipe: Recipe, minified: bool) -> bytes:
     first = "\n".join(
         (
             *(f"{name} = {value!r}" for name, value in values.items()),
+            _NEEDED,
             _plain(text_coder.__file__),
             _plain(first_stage.__file__),
             _START,
