@@ -171,7 +171,7 @@ def _json(done: Submission) -> dict[str, Any]:
 
 def _table(done: Submission) -> Table:
     table = Table(title=plain(str(done.folder)))
-    for column in ("seed", "steps", "ms/step", "float bpb", "artifact bpb", "nats/token", "artifact", "total"):
+    for column in ("seed", "steps", "ms/step", "float bpb", "bpb", "nats/token", "model", "total"):
         table.add_column(column, justify="right")
     for seed in done.seeds:
         table.add_row(
@@ -181,8 +181,8 @@ def _table(done: Submission) -> Table:
             f"{seed.float_bpb:.6f}",
             f"{seed.val_bpb:.6f}",
             f"{seed.val_loss:.6f}",
-            size(seed.model_bytes),
-            size(seed.total_bytes),
+            f"{seed.model_bytes:,}",
+            f"{seed.total_bytes:,}",
         )
     table.add_row("mean", "", "", "", f"{done.val_bpb:.6f}", f"{done.val_loss:.6f}", "", "")
     return table

@@ -208,7 +208,8 @@ def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) 
     for run in runs:
         if not (run.folder / FLOAT).is_file():
             raise WeightsError(
-                f"{run.folder} has no float weights ({FLOAT}): the run is {run.state}; finish it with --resume first"
+                f"{run.folder} has no float weights ({FLOAT}): the run is {run.state}; finish it with --resume, or train "
+                "it again"
             )
         for name, ours, theirs in changes(runs[0].recipe, run.recipe):
             if name != "train.seed":
@@ -259,14 +260,14 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
     """Write what the runs need into the work folder, unless it is there already.
 
     Raises:
-        ConfigError: the work folder was made for something else.
+        ConfigError: the work folder has runs of something else.
     """
     path = work / "work.json"
     sources = sorted(str(run.folder.resolve()) for run in runs)
     ours = {"recipe": recipe.to_dict(), "cap": cap, "from": sources, "birdie": versions()["birdie"]}
     ours = json.loads(json.dumps(ours))
     script = work / SCRIPT
-    if path.is_file() and script.is_file():
+    if any((work / "runs").glob(f"*/{RECIPE}")):
         try:
             theirs = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -275,7 +276,7 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
             (f"{name} is {now!r} and was {before!r}" for name, now, before in changes(ours, theirs)), None
         )
         if difference is None and script.read_bytes() != packed.script:
-            difference = "birdie has changed and packs another script"
+            difference = "birdie or a package it packs with has changed"
         if difference is not None:
             raise ConfigError(
                 f"{work} was made with other settings ({difference}); choose another -o, delete it, or export its "
@@ -606,6 +607,7 @@ def _readme(done: Submission, recipe: Recipe, about: About, theirs: Sequence[flo
     ]
     means = f"| mean | | | {fmean(seed.float_bpb for seed in done.seeds):.6f} | {done.val_bpb:.6f} "
     means += f"| {done.val_loss:.6f} | | |"
+    ranks = read_run(chosen.artifact.parent).environment.get("ranks", 1)
     variables = "DATA_PATH=… " + (f"TOKENIZER_PATH={data[0]}" if data else "TOKENIZER_PATH=bytes")
     lines = [
         f"# {about.name}",
@@ -630,12 +632,12 @@ def _readme(done: Submission, recipe: Recipe, about: About, theirs: Sequence[flo
         "",
         "```sh",
         "pip install -r requirements.txt",
-        f"{variables} EVAL_ONLY_PATH={ARTIFACT} python {SCRIPT}   # score the artifact",
-        f"{variables} SEED={chosen.seed} python {SCRIPT}                   # train, export and score",
+        f"export {variables}",
+        f"EVAL_ONLY_PATH={ARTIFACT} python {SCRIPT}   # score the artifact",
+        f"SEED={chosen.seed} torchrun --standalone --nproc_per_node={ranks} {SCRIPT}   # train, export and score",
         "```",
         "",
-        "Under torchrun with several GPUs: `torchrun --standalone --nproc_per_node=8 train_gpt.py`. The script carries "
-        "the parts of birdie that it needs, and unpacks them into your cache folder.",
+        "The script carries the parts of birdie that it needs, and unpacks them into your cache folder.",
     ]
     return "\n".join(lines) + "\n"
 
