@@ -171,7 +171,7 @@ def _json(done: Submission) -> dict[str, Any]:
 
 def _table(done: Submission) -> Table:
     table = Table(title=plain(str(done.folder)))
-    for column in ("seed", "steps", "ms/step", "float bpb", "bpb", "nats/token", "model", "total"):
+    for column in ("seed", "steps", "ms/step", "float bpb", "bpb", "nats", "model", "total"):
         table.add_column(column, justify="right")
     for seed in done.seeds:
         table.add_row(

@@ -208,8 +208,8 @@ def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) 
     for run in runs:
         if not (run.folder / FLOAT).is_file():
             raise WeightsError(
-                f"{run.folder} has no float weights ({FLOAT}): the run is {run.state}; finish it with --resume, or train "
-                "it again"
+                f"{run.folder} has no float weights ({FLOAT}): the run is {run.state}; finish it with --resume, or "
+                "train it again"
             )
         for name, ours, theirs in changes(runs[0].recipe, run.recipe):
             if name != "train.seed":
@@ -334,9 +334,12 @@ class _Runner:
             if self.ranks > 1:
                 torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
                 command = [sys.executable, "-m", *torchrun, SCRIPT]
-        error = _follow(
-            command, self.work, self._environment(changes), lambda line: self.notify(f"seed {seed}: {line}")
-        )
+        environment = self._environment(changes)
+        try:
+            error = _follow(command, self.work, environment, lambda line: self.notify(f"seed {seed}: {line}"))
+        except KeyboardInterrupt:
+            self.notify(f"seed {seed}: stopped; the same command goes on from there")
+            raise
         if error is None and (result := _finished(run, log, seed)):
             return result
         raise ConfigError(
