@@ -201,7 +201,7 @@ def _restored(log: Log, run: Run) -> Validated:
         _log_data(log, run)
         log(f"seed:{run.recipe.train.seed}")
         for line in read_metrics(run.folder):
-            step, ms = line["step"], line["train_ms"]
+            step, ms = int(line["step"]), line["train_ms"]
             log(
                 f"step:{step}/{total} train_loss:{line['loss']:.4f} train_time:{ms:.0f}ms "
                 f"step_avg:{ms / max(step, 1):.2f}ms"

@@ -37,6 +37,8 @@ def modules_of(script: bytes) -> dict[str, str]:
         outer = _constants(script)
         decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=1 << 28)
         first = decompressor.decompress(outer["FIRST"].encode("latin-1"), MAX_FIRST)
+        if not decompressor.eof:
+            raise DataError(f"what the packed script runs first is damaged, or longer than {MAX_FIRST:,} bytes")
         inner = _constants(first)
         size, coded = int(inner["SIZE"]), outer["MODULES"].encode("latin-1")
         if not 0 <= size <= MAX_MODULES:
