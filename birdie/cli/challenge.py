@@ -4,6 +4,10 @@
 environment variable, and `birdie.run.environment` handles the variables that the records added, so their commands run
 unchanged. Lines, order and number formats of the log are those of the challenge's script, because people and programs
 read them. birdie adds lines that begin with `birdie:`, `quantization_gap:` or `cpu_cost:`.
+
+Four variables are no settings: EVAL_ONLY_PATH names an artifact that is scored and nothing else (parameter-golf#1530),
+RESUME=1 continues from the last checkpoint, RESTORE=1 exports the float weights of a finished run again (not in packed
+scripts), and CAP_BYTES replaces the 16,000,000 bytes of code and model.
 """
 
 import io
@@ -23,6 +27,7 @@ import torch
 
 from birdie.artifact import int8_zlib as baseline
 from birdie.cli.console import exit_code_of, leave, stop_on_signal
+from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.golf.features import require_same
@@ -33,6 +38,7 @@ from birdie.run.events import Checked, Event, Interrupted, Profiled, Started, Va
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.recipe_file import read_recipe_file
+from birdie.run.run_folder import read_metrics
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_writable, write_bytes
@@ -64,14 +70,16 @@ class Script:
 
 
 class Log:
-    """Log in `logs/RUN_ID.txt` and on stdout, written by rank 0 only."""
+    """Log in `logs/RUN_ID.txt` and on stdout, written by rank 0 only; that of a run that is continued grows."""
 
     def __init__(self, run_id: str, world: World) -> None:
         self.path = Path("logs") / f"{run_id}.txt"
         self.active = world.is_main
+        self.continued = (_is_on("RESUME") or _is_on("RESTORE")) and self.path.is_file()
         if self.active:
             require_writable(self.path.parent)
-            self.path.write_text("", encoding="utf-8")
+            if not self.continued:
+                self.path.write_text("", encoding="utf-8")
             sys.stdout.write(f"{self.path}\n")
 
     def __call__(self, line: str, *, console: bool = True) -> None:
@@ -98,12 +106,31 @@ def _main(script: Script | None) -> None:
     recipe = load_recipe(None if script is None else script.recipe)
     if script is not None:
         require_same(recipe, Recipe.from_dict(read_recipe_file(script.recipe)))
-        if is_on(os.environ.get("PROFILE", "")):
+        if _is_on("PROFILE"):
             raise ConfigError("this script has no profiler; unset PROFILE, or run train_gpt.py of a checkout")
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
         run_id = world.broadcast_string(os.environ.get("RUN_ID") or str(uuid.uuid4()))
-        train_and_score(recipe, run_id, world, script)
+        if path := os.environ.get("EVAL_ONLY_PATH"):
+            score_only(recipe, run_id, world, Path(path), script)
+        else:
+            train_and_score(recipe, run_id, world, script)
+
+
+def _is_on(variable: str) -> bool:
+    return is_on(os.environ.get(variable, ""))
+
+
+def score_only(recipe: Recipe, run_id: str, world: World, path: Path, script: Script | None = None) -> None:
+    """Score an artifact with the settings of the recipe, and log the challenge's last lines.
+
+    Raises:
+        ArtifactError, DataError: the artifact cannot be read, or does not fit data or tokenizer.
+    """
+    log = Log(run_id, world)
+    code = _log_provenance(log, recipe, script)
+    score = score_roundtrip(log, path, _request(recipe, EvaluationSettings()), world)
+    _final(log, recipe, path, world, score, code)
 
 
 def train_and_score(recipe: Recipe, run_id: str, world: World, script: Script | None = None) -> None:
@@ -119,34 +146,72 @@ def train_and_score(recipe: Recipe, run_id: str, world: World, script: Script | 
         recipe,
         folder,
         replace=True,
-        profiled=is_on(os.environ.get("PROFILE", "")),
+        profiled=_is_on("PROFILE"),
         world=world,
         notify=lambda line: log(f"birdie:{line}"),
         log=log.path,
     )
     for line in remarks(os.environ):
         log(f"birdie:{line}")
-    last: Validated | None = None
-    capped: Step | None = None
     with run.locked():
-        with stop_on_signal(shown=world.is_main) as stop:
-            for event in run.train(stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")):
-                _log_event(log, event, run)
-                if isinstance(event, Validated):
-                    last = event
-                elif isinstance(event, Step) and event.stopping and _at_cap(event, run):
-                    capped = event
-                elif isinstance(event, Interrupted):
-                    log(f"birdie:continue with: birdie train {folder}/recipe.toml --folder {folder} --resume")
-                    raise KeyboardInterrupt
-        if capped is not None:
-            log(
-                f"stopping_early: wallclock_cap train_time:{capped.train_ms:.0f}ms "
-                f"step:{capped.number}/{recipe.train.iterations}"
-            )
+        last = _restored(log, run) if _is_on("RESTORE") else _trained(log, run)
         _log_memory(log, run.device)
         if last is not None:
             _finish(log, run, last, code)
+
+
+def _trained(log: Log, run: Run) -> Validated | None:
+    """Train, and return the last validation.
+
+    Raises:
+        KeyboardInterrupt: a signal ended the training early.
+    """
+    last: Validated | None = None
+    capped: Step | None = None
+    with stop_on_signal(shown=run.world.is_main) as stop:
+        for event in run.train(
+            resume=_is_on("RESUME"), stop=stop, on_warmup=lambda done, total: log(f"warmup_step:{done}/{total}")
+        ):
+            _log_event(log, event, run)
+            if isinstance(event, Validated):
+                last = event
+            elif isinstance(event, Step) and event.stopping and _at_cap(event, run):
+                capped = event
+            elif isinstance(event, Interrupted):
+                log(f"birdie:continue with: birdie train {run.folder}/recipe.toml --folder {run.folder} --resume")
+                raise KeyboardInterrupt
+    if capped is not None:
+        _log_capped(log, run, capped.number, capped.train_ms)
+    return last
+
+
+def _log_capped(log: Log, run: Run, step: int, train_ms: float) -> None:
+    log(f"stopping_early: wallclock_cap train_time:{train_ms:.0f}ms step:{step}/{run.recipe.train.iterations}")
+
+
+def _restored(log: Log, run: Run) -> Validated:
+    """Load the float weights of the folder's finished run, log its training if the log has none, and return its score.
+
+    Raises:
+        WeightsError: the run has no float weights, or they are of another model.
+    """
+    run.restore()
+    last = run.last or Validated(run.steps, 0.0, run.score(run.model), run.weights)
+    if not log.continued:
+        total = run.recipe.train.iterations
+        _log_data(log, run)
+        log(f"seed:{run.recipe.train.seed}")
+        for line in read_metrics(run.folder):
+            step, ms = int(line["step"]), line["train_ms"]
+            log(
+                f"step:{step}/{total} train_loss:{line['loss']:.4f} train_time:{ms:.0f}ms "
+                f"step_avg:{ms / max(step, 1):.2f}ms"
+            )
+        _log_event(log, last, run)
+        if last.step < total:
+            _log_capped(log, run, last.step, last.train_ms)
+    log(f"birdie:weights of step {last.step} restored; they are exported again")
+    return last
 
 
 def _at_cap(step: Step, run: Run) -> bool:
@@ -189,17 +254,21 @@ def _log_checkout(log: Log, recipe: Recipe) -> int:
 
 def _log_sources(log: Log, paths: Iterable[Path]) -> None:
     for path in paths:
-        if path.suffix == ".py":
+        if path.suffix == ".py" and not log.continued:
             log(f"# {path.name}\n{path.read_text(encoding='utf-8')}", console=False)
 
 
+def _log_data(log: Log, run: Run) -> None:
+    data, seq_len, shards = run.recipe.data, run.recipe.train.train_seq_len, run.dataset.train
+    log(f"val_bpb:enabled tokenizer_kind={run.tokenizer.kind} tokenizer_path={data.tokenizer}")
+    log(f"train_loader:dataset:{shards[0].parent.name} train_shards:{len(shards)}")
+    pattern = data.val[0] if data.val else str(Path(data.path) / "fineweb_val_*.bin")
+    log(f"val_loader:shards pattern={pattern} tokens:{(len(run.val_tokens) - 1) // seq_len * seq_len}")
+
+
 def _log_started(log: Log, started: Started, run: Run) -> None:
-    recipe, model, train, optimizer = run.recipe, run.recipe.model, run.recipe.train, run.recipe.optimizer
-    scored = (started.val_tokens - 1) // train.train_seq_len * train.train_seq_len
-    log(f"val_bpb:enabled tokenizer_kind={run.tokenizer.kind} tokenizer_path={recipe.data.tokenizer}")
-    log(f"train_loader:dataset:{started.dataset} train_shards:{started.train_shards}")
-    pattern = recipe.data.val[0] if recipe.data.val else str(Path(recipe.data.path) / "fineweb_val_*.bin")
-    log(f"val_loader:shards pattern={pattern} tokens:{scored}")
+    model, train, optimizer = run.recipe.model, run.recipe.train, run.recipe.optimizer
+    _log_data(log, run)
     log(f"model_params:{started.parameters}")
     log(f"world_size:{started.world_size} grad_accum_steps:{started.micro_steps}")
     kernels = ("cudnn", "flash", "mem_efficient", "math")
@@ -287,25 +356,21 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
     old = _int8_zlib(log, run, code)
     if old is None:
         log(f"Code size: {code} bytes")
-    artifact_bytes = _birdie(log, run, code)
-    artifact = run.folder / "model.birdie"
-    new = score_roundtrip(log, artifact, _request(run, EvaluationSettings()), run.world)
+    path = run.folder / "model.birdie"
+    run_on_main(run.world, run.device, lambda: _write_birdie(log, run, code, path))
+    new = score_roundtrip(log, path, _request(run.recipe, EvaluationSettings()), run.world)
     gap = f"birdie_bpb:{new.bpb:.8f} birdie_gap:{new.bpb - trained.bpb:+.8f}"
     if old is not None:
         gap = f"int8_zlib_bpb:{old.bpb:.8f} int8_zlib_gap:{old.bpb - trained.bpb:+.8f} {gap}"
     log(f"quantization_gap: float_bpb:{trained.bpb:.8f} {gap}")
     if old is not None:
         log(f"final_int8_zlib_roundtrip_exact val_loss:{old.val_loss:.8f} val_bpb:{old.bpb:.8f}")
-    log_roundtrip(log, new)
-    log(f"Total submission size birdie: {artifact_bytes + code} bytes")
-    scored = new
-    if run.recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
-        scored = score_as_recipe(log, artifact, _request(run), run.world)
+    scored = _final(log, run.recipe, path, run.world, new, code)
     if log.active:
         values = {
             "run": str(run.folder),
-            "artifact": str(artifact),
-            "bytes": artifact_bytes,
+            "artifact": str(path),
+            "bytes": path.stat().st_size,
             "code_bytes": code,
             "bpb_float": trained.bpb,
             "bpb_artifact": new.bpb,
@@ -315,14 +380,6 @@ def _finish(log: Log, run: Run, last: Validated, code: int) -> None:
             "evaluation_asked": asdict(scored),
         }
         write_bytes(run.folder / "summary.json", json.dumps(values, indent=1).encode() + b"\n")
-
-
-def _request(run: Run, settings: EvaluationSettings | None = None) -> EvaluationRequest:
-    """Return a request that scores the run's artifact in the training dtype; settings None: those of its recipe."""
-    train, batch_tokens = run.recipe.train, run.recipe.validation.batch_tokens
-    return EvaluationRequest(
-        device=run.recipe.device, dtype=train.compute_dtype, batch_tokens=batch_tokens, settings=settings
-    )
 
 
 def score_roundtrip(log: Log, path: Path, request: EvaluationRequest, world: World) -> Score:
@@ -339,6 +396,28 @@ def score_roundtrip(log: Log, path: Path, request: EvaluationRequest, world: Wor
 def log_roundtrip(log: Log, score: Score) -> None:
     """Log the exact score of an artifact, the line that the challenge reads."""
     log(f"final_birdie_roundtrip_exact val_loss:{score.val_loss:.8f} val_bpb:{score.bpb:.8f}")
+
+
+def _final(log: Log, recipe: Recipe, path: Path, world: World, score: Score, code: int) -> Score:
+    """Log the exact score and the bytes of an artifact; return its score by the recipe's `[evaluation]`."""
+    log_roundtrip(log, score)
+    log(f"Total submission size birdie: {path.stat().st_size + code} bytes")
+    if recipe.evaluation.in_effect() == EvaluationSettings().in_effect():
+        return score
+    return score_as_recipe(log, path, _request(recipe, recipe.evaluation), world)
+
+
+def _request(recipe: Recipe, settings: EvaluationSettings) -> EvaluationRequest:
+    """Return a request that scores an artifact on the recipe's data in the training dtype."""
+    return EvaluationRequest(
+        data=None if recipe.data.val else recipe.data.path,
+        tokenizer=recipe.data.tokenizer,
+        max_tokens=recipe.validation.max_tokens,
+        device=recipe.device,
+        dtype=recipe.train.compute_dtype,
+        batch_tokens=recipe.validation.batch_tokens,
+        settings=settings,
+    )
 
 
 def score_as_recipe(log: Log, path: Path, request: EvaluationRequest, world: World) -> Score:
@@ -392,20 +471,12 @@ def _write_int8_zlib(log: Log, run: Run, code: int, path: Path) -> None:
     log(f"Total submission size int8+zlib: {len(packed.blob) + code} bytes")
 
 
-def _birdie(log: Log, run: Run, code: int) -> int:
-    """Write the .birdie artifact and return its bytes.
-
-    The recipe's schemes decide its size; if it is larger than the cap allows, it is written again under that budget.
-    """
-    path = run.folder / "model.birdie"
-    run_on_main(run.world, run.device, lambda: _write_birdie(log, run, code, path))
-    return path.stat().st_size
-
-
 def _write_birdie(log: Log, run: Run, code: int, path: Path) -> None:
-    summary = run.export(path)
-    budget = CAP_BYTES - code
-    if summary.bytes > budget and run.recipe.export.budget is None:
+    """Write the .birdie artifact, whose size the recipe decides; if the cap allows less, precision is lowered."""
+    budget = parse_size(os.environ.get("CAP_BYTES", str(CAP_BYTES))) - code
+    asked = run.recipe.export.budget
+    summary = run.export(path, budget=None if asked is None else min(parse_size(asked), budget))
+    if summary.bytes > budget:
         log(f"birdie:{summary.bytes} bytes exceed the budget of {budget} (cap minus code); lowering precision to fit")
         summary = run.export(path, budget=budget)
     log(f"Serialized model birdie: {summary.bytes} bytes ({summary.bits_per_weight:.3f} bits per weight)")

@@ -58,7 +58,7 @@ def build_app(tokens: Sequence[str]) -> App:
     cyclopts takes configuration before it parses tokens, so the recipe is looked up first. The command is an
     application of its own: beside other commands cyclopts would take the recipe's table [train] for a command.
     """
-    recipe, preset = _recipe_and_preset(tokens)
+    recipe, preset = recipe_and_preset(tokens)
     app = new_app("birdie train", config=configuration_of(recipe, preset))
 
     @wraps(command)
@@ -71,7 +71,7 @@ def build_app(tokens: Sequence[str]) -> App:
     return app
 
 
-def _recipe_and_preset(tokens: Sequence[str]) -> tuple[str | None, str | None]:
+def recipe_and_preset(tokens: Sequence[str]) -> tuple[str | None, str | None]:
     recipe = next((token for token in tokens if token.endswith(".toml") and not token.startswith("-")), None)
     if recipe is None and tokens and not tokens[0].startswith("-"):
         recipe = tokens[0]

@@ -15,7 +15,7 @@ import json
 import lzma
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +64,7 @@ _NEVER = (
     ("birdie.run.evaluation", "_load_export"),
     ("birdie.compress.registry", "import_scheme"),
     ("birdie.cli.challenge", "_log_checkout"),
+    ("birdie.cli.challenge", "_restored"),
 )
 
 # Of these the result is known, or only a person at a terminal misses it: checks before the run, which birdie makes
@@ -100,6 +101,13 @@ _AVERAGE = [f"Average.{method}" for method in ("_update", "mean", "_copies", "_a
 
 # Errors that a person may cause who runs a script as it was meant keep their sentences.
 _WORDED = ("birdie.golf.features", "birdie.run.recipe_file")
+
+_NEEDED = """
+import sys
+from importlib.util import find_spec
+if missing := [name for name in NEEDED.split() if not find_spec(name)]:
+    sys.exit(f"error: {', '.join(missing)} not installed; pip install -r requirements.txt")
+"""
 
 _UNPACK = """
 FOLDER, FILE = unpack(DIGEST, lambda: decode(read_letters(MODULES), SIZE), RECIPE.encode())
@@ -182,9 +190,9 @@ def assemble(modules: Modules, start: str, recipe: str = "") -> Packed:
     """Return the script that unpacks `modules` and the text of a recipe, and then runs `start`."""
     parts = modules.data.decode().split("\0")
     sources = dict(zip(parts[::2], parts[1::2], strict=True))
-    needed = tuple(requirements(map(ast.parse, sources.values())))
-    script = _script(modules, recipe, _UNPACK + start)
-    return Packed(script, sources, needed, _minifies(), modules.messages)
+    needed = packages(map(ast.parse, sources.values()))
+    script = _script(modules, recipe, needed, _UNPACK + start)
+    return Packed(script, sources, tuple(pinned(needed)), _minifies(), modules.messages)
 
 
 def _minifies() -> bool:
@@ -261,8 +269,8 @@ def read_types() -> set[tuple[str, str]]:
     return classes
 
 
-def requirements(trees: typing.Iterable[ast.Module]) -> Iterator[str]:
-    """Yield the packages outside the standard library that modules import, as `name==version`, sorted."""
+def packages(trees: Iterable[ast.Module]) -> dict[str, str]:
+    """Return the installed packages outside the standard library that modules import: name → distribution, sorted."""
     imported: set[str] = set()
     for tree in trees:
         for node in ast.walk(tree):
@@ -271,9 +279,15 @@ def requirements(trees: typing.Iterable[ast.Module]) -> Iterator[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
     names = metadata.packages_distributions()
-    for package in sorted(imported - sys.stdlib_module_names - {PACKAGE.name}):
-        for distribution in names.get(package, [])[:1]:
-            yield f"{distribution}=={metadata.version(distribution).partition('+')[0]}"
+    return {
+        name: names[name][0] for name in sorted(imported - sys.stdlib_module_names - {PACKAGE.name}) if name in names
+    }
+
+
+def pinned(needed: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines of a requirements.txt for `packages`: distributions of the versions that are installed."""
+    for distribution in needed.values():
+        yield f"{distribution}=={metadata.version(distribution).partition('+')[0]}"
 
 
 def _joined(sources: dict[str, str]) -> bytes:
@@ -285,12 +299,18 @@ def _joined(sources: dict[str, str]) -> bytes:
     return "\0".join(part for pair in sorted(files.items()) for part in pair).encode()
 
 
-def _script(modules: Modules, recipe: str, start: str) -> bytes:
+def _script(modules: Modules, recipe: str, needed: Iterable[str], start: str) -> bytes:
     """Return the script: what runs first is compressed by LZMA, the modules are coded already."""
-    values = {"SIZE": len(modules.data), "DIGEST": hashlib.sha256(modules.data).hexdigest(), "RECIPE": recipe}
+    values = {
+        "NEEDED": " ".join(needed),
+        "SIZE": len(modules.data),
+        "DIGEST": hashlib.sha256(modules.data).hexdigest(),
+        "RECIPE": recipe,
+    }
     first = "\n".join(
         (
             *(f"{name} = {value!r}" for name, value in values.items()),
+            _NEEDED,
             _plain(text_coder.__file__),
             _plain(first_stage.__file__),
             start,

@@ -13,7 +13,7 @@ import bz2
 from dataclasses import dataclass
 
 from birdie import errors
-from birdie.golf.packed import requirements
+from birdie.golf.packed import packages, pinned
 from birdie.golf.standalone import build
 from birdie.golf.standalone.bundle import bundle
 from birdie.golf.standalone.minify import minify
@@ -88,7 +88,7 @@ def build_pair(*, calibrated: bool = False) -> Pair:
         source = minify(source, exports)
     except ImportError:
         minified = False
-    needed = tuple(requirements([ast.parse(source)]))
+    needed = tuple(pinned(packages([ast.parse(source)])))
     return Pair(pack(source, f"birdie {version}"), _text(source, version), source, minified, needed)
 
 

@@ -5,15 +5,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from birdie.cli import build_app
+from birdie.artifact.load import inspect
+from birdie.artifact.summary import Summary
+from birdie.cli import build_app, challenge
 from birdie.cli.challenge import main
 from birdie.cli.console import run
+from birdie.errors import ConfigError
 from birdie.golf import packed
-from birdie.run.recipe import load_recipe
+from birdie.run.recipe import ExportSettings, Recipe, load_recipe
+from birdie.runtime.distributed import World
 from tests.ranks import run_as_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,6 +197,97 @@ def test_an_environment_variable_turns_on_the_profile(play: Play, tmp_path: Path
     assert "of it attributed" in profile[0]
     assert any(re.fullmatch(r"birdie:profile:optimizer \d+\.\d{3}ms \d+\.\d\d%", line) for line in profile)
     assert (tmp_path / "runs" / "tiny" / "profile" / "table.json").is_file()
+
+
+def exact(lines: str) -> dict[str, str]:
+    """Return name → score of the lines with all digits."""
+    return dict(line.split(" ", 1) for line in lines.splitlines() if "_exact " in line)
+
+
+def test_an_artifact_is_scored_alone_as_after_training(play: Play, tmp_path: Path) -> None:
+    code, trained, err = play(EVAL_STRIDE="16", VAL_LOSS_EVERY="0")
+    assert code == 0, err
+    artifact = tmp_path / "runs" / "tiny" / "model.birdie"
+    code, scored, err = play(EVAL_STRIDE="16", EVAL_ONLY_PATH=str(artifact), RUN_ID="scored")
+    assert code == 0, err
+    expected = exact(trained)
+    del expected["final_int8_zlib_roundtrip_exact"]
+    assert exact(scored) == expected
+    assert len(expected) == 2
+    assert f"Total submission size birdie: {artifact.stat().st_size + len(b'script')} bytes" in scored
+    assert "step:" not in scored
+    code, _, err = play(EVAL_ONLY_PATH="nothing.birdie")
+    assert (code, "nothing.birdie" in err) == (1, True)
+
+
+def test_weights_are_exported_again_without_training(play: Play, tmp_path: Path) -> None:
+    code, trained, err = play()
+    assert code == 0, err
+    (tmp_path / "runs" / "tiny").rename(tmp_path / "runs" / "again")
+    code, restored, err = play(RUN_ID="again", RESTORE="1", INT4_STEP="16", VAL_LOSS_EVERY="0")
+    assert code == 0, err
+    old, new = exact(trained), exact(restored)
+    assert new["final_birdie_roundtrip_exact"] != old["final_birdie_roundtrip_exact"]
+    steps = [line for line in trained.splitlines() if line.startswith("step:6/6")]
+    assert len(steps) == 2
+    assert steps == [line for line in restored.splitlines() if line.startswith("step:6/6")]
+    assert "seed:1337" in restored.splitlines()
+    assert "warmup_step" not in restored
+
+
+def test_a_run_is_continued_in_its_log(play: Play, tmp_path: Path) -> None:
+    code, complete, err = play(RUN_ID="complete", WARMDOWN_ITERS="0")
+    assert code == 0, err
+    code, _, err = play(ITERATIONS="4", WARMDOWN_ITERS="0")
+    assert code == 0, err
+    code, out, err = play(ITERATIONS="6", WARMDOWN_ITERS="0", RESUME="1")
+    assert code == 0, err
+    assert exact(out)["final_birdie_roundtrip_exact"] == exact(complete)["final_birdie_roundtrip_exact"]
+    assert "step:4/6 train" not in out
+    log = (tmp_path / "logs" / "tiny.txt").read_text()
+    assert "step:4/4 train" in log
+    assert "step:6/6 train" in log
+
+
+@dataclass
+class FakeRun:
+    """A run whose export takes as many bytes as it may, at most 900."""
+
+    recipe: Recipe
+    budgets: list[int | None]
+
+    def export(self, path: Path, *, budget: int | None = None) -> Summary:
+        self.budgets.append(budget)
+        return replace(inspect(path), bytes=900 if budget is None else min(900, budget))
+
+
+@pytest.mark.parametrize(
+    ("budget", "cap", "budgets"),
+    [
+        (None, "16MB", [None]),
+        (None, "1000", [None, 400]),
+        ("2kB", "16MB", [2000]),
+        ("2kB", "1000", [400]),
+    ],
+)
+def test_code_and_model_keep_the_cap(
+    budget: str | None,
+    cap: str,
+    budgets: list[int | None],
+    logged: tuple[Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the recipe has a budget of its own, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAP_BYTES", cap)
+    run = FakeRun(Recipe(export=ExportSettings(budget=budget)), [])
+    log = challenge.Log("cap", World())
+    challenge._write_birdie(log, run, 600, logged[0] / "runs" / "tiny" / "model.birdie")  # type: ignore[arg-type]
+    assert run.budgets == budgets
+    monkeypatch.setenv("CAP_BYTES", "much")
+    with pytest.raises(ConfigError, match="'much' is not a size"):
+        challenge._write_birdie(log, run, 600, tmp_path)  # type: ignore[arg-type]
 
 
 def the_entry(path: str) -> None:

@@ -21,6 +21,7 @@ from birdie.golf.audit.logs import TrainingLog
 from birdie.golf.audit.regular import open_regular
 from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
+from birdie.golf.unpacked import FIRST
 
 USUAL_SEEDS = 3
 MAX_BYTES = 1_000_000
@@ -319,13 +320,14 @@ def check_script_of_logs(
         OutOfTimeError: the deadline has passed.
     """
     texts = [text for text in (source.data, source.unpacked) if text]
+    modules = [text for name, text in source.modules.items() if name != FIRST]
     same: dict[str, bool] = {}
     for log in logs:
         if deadline is not None:
             deadline.check()
         if log.source is not None and log.source not in same:
-            same[log.source] = _is_copy(log.source, texts)
-    packed = source.tree is None or source.unpacked is not None
+            same[log.source] = _has_all(log.source, modules) or _is_copy(log.source, texts)
+    packed = source.tree is None or source.unpacked is not None or bool(modules)
     for log in logs:
         sizes = [round(figure.value) for figure in log.code_bytes.values()]
         if log.source is not None and not same[log.source]:
@@ -338,6 +340,12 @@ def check_script_of_logs(
             evidence = f"the log counts {' or '.join(f'{size:,}' for size in sizes)} bytes of code; {shown} has "
             line = next(iter(log.code_bytes.values())).line
             yield Finding(rules.SEEDS, "warning", f"{evidence}{source.size:,}", "log", log.path, line)
+
+
+def _has_all(copy: str, modules: Sequence[str]) -> bool:
+    """Return whether a log begins with all modules of a packed script."""
+    stripped = _stripped(copy)
+    return bool(modules) and all(_stripped(text) in stripped for text in modules)
 
 
 def _is_copy(copy: str, texts: Sequence[bytes]) -> bool:

@@ -100,6 +100,8 @@ def scan(
     prefix = ""
     if source.unpacked is not None:
         source, prefix = parse_source(source.unpacked), "in the source that it unpacks: "
+    if source.damage:
+        return (Finding(SCORE_FIRST, "unknown", source.damage, "scan", shown),)
     if source.tree is None:
         return (Finding(SCORE_FIRST, "unknown", prefix + source.problem, "scan", shown, source.line),)
     try:

@@ -4,7 +4,8 @@
     model.birdie, final_model.int8.ptz, … or the size in the logs ───────────────┴──► bytes
 
 The challenge counts code and compressed model as they lie in the folder. Tokenizers, logs and data preparation were
-never counted; what minifying would save does not count either, and is reported apart.
+never counted; what minifying would save does not count either, and is reported apart. Modules inside a packed script
+are read as sources, and count with the script's own bytes.
 """
 
 import ast
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from birdie.golf.audit.logs import TrainingLog
 from birdie.golf.audit.rules import SIZE, Finding, size_result
-from birdie.golf.audit.source import MAX_BYTES, Source, read_source
+from birdie.golf.audit.source import MAX_BYTES, Source, parse_source, read_source
 from birdie.golf.code_size import PACKAGE, code_bytes
 
 SCRIPT, CLAIM = "train_gpt.py", "submission.json"
@@ -34,7 +35,7 @@ class Shipped:
 
     Attributes:
         script: the entry point; None if there is none.
-        sources: the Python files among the code.
+        sources: the Python files among the code, and the modules in a packed script, as paths below it.
         code: the script and the helper files it reads, sorted.
         package_bytes: bytes of birdie's own sources that the script loads.
         model: the model's file; None if there is none.
@@ -80,7 +81,10 @@ def _shipped(script: Path, files: Sequence[Path], model: Path | None) -> Shipped
         if path.suffix == ".py":
             source = sources[path] = read_source(path, min(MAX_BYTES, left))
             left -= len(source.data)
-            new = {by_name[name] for name in _mentioned(source) if name in by_name} - code
+            inner = {path / name: parse_source(text.encode()) for name, text in source.modules.items()}
+            sources |= inner
+            names = {name for part in (source, *inner.values()) for name in _mentioned(part)}
+            new = {by_name[name] for name in names if name in by_name} - code
             code |= new
             queue += new
     package = PACKAGE.name in {name.split(".")[0] for name in _imported(sources[script])}

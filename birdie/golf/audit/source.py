@@ -2,7 +2,7 @@
 
 A megabyte of two-byte statements takes a parser most of a gigabyte; the longest script of a record has 200 kB. Many
 records ship as `exec(lzma.decompress(base64.b85decode("…")))`: the constant is found in the syntax tree and unpacked
-here, within the same size.
+here, within the same size. A script that birdie packed has many modules, which are read one by one.
 """
 
 import ast
@@ -13,11 +13,14 @@ import lzma
 import os
 import warnings
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from birdie.errors import DataError
 from birdie.golf.audit.regular import open_regular
+from birdie.golf.unpacked import is_packed, modules_of
 
 MAX_BYTES = 500_000
 """Bytes of one file that are parsed."""
@@ -85,6 +88,23 @@ class Source:
             if inner is not None:
                 return inner
         return None
+
+    @property
+    def modules(self) -> Mapping[str, str]:
+        """Texts of the modules in a script that birdie packed, by path; empty for any other, or a damaged one."""
+        return self._packed[0]
+
+    @property
+    def damage(self) -> str:
+        """The reason why a script that birdie packed was not unpacked; empty if it was, and for any other."""
+        return self._packed[1]
+
+    @cached_property
+    def _packed(self) -> tuple[Mapping[str, str], str]:
+        try:
+            return modules_of(self.data) if self.tree is not None and is_packed(self.data) else {}, ""
+        except DataError as error:
+            return {}, str(error)
 
 
 def read_source(path: Path, limit: int = MAX_BYTES) -> Source:

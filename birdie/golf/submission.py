@@ -1,0 +1,673 @@
+"""Submission folder of the challenge: a recipe is packed, run with several seeds, and put together with its evidence.
+
+    recipe ── pack ──► train_gpt.py ──► one process a seed ──► FOLDER.work/runs/train_seedN ─┐
+    finished runs ── float weights ───► exported and scored again ───────────────────────────┴─► FOLDER
+
+FOLDER holds README.md, submission.json, train_gpt.py, requirements.txt, a log for each seed, the artifact of the median
+seed and the tokenizer, if it is a file. It appears complete or not at all. What was run stays in FOLDER.work, from
+which a second call takes finished seeds and continues an interrupted one.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, get_type_hints
+
+from birdie.data.tokenizer import BYTES
+from birdie.errors import BudgetError, ConfigError, DataError, OutputError, WeightsError
+from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
+from birdie.golf.packed import Packed, pack
+from birdie.golf.standalone.sources import PACKAGE
+from birdie.lab.ledger import RECIPE, RunRecord, read_run
+from birdie.lab.significance import MARGIN_NATS, P, Test, compare
+from birdie.run.environment import CHOICES, IGNORED, RULES, UNAVAILABLE
+from birdie.run.history import NAME as HISTORY
+from birdie.run.recipe import DataSettings, Recipe
+from birdie.run.registry import changes
+from birdie.run.run_folder import FLOAT, METRICS
+from birdie.runtime.callbacks import Notify, no_message
+from birdie.runtime.files import atomic_folder, atomic_path, require_writable, write_bytes
+from birdie.runtime.locks import locked_folder
+from birdie.runtime.provenance import versions
+
+SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
+AFTER_TRAINING = ("data", "validation", "calibration", "export", "evaluation", "run", "device")
+"""Tables of a recipe that may differ from those a run was trained with, when it is exported again."""
+
+_SHOWN = ("step:", "stopping_early", "interrupted", "Stopping", "Serialized model birdie", "final_birdie", "error:")
+_LEFT_OUT = {"EVAL_ONLY_PATH", "RESUME", "RESTORE", "CAP_BYTES", "RUN_ID", "PROFILE"}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Words about a submission that nobody but its author knows.
+
+    Attributes:
+        name: title; empty: the name of the folder.
+        author, github_id: of the author.
+        blurb: one sentence.
+    """
+
+    name: str = ""
+    author: str = ""
+    github_id: str = ""
+    blurb: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedResult:
+    """Result of one seed.
+
+    Attributes:
+        seed: of the training.
+        steps, train_seconds: of the training.
+        float_bpb: bits per byte of the weights before export, by non-overlapping windows.
+        val_loss: nats per token of the artifact, by the recipe's evaluation.
+        val_bpb: bits per byte of the same.
+        bytes_per_token: bytes of text for each token that was scored.
+        model_bytes, code_bytes: of artifact and script.
+        artifact, log: files of the run.
+    """
+
+    seed: int
+    steps: int
+    train_seconds: float
+    float_bpb: float
+    val_loss: float
+    val_bpb: float
+    bytes_per_token: float
+    model_bytes: int
+    code_bytes: int
+    artifact: Path
+    log: Path
+
+    @property
+    def step_ms(self) -> float:
+        """Mean milliseconds of a step."""
+        return 1000 * self.train_seconds / max(1, self.steps)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of code and model."""
+        return self.code_bytes + self.model_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A submission folder.
+
+    Attributes:
+        folder: of the submission.
+        seeds: results in the order that was asked for.
+        chosen: the seed whose artifact ships: the median by bits per byte, of two the better one.
+        comparison: t-test against the baseline, in nats per token; None without a baseline.
+        folder_bytes: of all files in the folder.
+        minified: False where python-minifier is not installed; the script is larger then.
+    """
+
+    folder: Path
+    seeds: tuple[SeedResult, ...]
+    chosen: SeedResult
+    comparison: Test | None
+    folder_bytes: int
+    minified: bool
+
+    @property
+    def val_loss(self) -> float:
+        """Mean nats per token."""
+        return fmean(seed.val_loss for seed in self.seeds)
+
+    @property
+    def val_bpb(self) -> float:
+        """Mean bits per byte."""
+        return fmean(seed.val_bpb for seed in self.seeds)
+
+
+def submit(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    seeds: Sequence[int] = (),
+    runs: Sequence[RunRecord] = (),
+    baseline: Sequence[str] = (),
+    cap: int = CAP_BYTES,
+    ranks: int = 1,
+    about: About | None = None,
+    notify: Notify = no_message,
+) -> Submission:
+    """Run `recipe` with every seed, or export finished runs again, and write the submission folder.
+
+    Args:
+        recipe: settings; its seed is not used.
+        folder: of the submission, replaced if it is one.
+        seeds: of the runs.
+        runs: finished runs, instead of seeds: their float weights are exported and scored by `recipe`.
+        baseline: scores to beat: nats per token, bits per byte ("1.0611bpb"), or run folders.
+        cap: bytes of code and model.
+        ranks: processes of a run, by torchrun.
+        about: words about the submission.
+        notify: called with log lines.
+
+    Raises:
+        ConfigError: no seeds, runs of different recipes, a work folder of something else, or a run that failed.
+        BudgetError: code, or code and model, exceed the cap.
+        OutputError: the folder holds something else, or cannot be written.
+        KeyboardInterrupt: the run of a seed has saved a checkpoint; the same call continues it.
+    """
+    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link stays a link
+    _require_ours(folder)
+    if runs:
+        require_one_recipe(runs, recipe)
+        seeds = [run.seed for run in runs]
+    if not seeds:
+        raise ConfigError("a submission needs seeds; give --seeds 42,314,999, or finished runs with --from")
+    if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        raise ConfigError(f"seed {repeated[0]} is given twice; every run of a submission has a seed of its own")
+    if baseline and find_spec("scipy") is None:
+        raise ConfigError("a t-test against a baseline needs scipy; pip install scipy, or leave --baseline out")
+    scores = [_baseline_score(name) for name in baseline]
+    recipe = replace(recipe, train=replace(recipe.train, seed=Recipe().train.seed), data=_absolute(recipe.data))
+    packed = pack(replace(recipe, data=_portable(recipe.data)))
+    if len(packed.script) >= cap:
+        raise BudgetError(
+            f"the code has {len(packed.script):,} bytes, and the cap is {cap:,}: nothing is left to train"
+        )
+    work = folder.with_name(f"{folder.name}.work")
+    require_writable(work)
+    with locked_folder(work, ".lock", notify):
+        _prepare(work, recipe, packed, cap, runs)
+        make = _Runner(work, recipe, packed, cap, ranks, notify)
+        sources = {run.seed: run for run in runs}
+        results = [_checked(make.result(seed, sources.get(seed)), cap) for seed in seeds]
+        return _write(folder, recipe, packed, results, scores, cap, about or About())
+
+
+def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) -> None:
+    """Check that finished runs have float weights and one recipe but for the seed.
+
+    Args:
+        runs: the runs.
+        recipe: settings of another export; those of training must be those of the runs.
+
+    Raises:
+        WeightsError: a run has no float weights.
+        ConfigError: a setting differs.
+    """
+    for run in runs:
+        if not (run.folder / FLOAT).is_file():
+            raise WeightsError(
+                f"{run.folder} has no float weights ({FLOAT}): the run is {run.state}; finish it with --resume, or "
+                "train it again"
+            )
+        for name, ours, theirs in changes(runs[0].recipe, run.recipe):
+            if name != "train.seed":
+                raise ConfigError(
+                    f"{name} is {ours!r} in {runs[0].folder} and {theirs!r} in {run.folder}; give runs that differ in "
+                    "the seed alone"
+                )
+    if recipe is None:
+        return
+    trained = Recipe.from_dict(runs[0].recipe).to_dict()
+    for name, before, now in changes(trained, recipe.to_dict()):
+        if name != "train.seed" and name.partition(".")[0] not in AFTER_TRAINING:
+            raise ConfigError(
+                f"{name} is {now!r}, and the runs were trained with {before!r}; only settings of "
+                f"{', '.join(AFTER_TRAINING[:-1])} can change after training"
+            )
+
+
+def _require_ours(folder: Path) -> None:
+    """Check that a submission may be written to `folder`.
+
+    Raises:
+        OutputError: it holds something else.
+    """
+    require_writable(folder.parent)
+    try:
+        ours = "birdie" in json.loads((folder / CLAIM).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        ours = folder.is_dir() and not any(folder.iterdir())
+    if os.path.lexists(folder) and not ours:
+        raise OutputError(f"{folder} exists and is no submission of birdie; choose another -o, or move it away")
+
+
+def _absolute(data: DataSettings) -> DataSettings:
+    """Return the data settings with absolute paths: runs have another working folder."""
+    train, val = (tuple(map(os.path.abspath, names)) for names in (data.train, data.val))
+    tokenizer = data.tokenizer if data.tokenizer in BYTES else os.path.abspath(data.tokenizer)  # noqa: PTH100
+    return replace(data, path=os.path.abspath(data.path), tokenizer=tokenizer, train=train, val=val)  # noqa: PTH100
+
+
+def _portable(data: DataSettings) -> DataSettings:
+    """Return the data settings for the script: the challenge's folder, and the tokenizer beside the script."""
+    tokenizer = data.tokenizer if data.tokenizer in BYTES else Path(data.tokenizer).name
+    return replace(data, path=DataSettings().path, tokenizer=tokenizer)
+
+
+def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequence[RunRecord]) -> None:
+    """Write what the runs need into the work folder, unless it is there already.
+
+    Raises:
+        ConfigError: the work folder has runs of something else.
+    """
+    path = work / "work.json"
+    sources = sorted(str(run.folder.resolve()) for run in runs)
+    ours = {"recipe": recipe.to_dict(), "cap": cap, "from": sources, "birdie": versions()["birdie"]}
+    ours = json.loads(json.dumps(ours))
+    script = work / SCRIPT
+    if any((work / "runs").glob(f"*/{RECIPE}")):
+        try:
+            theirs = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); delete {work}") from error
+        difference = next(
+            (f"{name} is {now!r} and was {before!r}" for name, now, before in changes(ours, theirs)), None
+        )
+        if difference is None and script.read_bytes() != packed.script:
+            difference = "birdie or a package it packs with has changed"
+        if difference is not None:
+            raise ConfigError(
+                f"{work} was made with other settings ({difference}); choose another -o, delete it, or export its "
+                f"finished runs again: birdie submit --from {work / 'runs'}"
+            )
+        return
+    with atomic_folder(work / "modules") as folder:
+        for name, text in packed.sources.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    write_bytes(work / RECIPE, recipe.to_toml().encode())
+    write_bytes(script, packed.script)
+    write_bytes(path, json.dumps(ours).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """Runs the packed script in the work folder, once for each seed."""
+
+    work: Path
+    recipe: Recipe
+    packed: Packed
+    cap: int
+    ranks: int
+    notify: Notify
+
+    def result(self, seed: int, source: RunRecord | None) -> SeedResult:
+        """Return the result of a seed: kept from an earlier call, or run now.
+
+        Args:
+            seed: of the training.
+            source: finished run whose float weights are exported again; None: the seed is trained.
+
+        Raises:
+            ConfigError: the run failed.
+        """
+        name = f"train_seed{seed}"
+        run, log = self.work / "runs" / name, self.work / "logs" / f"{name}.txt"
+        if result := _finished(run, log, seed):
+            self.notify(f"seed {seed}: taken from {run}")
+            return result
+        command = [sys.executable, SCRIPT]
+        changes = {"SEED": str(seed), "RUN_ID": name, "CAP_BYTES": str(self.cap)}
+        if source is not None:
+            self.notify(f"seed {seed}: exporting {source.folder} again")
+            _copy_run(source, run, log)
+            changes["RESTORE"] = "1"
+            arguments = ", ".join(f"Path({str(self.work / part)!r})" for part in (SCRIPT, RECIPE, "modules"))
+            code = f"from pathlib import Path; from birdie.cli.challenge import main; main({arguments})"
+            command = [sys.executable, "-c", code]
+        else:
+            continued = any((run / "checkpoints").glob("step-*"))
+            changes["RESUME"] = "1" if continued else "0"
+            self.notify(f"seed {seed}: {'continuing' if continued else 'training'} in {run}")
+            if self.ranks > 1:
+                torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={self.ranks}"]
+                command = [sys.executable, "-m", *torchrun, SCRIPT]
+        environment = self._environment(changes)
+        try:
+            error = _follow(command, self.work, environment, lambda line: self.notify(f"seed {seed}: {line}"))
+        except KeyboardInterrupt:
+            self.notify(f"seed {seed}: stopped; the same command goes on from there")
+            raise
+        if error is None and (result := _finished(run, log, seed)):
+            return result
+        raise ConfigError(
+            f"seed {seed} did not finish: {error or 'it left no score'}; the same command goes on from where it ended"
+        )
+
+    def _environment(self, changes: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a run: settings are in the script, so their variables are left out."""
+        left_out = {*_variables(Recipe), *CHOICES, *IGNORED, *_LEFT_OUT}
+        left_out |= {name for rule in RULES for name in rule.variables}
+        left_out |= {name for entry in UNAVAILABLE for name in (*entry.variables, *entry.details)}
+        kept = {name: value for name, value in os.environ.items() if name not in left_out}
+        data = self.recipe.data
+        kept |= {"DATA_PATH": data.path, "TOKENIZER_PATH": data.tokenizer}
+        path = os.pathsep.join(filter(None, (str(PACKAGE.parent), kept.get("PYTHONPATH"))))
+        return {**kept, "PYTHONPATH": path, **changes}
+
+
+def _variables(kind: type) -> Iterator[str]:
+    """Yield the environment variables that set the fields of a recipe's dataclass."""
+    for hint in get_type_hints(kind, include_extras=True).values():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _variables(hint)
+        for parameter in getattr(hint, "__metadata__", ()):
+            yield from parameter.env_var or ()
+
+
+def _follow(command: Sequence[str], folder: Path, environment: Mapping[str, str], notify: Notify) -> str | None:
+    """Run a command and send its telling lines to `notify`; return None, or the reason why it failed.
+
+    It has a process group of its own, which gets the signal that ends this process, and is waited for: a run that is
+    interrupted saves a checkpoint.
+    """
+    lines: list[str] = []
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+
+    def read() -> int:
+        for line in process.stdout or ():
+            lines[:] = [*lines[-199:], line.rstrip()]
+            if line.startswith(_SHOWN):
+                notify(line.rstrip())
+        return process.wait()
+
+    try:
+        code = read()
+    except KeyboardInterrupt:
+        _signal(process, signal.SIGINT)
+        read()
+        raise
+    finally:
+        if process.poll() is None:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+        process.stdout.close()
+    if code == 0:
+        return None
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return next(iter(errors), None) or next((line for line in reversed(lines) if line), f"exit code {code}")
+
+
+def _signal(process: "subprocess.Popen[str]", number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _copy_run(source: RunRecord, run: Path, log: Path) -> None:
+    """Copy the float weights, the metrics and the log of training of a finished run."""
+    for name in (FLOAT, METRICS, HISTORY, "environment.json"):
+        if (source.folder / name).is_file():
+            _copy(source.folder / name, run / name)
+    write_bytes(run / RECIPE, (source.folder / RECIPE).read_bytes())
+    log.unlink(missing_ok=True)
+    if source.log is None:
+        return
+    text = source.log.read_text(encoding="utf-8", errors="replace")
+    training, mark, _ = text.rpartition("\npeak memory allocated:")
+    if mark:  # train_gpt.py wrote it: what comes after is of the old export
+        write_bytes(log, (training + "\n").encode())
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(target) as path:
+        shutil.copyfile(source, path)
+
+
+def _finished(run: Path, log: Path, seed: int) -> SeedResult | None:
+    """Return the result of a run that was scored, else None.
+
+    Raises:
+        DataError: its files are damaged.
+    """
+    try:
+        record = read_run(run)
+    except DataError:
+        return None
+    summary, artifact = record.summary, record.artifact
+    if not summary or artifact is None or not log.is_file():
+        return None
+    try:
+        score = record.score or {}
+        result = SeedResult(
+            seed,
+            int(summary["steps"]),
+            float(summary["train_seconds"]),
+            float(summary["bpb_float"]),
+            float(score["val_loss"]),
+            float(score["bpb"]),
+            float(score["bytes"]) / float(score["tokens"]),
+            int(summary["bytes"]),
+            int(summary["code_bytes"]),
+            artifact,
+            log,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise DataError(f"{run / 'summary.json'} is damaged ({error!r}); delete {run} to run the seed again") from error
+    if artifact.stat().st_size != result.model_bytes:
+        raise DataError(f"{artifact} has not the {result.model_bytes:,} bytes that were scored; delete {run}")
+    return result
+
+
+def _checked(result: SeedResult, cap: int) -> SeedResult:
+    """Return `result` if code and model keep the cap.
+
+    Raises:
+        BudgetError: they do not.
+    """
+    if result.total_bytes > cap:
+        raise BudgetError(
+            f"seed {result.seed}: {result.code_bytes:,} bytes of code and {result.model_bytes:,} of the model are "
+            f"{result.total_bytes - cap:,} more than {cap:,}; set a coarser --export.scheme, or --export.budget"
+        )
+    return result
+
+
+def _baseline_score(name: str) -> tuple[float, bool]:
+    """Return a score of the baseline, and whether it is in bits per byte; else it is in nats per token.
+
+    Raises:
+        ConfigError: it is no number, and no folder of a run with a score.
+    """
+    bits = name.lower().endswith("bpb")
+    try:
+        value = float(name.lower().removesuffix("bpb"))
+    except ValueError:
+        record = read_run(Path(name))
+        if record.score is None:
+            raise ConfigError(f"{name} has no score: the run is {record.state}; finish it, or leave it out") from None
+        return float(record.score["bpb"]), True
+    if not 0 < value < math.inf:
+        raise ConfigError(f"baseline {name} is no score; give nats per token, bits per byte (1.0611bpb) or run folders")
+    return value, bits
+
+
+def _write(
+    folder: Path,
+    recipe: Recipe,
+    packed: Packed,
+    results: Sequence[SeedResult],
+    baseline: Sequence[tuple[float, bool]],
+    cap: int,
+    about: About,
+) -> Submission:
+    """Write the folder, count its bytes as they lie, and put it in its position."""
+    chosen = sorted(results, key=lambda seed: seed.val_bpb)[(len(results) - 1) // 2]
+    to_bits = 1 / (math.log(2) * chosen.bytes_per_token)
+    theirs = [value / to_bits if bits else value for value, bits in baseline]
+    comparison = compare([seed.val_loss for seed in results], theirs, margin=MARGIN_NATS) if theirs else None
+    tokenizer = None if recipe.data.tokenizer in BYTES else Path(recipe.data.tokenizer)
+    with atomic_folder(folder) as new:
+        (new / SCRIPT).write_bytes(packed.script)
+        (new / "requirements.txt").write_text("".join(f"{line}\n" for line in packed.requirements), encoding="utf-8")
+        shutil.copyfile(chosen.artifact, new / ARTIFACT)
+        for seed in results:
+            shutil.copyfile(seed.log, new / f"{seed.log.stem}.log")
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, new / tokenizer.name)
+        code, model = ((new / name).stat().st_size for name in (SCRIPT, ARTIFACT))
+        if code + model > cap or (code, model) != (chosen.code_bytes, chosen.model_bytes):
+            raise BudgetError(
+                f"{code:,} bytes of code and {model:,} of the model lie in the folder, and seed {chosen.seed} was "
+                f"scored with {chosen.code_bytes:,} and {chosen.model_bytes:,}, of {cap:,}; delete {folder}.work"
+            )
+        named = replace(about, name=about.name or folder.name, blurb=about.blurb or _blurb(recipe))
+        done = Submission(folder, tuple(results), chosen, comparison, 0, packed.minified)
+        claim = _claim(done, recipe, named, theirs, to_bits)
+        (new / CLAIM).write_text(json.dumps(claim, indent=2) + "\n", encoding="utf-8")
+        (new / README).write_text(_readme(done, recipe, named, theirs, to_bits, cap), encoding="utf-8")
+        size = sum(path.stat().st_size for path in new.rglob("*") if path.is_file())
+    return replace(done, folder_bytes=size)
+
+
+def _blurb(recipe: Recipe) -> str:
+    model = recipe.model
+    return f"A GPT of {model.num_layers} layers and width {model.model_dim}, trained and compressed by birdie."
+
+
+def _claim(done: Submission, recipe: Recipe, about: About, theirs: Sequence[float], to_bits: float) -> dict[str, Any]:
+    """Return submission.json, with the keys that records have."""
+    environment = read_run(done.chosen.artifact.parent).environment
+    limited = 0 < recipe.train.max_wallclock_seconds <= CAP_SECONDS
+    several = len(done.seeds) > 1
+    claim: dict[str, Any] = {
+        "author": about.author,
+        "github_id": about.github_id,
+        "name": about.name,
+        "blurb": about.blurb,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "track": "10min_16mb" if limited else "non-record-unlimited-compute-16mb",
+        "val_loss": round(done.val_loss, 8),
+        "val_bpb": round(done.val_bpb, 8),
+        "val_loss_std": round(stdev(seed.val_loss for seed in done.seeds), 8) if several else None,
+        "val_bpb_std": round(stdev(seed.val_bpb for seed in done.seeds), 8) if several else None,
+        "seeds": [seed.seed for seed in done.seeds],
+        "seed_results": {
+            str(seed.seed): {
+                "val_loss": round(seed.val_loss, 8),
+                "val_bpb": round(seed.val_bpb, 8),
+                "float_bpb": round(seed.float_bpb, 8),
+                "artifact_bytes": seed.total_bytes,
+                "bytes_model": seed.model_bytes,
+                "steps": seed.steps,
+                "step_avg_ms": round(seed.step_ms, 2),
+                "train_seconds": round(seed.train_seconds, 3),
+            }
+            for seed in done.seeds
+        },
+        "bytes_total": done.chosen.total_bytes,
+        "bytes_code": done.chosen.code_bytes,
+        "bytes_model": done.chosen.model_bytes,
+        "artifact_seed": done.chosen.seed,
+        "bytes_per_token": round(done.chosen.bytes_per_token, 6),
+        "hardware": f"{environment.get('ranks', 1)} x {environment.get('device', 'unknown')}",
+        "pytorch_version": environment.get("versions", {}).get("torch"),
+        "birdie": environment.get("versions", {}).get("birdie"),
+    }
+    if (test := done.comparison) is not None:
+        claim["comparison"] = {
+            "baseline_val_loss": fmean(theirs),
+            "baseline_seeds": len(theirs),
+            "difference_nats": test.difference,
+            "difference_bpb": test.difference * to_bits,
+            "margin_nats": test.margin,
+            "p": None if math.isnan(test.p) else test.p,
+            "significant": test.significant(),
+        }
+    return claim
+
+
+def _readme(done: Submission, recipe: Recipe, about: About, theirs: Sequence[float], to_bits: float, cap: int) -> str:
+    """Return README.md."""
+    chosen, data = done.chosen, [] if recipe.data.tokenizer in BYTES else [Path(recipe.data.tokenizer).name]
+    rows = [
+        f"| {seed.seed} | {seed.steps:,} | {seed.step_ms:.2f} | {seed.float_bpb:.6f} | {seed.val_bpb:.6f} "
+        f"| {seed.val_loss:.6f} | {seed.model_bytes:,} | {seed.total_bytes:,} |"
+        for seed in done.seeds
+    ]
+    means = f"| mean | | | {fmean(seed.float_bpb for seed in done.seeds):.6f} | {done.val_bpb:.6f} "
+    means += f"| {done.val_loss:.6f} | | |"
+    ranks = read_run(chosen.artifact.parent).environment.get("ranks", 1)
+    variables = "DATA_PATH=… " + (f"TOKENIZER_PATH={data[0]}" if data else "TOKENIZER_PATH=bytes")
+    lines = [
+        f"# {about.name}",
+        "",
+        about.blurb,
+        "",
+        "| seed | steps | ms/step | float bpb | artifact bpb | nats/token | artifact bytes | total bytes |",
+        "|---|---|---|---|---|---|---|---|",
+        *rows,
+        means,
+        "",
+        f"Float weights are scored by non-overlapping windows, the artifact by the recipe's evaluation "
+        f"({recipe.evaluation.mode}).",
+        f"`{ARTIFACT}` is that of seed {chosen.seed}, the median by bpb. Code {chosen.code_bytes:,} bytes + model "
+        f"{chosen.model_bytes:,} bytes = {chosen.total_bytes:,} of {cap:,}.",
+        "",
+        "## Significance",
+        "",
+        *_significance(done, theirs, to_bits),
+        "",
+        "## Reproduce",
+        "",
+        "```sh",
+        "pip install -r requirements.txt",
+        f"export {variables}",
+        f"EVAL_ONLY_PATH={ARTIFACT} python {SCRIPT}   # score the artifact",
+        f"SEED={chosen.seed} torchrun --standalone --nproc_per_node={ranks} {SCRIPT}   # train, export and score",
+        "```",
+        "",
+        "The script carries the parts of birdie that it needs, and unpacks them into your cache folder.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _significance(done: Submission, theirs: Sequence[float], to_bits: float) -> Iterator[str]:
+    """Yield sentences about spread, unit and the comparison with the baseline."""
+    losses = [seed.val_loss for seed in done.seeds]
+    if len(losses) > 1:
+        spread = stdev(losses)
+        yield (
+            f"Mean of {len(losses)} seeds: {done.val_loss:.6f} nats per token (standard deviation {spread:.6f}), "
+            f"{done.val_bpb:.6f} bpb ({spread * to_bits:.6f})."
+        )
+    else:
+        yield f"One seed: {done.val_loss:.6f} nats per token, {done.val_bpb:.6f} bpb; its spread is not known."
+    yield (
+        f"With this tokenizer a token is {done.chosen.bytes_per_token:.4f} bytes of text, so {MARGIN_NATS} nats per "
+        f"token are {MARGIN_NATS * to_bits:.6f} bpb."
+    )
+    if (test := done.comparison) is None:
+        yield "No baseline was given, so there is no test."
+        return
+    result = "no p-value, as it needs two seeds or more"
+    if not math.isnan(test.p):
+        result = f"p = {test.p:.2g}, {'' if test.significant() else 'not '}significant at p < {P}"
+    yield (
+        f"Baseline: {fmean(theirs):.6f} nats per token, {fmean(theirs) * to_bits:.6f} bpb ({len(theirs)} "
+        f"value{'s' * (len(theirs) != 1)}). Difference: {test.difference:+.6f} nats, {test.difference * to_bits:+.6f} "
+        f"bpb. One-sided t-test of an improvement of more than {test.margin} nats: {result}."
+    )
