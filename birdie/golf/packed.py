@@ -134,7 +134,7 @@ class Packed:
     sources: dict[str, str]
     requirements: tuple[str, ...]
     minified: bool
-    messages: tuple[str, ...]
+    messages: tuple[str, ...] = ()
 
 
 def pack(recipe: Recipe) -> Packed:
@@ -174,7 +174,7 @@ class Modules:
 
     data: bytes
     coded: bytes
-    messages: tuple[str, ...]
+    messages: tuple[str, ...] = ()
 
 
 def compressed(trees: Mapping[str, ast.Module]) -> Modules:

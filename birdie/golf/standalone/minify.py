@@ -50,11 +50,11 @@ def pass_by_position(modules: Collection[ast.Module]) -> None:
     names = {id(module): _passed_names(module) for module in modules}
     anywhere = set().union(*names.values())
     for module in modules:
-        scopes = [module, *(node for node in ast.walk(module) if isinstance(node, ast.ClassDef))]
+        classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
         public = {
             id(part)
-            for scope in scopes
-            for part in scope.body
+            for body in (module.body, *(kind.body for kind in classes))
+            for part in body
             if isinstance(part, ast.FunctionDef) and (not part.name.startswith("_") or part.name.endswith("__"))
         }
         for node in ast.walk(module):
