@@ -26,6 +26,8 @@ def features(recipe: Recipe) -> dict[str, Any]:
         "qat": qat.spec if qat.enabled else None,
         "export.scheme": export.scheme,
         "export.embedding": export.embedding,
+        "export.attention": export.attention,
+        "export.mlp": export.mlp,
     }
 
 

@@ -211,7 +211,11 @@ def _key(cut: Sequence[tuple[str, str]], schemes: Sequence[str]) -> str:
 def schemes_of(recipe: Recipe) -> set[str]:
     """Return the modules of the schemes that a run of `recipe` writes or reads."""
     used = features(recipe)
-    specs = [used[name] for name in ("export.scheme", "export.embedding", "qat") if used[name] is not None]
+    specs = [
+        used[name]
+        for name in ("export.scheme", "export.embedding", "export.attention", "export.mlp", "qat")
+        if used[name] is not None
+    ]
     kinds = {type(registry.parse_spec(spec)).__module__ for spec in specs}
     return kinds | {f"{_SCHEMES}.{name}" for name in ("lossless", "cast", "grid", "trellis")}
 

@@ -97,7 +97,11 @@ class GPTConfig:
         Gate, Parameter(help="Gate on heads: output (2σ, starts at 1), dense (all inputs), sparse (first inputs).")
     ] = "none"
     gate_window: Annotated[
-        int, Parameter(env_var="GATE_WINDOW", help="First inputs that output and sparse gates and gated smear read.")
+        int,
+        Parameter(
+            env_var=("GATE_WINDOW", "GATE_WIDTH", "SMEAR_GATE_WIDTH"),
+            help="First inputs that output and sparse gates and gated smear read.",
+        ),
     ] = _scaled(12, by="model dim")
     sparse_gate_scale: Annotated[
         float, Parameter(env_var="SPARSE_ATTN_GATE_SCALE", help="Factor inside the sparse gate.")

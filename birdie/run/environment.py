@@ -17,15 +17,19 @@ Environment = Mapping[str, str]
 Tables = dict[str, dict[str, Any]]
 
 OFF = ("", "0", "none", "false", "off")
-BITS, CLIP_SIGMAS = {"embedding": 8, "scheme": 6}, {"embedding": 20.0, "scheme": 12.85}  # the records' defaults
+BITS = {"embedding": 8}  # the records' defaults; of matrices 6 and 12.85
+CLIP_SIGMAS = {"embedding": 20.0}
 LATE = 0.15  # learning-rate multiplier below which late QAT is on
 VALUE_LAYERS = "9,10"
 STRIDE = 64  # of sliding windows
+MODEL_DIM = 512  # default of the challenge's script
 
 CHOICES = {
     "SMEAR": ("smear", "fixed"),
     "SMEAR_GATE_ENABLED": ("smear", "gated"),
+    "SMEAR_GATE": ("smear", "gated"),
     "ATTN_OUT_GATE_ENABLED": ("attn_gate", "output"),
+    "GATE_ATTN_OUT": ("attn_gate", "output"),
     "GATED_ATTN_ENABLED": ("attn_gate", "dense"),
     "GATED_ATTENTION": ("attn_gate", "dense"),
     "SPARSE_ATTN_GATE_ENABLED": ("attn_gate", "sparse"),
@@ -90,27 +94,102 @@ PARTS = {"TTT_Q_LORA": "q", "TTT_K_LORA": "k", "TTT_V_LORA": "v", "TTT_O_LORA": 
 SGD = ("lr", "epochs", "chunk_tokens", "momentum", "batch_seqs", "grad_clip")
 """Settings of SGD at test time. Two scoring modes have them, so the fields cannot declare a variable."""
 
+_INT6 = ("INT6_LAYER_START", "INT6_LAYER_END")
+_RECURRENCE = (
+    *("RECUR_LAYERS", "TRAINING_DEPTH_RECURRENCE", "EVAL_DEPTH_RECURRENCE"),
+    *("RECUR_START_STEP", "REPEAT_UNTIE_MLP", "REPEAT_UNTIE_MLP_LAYERS"),
+)
+_TVERSKY = ("TVERSKY_MEMBERSHIP", "TVERSKY_NUM_FEATURES", "TVERSKY_FEATURE_POOLS")
+_XNOR = ("USE_INT8_KERNEL", "USE_TRITON_KERNEL", "SCALE_STORAGE", "SIGN_COMPRESS_REG")
+_EGGROLL = (*("EGGROLL_LORA_RANK", "EGGROLL_RANK", "EGGROLL_SIGMA", "EGGROLL_LR", "POP_SIZE", "FITNESS_SHAPING"),)
+_GDN = ("GDN_HEAD_DIM_RATIO", "GDN_EXPAND_V", "GDN_CONV_SIZE", "HEAD_DIM_RATIO", "EXPAND_V", "CONV_SIZE")
+_JEPA = (
+    *("PREDICTOR_HIDDEN_MULT", "PROJECTOR_TYPE", "CE_WEIGHT", "SIGREG_LAMBDA", "SIGREG_SCHEDULE"),
+    *("DETACH_TARGETS",),
+)
+_HNET = ("TARGET_AVG_CHUNK_LEN", "RATIO_LOSS_WEIGHT", "HNET_LR_DIFF")
+_LEGENDRE = ("LEGENDRE_DEGREE_ATTN", "LEGENDRE_DEGREE_FFN", "MODE")
+_PLAIN = ("standard", "linear", "dense")
+
 UNAVAILABLE = (
-    Unavailable("fitting a temperature is", ("TEMP_SCALING",)),
+    Unavailable("fitting a temperature is", ("TEMP_SCALING", "TEMP_CALIB", "EVAL_TEMP")),
     Unavailable("fp8 storage is", ("FP_STORAGE",)),
     Unavailable("prediction of several tokens is", ("MTP_NUM_HEADS", "MTP_HEADS"), ("MTP_LOSS_WEIGHT",)),
     Unavailable("YaRN is", ("ROPE_TYPE", "ROPE_YARN"), ("YARN_MAX_LEN",), off=("rope",)),
-    Unavailable("separate clipping widths for attention and MLP are", ("ATTN_CLIP_SIGMAS", "MLP_CLIP_SIGMAS")),
     Unavailable(
         "a low-rank correction of the tensors with the largest error is",
         ("LQER_ENABLED",),
         ("LQER_RANK", "LQER_TOP_K", "LQER_FACTOR_BITS", "LQER_ASYM_ENABLED", "LQER_ASYM_GROUP"),
     ),
+    Unavailable("clipping by the Hessian is", ("HESSIAN_CLIP_LAMBDA",)),
+    Unavailable("a choice of bits by layer other than INT4_LAYERS is", ("MIXED_QUANT", "N_INT6_LAYERS"), _INT6),
+    Unavailable("bits set by QUANT_BITS, not MATRIX_BITS and EMBED_BITS, are", ("QUANT_BITS", "QUANT_BITS_EMBED")),
+    Unavailable("QAT other than by QAT_ENABLED and LATE_QAT is", ("QAT", "QAT_INT6"), ("QAT_FRACTION",)),
+    Unavailable(
+        "repeating layers other than by NUM_LOOPS, LOOP_START and LOOP_END is", _RECURRENCE[:3], _RECURRENCE[3:]
+    ),
+    Unavailable("a second stage of repeated layers is", ("LOOP_PHASE2_AT",)),
+    Unavailable(
+        "parallel residuals other than by PARALLEL_START_LAYER are", ("PARALLEL_RESIDUAL", "PARALLEL_RESIDUAL_START")
+    ),
+    Unavailable("a first layer without attention is", ("DISABLE_LAYER0_ATTN",)),
+    Unavailable("another source of the output gate is", ("GATE_ATTN_SRC",), off=("proj",)),
+    Unavailable("another initial value of gates is", ("GATED_ATTN_INIT_STD", "SPARSE_ATTN_GATE_INIT_STD")),
+    Unavailable("an n-gram bias within words is", ("NGRAM_WITHIN_BETA", "NGRAM_WORD_BETA")),
+    Unavailable("learning-rate warm-up is", ("LR_WARMUP_STEPS",)),
+    Unavailable("another schedule of the learning rate is", ("LR_SCHEDULE", "WARMDOWN_SHAPE"), off=("linear",)),
+    Unavailable("one weight decay for all, not MUON_WD and ADAM_WD, is", ("WEIGHT_DECAY",)),
+    Unavailable("one learning rate of Adam, not EMBED_LR, HEAD_LR and SCALAR_LR, is", ("ADAM_LR",)),
+    Unavailable("a choice of the matrices' optimizer is", ("MATRIX_OPTIMIZER", "USE_GRAM_NS"), off=("muon",)),
+    Unavailable("an average that starts late is", ("EMA_START_FRACTION",), ("EMA",)),
+    Unavailable("LoRA at test time other than by TTT_LORA_RANK is", ("LORA_RANK",)),
+    Unavailable("an overlap of evaluation windows other than by EVAL_STRIDE is", ("EVAL_OVERLAP",)),
+    Unavailable("a hashed bigram table other than by BIGRAM_VOCAB_SIZE is", ("BIGRAM_HASH", "USE_BIGRAM_HASH")),
+    Unavailable(
+        "another kind of attention is", ("ATTN_VARIANT", "DIFF_ATTN", "ATTN_RES", "ATTN_PROJ_TYPE"), off=_PLAIN
+    ),
+    Unavailable("another output head is", ("LOGIT_HEAD_TYPE", "UNTIE_AT_FRACTION"), _TVERSKY, off=_PLAIN),
+    Unavailable("a grouped MLP is", ("MLP_GROUPS",), off=("1",)),
+    Unavailable("a refiner after the blocks is", ("REFINER",), ("REFINER_KERNEL",)),
+    Unavailable("a correction of the weights at test time is", ("CORR_WEIGHT_LR",)),
+    Unavailable("binary weights and activations are", ("BINARIZE_ACTIVATIONS", "XNOR_GROUP_SIZE"), _XNOR),
+    Unavailable("training by evolution strategies is", ("EGGROLL_LOAD", "EGGROLL_LAYERS"), _EGGROLL),
+    Unavailable("a state-space model is", ("D_STATE", "D_CONV", "EXPAND", "MLP_EVERY", "NUM_ATTN_LAYERS")),
+    Unavailable("a gated delta network is", ("GDN_LAYERS",), _GDN),
+    Unavailable("prediction of representations (JEPA) is", ("JEPA_WEIGHT", "JEPA_STEPS", "JEPA_PRETRAIN_FRAC"), _JEPA),
+    Unavailable("a hierarchical byte model (H-Net) is", ("OUTER_LAYERS",), _HNET),
+    Unavailable("weights as Legendre coefficients are", ("LEGENDRE_GROUPS", "NUM_VIRTUAL_LAYERS"), _LEGENDRE),
 )
 
 IGNORED = {
+    "ARTIFACT_DIR": "the run folder has the artifact",
+    "BYTES_DIR": "DATA_PATH names the shards",
     "CASEOPS_ENABLED": "the tokenizer and the byte sidecar show whether CaseOps is used",
+    "CHECKPOINT_DIR": "the run folder has the checkpoints",
+    "CHECKPOINT_EVERY": "the recipe's run.checkpoint_every says how often",
+    "CHURN_LOG_EVERY": "no churn of ternary weights is logged",
+    "COMPILE_MODE": "train.compile says whether steps are compiled",
     "COMPRESSOR": "birdie codes the file with its own entropy coder",
     "COPRIME_MAX_LOADED_SHARDS": "shards are read from disk, not loaded",
     "COPRIME_SHARDS_PER_BATCH": "the number of shards in a step grows during training",
     "COPRIME_SHARD_HOLD_STEPS": "every step draws its shards again",
+    "DATASETS_DIR": "DATA_PATH and TOKENIZER_PATH name data and tokenizer",
     "DATA_DIR": "DATA_PATH and TOKENIZER_PATH name data and tokenizer",
+    "DATA_PATH_BASE": "DATA_PATH names the shards",
     "GATED_ATTN_QUANT_GATE": "gates are stored like other small matrices",
+    "GPTQ_NUM_SEQS": "CALIBRATION_TOKENS says how much text calibration reads",
+    "POST_GPTQ_EVAL_ONLY": "only the decoded artifact is scored",
+    "SEED_DEFAULT": "SEED is the seed",
+    "SEQ_LEN": "TRAIN_SEQ_LEN is the length of training sequences",
+    "SEQ_LEN_SCHEDULE": "SEQ_LEN_START and SEQ_SCHEDULE_FRACTION are the schedule of lengths",
+    "TARGET_MB": "code and model together are held to the challenge's 16,000,000 bytes",
+    "TOKENIZER": "TOKENIZER_PATH names the tokenizer",
+    "TORCH_EXT": "birdie builds no extension of torch",
+    "TRAIN_COUNT": "the shards in DATA_PATH are used",
+    "USE_GPTQ": "the scheme of the export says whether errors are fed back (GPTQ)",
+    "USE_LZMA": "birdie codes the file with its own entropy coder",
+    "USE_ZSTD": "birdie codes the file with its own entropy coder",
+    "VAL_COUNT": "the shards in DATA_PATH are used",
 }
 """Variables of the records' commands that birdie does not need → the reason."""
 
@@ -206,11 +285,12 @@ def _value_embedding(environ: Environment, content: Mapping[str, Any]) -> Tables
 
 def _qat(environ: Environment, _: Mapping[str, Any]) -> Tables:
     """Return QAT of the blocks at 6 bits, from the first step or below a learning-rate multiplier (late QAT)."""
-    below = _number(environ, "LATE_QAT_THRESHOLD", LATE)
+    name = "LATE_QAT_THRESHOLD" if "LATE_QAT_THRESHOLD" in environ else "QAT_THRESHOLD"
+    below = _number(environ, name, LATE)
     early, late = _switch(environ, "QAT_ENABLED"), below > 0
     if "LATE_QAT" in environ:
         late = late and _switch(environ, "LATE_QAT")
-    elif "LATE_QAT_THRESHOLD" not in environ:
+    elif name not in environ:
         late = False
     if not (early or late):
         return {}
@@ -300,7 +380,8 @@ def _gptq(setting: str, bits: str, sigmas: str) -> Callable[[Environment, Mappin
     """Return a reader of the variables `bits` and `sigmas`, which make the GPTQ spec of an export setting."""
 
     def read(environ: Environment, _: Mapping[str, Any]) -> Tables:
-        width, clip = _number(environ, bits, BITS[setting]), _number(environ, sigmas, CLIP_SIGMAS[setting])
+        width = _number(environ, bits, BITS.get(setting, 6))
+        clip = _number(environ, sigmas, CLIP_SIGMAS.get(setting, 12.85))
         return {"export": {setting: f"gptq:bits={width:g},clip_sigmas={clip:g}"}}
 
     return read
@@ -310,10 +391,29 @@ def _calibration(environ: Environment, _: Mapping[str, Any]) -> Tables:
     return {"calibration": {"data": "train"}} if _number(environ, "GPTQ_CALIBRATION_BATCHES", 0) > 0 else {}
 
 
+def _reserve(environ: Environment, _: Mapping[str, Any]) -> Tables:
+    return {"calibration": {"reserve_seconds": _number(environ, "GPTQ_RESERVE_MS", 0) / 1000}}
+
+
+def _fp16_embedding(environ: Environment, _: Mapping[str, Any]) -> Tables:
+    return {"export": {"embedding": "fp16"}} if _switch(environ, "FP16_EMBED_EXPORT") else {}
+
+
+def _mlp_width(environ: Environment, content: Mapping[str, Any]) -> Tables:
+    """Return the width of the MLP as a multiple of the model's, which another variable or the file may set."""
+    hidden = _number(environ, "MLP_HIDDEN", 0)
+    width = _number(environ, "MODEL_DIM", content.get("model", {}).get("model_dim", MODEL_DIM))
+    return {"model": {"mlp_mult": hidden / width}} if hidden > 0 < width else {}
+
+
 RULES = (
     Rule(("VE_LAYERS", "VE_ENABLED"), ("model.value_embed_layers",), _value_embedding),
     Rule((*AVERAGES, "EMA_DECAY"), ("average.kind", "average.ema_decay"), _average),
-    Rule(("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD"), ("qat.bits", "qat.below", "qat.tensors"), _qat),
+    Rule(
+        ("QAT_ENABLED", "LATE_QAT", "LATE_QAT_THRESHOLD", "QAT_THRESHOLD"),
+        ("qat.bits", "qat.below", "qat.tensors"),
+        _qat,
+    ),
     Rule(("USE_FP8",), ("train.fp8",), _fp8),
     Rule(("BITNET_GROUP_SIZE",), ("qat.levels", "qat.group_size", "qat.tensors"), _ternary),
     Rule(
@@ -326,10 +426,15 @@ RULES = (
         ("export.scheme",),
         _gptq("scheme", "MATRIX_BITS", "MATRIX_CLIP_SIGMAS"),
     ),
+    Rule(("ATTN_CLIP_SIGMAS",), ("export.attention",), _gptq("attention", "MATRIX_BITS", "ATTN_CLIP_SIGMAS")),
+    Rule(("MLP_CLIP_SIGMAS",), ("export.mlp",), _gptq("mlp", "MATRIX_BITS", "MLP_CLIP_SIGMAS")),
+    Rule(("FP16_EMBED_EXPORT",), ("export.embedding",), _fp16_embedding),
+    Rule(("MLP_HIDDEN",), ("model.mlp_mult",), _mlp_width),
     Rule(("SLIDING_WINDOW_ENABLED", "SLIDING_EVAL"), ("evaluation.stride",), _sliding),
     Rule(("TTT_ENABLED", "PHASED_TTT_ENABLED"), ("evaluation.mode",), _scoring_mode),
     Rule(tuple(PARTS), ("evaluation.ttt_lora.parts",), _adapted_parts),
     *(_renamed(f"TTT_{name.upper()}", "ttt_sgd", name) for name in (*SGD, "freeze_blocks")),
     *(_renamed(f"GLOBAL_TTT_{name.upper()}", "ttt_multi_phase", name) for name in SGD),
     Rule(("GPTQ_CALIBRATION_BATCHES",), ("calibration.data",), _calibration),
+    Rule(("GPTQ_RESERVE_MS",), ("calibration.reserve_seconds",), _reserve),
 )

@@ -136,6 +136,10 @@ class ExportSettings:
         str | None,
         Parameter(help="Scheme of the token embedding, even under a budget: fp16, int7. None: as other matrices."),
     ] = None
+    attention: Annotated[
+        str | None, Parameter(help="Scheme of the matrices of attention, even under a budget. None: as other matrices.")
+    ] = None
+    mlp: Annotated[str | None, Parameter(help="Scheme of the matrices of the MLPs, even under a budget.")] = None
     int4_layers: Annotated[
         tuple[int, ...],
         Parameter(
@@ -151,9 +155,9 @@ class ExportSettings:
     def __post_init__(self) -> None:
         if self.budget is not None:
             parse_size(self.budget)
-        parse_spec(self.scheme)  # an invalid scheme is an error before training, not after it
-        if self.embedding is not None:
-            parse_spec(self.embedding)
+        for spec in (self.scheme, self.embedding, self.attention, self.mlp):
+            if spec is not None:
+                parse_spec(spec)  # an invalid scheme is an error before training, not after it
         if self.int4_step < 1 or self.int4_step > 64:
             raise ConfigError(f"int4_step is {self.int4_step}; it must be from 1 to 64")
         if any(layer < 0 for layer in self.int4_layers):
@@ -163,12 +167,13 @@ class ExportSettings:
 
     def pinned(self) -> list[tuple[str, str]]:
         """Return (name pattern, spec) pairs that hold even under a budget."""
-        return [] if self.embedding is None else [(EMBEDDING, self.embedding)]
+        specs = {EMBEDDING: self.embedding, "blocks.*.attn.*": self.attention, "blocks.*.mlp.*": self.mlp}
+        return [(pattern, spec) for pattern, spec in specs.items() if spec is not None]
 
     def schemes(self) -> list[tuple[str, str]]:
         """Return (name pattern, spec) pairs; the first match decides."""
         special = [(f"blocks.{layer}.*", f"int8:level_stride={self.int4_step}") for layer in self.int4_layers]
-        return [*self.pinned(), *special, ("*", self.scheme)]
+        return [*special, *self.pinned(), ("*", self.scheme)]
 
 
 @dataclass(frozen=True, slots=True)

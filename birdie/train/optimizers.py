@@ -58,7 +58,8 @@ class OptimizerSettings:
         Parameter(help="Coefficients of the Newton–Schulz polynomials: classic, or polar_express (others each step)."),
     ] = "classic"
     muon_row_normalize: Annotated[
-        bool, Parameter(env_var="MUON_ROW_NORMALIZE", help="Normalize rows before Newton–Schulz (MuonEq-R).")
+        bool,
+        Parameter(env_var=("MUON_ROW_NORMALIZE", "MUON_EQ_R"), help="Normalize rows before Newton–Schulz (MuonEq-R)."),
     ] = False
     muon_nesterov: Annotated[bool, Parameter(help="Muon uses Nesterov momentum.")] = True
     muon_beta2: Annotated[
@@ -66,10 +67,18 @@ class OptimizerSettings:
         Parameter(env_var="MUON_BETA2", help="Decay of each row's mean square after Newton–Schulz (NorMuon); 0: none."),
     ] = 0.0
     muon_weight_decay: Annotated[
-        float, Parameter(env_var="MUON_WD", help="Decoupled weight decay of the matrices, times their learning rate.")
+        float,
+        Parameter(
+            env_var=("MUON_WD", "MUON_WEIGHT_DECAY"),
+            help="Decoupled weight decay of the matrices, times their learning rate.",
+        ),
     ] = 0.0
     adam_weight_decay: Annotated[
-        float, Parameter(env_var="ADAM_WD", help="Decoupled weight decay of all else, times its learning rate.")
+        float,
+        Parameter(
+            env_var=("ADAM_WD", "ADAM_WEIGHT_DECAY"),
+            help="Decoupled weight decay of all else, times its learning rate.",
+        ),
     ] = 0.0
     embed_weight_decay: Annotated[
         float | None,

@@ -16,7 +16,7 @@ from birdie.run.recipe import Recipe, load_recipe
 from tests.conftest import challenge_variables
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHERS = {"NCCL_NET", "OMP_NUM_THREADS", "RUN_ID"}  # read by NCCL, by PyTorch and by the entry point
+OTHERS = {"NCCL_NET", "OMP_NUM_THREADS", "RUN_ID", "EVAL_ONLY_PATH"}  # read by NCCL, by PyTorch and by the entry point
 
 TENTH_LAYER = """
 RUN_ID=tenth VOCAB_SIZE=1024 MAX_WALLCLOCK_SECONDS=600 VAL_LOSS_EVERY=200 TRAIN_LOG_EVERY=50 NUM_LAYERS=10
@@ -74,6 +74,7 @@ EXPECTED = {
         "model.attn_gate": "sparse", "model.sparse_gate_scale": 0.5, "model.smear": "gated",
         "train.warmdown_fraction": 0.85, "train.min_lr": 0.1, "export.embedding": "gptq:bits=7,clip_sigmas=14",
         "calibration.data": "train", "calibration.reserve_seconds": 0.5,
+        "export.attention": "gptq:bits=6,clip_sigmas=13", "export.mlp": "gptq:bits=6,clip_sigmas=11.5",
     },
     "ternary": {
         "model.embed_dim": 254, "model.softcap": "poly", "model.smear": "none", "train.warmdown_fraction": 0.2,
@@ -85,9 +86,33 @@ UNSUPPORTED = {
     "tenth layer": [],
     "#549": [],
     "#1493": [],
-    "#1855": ["separate clipping widths", "low-rank correction"],
+    "#1855": ["low-rank correction"],
     "ternary": ["fitting a temperature", "fp8 storage", "YaRN"],
 }
+
+RECORDS = """
+    ADAM_LR ADAM_WEIGHT_DECAY ARTIFACT_DIR ATTN_PROJ_TYPE ATTN_RES ATTN_VARIANT BIGRAM_HASH
+    BINARIZE_ACTIVATIONS BYTES_DIR CE_WEIGHT CHECKPOINT_DIR CHECKPOINT_EVERY CHURN_LOG_EVERY
+    COMPILE_MODE CONV_SIZE CORR_WEIGHT_LR DATASETS_DIR DATA_PATH_BASE DETACH_TARGETS DIFF_ATTN
+    DISABLE_LAYER0_ATTN D_CONV D_STATE EGGROLL_LAYERS EGGROLL_LOAD EGGROLL_LORA_RANK EGGROLL_LR
+    EGGROLL_RANK EGGROLL_SIGMA EMA EMA_START_FRACTION EVAL_DEPTH_RECURRENCE EVAL_ONLY_PATH EVAL_OVERLAP
+    EVAL_TEMP EXPAND EXPAND_V FITNESS_SHAPING FP16_EMBED_EXPORT GATED_ATTN_INIT_STD GATE_ATTN_OUT
+    GATE_ATTN_SRC GATE_WIDTH GDN_CONV_SIZE GDN_EXPAND_V GDN_HEAD_DIM_RATIO GDN_LAYERS GPTQ_NUM_SEQS
+    GPTQ_RESERVE_MS HEAD_DIM_RATIO HESSIAN_CLIP_LAMBDA HNET_LR_DIFF INT6_LAYER_END INT6_LAYER_START
+    JEPA_PRETRAIN_FRAC JEPA_STEPS JEPA_WEIGHT LEGENDRE_DEGREE_ATTN LEGENDRE_DEGREE_FFN LEGENDRE_GROUPS
+    LOGIT_HEAD_TYPE LOOP_PHASE2_AT LORA_RANK LR_SCHEDULE LR_WARMUP_STEPS MATRIX_OPTIMIZER MIXED_QUANT
+    MLP_EVERY MLP_GROUPS MLP_HIDDEN MODE MUON_EQ_R MUON_WEIGHT_DECAY NGRAM_WITHIN_BETA NGRAM_WORD_BETA
+    NUM_ATTN_LAYERS NUM_VIRTUAL_LAYERS N_INT6_LAYERS OUTER_LAYERS PARALLEL_RESIDUAL
+    PARALLEL_RESIDUAL_START POP_SIZE POST_GPTQ_EVAL_ONLY PREDICTOR_HIDDEN_MULT PROJECTOR_TYPE QAT
+    QAT_FRACTION QAT_INT6 QAT_THRESHOLD QUANT_BITS QUANT_BITS_EMBED RATIO_LOSS_WEIGHT RECUR_LAYERS
+    RECUR_START_STEP REFINER REFINER_KERNEL REPEAT_UNTIE_MLP REPEAT_UNTIE_MLP_LAYERS SCALE_STORAGE
+    SEED_DEFAULT SEQ_LEN SEQ_LEN_SCHEDULE SIGN_COMPRESS_REG SIGREG_LAMBDA SIGREG_SCHEDULE SMEAR_GATE
+    SMEAR_GATE_WIDTH SPARSE_ATTN_GATE_INIT_STD TARGET_AVG_CHUNK_LEN TARGET_MB TEMP_CALIB TOKENIZER
+    TORCH_EXT TRAINING_DEPTH_RECURRENCE TRAIN_COUNT TVERSKY_FEATURE_POOLS TVERSKY_MEMBERSHIP
+    TVERSKY_NUM_FEATURES UNTIE_AT_FRACTION USE_BIGRAM_HASH USE_GPTQ USE_GRAM_NS USE_INT8_KERNEL USE_LZMA
+    USE_TRITON_KERNEL USE_ZSTD VAL_COUNT WARMDOWN_SHAPE WEIGHT_DECAY XNOR_GROUP_SIZE
+"""
+"""Variables that commands of public records set, besides those above; not those of the operating system."""
 
 
 def variables(command: str) -> dict[str, str]:
@@ -133,6 +158,26 @@ def test_each_unsupported_technique_is_one_line_of_the_log(record: str) -> None:
     assert len(lines) == len(UNSUPPORTED[record])
     for line, technique in zip(lines, UNSUPPORTED[record], strict=True):
         assert technique in line
+
+
+@pytest.mark.parametrize("name", RECORDS.split())
+def test_no_variable_of_a_record_passes_in_silence(name: str) -> None:
+    sets = {*challenge_variables(Recipe), *joint_variables(), *OTHERS}
+    assert name in sets or any(name in line for line in remarks({name: "7"}))
+
+
+def test_width_of_the_mlp_follows_that_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolved(monkeypatch, "MLP_HIDDEN=992").model.mlp_mult == 992 / 512
+    assert resolved(monkeypatch, "MLP_HIDDEN=992 MODEL_DIM=256").model.mlp_mult == 992 / 256
+
+
+def test_schemes_of_attention_and_mlp_hold_under_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    export = resolved(monkeypatch, "ATTN_CLIP_SIGMAS=13 MLP_CLIP_SIGMAS=11.5 MATRIX_BITS=6").export
+    assert export.pinned() == [
+        ("blocks.*.attn.*", "gptq:bits=6,clip_sigmas=13"),
+        ("blocks.*.mlp.*", "gptq:bits=6,clip_sigmas=11.5"),
+    ]
+    assert export.schemes() == [*export.pinned(), ("*", "gptq:bits=6,clip_sigmas=12.85")]
 
 
 def test_no_variable_has_two_meanings() -> None:
