@@ -233,7 +233,7 @@ def test_weights_are_exported_again_without_training(
     assert "warmup_step" not in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_continued_in_its_log(play: Play, tmp_path: Path) -> None:
     code, complete, err = play(RUN_ID="complete", WARMDOWN_ITERS="0")
     assert code == 0, err
