@@ -474,8 +474,8 @@ def _write_int8_zlib(log: Log, run: Run, code: int, path: Path) -> None:
 def _write_birdie(log: Log, run: Run, code: int, path: Path) -> None:
     """Write the .birdie artifact, whose size the recipe decides; if the cap allows less, precision is lowered."""
     budget = parse_size(os.environ.get("CAP_BYTES", str(CAP_BYTES))) - code
-    asked = run.recipe.export.budget
-    summary = run.export(path, budget=None if asked is None else min(parse_size(asked), budget))
+    limit = run.recipe.export.budget
+    summary = run.export(path, budget=None if limit is None else min(parse_size(limit), budget))
     if summary.bytes > budget:
         log(f"birdie:{summary.bytes} bytes exceed the budget of {budget} (cap minus code); lowering precision to fit")
         summary = run.export(path, budget=budget)

@@ -1,6 +1,7 @@
 """`birdie submit`: run a recipe with several seeds and write the submission folder, or write it from finished runs."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table
 from birdie.cli.console import Json, log, new_app, plain, print_json, print_line, print_table, size
 from birdie.cli.train import configuration_of, recipe_and_preset
 from birdie.compress.rate.size import parse_size
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, DataError
 from birdie.golf.audit.rules import CAP_BYTES
 from birdie.golf.submission import About, Submission, submit
 from birdie.lab.ledger import RECIPE, RunRecord, find_runs
@@ -48,11 +49,10 @@ def build_app(tokens: Sequence[str]) -> App:
 
 
 def _runs(tokens: Sequence[str]) -> list[RunRecord]:
-    """Return the runs behind --from: folders of a run, or of several.
+    """Return the runs behind --from: folders of a run, or of several; none if one cannot be read, which `command` says.
 
     Raises:
         ConfigError: none is named.
-        DataError: a folder holds no runs.
     """
     names: list[str] = []
     for index, token in enumerate(tokens):
@@ -66,7 +66,9 @@ def _runs(tokens: Sequence[str]) -> list[RunRecord]:
             names += following
             if not following:
                 raise ConfigError("--from names no run; give run folders, or a folder that holds them")
-    return [run for name in names for run in find_runs(Path(name))]
+    with suppress(DataError):
+        return [run for name in names for run in find_runs(Path(name))]
+    return []
 
 
 def command(

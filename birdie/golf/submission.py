@@ -220,10 +220,10 @@ def require_one_recipe(runs: Sequence[RunRecord], recipe: Recipe | None = None) 
     if recipe is None:
         return
     trained = Recipe.from_dict(runs[0].recipe).to_dict()
-    for name, before, now in changes(trained, recipe.to_dict()):
+    for name, old, new in changes(trained, recipe.to_dict()):
         if name != "train.seed" and name.partition(".")[0] not in AFTER_TRAINING:
             raise ConfigError(
-                f"{name} is {now!r}, and the runs were trained with {before!r}; only settings of "
+                f"{name} is {new!r}, and the runs were trained with {old!r}; only settings of "
                 f"{', '.join(AFTER_TRAINING[:-1])} can change after training"
             )
 
@@ -272,9 +272,7 @@ def _prepare(work: Path, recipe: Recipe, packed: Packed, cap: int, runs: Sequenc
             theirs = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({error}); delete {work}") from error
-        difference = next(
-            (f"{name} is {now!r} and was {before!r}" for name, now, before in changes(ours, theirs)), None
-        )
+        difference = next((f"{name} is {new!r} and was {old!r}" for name, new, old in changes(ours, theirs)), None)
         if difference is None and script.read_bytes() != packed.script:
             difference = "birdie or a package it packs with has changed"
         if difference is not None:
@@ -601,7 +599,7 @@ def _claim(done: Submission, recipe: Recipe, about: About, theirs: Sequence[floa
 
 
 def _readme(done: Submission, recipe: Recipe, about: About, theirs: Sequence[float], to_bits: float, cap: int) -> str:
-    """Return README.md."""
+    """Return the text of README.md: results, significance and commands."""
     chosen, data = done.chosen, [] if recipe.data.tokenizer in BYTES else [Path(recipe.data.tokenizer).name]
     rows = [
         f"| {seed.seed} | {seed.steps:,} | {seed.step_ms:.2f} | {seed.float_bpb:.6f} | {seed.val_bpb:.6f} "

@@ -285,9 +285,10 @@ def test_finished_runs_are_exported_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_submission_scores_itself_without_birdie_and_passes_the_audit(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     recipe = tiny_recipe(tmp_path / "data")
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, max_wallclock_seconds=600.0))
     done = submit(recipe, tmp_path / "sub", seeds=(42, 314, 999), baseline=["5.5", "5.6"])
     assert pack(recipe).minified
-    result = audit(tmp_path / "sub")
+    result = audit(tmp_path / "sub", seconds=600)
     assert result.failed == ()
     unknown = {rule.name for rule in RULES if result.result(rule) == "unknown"}
     assert unknown == {"validation-unseen", "whole-split"}

@@ -10,7 +10,7 @@ from birdie.golf import text_coder
 from birdie.golf.audit.scan import scan
 from birdie.golf.audit.shipped import is_packed as is_mostly_packed
 from birdie.golf.audit.source import parse_source
-from birdie.golf.packed import Packed, pack
+from birdie.golf.packed import Packed, letters, pack
 from birdie.golf.standalone.pack import literal
 from birdie.golf.unpacked import FIRST, MAX_MODULES, is_packed, modules_of
 from birdie.run.registry import find
@@ -21,7 +21,7 @@ def script(data: bytes, first: str = "", **values: object) -> bytes:
     stated = {"SIZE": len(data), "DIGEST": hashlib.sha256(data).hexdigest()} | values
     text = "".join(f"{name} = {value!r}\n" for name, value in stated.items()) + first
     start = literal(lzma.compress(text.encode(), lzma.FORMAT_ALONE))
-    return f"#birdie 0 coding:L1\nMODULES={literal(text_coder.encode(data))};FIRST={start}\n".encode("latin-1")
+    return f"#birdie 0 coding:L1\nMODULES='{letters(text_coder.encode(data))}';FIRST={start}\n".encode("latin-1")
 
 
 @pytest.fixture(scope="module")
