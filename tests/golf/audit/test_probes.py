@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.golf.audit.deadline import Deadline, OutOfTimeError
 from birdie.golf.audit.probes import Losses, probe, probe_losses
 from birdie.golf.audit.rules import CAUSAL, NORMALIZED, ONE_PASS, RUNS, Finding, Rule
+from birdie.runtime.callbacks import no_progress
 from tests.golf.audit.scripts import ILLEGAL, LEGAL, Script
 
 VOCABULARY = 6
@@ -158,3 +160,10 @@ class Unnormalized(Counting):
 )
 def test_scorers_under_the_contract(scorer: type[Counting], rules: set[Rule]) -> None:
     assert failed(probe(scorer, VOCABULARY, TOKENS)) == rules
+
+
+def test_a_probe_that_is_out_of_time_accuses_nobody() -> None:
+    module = next(module for module in map(module_of, LEGAL) if hasattr(module, "scorer"))
+    tokens = np.random.default_rng(1).integers(0, module.VOCABULARY, 67)
+    with pytest.raises(OutOfTimeError):
+        probe(module.scorer, module.VOCABULARY, tokens, progress=Deadline(-1).watch(no_progress))
