@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 from birdie.golf.audit import rules
-from birdie.golf.audit.logs import Figure, ScoreLine, TrainingLog
+from birdie.lab.logs import Figure, ScoreLine, TrainingLog
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Result, Rule, size_result
 from birdie.golf.audit.splits import (
     OLD_EXPORT,

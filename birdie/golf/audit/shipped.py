@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from birdie.golf.audit.logs import TrainingLog
+from birdie.lab.logs import TrainingLog
 from birdie.golf.audit.rules import SIZE, Finding, size_result
 from birdie.golf.audit.source import MAX_BYTES, Source, read_source
 from birdie.golf.code_size import PACKAGE, code_bytes

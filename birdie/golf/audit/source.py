@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from birdie.golf.audit.regular import open_regular
+from birdie.runtime.regular import open_regular
 
 MAX_BYTES = 500_000
 """Bytes of one file that are parsed."""
