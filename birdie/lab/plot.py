@@ -14,6 +14,7 @@ from birdie.errors import DataError
 
 COLORS = ("cyan", "yellow", "magenta", "green", "red", "blue", "white", "bright_black")
 """One for each curve."""
+_Canvas = list[list[tuple[int, int]]]  # (dots, index of the curve) of each character
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # by column, then row, from the top
 _EARLY = 0.05  # part of the x axis whose values, the highest of a loss, do not stretch the y axis
 _MANY = 10  # points after it, from which on that holds
@@ -32,9 +33,7 @@ class Curve:
     points: tuple[tuple[float, float], ...]
 
 
-def plot(
-    curves: Sequence[Curve], *, x_label: str, y_label: str, width: int = 80, height: int = 16
-) -> list[Text]:
+def plot(curves: Sequence[Curve], *, x_label: str, y_label: str, width: int = 80, height: int = 16) -> list[Text]:
     """Return the lines of a plot.
 
     Args:
@@ -59,7 +58,7 @@ def plot(
     labels = {round((high - tick) / (high - low) * (height - 1)): text for tick, text in ticks}
     margin = max(map(len, labels.values()))
     columns = max(10, width - margin - 2)
-    canvas = [[(0, 0)] * columns for _ in range(height)]  # (dots, index of the curve)
+    canvas: _Canvas = [[(0, 0)] * columns for _ in range(height)]
     ends: dict[tuple[int, int], int] = {}  # letters tell curves apart where colors cannot
     for index, line in enumerate(finite):
         dots = [
@@ -74,16 +73,16 @@ def plot(
     for row, cells in enumerate(canvas):
         text = Text(f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}")
         for column, (bits, index) in enumerate(cells):
-            end = ends.get((row, column))
-            if end is not None:
-                text.append(_letter(end), COLORS[end])
+            last = ends.get((row, column))
+            if last is not None:
+                text.append(_letter(last), COLORS[last])
             else:
                 text.append(chr(0x2800 + bits) if bits else " ", COLORS[index] if bits else None)
         lines.append(text)
     return [*lines, *_x_axis(left, right, columns, margin, x_label), _legend(curves)]
 
 
-def _draw(canvas: list[list[tuple[int, int]]], start: tuple[float, float], end: tuple[float, float], index: int) -> None:
+def _draw(canvas: _Canvas, start: tuple[float, float], end: tuple[float, float], index: int) -> None:
     """Draw a line between two points, given in dots; what lies outside the canvas is cut off."""
     steps = max(1, math.ceil(max(abs(end[0] - start[0]), abs(end[1] - start[1]))))
     for number in range(steps + 1):

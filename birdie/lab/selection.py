@@ -151,9 +151,7 @@ class Group:
     @property
     def scores(self) -> dict[int, float]:
         """Bits per byte of the artifact by seed; runs without a score are left out."""
-        return {
-            record.seed: bpb for record in self.records if (bpb := record.columns["bpb_artifact"]) is not None
-        }
+        return {record.seed: bpb for record in self.records if (bpb := record.columns["bpb_artifact"]) is not None}
 
     def mean(self, column: str) -> float | None:
         """Return the mean of a column over the runs that have it."""

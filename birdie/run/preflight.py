@@ -137,7 +137,9 @@ def _disk(recipe: Recipe, memory: estimate.Memory, facts: Facts) -> Check:
     checkpoint = 3 * memory.weights + memory.average  # Adam has two moments per weight, Muon one
     kept = recipe.run.keep_checkpoints + 1
     needed = kept * checkpoint + memory.weights + EXPORT_BYTES * count
-    says = f"{kept} checkpoints, the float weights and the export take up to {_size(needed)}, {_size(facts.disk)} are free"
+    says = (
+        f"{kept} checkpoints, the float weights and the export take up to {_size(needed)}, {_size(facts.disk)} are free"
+    )
     if needed > facts.disk:
         return Check("disk", "fail", f"{says} in the run folder; free some, or choose another --folder")
     return Check("disk", "pass", says)

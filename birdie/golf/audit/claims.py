@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 from birdie.errors import DataError
 from birdie.golf.audit import rules
 from birdie.golf.audit.deadline import Deadline
-from birdie.lab.logs import TrainingLog
-from birdie.runtime.regular import open_regular
 from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
+from birdie.lab.logs import TrainingLog
+from birdie.runtime.regular import open_regular
 
 USUAL_SEEDS = 3
 MAX_BYTES = 1_000_000
