@@ -86,25 +86,23 @@ def _show(incumbent: Incumbent, results: Sequence[Result], lab: Path, *, json: b
         )
         return
     print_table(_results_table(results, lab))
-    print_line(
-        f"incumbent: {lab / 'incumbent.toml'}, {incumbent.steps:,} steps, {incumbent.recipe.export.budget} bytes"
-    )
+    steps, budget = incumbent.steps, parse_size(str(incumbent.recipe.export.budget))
+    print_line(f"incumbent: {lab / 'incumbent.toml'}, {steps:,} steps, {budget:,} bytes")
 
 
 def _results_table(results: Sequence[Result], lab: Path) -> Table:
     heading = plain(f"{lab}: {len(results)} trial{'s' * (len(results) != 1)}")
     table = Table(title=heading, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("date", "hypothesis", "change"):
+    for name in ("hypothesis", "change"):
         table.add_column(name, overflow="fold")
-    for name in ("seeds", "bpb", "difference", "p\nbetter", "p\nworse"):
-        table.add_column(name, justify="right")
+    for name in ("seeds", "bpb", "difference", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for result in results:
         table.add_row(
-            result.date[:10],
             *(plain(result.hypothesis), plain(result.changed), str(len(result.seeds)), f"{result.candidate.mean:.4f}"),
-            f"{result.difference:+.4f}",
-            *(_p(result.p_better), _p(result.p_worse), result.verdict),
+            f"{result.difference:+.4f}" if result.seeds else "",
+            *(_p(result.p), result.verdict),
         )
     return table
 
@@ -115,7 +113,7 @@ def _sides_table(result: Result) -> Table:
         table.add_column(name, justify="right" if name else "left")
     sides = result.incumbent, result.candidate
     if not math.isnan(sides[0].step_ms):
-        table.add_row("ms per step, by turns", *(f"{side.step_ms:.3g}" for side in sides))
+        table.add_row("cost of a step, ms", *(f"{side.step_ms:.3g}" for side in sides))
     table.add_row("steps", *(f"{side.steps:,}" for side in sides))
     table.add_row("bytes, largest", *(f"{max(side.bytes, default=0):,}" for side in sides))
     for index, seed in enumerate(result.seeds):
@@ -125,9 +123,9 @@ def _sides_table(result: Result) -> Table:
 
 
 def _verdict_line(result: Result) -> str:
-    test = f"difference {result.difference:+.4f} bpb"
+    test = f"difference {result.difference:+.4f} bpb" if result.seeds else "no pair of runs finished"
     if not math.isnan(result.p_better):
-        test += f" ± {result.error:.4f}, p better {_p(result.p_better)}, p worse {_p(result.p_worse)} (paired t-test)"
+        test += f" ± {result.error:.4f}, p {_p(result.p)} (paired one-sided t-test)"
     return f"{result.verdict}: {result.reason}; {test}"
 
 

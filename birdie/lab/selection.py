@@ -33,6 +33,7 @@ def full_key(name: str, keys: Collection[str]) -> str:
     last = {key.rpartition(".")[2]: key for key in keys}
     nearest = difflib.get_close_matches(name, keys, 1)
     nearest = nearest or [last[word] for word in difflib.get_close_matches(name.rpartition(".")[2], last, 1)]
+    nearest = nearest or sorted(key for key in keys if name in key)
     hint = f"did you mean {nearest[0]}?" if nearest else "`birdie recipe show NAME` lists the settings of a recipe"
     raise ConfigError(f"there is no setting {name!r}; {hint}")
 

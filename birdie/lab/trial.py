@@ -150,6 +150,11 @@ class Result:
         return f"{digests}, equal {self.by}, seeds {', '.join(map(str, self.seeds))}, level {self.level:g}"
 
     @property
+    def p(self) -> float:
+        """Significance of the difference: p of the one-sided test in its direction."""
+        return min(self.p_better, self.p_worse)
+
+    @property
     def changed(self) -> str:
         """The change in one line."""
         return ", ".join(f"{key} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.change.items())
@@ -327,6 +332,8 @@ class Lab:
         self.notify(f"{head}: {'known, ' if known else ''}{steps:,} steps in {folder}")
         record = train(recipe, folder)
         values, commit = record.columns, record.environment.get("commit")
+        if not math.isfinite(values["bpb_artifact"]):
+            raise DataError(f"the run in {folder} has no finite score: {values['bpb_artifact']}")
         self.notify(f"{head}: {values['bpb_artifact']:.4f} bpb, {values['bytes']:,} bytes")
         if known and commit != provenance.commit():
             self.notify(f"warning: {folder} was trained by commit {commit}, not by this one; delete it to train again")
@@ -498,6 +505,12 @@ def diary_entry(result: Result) -> str:
         f"{max(side.bytes, default=0):,} bytes, {side.mean:.4f} bpb ({', '.join(f'{bpb:.4f}' for bpb in side.bpb)})"
         for name, side in (("incumbent", result.incumbent), ("candidate", result.candidate))
     ]
+    test = "no pair of runs finished"
+    if result.seeds:
+        test = (
+            f"difference: {result.difference:+.4f} ± {result.error:.4f} bpb, p {result.p:.2g} "
+            f"(paired one-sided t-test, {len(result.seeds)} seeds)"
+        )
     heading = f"## {result.date[:16].replace('T', ' ')} UTC: {' '.join(result.hypothesis.split())}"
     return "\n".join(
         (
@@ -506,8 +519,7 @@ def diary_entry(result: Result) -> str:
             f"- change: {result.changed}",
             f"- equal {result.by}, at most {result.budget:,} bytes",
             *sides,
-            f"- difference: {result.difference:+.4f} ± {result.error:.4f} bpb, p better {result.p_better:.2g}, "
-            f"p worse {result.p_worse:.2g} (paired t-test, {len(result.seeds)} seeds)",
+            f"- {test}",
             f"- verdict: **{result.verdict}**, {result.reason}",
             f"- `{result.key}`",
             "",
