@@ -1,9 +1,10 @@
 """The command line: one file per command, and the only package that prints, parses flags or exits.
 
-A file `birdie/cli/NAME.py` is a command if its first line is a docstring that begins with "`birdie NAME`:". The rest of
-that line is its help, `GROUP = "…"` names its panel in `birdie --help`, and its function `command` is what runs. A
-command whose settings depend on its arguments also defines `build_app` (`train` does). Files are listed and read, and
-only the command that runs is imported, so that `birdie --help` does not wait for torch and numba.
+A file `birdie/cli/NAME.py`, or `NAME_.py` where NAME is a keyword of Python, is a command if its first line is a
+docstring that begins with "`birdie NAME`:". The rest of that line is its help, `GROUP = "…"` names its panel in
+`birdie --help`, and its function `command` is what runs. A command whose settings depend on its arguments also defines
+`build_app` (`train` does). Files are listed and read, and only the command that runs is imported, so that
+`birdie --help` does not wait for torch and numba.
 """
 
 import importlib
@@ -30,10 +31,12 @@ class Command:
     """A command as its file describes it.
 
     Attributes:
+        module: full name of its module.
         help: one line for `birdie --help`.
         group: the panel that lists it.
     """
 
+    module: str
     help: str
     group: str
 
@@ -44,9 +47,9 @@ def commands() -> dict[str, Command]:
     for path in sorted(path for folder in __path__ for path in Path(folder).glob("*.py")):
         source = path.read_text(encoding="utf-8")
         first = _HELP.match(source)
-        if first and first[1] == path.stem:
-            group = _GROUP.search(source)
-            table[path.stem] = Command(first[2][0].upper() + first[2][1:], group[1] if group else "Other")
+        if first and first[1] == path.stem.removesuffix("_"):
+            group, text = _GROUP.search(source), first[2][0].upper() + first[2][1:]
+            table[first[1]] = Command(f"birdie.cli.{path.stem}", text, group[1] if group else "Other")
     return table
 
 
@@ -54,7 +57,7 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
     """Return the cyclopts application for the command line `tokens`, and the tokens to call it with."""
     table = commands()
     if tokens and tokens[0] in table:
-        module = importlib.import_module(f"birdie.cli.{tokens[0]}")
+        module = importlib.import_module(table[tokens[0]].module)
         arguments = list(tokens[1:])
         if hasattr(module, "build_app"):
             return module.build_app(arguments), arguments
@@ -65,7 +68,7 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
     names = sorted({command.group for command in table.values()} - set(GROUPS))
     groups = {name: Group(name, sort_key=index) for index, name in enumerate((*GROUPS, *names))}
     for name, command in table.items():  # for the help, and for the suggestion after a misspelled name
-        app.command(f"birdie.cli.{name}:command", name=name, help=command.help, group=groups[command.group])
+        app.command(f"{command.module}:command", name=name, help=command.help, group=groups[command.group])
     return app, list(tokens)
 
 

@@ -290,7 +290,7 @@ def _build(kind: type[R], values: Any) -> R:
             arguments[key] = _build(hints[key], value)
             continue
         arguments[key] = _to_tuples(value)
-        if not _fits(arguments[key], hints[key]):
+        if not fits(arguments[key], hints[key]):
             wanted = str(getattr(hints[key], "__name__", hints[key])).replace("typing.", "")
             raise ConfigError(
                 f"{kind.__name__} has {key} {repr(value)[:80]}, which is not of type {wanted}; correct it"
@@ -302,7 +302,7 @@ def _to_tuples(value: Any) -> Any:
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Return whether `value` has the type that a setting is annotated with; integers fit in 64 bits, NaN never fits."""
     kind, options = get_origin(hint), get_args(hint)
     if hint in (int, float) and type(value) is int:
@@ -312,9 +312,9 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is Literal:
         return isinstance(value, str) and value in options
     if kind in (Union, UnionType):
-        return any(_fits(value, option) for option in options)
+        return any(fits(value, option) for option in options)
     if kind is tuple:
-        return isinstance(value, tuple) and all(_fits(item, options[0]) for item in value)
+        return isinstance(value, tuple) and all(fits(item, options[0]) for item in value)
     return type(value) is hint
 
 

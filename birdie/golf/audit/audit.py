@@ -18,12 +18,12 @@ from birdie.golf.audit import claims, foreign, logs, rules, shipped
 from birdie.golf.audit.artifact import OF_ARTIFACTS, AuditOptions, audit_artifact
 from birdie.golf.audit.deadline import FOLDER_SECONDS, Deadline, OutOfTimeError
 from birdie.golf.audit.log_checks import check_log
-from birdie.golf.audit.logs import TrainingLog
-from birdie.golf.audit.regular import open_regular, read_text, require_regular
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Report, Rule
 from birdie.golf.audit.scan import SCANNED, scan
+from birdie.lab.logs import TrainingLog
 from birdie.run import history
 from birdie.runtime.callbacks import Progress, no_progress
+from birdie.runtime.regular import open_regular, read_text, require_regular
 
 README = "README.md"
 MAX_LOGS = 200

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 from birdie.errors import DataError
 from birdie.golf.audit import rules
 from birdie.golf.audit.deadline import Deadline
-from birdie.golf.audit.logs import TrainingLog
-from birdie.golf.audit.regular import open_regular
 from birdie.golf.audit.rules import Finding, Result, size_result
 from birdie.golf.audit.source import Source, parse_source
 from birdie.golf.unpacked import FIRST
+from birdie.lab.logs import TrainingLog
+from birdie.runtime.regular import open_regular
 
 USUAL_SEEDS = 3
 MAX_BYTES = 1_000_000

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.golf.audit.probes import CLOSE, probe, probe_losses
-from birdie.golf.audit.regular import require_regular
 from birdie.golf.audit.rules import CAP_BYTES, CAUSAL, RUNS, SELF_CONTAINED, SIZE, Finding, Result, Rule
 from birdie.golf.audit.sandbox import GIB, InterferedError, LimitError, RefusedError, Sandbox, SandboxError
 from birdie.golf.audit.script import TRAINING_FILE
+from birdie.runtime.regular import require_regular
 
 MODEL_TOKENS = 64
 """Tokens that the model predicts in the smoke test."""

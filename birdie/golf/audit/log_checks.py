@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 
 from birdie.golf.audit import rules
-from birdie.golf.audit.logs import Figure, ScoreLine, TrainingLog
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Result, Rule, size_result
 from birdie.golf.audit.splits import (
     OLD_EXPORT,
@@ -19,6 +18,7 @@ from birdie.golf.audit.splits import (
     scored_bytes,
     splits_of,
 )
+from birdie.lab.logs import Figure, ScoreLine, TrainingLog
 
 CAP_MS = 1000 * CAP_SECONDS
 LOW_BPB = 1.0

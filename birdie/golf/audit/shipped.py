@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from birdie.golf.audit.logs import TrainingLog
 from birdie.golf.audit.rules import SIZE, Finding, size_result
 from birdie.golf.audit.source import MAX_BYTES, Source, parse_source, read_source
 from birdie.golf.code_size import PACKAGE, code_bytes
+from birdie.lab.logs import TrainingLog
 
 SCRIPT, CLAIM = "train_gpt.py", "submission.json"
 MODELS = (".birdie", ".ptz", ".pt", ".pth", ".safetensors", ".xz", ".lzma", ".br", ".zst", ".bz2", ".npz", ".pkl")

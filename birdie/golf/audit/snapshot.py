@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from birdie.errors import DataError
-from birdie.golf.audit.regular import open_regular, require_regular
+from birdie.runtime.regular import open_regular, require_regular
 
 MAX_BYTES = 512 * 2**20
 """Bytes that are copied; larger files stay behind."""

@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 
 from birdie.errors import DataError
-from birdie.golf.audit.regular import open_regular
 from birdie.golf.unpacked import is_packed, modules_of
+from birdie.runtime.regular import open_regular
 
 MAX_BYTES = 500_000
 """Bytes of one file that are parsed."""

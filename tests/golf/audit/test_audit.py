@@ -123,7 +123,7 @@ def test_files_of_the_wrong_form_do_not_end_an_audit(tmp_path: Path, monkeypatch
         assert any(finding.check == "history" for finding in audit(folder).of(TRAIN_TIME))
     (folder / "README.md").write_text("val_bpb 1.0123\n" * 100_000)
     assert any("1,500,000 bytes" in finding.evidence for finding in audit(folder).of(SEEDS))
-    monkeypatch.setattr("birdie.golf.audit.logs.MAX_WEIGHT", 100)  # no log is read
+    monkeypatch.setattr("birdie.lab.logs.MAX_WEIGHT", 100)  # no log is read
     assert audit(folder).result(SEEDS) == "unknown"
     (folder / "submission.json").write_text("[" * 1_000_001)
     assert audit(folder).result(SEEDS) == "unknown"

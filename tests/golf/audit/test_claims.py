@@ -9,9 +9,9 @@ import pytest
 from birdie.errors import DataError
 from birdie.golf.audit import rules
 from birdie.golf.audit.claims import Claim, check_claims, check_script_of_logs, is_unlimited, read_claim
-from birdie.golf.audit.logs import TrainingLog, parse_log
 from birdie.golf.audit.rules import Finding, Result, Rule, combined
 from birdie.golf.audit.source import parse_source
+from birdie.lab.logs import TrainingLog, parse_log
 from tests.golf.audit.audited_logs import baseline, later
 
 LOSSES = {1337: 2.0727, 42: 2.0731, 7: 2.0725}

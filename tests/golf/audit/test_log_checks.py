@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from birdie.golf.audit import rules
 from birdie.golf.audit.log_checks import check_log
-from birdie.golf.audit.logs import TrainingLog, parse_log
 from birdie.golf.audit.rules import Finding, Result, Rule, combined
 from birdie.golf.audit.splits import SPLITS, TEXT_BYTES, Split, complete_split, scored_bytes
+from birdie.lab.logs import TrainingLog, parse_log
 from tests.golf.audit.audited_logs import baseline, later
 
 

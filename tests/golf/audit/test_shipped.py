@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from birdie.golf.audit import shipped
-from birdie.golf.audit.logs import parse_log
 from birdie.golf.audit.shipped import Shipped, check_size, is_packed, packed_bytes, shipped_folder
 from birdie.golf.audit.source import parse_source
+from birdie.lab.logs import parse_log
 from tests.golf.audit.audited_logs import baseline
 
 

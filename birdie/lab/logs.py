@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from birdie.errors import DataError
-from birdie.golf.audit.regular import open_regular, read_text
+from birdie.runtime.regular import open_regular, read_text
 
 MAX_WEIGHT = 16_000_000
 """Largest log that is read, as `weight` counts; one of a record has 100 kB."""
@@ -77,6 +77,15 @@ class ScoreLine(NamedTuple):
         return any(word in self.base for word in ("ttt", "adapt", "slot", "ngram", "n-gram", "cache"))
 
 
+class CurvePoint(NamedTuple):
+    """A training loss or a validation at a step."""
+
+    step: float
+    ms: float | None  # training time
+    loss: float | None  # of the batch, nats per token
+    bpb: float | None  # of the validation
+
+
 @dataclass(slots=True)
 class TrainingLog:
     """The figures of one log; None and empty if the log does not have them."""
@@ -101,6 +110,7 @@ class TrainingLog:
     total_bytes: dict[str, Figure] = field(default_factory=dict)
     validations: list[ScoreLine] = field(default_factory=list)  # of the float model in training, in order
     scores: list[ScoreLine] = field(default_factory=list)  # all others, in order
+    curve: list[CurvePoint] = field(default_factory=list)  # losses and validations in training, in order
     averaged: bool = False  # whether weights were averaged after the last validation
     prequant_ttt: Figure | None = None  # the line of learning from validation tokens before export
     _last_timed: tuple[float, float] | None = None  # step, ms
@@ -216,6 +226,9 @@ def _read_line(log: TrainingLog, line: str, number: int) -> None:
     if "val_bpb" in pairs:
         score = _score(line, number, pairs)
         (log.validations if step else log.scores).append(score)
+    if step and ("train_loss" in pairs or "val_bpb" in pairs):
+        loss, bpb = (pairs[name].number if name in pairs else None for name in ("train_loss", "val_bpb"))
+        log.curve.append(CurvePoint(float(step[1]), _train_ms(pairs), loss, bpb))
     if "train_time" in pairs and pairs["train_time"].unit != "m":  # "9.9m" is no evidence against 600.0 s
         _read_train_time(log, number, pairs, float(step[1]) if step else None)
     _read_times(log, text, number, pairs)
@@ -224,6 +237,10 @@ def _read_line(log: TrainingLog, line: str, number: int) -> None:
         log.prequant_ttt = Figure(0, number)
     if _AVERAGED.search(line):
         log.averaged = True
+
+
+def _train_ms(pairs: dict[str, _Pair]) -> float | None:
+    return pairs["train_time"].ms("ms") if "train_time" in pairs else None
 
 
 def _score(line: str, number: int, pairs: dict[str, _Pair]) -> ScoreLine:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from birdie.errors import DataError
 from birdie.golf.audit.log_checks import check_log
-from birdie.golf.audit.logs import Figure, ScoreLine, TrainingLog, parse_log, read_log, weight
+from birdie.lab.logs import Figure, ScoreLine, TrainingLog, parse_log, read_log, weight
 from tests.golf.audit.audited_logs import baseline, later
 
 
@@ -135,7 +135,7 @@ HOSTILE = """
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (15, 15))
 from birdie.golf.audit.log_checks import check_log
-from birdie.golf.audit.logs import parse_log
+from birdie.lab.logs import parse_log
 for piece in ("collected Hessians ", "compile warmup done ", "Total submission size: ", "Code size (", "a ", "a.", "1,",
               "step ", "step: ", "a:1 ", "in ", "=", "val_bpb:", "prequant_ttt", "e", "  ", "9/", "ema : "):
     for text in (piece * 800, piece + " " * 16000 + "x", "Total submission size" + piece * 800, piece * 2**15):

@@ -1,0 +1,191 @@
+"""`birdie runs`: list, filter, compare and plot finished and unfinished runs."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from birdie.cli.console import Json, plain, print_json, print_line, print_table, stdout
+from birdie.errors import ConfigError
+from birdie.lab.ledger import COLUMNS, RunRecord, find_runs_and_logs
+from birdie.lab.plot import COLORS, Curve, plot
+from birdie.lab.selection import Group, group, select, sort
+from birdie.lab.significance import Test
+
+GROUP = "Lab"
+
+_LEFT = ("name", "started", "state")
+_DECIMALS = {"bpb_float": 4, "bpb_artifact": 4, "train_seconds": 1}
+_HEADS = {
+    "code_bytes": "code\nbytes",
+    "bpb_float": "bpb\nfloat",
+    "bpb_artifact": "bpb\nartifact",
+    "train_seconds": "train\ns",
+}
+
+
+def command(
+    root: Annotated[Path, Parameter(help="Folder of runs, a run folder, a log, or a folder of logs.")] = Path("runs"),
+    /,
+    *,
+    where: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(),
+            consume_multiple=True,
+            help="Only runs with this setting or column: state=complete, model.num_layers=9, 'bpb_artifact<1.2'.",
+        ),
+    ] = (),
+    sort_by: Annotated[
+        str | None, Parameter(name="--sort", help="Setting or column; default: time of the start.")
+    ] = None,
+    compare: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(),
+            consume_multiple=True,
+            help="Compare runs, by name or path, with the first; runs that differ only in the seed are one group.",
+        ),
+    ] = (),
+    curves: Annotated[
+        bool, Parameter(name="--plot", negative=(), help="Plot training loss and validation bpb in the terminal.")
+    ] = False,
+    x: Annotated[Literal["step", "seconds"], Parameter(help="Horizontal axis of --plot.")] = "step",
+    json: Json = False,
+) -> None:
+    """List runs with their bytes and scores; compare their recipes and scores; plot their curves.
+
+    Logs of the challenge's scripts are runs as well. "bpb artifact" is the score of the decoded artifact by the
+    recipe's own evaluation. docs/lab.md explains the columns and the test.
+    """
+    if compare:
+        groups = group(compare, root)
+        if len(groups) < 2:
+            raise ConfigError("--compare needs two runs or groups of runs that differ in more than their seeds")
+        records = [record for one in groups for record in one.records]
+        if json:
+            print_json({"groups": [_group_json(one, groups[0]) for one in groups], "differences": _differences(groups)})
+        else:
+            print_table(_comparison(groups))
+    else:
+        records = select(find_runs_and_logs(root), where)
+        records = records if sort_by is None else sort(records, sort_by)
+        if json:
+            print_json({"runs": [_run_json(record, curves=curves) for record in records]})
+        else:
+            print_table(runs_table(records, str(root)))
+    if curves and not json:
+        _plot(records, x)
+
+
+def runs_table(records: Sequence[RunRecord], title: str) -> Table:
+    """Return the table of runs, one a line."""
+    rows = [record.columns for record in records]
+    shown = [name for name in COLUMNS if any(row[name] is not None for row in rows)] or ["name"]
+    heading = plain(f"{title}: {len(rows)} run{'s' * (len(rows) != 1)}")
+    table = Table(title=heading, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # fits into 80 columns
+    for name in shown:
+        left = name in ("name", "started")
+        justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
+        table.add_column(_HEADS.get(name, name), justify=justify, overflow="fold", no_wrap=not left)
+    for row in rows:
+        table.add_row(*(plain(cell(name, row[name])) for name in shown))
+    return table
+
+
+def cell(column: str, value: Any) -> str:
+    """Return the text of a value of a column; empty for None."""
+    if value is None:
+        return ""
+    if column == "started":
+        return str(value)[:16].replace("T", " ")
+    if column in _DECIMALS:
+        return f"{value:,.{_DECIMALS[column]}f}"
+    return str(value) if column in (*_LEFT, "seed") else f"{value:,.0f}"
+
+
+def _run_json(record: RunRecord, *, curves: bool) -> dict[str, Any]:
+    curve = {"metrics": record.metrics, "history": record.history} if curves else {}
+    return {"folder": str(record.folder), **record.columns, "settings": record.settings, **curve}
+
+
+def _group_json(one: Group, reference: Group) -> dict[str, Any]:
+    test = None if one is reference else one.against(reference)
+    return {
+        "name": one.name,
+        "runs": [str(record.folder) for record in one.records],
+        "scores": one.scores,
+        **{name: one.mean(name) for name in COLUMNS[4:]},
+        "against_first": None if test is None else test_json(test),
+    }
+
+
+def test_json(test: Test) -> dict[str, Any]:
+    """Return the JSON object of a t-test; p is null if it is unknown."""
+    return {"difference": test.difference, "error": test.error, "p": test.p, "paired": test.paired, "n": test.seeds}
+
+
+def _differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    """Return the settings in which any group differs from the first, with the value of every group."""
+    from birdie.run.registry import changes  # imported late: it needs torch, which a list of runs does not
+
+    first = groups[0].settings
+    names = [name for other in groups[1:] for name, _, _ in changes(first, other.settings)]
+    return {name: [one.settings.get(name) for one in groups] for name in dict.fromkeys(names)}
+
+
+def _comparison(groups: Sequence[Group]) -> Table:
+    table = Table(title=plain(f"compared with {groups[0].name}"))
+    table.add_column("")
+    for one in groups:
+        table.add_column(plain(one.name), justify="right", overflow="fold")
+    for name, values in _differences(groups).items():
+        table.add_row(plain(name), *(plain("" if value is None else str(value)) for value in values))
+    table.add_section()
+    table.add_row("seeds", *(plain(", ".join(str(record.seed) for record in one.records)) for one in groups))
+    for name in COLUMNS[4:]:
+        means = [one.mean(name) for one in groups]
+        if any(value is not None for value in means):
+            table.add_row(_HEADS.get(name, name).replace("\n", " "), *(cell(name, value) for value in means))
+    tests = [one.against(groups[0]) for one in groups[1:]]
+    table.add_row("difference, bpb", "", *("" if test is None else _difference(test) for test in tests))
+    table.add_row("p, lower than the first", "", *("" if test is None else p_value(test) for test in tests))
+    kinds = ["" if test is None or math.isnan(test.p) else "paired" if test.paired else "Welch" for test in tests]
+    table.add_row("t-test", "", *kinds)
+    return table
+
+
+def _difference(test: Test) -> str:
+    return f"{test.difference:+.4f}" + ("" if math.isnan(test.error) else f" ± {test.error:.4f}")
+
+
+def p_value(test: Test) -> str:
+    """Return p as text; one seed has none."""
+    return "one seed: unknown" if math.isnan(test.p) else f"{test.p:.2g}"
+
+
+def _plot(records: Sequence[RunRecord], x: str) -> None:
+    if len(records) > len(COLORS):
+        raise ConfigError(f"{len(records)} runs are too many for a plot; choose at most {len(COLORS)} with --where")
+    x_label = "step" if x == "step" else "training time, s"
+    names = ("loss", "training loss, nats per token"), ("bpb", "validation, bits per byte")
+    plots = 0
+    for name, y_label in names:
+        lines = [Curve(record.name, tuple(_points(record, name, x))) for record in records]
+        if any(len(line.points) > 1 for line in lines):
+            plots += 1
+            print_line("")
+            for text in plot(lines, x_label=x_label, y_label=y_label, width=min(stdout.width, 100)):
+                stdout.print(text, soft_wrap=True)
+    if not plots:
+        raise ConfigError("the runs logged fewer than two losses and validations each; nothing can be plotted")
+
+
+def _points(record: RunRecord, name: str, x: str) -> list[tuple[float, float]]:
+    lines = record.metrics if name == "loss" else record.history
+    key, factor = ("step", 1.0) if x == "step" else ("train_ms", 1e-3)
+    return [(line[key] * factor, line[name]) for line in lines if key in line and name in line]

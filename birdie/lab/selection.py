@@ -1,0 +1,207 @@
+"""Selection of runs by their settings and columns, and groups of seeds compared with one another."""
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from birdie.errors import ConfigError, DataError
+from birdie.lab.ledger import COLUMNS, LogRecord, RunRecord, find_runs_and_logs, flat
+from birdie.lab.significance import Test, compare
+
+SEED = "train.seed"
+_CONDITION = re.compile(r"([\w.-]+?)(<=|>=|!=|=|<|>)(.*)")
+
+
+def full_key(name: str, keys: Collection[str]) -> str:
+    """Return the key that `name` means: the key itself, or the only one that ends in ".NAME".
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    name = name.replace("-", "_")
+    if name in keys:
+        return name
+    matches = [key for key in keys if key.endswith(f".{name}")]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"{name!r} may be {' or '.join(sorted(matches))}; give the full name")
+    last = {key.rpartition(".")[2]: key for key in keys}
+    nearest = difflib.get_close_matches(name, keys, 1)
+    nearest = nearest or [last[word] for word in difflib.get_close_matches(name.rpartition(".")[2], last, 1)]
+    nearest = nearest or sorted(key for key in keys if name in key)
+    hint = f"did you mean {nearest[0]}?" if nearest else "`birdie recipe show NAME` lists the settings of a recipe"
+    raise ConfigError(f"there is no setting {name!r}; {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a setting or column, as in "model.num_layers=9" or "bpb_artifact<1.2".
+
+    Attributes:
+        key: as the user writes it.
+        sign: one of = != < > <= >=.
+        value: text to compare with.
+    """
+
+    key: str
+    sign: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Condition":
+        """Return the condition that `text` states.
+
+        Raises:
+            ConfigError: it states none.
+        """
+        match = _CONDITION.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{text!r} is no condition; write KEY=VALUE, as in state=complete or model.num_layers=9")
+        return cls(*match.groups())
+
+    def holds(self, value: Any) -> bool:
+        """Return whether the condition holds for `value`; None, a value that a run lacks, equals only "none"."""
+        if self.sign in ("=", "!="):
+            return _same(value, self.value) == (self.sign == "=")
+        try:
+            left, right = float(value), float(self.value)
+        except (TypeError, ValueError):
+            return False
+        return {"<": left < right, ">": left > right, "<=": left <= right, ">=": left >= right}[self.sign]
+
+
+def _same(value: Any, text: str) -> bool:
+    if value is None or isinstance(value, bool):
+        return str(value).lower() == text.lower()
+    if isinstance(value, list):
+        return ",".join(map(str, value)) == text.strip("[]").replace(" ", "")
+    try:
+        return float(value) == float(text)
+    except ValueError:
+        return str(value) == text
+
+
+def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
+    """Return the setting or column called `name` of each run, None where a run lacks it.
+
+    Raises:
+        ConfigError: no run, and no recipe, has such a setting.
+    """
+    keys = {key for record in records for key in record.settings} | set(COLUMNS)
+    try:
+        key = full_key(name, keys)
+    except ConfigError:
+        from birdie.run.recipe import Recipe  # imported late: it needs torch
+
+        key = full_key(name, keys | flat(Recipe().to_dict()).keys())
+    if key in COLUMNS:
+        return [record.columns[key] for record in records]
+    return [record.settings.get(key) for record in records]
+
+
+def select(records: Sequence[RunRecord], conditions: Sequence[str]) -> list[RunRecord]:
+    """Return the runs for which all conditions hold.
+
+    Raises:
+        ConfigError: a text is no condition, or names no setting or column.
+    """
+    chosen = list(records)
+    for condition in map(Condition.parse, conditions):
+        values = values_of(chosen, condition.key) if chosen else []
+        chosen = [record for record, value in zip(chosen, values, strict=True) if condition.holds(value)]
+    return chosen
+
+
+def sort(records: Sequence[RunRecord], name: str) -> list[RunRecord]:
+    """Return the runs by a setting or column, ascending; those that lack it come last.
+
+    Raises:
+        ConfigError: there is no such setting or column.
+    """
+
+    def key(pair: tuple[RunRecord, Any]) -> tuple[bool, bool, float, str]:
+        value = pair[1]
+        number = float(value) if isinstance(value, int | float) else 0.0
+        return value is None, isinstance(value, str | list), number, str(value)
+
+    return [record for record, _ in sorted(zip(records, values_of(records, name), strict=True), key=key)]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in nothing but their seeds.
+
+    Attributes:
+        name: of the run, or of the folder that holds several.
+        records: the runs.
+    """
+
+    name: str
+    records: tuple[RunRecord, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that the runs share."""
+        return {key: value for key, value in self.records[0].settings.items() if key != SEED}
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """Bits per byte of the artifact by seed; runs without a score are left out."""
+        return {record.seed: bpb for record in self.records if (bpb := record.columns["bpb_artifact"]) is not None}
+
+    def mean(self, column: str) -> float | None:
+        """Return the mean of a column over the runs that have it."""
+        values = [record.columns[column] for record in self.records if record.columns[column] is not None]
+        return fmean(values) if values else None
+
+    def against(self, reference: "Group") -> Test | None:
+        """Return the test of whether this group's bits per byte are lower; None where a side has no score.
+
+        Runs with the same seeds are compared seed by seed.
+        """
+        ours, theirs = self.scores, reference.scores
+        if not ours or not theirs:
+            return None
+        paired = len(ours) > 1 and ours.keys() == theirs.keys()
+        seeds = sorted(ours)
+        right = [theirs[seed] for seed in seeds] if paired else list(theirs.values())
+        return compare([ours[seed] for seed in seeds], right, paired=paired)
+
+
+def group(names: Sequence[str], root: Path) -> list[Group]:
+    """Return the runs named by paths, or by names below `root`, in groups that differ in more than the seed.
+
+    Args:
+        names: a run folder, a log, or a folder with the runs of several seeds.
+
+    Raises:
+        DataError: a name leads to no run, or the runs in one folder differ in more than their seeds.
+    """
+    groups: list[Group] = []
+    for name in names:
+        path = next((path for path in (Path(name), root / name) if path.exists()), None)
+        if path is None:
+            raise DataError(f"there is no run {name!r}, neither as a path nor in {root}; `birdie runs` lists the names")
+        new = Group(path.name or str(path), tuple(find_runs_and_logs(path)))
+        for record in new.records[1:]:
+            if differing := _differences(new.settings, record.settings):
+                raise DataError(
+                    f"the runs in {path} differ in {differing[0]}, not only in their seeds; name the runs one by one"
+                )
+        same = None
+        if not any(isinstance(record, LogRecord) for record in new.records):  # a log does not tell its recipe
+            same = next((old for old in groups if not _differences(old.settings, new.settings) and old.settings), None)
+        if same is None:
+            groups.append(new)
+        else:
+            groups[groups.index(same)] = Group(same.name, same.records + new.records)
+    return groups
+
+
+def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    return [key for key in {**left, **right} if key != SEED and left.get(key) != right.get(key)]

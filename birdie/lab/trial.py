@@ -1,0 +1,548 @@
+"""One change against the incumbent at equal time and equal bytes, with a paired significance test.
+
+    Lab(folder).start(recipe, name)          the first incumbent
+    Lab(folder).trial("wider", {…}) ─► runs of both, seed by seed ─► paired t-test ─► keep, revert or undecided
+
+*Equal time*: the incumbent's number of steps is fixed once, by the time that its recipe allows. The candidate trains as
+many steps as take the same time, by step times measured by turns. No clock ends a run, so other load on the machine
+cannot change a score, and finished runs can be used again. *Equal bytes*: both are exported into the same budget.
+
+    LAB/incumbent.toml    the recipe to beat; a change that is kept replaces it
+    LAB/incumbent.json    its number of steps, and the recipe that the lab started with
+    LAB/results.jsonl     one result a line
+    LAB/diary.md          the same for people: date, hypothesis, change, result, verdict
+    LAB/step_times.json   measured step times
+    LAB/runs/DIGEST/      run folders
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from birdie.compress.rate.size import parse_size
+from birdie.errors import ConfigError, DataError
+from birdie.lab.ledger import RunRecord, flat
+from birdie.lab.process import resolved, train
+from birdie.lab.selection import full_key
+from birdie.lab.significance import Test, compare
+from birdie.lab.step_times import Cost, measure
+from birdie.run.estimate import artifact
+from birdie.run.recipe import Recipe, fits
+from birdie.run.registry import changes, find
+from birdie.runtime import provenance
+from birdie.runtime.callbacks import Notify, no_message
+from birdie.runtime.files import require_writable, write_bytes
+from birdie.runtime.locks import locked_folder
+
+By = Literal["time", "steps"]
+Verdict = Literal["keep", "revert", "undecided"]
+Change = Mapping[str, tuple[Any, Any]]
+
+RESOLUTION = 0.025
+"""Step times that differ by less than this fraction count as equal: the measurement cannot tell them apart."""
+LEVEL = 0.05
+"""Default level of significance of a verdict."""
+FIXED = {
+    "train.seed": "--seeds gives both the same seeds",
+    "train.iterations": "both train for the same time or steps (--by)",
+    "train.force_stop_step": "both train for the same time or steps (--by)",
+    "train.max_wallclock_seconds": "both train for the same time or steps (--by)",
+    "export.budget": "both are exported into the same bytes",
+}
+"""Settings that a trial sets itself → the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Runs of one recipe, by seed.
+
+    Attributes:
+        digest: of the recipe, without what a trial sets.
+        steps: that each run trained.
+        step_ms: measured milliseconds per step; NaN if they were not measured.
+        bpb: of the decoded artifacts, by the recipe's own evaluation.
+        bytes: of the artifacts.
+        runs: folders of the runs.
+    """
+
+    digest: str
+    steps: int
+    step_ms: float
+    bpb: tuple[float, ...]
+    bytes: tuple[int, ...]
+    runs: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean bits per byte; NaN without runs."""
+        return math.fsum(self.bpb) / len(self.bpb) if self.bpb else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of a trial.
+
+    Attributes:
+        date: in ISO 8601 and UTC.
+        hypothesis: in the user's words.
+        change: setting → (the incumbent's value, the candidate's).
+        by: equal time, or equal steps.
+        budget: bytes that both may have.
+        seeds: that both finished.
+        incumbent, candidate: their runs.
+        difference: mean bits per byte of the candidate minus the incumbent's; negative is better.
+        error: its standard error; NaN with one seed.
+        p_better, p_worse: of the paired one-sided t-tests that the candidate is better, or worse; NaN with one seed.
+        level: of significance.
+        verdict: keep, revert or undecided.
+        reason: for the verdict, in a few words.
+        failed: seed → reason, of the candidate's runs that failed.
+        commit: of birdie.
+    """
+
+    date: str
+    hypothesis: str
+    change: Change
+    by: By
+    budget: int
+    seeds: tuple[int, ...]
+    incumbent: Side
+    candidate: Side
+    difference: float
+    error: float
+    p_better: float
+    p_worse: float
+    level: float
+    verdict: Verdict
+    reason: str
+    failed: Mapping[str, str]
+    commit: str | None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Result":
+        """Return the result that a line of `results.jsonl` holds."""
+        table: dict[str, Any] = {
+            key: math.nan if value is None and key != "commit" else value for key, value in values.items()
+        }
+        for name in ("incumbent", "candidate"):
+            side = {key: tuple(value) if isinstance(value, list) else value for key, value in table[name].items()}
+            table[name] = Side(**(side | {"step_ms": math.nan if side["step_ms"] is None else side["step_ms"]}))
+        table["change"] = {key: tuple(pair) for key, pair in table["change"].items()}
+        return cls(**(table | {"seeds": tuple(table["seeds"])}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, which has null for NaN."""
+        table: dict[str, Any] = _finite(dataclasses.asdict(self))
+        return table
+
+    @property
+    def key(self) -> str:
+        """Text that is the same for the same trial."""
+        digests = f"{self.incumbent.digest} → {self.candidate.digest}"
+        return f"{digests}, equal {self.by}, seeds {', '.join(map(str, self.seeds))}, level {self.level:g}"
+
+    @property
+    def p(self) -> float:
+        """Significance of the difference: p of the one-sided test in its direction."""
+        return min(self.p_better, self.p_worse)
+
+    @property
+    def changed(self) -> str:
+        """The change in one line."""
+        return ", ".join(f"{key} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.change.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The recipe to beat.
+
+    Attributes:
+        recipe: its settings.
+        steps: of its runs.
+        origin: digest of the recipe that the lab started with, before its budget was set.
+    """
+
+    recipe: Recipe
+    steps: int
+    origin: str
+
+
+class Lab:
+    """A folder of trials.
+
+    Args:
+        folder: created by the first trial.
+        notify: called with one-line messages.
+    """
+
+    def __init__(self, folder: Path, notify: Notify = no_message) -> None:
+        self.folder, self.notify = Path(folder), notify
+
+    @property
+    def recipe_path(self) -> Path:
+        """File of the incumbent's recipe."""
+        return self.folder / "incumbent.toml"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder for this process, and create it if necessary.
+
+        Raises:
+            ConfigError: another process uses it.
+            OutputError: it cannot be written.
+        """
+        require_writable(self.folder)
+        with locked_folder(self.folder, ".lock", self.notify):
+            yield
+
+    def start(self, recipe: Recipe, budget: int | None = None) -> None:
+        """Make `recipe` the first incumbent; do nothing if the lab started with it.
+
+        Args:
+            budget: bytes of every artifact of the lab; None: the recipe's, or the estimated size of its artifact.
+
+        Raises:
+            ConfigError: the lab started with another recipe, or environment variables change the recipe.
+        """
+        origin = recipe.digest
+        if budget is None and recipe.export.budget is None:
+            budget = artifact(recipe).bytes
+            self.notify(f"the recipe has no export.budget; all artifacts get its estimated size, {budget:,} bytes")
+        if budget is not None:
+            recipe = dataclasses.replace(recipe, export=dataclasses.replace(recipe.export, budget=str(budget)))
+        if self.recipe_path.is_file():
+            state = self._state()
+            if origin != state.get("origin"):
+                raise ConfigError(
+                    f"{self.folder} has another incumbent; leave --recipe out to go on with it, or give another --lab"
+                )
+            return
+        recipe = resolved(recipe)
+        self._write_incumbent(recipe, self._allowed_steps(recipe), origin)
+
+    def incumbent(self) -> Incumbent:
+        """Return the incumbent.
+
+        Raises:
+            ConfigError: there is none, its file is no recipe, or environment variables change it.
+        """
+        if not self.recipe_path.is_file():
+            raise ConfigError(f"{self.folder} has no incumbent; name the first one with --recipe NAME_OR_FILE")
+        recipe, state = resolved(find(str(self.recipe_path)).recipe()), self._state()
+        if state.get("digest") == recipe.digest:
+            return Incumbent(recipe, int(state["steps"]), str(state.get("origin", "")))
+        self.notify(f"{self.recipe_path} was edited; its steps are fixed anew")
+        if recipe.export.budget is None:
+            raise ConfigError(f"{self.recipe_path} has no export.budget; set the bytes that every artifact may have")
+        steps, origin = self._allowed_steps(recipe), str(state.get("origin", recipe.digest))
+        self._write_incumbent(recipe, steps, origin)
+        return Incumbent(recipe, steps, origin)
+
+    def results(self) -> list[Result]:
+        """Return all results, the oldest first.
+
+        Raises:
+            DataError: the file of results is damaged.
+        """
+        path = self.folder / "results.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            return [Result.from_dict(json.loads(line)) for line in lines if line.strip()]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{path} cannot be read ({error}); restore it, or delete it to start a new table"
+            ) from error
+
+    def trial(
+        self,
+        hypothesis: str,
+        assignments: Sequence[str],
+        *,
+        seeds: int = 3,
+        by: By = "time",
+        level: float = LEVEL,
+    ) -> Result:
+        """Run the change against the incumbent, write the result, and keep the change if it is significantly better.
+
+        Finished runs are used again; a trial that was interrupted continues where it stopped.
+
+        Args:
+            assignments: the change, as texts "KEY=VALUE".
+            seeds: number of seeds, counted from the recipe's.
+
+        Raises:
+            ConfigError: a setting is unknown or fixed, nothing changes, or there is no seed.
+            DataError: a run of the incumbent failed.
+        """
+        if seeds < 1 or not 0 < level < 0.5:
+            raise ConfigError(f"{seeds} seeds at level {level:g} cannot be tested; give at least 2 seeds, and 0.05")
+        incumbent = self.incumbent()
+        recipe = changed(incumbent.recipe, assignments)
+        difference = changes(flat(incumbent.recipe.to_dict()), flat(recipe.to_dict()))
+        change = {name: (old, new) for name, old, new in difference}
+        if not change:
+            raise ConfigError("the change equals the incumbent, so there is nothing to try; `birdie try` shows it")
+        if seeds == 1:
+            self.notify("one seed: no significance can be had, so the verdict will be undecided; give --seeds 3")
+        costs, steps = self._costs(incumbent, recipe) if by == "time" else None, incumbent.steps
+        if costs is not None:
+            steps = equal_time_steps(incumbent.steps, *costs)
+        numbers = range(incumbent.recipe.train.seed, incumbent.recipe.train.seed + seeds)
+        pairs, failed = self._run(incumbent, recipe, steps, numbers)
+        budget = parse_size(str(recipe.export.budget))
+        ms = [math.nan, math.nan] if costs is None else [cost.step_ms for cost in costs]
+        result = _result(
+            *(datetime.now(UTC).isoformat(timespec="seconds"), hypothesis, change, by, budget),
+            _side(incumbent.recipe, incumbent.steps, ms[0], [left for left, _ in pairs.values()]),
+            _side(recipe, steps, ms[1], [right for _, right in pairs.values()]),
+            *(tuple(pairs), level, failed),
+        )
+        self._record(result)
+        if result.verdict == "keep":
+            self._write_incumbent(recipe, steps, incumbent.origin)
+        return result
+
+    def _run(
+        self, incumbent: Incumbent, recipe: Recipe, steps: int, seeds: Sequence[int]
+    ) -> tuple[dict[int, tuple[RunRecord, RunRecord]], dict[str, str]]:
+        """Run both, seed by seed; return the pairs of runs, and the failures of the candidate, by seed."""
+        pairs, failed = {}, {}
+        for number, seed in enumerate(seeds, 1):
+            head = f"seed {seed} ({number} of {len(seeds)})"
+            reference = self._train(incumbent.recipe, incumbent.steps, seed, f"{head}, incumbent")
+            try:
+                pairs[seed] = reference, self._train(recipe, steps, seed, f"{head}, candidate")
+            except DataError as error:
+                failed[str(seed)] = str(error)
+                self.notify(str(error))
+        return pairs, failed
+
+    def _train(self, recipe: Recipe, steps: int, seed: int, head: str) -> RunRecord:
+        recipe = of_length(recipe, steps, seed)
+        folder = self.folder / "runs" / recipe.digest
+        known = (folder / "summary.json").is_file()
+        self.notify(f"{head}: {'known, ' if known else ''}{steps:,} steps in {folder}")
+        record = train(recipe, folder)
+        values, commit = record.columns, record.environment.get("commit")
+        if not math.isfinite(values["bpb_artifact"]):
+            raise DataError(f"the run in {folder} has no finite score: {values['bpb_artifact']}")
+        self.notify(f"{head}: {values['bpb_artifact']:.4f} bpb, {values['bytes']:,} bytes")
+        if known and commit != provenance.commit():
+            self.notify(f"warning: {folder} was trained by commit {commit}, not by this one; delete it to train again")
+        return record
+
+    def _costs(self, incumbent: Incumbent, recipe: Recipe) -> tuple[Cost, Cost]:
+        """Return the measured costs of incumbent and candidate, measured once."""
+        path, key = self.folder / "step_times.json", f"{incumbent.recipe.digest} {recipe.digest}"
+        known: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(path.read_text(encoding="utf-8"))
+        if key not in known:
+            self.notify("measuring step times by turns")
+            recipes = [of_length(side, incumbent.steps, side.train.seed) for side in (incumbent.recipe, recipe)]
+            known[key] = [dataclasses.asdict(cost) for cost in measure(recipes)]
+            write_bytes(path, json.dumps(known, indent=1).encode() + b"\n")
+        first, second = (Cost(**cost) for cost in known[key])
+        return first, second
+
+    def _allowed_steps(self, recipe: Recipe) -> int:
+        """Return the steps that the recipe's wall-clock cap allows, by measurement, or those that it sets itself."""
+        settings = recipe.train
+        if settings.cap_ms is None:
+            return settings.last_step
+        self.notify("measuring how many steps the recipe's wall-clock cap allows")
+        steps = min(settings.last_step, measure([recipe])[0].steps_in(settings.cap_ms / 1000))
+        self.notify(f"{steps:,} steps in {settings.max_wallclock_seconds:g} s; the lab keeps this number")
+        return steps
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            state = json.loads((self.folder / "incumbent.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return state if isinstance(state, dict) else {}
+
+    def _write_incumbent(self, recipe: Recipe, steps: int, origin: str) -> None:
+        state = {"digest": recipe.digest, "steps": steps, "origin": origin}
+        write_bytes(self.folder / "incumbent.json", json.dumps(state, indent=1).encode() + b"\n")
+        write_bytes(self.recipe_path, recipe.to_toml().encode())
+
+    def _record(self, result: Result) -> None:
+        """Append the result to table and diary, unless it is in them: a trial may be repeated."""
+        if all(old.key != result.key or old.failed for old in self.results()):
+            line = json.dumps(result.to_dict(), ensure_ascii=False) + "\n"
+            _append(self.folder / "results.jsonl", line)
+        if f"`{result.key}`" not in _text(self.folder / "diary.md") or result.failed:
+            _append(self.folder / "diary.md", diary_entry(result))
+
+
+def changed(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
+    """Return `recipe` with settings changed as the texts "KEY=VALUE" say; KEY may be the last part of a name.
+
+    Raises:
+        ConfigError: a text has no "=", a setting is unknown or fixed, or a value does not fit.
+    """
+    values = recipe.to_dict()
+    keys = flat(values)
+    if not assignments:
+        raise ConfigError("a trial needs a change; give --set KEY=VALUE, as in --set optimizer.matrix_lr=0.03")
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r} sets nothing; write KEY=VALUE, as in optimizer.matrix_lr=0.03")
+        key = full_key(name.strip(), keys)
+        if key in FIXED:
+            raise ConfigError(f"{key} cannot be tried: {FIXED[key]}")
+        *tables, last = key.split(".")
+        table: Any = values
+        for part in tables:
+            table = table[part]
+        table[last] = _typed(key, value.strip())
+    return Recipe.from_dict(values)
+
+
+def _typed(key: str, text: str) -> Any:
+    """Return the value that `text` has as a value of the setting `key`."""
+    kind: Any = Recipe
+    for part in key.split("."):
+        kind = get_type_hints(kind)[part]
+    readings: list[Any] = [None] if text.lower() in ("none", "null") else []
+    for toml in (text, text.lower(), f"[{text}]"):
+        with contextlib.suppress(ValueError):
+            readings.append(tomllib.loads(f"value = {toml}")["value"])
+    readings = [float(value) if type(value) is int and fits(float(value), kind) else value for value in readings]
+    for value in (*readings, text, text.split(",")):
+        if fits(tuple(value) if isinstance(value, list) else value, kind):
+            return value
+    wanted = str(getattr(kind, "__name__", kind)).replace("typing.", "")
+    raise ConfigError(f"{key} is of type {wanted}, which {text!r} is not; correct it")
+
+
+def of_length(recipe: Recipe, steps: int, seed: int) -> Recipe:
+    """Return `recipe` with a fixed number of steps and a seed; no clock ends it."""
+    train = dataclasses.replace(recipe.train, iterations=steps, force_stop_step=steps, seed=seed)
+    return dataclasses.replace(recipe, train=train)
+
+
+def equal_time_steps(steps: int, incumbent: Cost, candidate: Cost) -> int:
+    """Return the candidate's steps in the time of the incumbent's `steps`."""
+    same_step = abs(candidate.step_ms / incumbent.step_ms - 1) < RESOLUTION
+    same_calibration = abs(candidate.calibration_s - incumbent.calibration_s) < RESOLUTION * incumbent.seconds_of(steps)
+    if same_step and same_calibration:
+        return steps
+    return candidate.steps_in(incumbent.seconds_of(steps))
+
+
+def decide(ours: Sequence[float], theirs: Sequence[float], level: float) -> tuple[Verdict, str, Test, Test]:
+    """Return verdict, reason, and the paired one-sided tests, at `level`, that `ours` is better and that it is worse.
+
+    Raises:
+        ConfigError: there is no pair of scores.
+    """
+    better, worse = compare(ours, theirs, paired=True), compare(theirs, ours, paired=True)
+    if math.isnan(better.p):
+        return "undecided", "one seed has no significance", better, worse
+    if list(ours) == list(theirs):
+        return "undecided", "no effect: the scores are equal", better, worse
+    if better.significant(level):
+        return "keep", "significantly better", better, worse
+    if worse.significant(level):
+        return "revert", "significantly worse", better, worse
+    return "undecided", "not significant", better, worse
+
+
+def _result(
+    date: str,
+    hypothesis: str,
+    change: Change,
+    by: By,
+    budget: int,
+    incumbent: Side,
+    candidate: Side,
+    seeds: tuple[int, ...],
+    level: float,
+    failed: Mapping[str, str],
+) -> Result:
+    difference = error = p_better = p_worse = math.nan
+    verdict: Verdict = "revert"
+    reason = f"{len(failed)} of the candidate's runs failed: {next(iter(failed.values()), '')}"
+    if seeds:
+        decision, why, better, worse = decide(candidate.bpb, incumbent.bpb, level)
+        difference, error, p_better, p_worse = better.difference, better.error, better.p, worse.p
+        if not failed:
+            verdict, reason = decision, why
+    sides = incumbent, candidate
+    return Result(
+        *(date, hypothesis, change, by, budget, seeds, *sides, difference, error, p_better, p_worse),
+        *(level, verdict, reason, failed, provenance.commit()),
+    )
+
+
+def _side(recipe: Recipe, steps: int, step_ms: float, records: Sequence[RunRecord]) -> Side:
+    columns = [record.columns for record in records]
+    return Side(
+        recipe.digest,
+        steps,
+        step_ms,
+        tuple(float(row["bpb_artifact"]) for row in columns),
+        tuple(int(row["bytes"]) for row in columns),
+        tuple(str(record.folder) for record in records),
+    )
+
+
+def diary_entry(result: Result) -> str:
+    """Return the entry of a result in the diary, in Markdown."""
+    sides = [
+        f"- {name}: {side.steps:,} steps{'' if math.isnan(side.step_ms) else f' × {side.step_ms:.3g} ms'}, "
+        f"{max(side.bytes, default=0):,} bytes, {side.mean:.4f} bpb ({', '.join(f'{bpb:.4f}' for bpb in side.bpb)})"
+        for name, side in (("incumbent", result.incumbent), ("candidate", result.candidate))
+    ]
+    test = "no pair of runs finished"
+    if result.seeds:
+        test = (
+            f"difference: {result.difference:+.4f} ± {result.error:.4f} bpb, p {result.p:.2g} "
+            f"(paired one-sided t-test, {len(result.seeds)} seeds)"
+        )
+    heading = f"## {result.date[:16].replace('T', ' ')} UTC: {' '.join(result.hypothesis.split())}"
+    return "\n".join(
+        (
+            heading,
+            "",
+            f"- change: {result.changed}",
+            f"- equal {result.by}, at most {result.budget:,} bytes",
+            *sides,
+            f"- {test}",
+            f"- verdict: **{result.verdict}**, {result.reason}",
+            f"- `{result.key}`",
+            "",
+            "",
+        )
+    )
+
+
+def _append(path: Path, text: str) -> None:
+    write_bytes(path, (_text(path) + text).encode())
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
