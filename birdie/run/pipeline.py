@@ -98,7 +98,7 @@ class Run:
         log: Path | None = None,
     ) -> None:
         self.recipe, self.folder, self.replace, self.notify = recipe, Path(folder), replace, notify
-        self.profiled, self.log = profiled, log
+        self.profiled, self._log = profiled, log
         self.world = world or World()
         self.device = choose_device(recipe.device, self.world.local_rank)
         self.startup = StartupTimer()
@@ -239,7 +239,7 @@ class Run:
                     self.device,
                     self.world,
                     resumed=checkpoint is not None,
-                    log=self.log,
+                    log=self._log,
                 )
             yield from self._follow(loop)
             if loop.float8 is not None and not loop.interrupted:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from birdie.golf.audit.claims import check_script_of_logs
-from birdie.lab.logs import parse_log
 from birdie.golf.audit.scan import scan
 from birdie.golf.audit.shipped import shipped_folder
+from birdie.lab.logs import parse_log
 from tests.golf.test_unpacked import script
 
 ADAPTS = """import torch, numpy
