@@ -14,12 +14,13 @@ from pathlib import Path
 
 from birdie.artifact.container import MAGIC
 from birdie.errors import ConfigError, DataError
-from birdie.golf.audit import claims, foreign, logs, rules, shipped
+from birdie.golf.audit import claims, foreign, rules, shipped
 from birdie.golf.audit.artifact import OF_ARTIFACTS, AuditOptions, audit_artifact
 from birdie.golf.audit.deadline import FOLDER_SECONDS, Deadline, OutOfTimeError
 from birdie.golf.audit.log_checks import check_log
 from birdie.golf.audit.rules import CAP_SECONDS, Finding, Report, Rule
 from birdie.golf.audit.scan import SCANNED, scan
+from birdie.lab import logs
 from birdie.lab.logs import TrainingLog
 from birdie.run import history
 from birdie.runtime.callbacks import Progress, no_progress
