@@ -30,6 +30,7 @@ from birdie.cli.console import (
 )
 from birdie.cli.evaluate import evaluation_json
 from birdie.cli.recipe import settings_of
+from birdie.cli.tensorboard_events import Board
 from birdie.errors import ConfigError
 from birdie.run.estimate import on_this_cpu
 from birdie.run.evaluation import Evaluation, evaluate
@@ -132,6 +133,9 @@ def command(
             negative=(), help="Also measure the parts of a step, and write a trace to profile/ in the run folder."
         ),
     ] = False,
+    tensorboard: Annotated[
+        bool, Parameter(negative=(), help="Also write loss, rates and validations to tensorboard/ in the run folder.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a GPT by a recipe, compress it and score the file.
@@ -155,7 +159,8 @@ def command(
                 notify(f"recipe: {recipe_file or 'defaults'}, preset {preset}")
             if recipe_file is not None and (needs := find(recipe_file).about.needs):
                 notify(f"not supported, training without: {', '.join(needs)}")
-            last, interrupted = follow(work, resume=resume, shown=world.is_main)
+            board = Board(folder / "tensorboard") if tensorboard and world.is_main else None
+            last, interrupted = follow(work, resume=resume, shown=world.is_main, board=board)
             if interrupted is not None:
                 if world.is_main:
                     log(f"Stopped after step {interrupted.step}; saved in {interrupted.path}")
@@ -198,7 +203,9 @@ def _scored(path: Path, request: EvaluationRequest, world: World, title: str) ->
         return evaluate(path, request, world=world, notify=log, progress=update)
 
 
-def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Validated | None, Interrupted | None]:
+def follow(
+    work: Run, *, resume: bool = False, shown: bool = True, board: Board | None = None
+) -> tuple[Validated | None, Interrupted | None]:
     """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
     last: Validated | None = None
     interrupted: Interrupted | None = None
@@ -208,6 +215,8 @@ def follow(work: Run, *, resume: bool = False, shown: bool = True) -> tuple[Vali
                 last = event
             elif isinstance(event, Interrupted):
                 interrupted = event
+            if board is not None:
+                board.record(event)
             if shown:
                 _log_event(event, work, update)
                 if isinstance(event, Started) and work.device.type == "cpu":

@@ -67,14 +67,16 @@ def pass_by_position(modules: Collection[ast.Module]) -> None:
 def _passed_names(module: ast.Module) -> set[str | None]:
     """Return the names by which calls in a module may pass arguments.
 
-    Keys of dictionaries are among them, for dictionaries can be passed with **; so are options of schemes, which are
-    read from the signatures of the functions that a `Spec` names.
+    Keys of dictionaries are among them, for dictionaries can be passed with **, and all parameters of a module that
+    passes on arguments so. Options of schemes are read from the signatures of the functions that a `Spec` names.
     """
     nodes = list(ast.walk(module))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     names = {keyword.arg for call in calls for keyword in call.keywords}
     keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
     names |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    if None in names:  # ** may pass on what torch or a person named: all parameters of the module keep their names
+        names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     specs = [call for call in calls if ast.unparse(call.func) == "Spec"]
     makers = {name.id for call in specs for name in ast.walk(call) if isinstance(name, ast.Name)}
     for node in nodes:
