@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, log, print_json, print_line, size
 from birdie.golf.audit.rules import CAP_BYTES
+from birdie.golf.messages import table
 from birdie.golf.packed import pack
 from birdie.golf.scoring import pack_scoring
 from birdie.golf.standalone.sources import PACKAGE
@@ -52,8 +53,7 @@ def command(
     if requirements is not None:
         files.write_bytes(requirements, lines.encode())
     if messages is not None:
-        numbered = [f"E{number} {sentence}\n" for number, sentence in enumerate(packed.messages, 1)]
-        files.write_bytes(messages, "".join(numbered).encode())
+        files.write_bytes(messages, table(packed.messages).encode())
     if not packed.minified:
         log("python-minifier is not installed, so the script is larger than necessary; pip install 'birdie[submit]'")
     if json:

@@ -35,6 +35,11 @@ def number(trees: Iterable[ast.Module]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def table(sentences: Iterable[str]) -> str:
+    """Return the numbers of errors and their sentences as text, one a line."""
+    return "".join(f"E{index} {sentence}\n" for index, sentence in enumerate(sentences, 1))
+
+
 class _Marker(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and hasattr(errors, node.func.id) and len(node.args) == 1:

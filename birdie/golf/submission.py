@@ -3,9 +3,10 @@
     recipe ── pack ──► train_gpt.py ──► one process a seed ──► FOLDER.work/runs/train_seedN ─┐
     finished runs ── float weights ───► exported and scored again ───────────────────────────┴─► FOLDER
 
-FOLDER holds README.md, submission.json, train_gpt.py, requirements.txt, a log for each seed, the artifact of the median
-seed and the tokenizer, if it is a file. It appears complete or not at all. What was run stays in FOLDER.work, from
-which a second call takes finished seeds and continues an interrupted one.
+FOLDER holds README.md, submission.json, train_gpt.py, requirements.txt, messages.txt (sentences of the script's
+errors by number), a log for each seed, the artifact of the median seed and the tokenizer, if it is a file. It appears
+complete or not at all. What was run stays in FOLDER.work, from which a second call takes finished seeds and continues
+an interrupted one.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from typing import Any, get_type_hints
 from birdie.data.tokenizer import BYTES
 from birdie.errors import BudgetError, ConfigError, DataError, OutputError, WeightsError
 from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
+from birdie.golf.messages import table
 from birdie.golf.packed import Packed, pack
 from birdie.golf.standalone.sources import PACKAGE
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
@@ -521,6 +523,7 @@ def _write(
     with atomic_folder(folder) as new:
         (new / SCRIPT).write_bytes(packed.script)
         (new / "requirements.txt").write_text("".join(f"{line}\n" for line in packed.requirements), encoding="utf-8")
+        (new / "messages.txt").write_text(table(packed.messages), encoding="utf-8")
         shutil.copyfile(chosen.artifact, new / ARTIFACT)
         for seed in results:
             shutil.copyfile(seed.log, new / f"{seed.log.stem}.log")

@@ -136,10 +136,9 @@ def find_runs(root: Path) -> Iterator[RunRecord]:
         DataError: there is none, or one is damaged.
     """
     root = Path(root)
-    if (root / RECIPE).is_file():
-        yield read_run(root)
-        return
-    records = [read_run(path.parent) for path in sorted(root.rglob(RECIPE)) if ".part" not in str(path)]
+    folders = [path.parent for path in sorted(root.rglob(RECIPE)) if ".part" not in str(path)]
+    above = {parent for folder in folders for parent in folder.parents}  # a recipe there is that of several runs
+    records = [read_run(folder) for folder in folders if folder not in above]
     if not records:
         raise DataError(f"{root} holds no runs; train one with `birdie train`, or give the folder that holds them")
     yield from sorted(records, key=lambda record: (record.started, str(record.folder)))

@@ -80,7 +80,8 @@ def test_a_folder_has_all_seeds_and_the_median_artifact(make: Submit, tmp_path: 
     done = make(about=About(author="Ann", name="A title"), baseline=["2.05", "1.035bpb"])
     folder = tmp_path / "sub"
     logs = {f"train_seed{seed}.log" for seed in (1, 2, 3)}
-    assert files(folder) == {"README.md", "submission.json", "train_gpt.py", "requirements.txt", "model.birdie", *logs}
+    texts = {"README.md", "submission.json", "requirements.txt", "messages.txt"}
+    assert files(folder) == {*texts, "train_gpt.py", "model.birdie", *logs}
     assert (done.chosen.seed, (folder / "model.birdie").stat().st_size) == (2, 1002)
     claim = json.loads((folder / "submission.json").read_text())
     assert (claim["author"], claim["name"], claim["seeds"]) == ("Ann", "A title", [3, 1, 2])

@@ -83,3 +83,11 @@ def test_what_holds_no_run_or_a_damaged_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").write_text("{")
     with pytest.raises(DataError, match=r"summary\.json"):
         find_runs_and_logs(tmp_path)
+
+
+def test_recipe_above_runs_is_no_run(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "runs" / "one", tmp_path / "runs" / "two"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.toml").write_text("[train]\nseed = 7\n")
+    assert [run.name for run in find_runs(tmp_path)] == ["one", "two"]
+    assert [run.name for run in find_runs(tmp_path / "runs" / "one")] == ["one"]
