@@ -53,7 +53,7 @@ def plot(curves: Sequence[Curve], *, x_label: str, y_label: str, width: int = 80
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     late = [y for x, y in points if x >= left + _EARLY * (right - left)]
     low, high = min(y for _, y in points), max(late if len(late) >= _MANY else (y for _, y in points))
-    right, high = (right if right > left else left + 1), (high if high > low else low + 1e-3)
+    right, high = _apart(left, right, 1), _apart(low, high, 1e-3)
     ticks = _ticks(low, high, max(2, height // 4))
     labels = {round((high - tick) / (high - low) * (height - 1)): text for tick, text in ticks}
     margin = max(map(len, labels.values()))
@@ -82,6 +82,11 @@ def plot(curves: Sequence[Curve], *, x_label: str, y_label: str, width: int = 80
     return [*lines, *_x_axis(left, right, columns, margin, x_label), _legend(curves)]
 
 
+def _apart(low: float, high: float, apart: float) -> float:
+    """Return `high`, or a number above `low` if the two are too close for an axis."""
+    return high if high - low > 1e-9 * max(1.0, abs(low), abs(high)) else low + apart * max(1.0, abs(low) * 1e-6)
+
+
 def _draw(canvas: _Canvas, start: tuple[float, float], end: tuple[float, float], index: int) -> None:
     """Draw a line between two points, given in dots; what lies outside the canvas is cut off."""
     steps = max(1, math.ceil(max(abs(end[0] - start[0]), abs(end[1] - start[1]))))
@@ -94,11 +99,15 @@ def _draw(canvas: _Canvas, start: tuple[float, float], end: tuple[float, float],
 
 def _ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     """Return about `count` round numbers from `low` to `high`, with their text."""
-    step = 10.0 ** math.floor(math.log10((high - low) / count))
-    step *= next(factor for factor in (1, 2, 5, 10) if factor * step * count >= high - low)
+    power = 10.0 ** math.floor(math.log10((high - low) / count))
+    enough = next(factor for factor in (1, 2, 5, 10) if factor * power * count >= high - low)
+    for factor in (10, 5, 2, 1):  # the largest step that is not too coarse to have a tick in the range
+        step = factor * power
+        numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+        if factor <= enough and numbers:
+            break
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [(number * step, f"{number * step:,.{digits}f}") for number in range(first, last + 1)]
+    return [(number * step, f"{number * step:,.{digits}f}") for number in numbers]
 
 
 def _x_axis(left: float, right: float, columns: int, margin: int, label: str) -> list[Text]:

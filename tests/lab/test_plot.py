@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from birdie.errors import DataError
@@ -42,10 +42,12 @@ def test_the_first_steps_do_not_stretch_the_axis() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e6, 1e6) | st.just(math.nan)), max_size=20),
-    st.integers(20, 200),
-    st.integers(2, 40),
+    points=st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e6, 1e6) | st.just(math.nan)), max_size=20),
+    width=st.integers(20, 200),
+    height=st.integers(2, 40),
 )
+@example(points=[(0.0, -1.0), (0.0, -400002.0)], width=20, height=2)  # no multiple of 500,000 between
+@example(points=[(0.0, 1.0), (5e-324, 1.0)], width=20, height=2)  # too close for an axis
 def test_any_points_fit_into_the_frame(points: list[tuple[float, float]], width: int, height: int) -> None:
     curve = Curve("any", tuple(sorted(points, key=lambda point: point[0])))
     if not any(math.isfinite(y) for _, y in points):
