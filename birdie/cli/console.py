@@ -113,20 +113,20 @@ def exit_code_of(command: Callable[[], None], *, as_json: bool = False) -> int:
 
 def leave(code: int) -> NoReturn:
     """End the process with an exit code of `exit_code_of`."""
-    if code <= 128 and not (code and _is_rank_on_gpu()):
+    if code <= 128 and not _is_rank():
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    # Python that was interrupted below C code ends by SIGINT whatever sys.exit says, and sys.exit waits for threads. On
-    # a GPU, it would also wait for NCCL, which waits for the other ranks, which wait for this one.
+    # Python that was interrupted below C code ends by SIGINT whatever sys.exit says, and sys.exit waits for threads. Of
+    # a rank it would wait for NCCL, which waits for the other ranks, which wait for this one; and one rank in a dozen
+    # aborts after Python has ended ("terminate called without an active exception"), which fails all of them.
     os._exit(code)
 
 
-def _is_rank_on_gpu() -> bool:
-    """Return whether this is one of several ranks, and has used CUDA; torch is not imported to find out."""
-    torch = sys.modules.get("torch")
-    return os.environ.get("WORLD_SIZE", "1") != "1" and torch is not None and bool(torch.cuda.is_initialized())
+def _is_rank() -> bool:
+    """Return whether this is one of several ranks; without torch it has not joined the others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and "torch" in sys.modules
 
 
 def _message(error: CycloptsError) -> str:

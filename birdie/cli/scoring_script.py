@@ -44,6 +44,9 @@ def main(by_recipe: bool) -> None:
         _main(Path(sys.argv[1] if len(sys.argv) > 1 else "model.birdie"), by_recipe)
     except BirdieError as error:
         sys.exit(f"error: {error}")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        sys.stdout.flush()
+        os._exit(0)  # a rank may abort after Python has ended
 
 
 def _main(path: Path, by_recipe: bool) -> None:

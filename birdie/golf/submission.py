@@ -41,7 +41,7 @@ from birdie.run.registry import changes
 from birdie.run.run_folder import FLOAT, METRICS
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import atomic_folder, atomic_path, require_writable, write_bytes
-from birdie.runtime.locks import locked_folder
+from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.provenance import versions
 
 SCRIPT, ARTIFACT, CLAIM, README = "train_gpt.py", "model.birdie", "submission.json", "README.md"
@@ -188,7 +188,7 @@ def submit(
         )
     work = folder.with_name(f"{folder.name}.work")
     require_writable(work)
-    with locked_folder(work, ".lock", notify):
+    with locked_folder(work, LOCK, notify):
         _prepare(work, recipe, packed, cap, runs)
         make = _Runner(work, recipe, packed, cap, ranks, notify)
         sources = {run.seed: run for run in runs}

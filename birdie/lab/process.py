@@ -1,7 +1,8 @@
 """Training runs and measurements in processes and process groups of their own: a crash costs one run.
 
 Each child is a session leader, so Ctrl-C in the terminal reaches only the parent, which passes it on and waits until
-the child has saved a checkpoint. The same call then continues from the checkpoint.
+the child has saved a checkpoint. The same call then continues from the checkpoint. If the parent is killed, its child
+stops by itself (`birdie.lab.child`).
 """
 
 import json
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,17 +21,28 @@ from birdie.lab.ledger import RECIPE, RunRecord, flat, read_run
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.registry import changes
 from birdie.runtime.files import require_writable, write_bytes
+from birdie.runtime.locks import LOCK, open_locked
 
 SAVING_S = 120.0
 """Seconds that an interrupted child has to save its checkpoint before it is killed."""
 OUTPUT = "stderr.txt"
+_POLL_S = 0.5
+Watch = Callable[[], None]
 
 
-def train(recipe: Recipe, folder: Path) -> RunRecord:
+def unwatched() -> None:
+    """Do nothing: the default of `watch`."""
+
+
+def train(
+    recipe: Recipe, folder: Path, *, watch: Watch = unwatched, environment: Mapping[str, str] | None = None
+) -> RunRecord:
     """Train, export and score `recipe` in `folder` by `birdie train`; continue or return the run if it is there.
 
     Args:
         recipe: as `resolved` returns it.
+        watch: called about twice a second; an exception of it stops the run, which saves a checkpoint, and is raised.
+        environment: variables added to those of this process.
 
     Raises:
         DataError: the run failed; the message has its reason.
@@ -41,8 +54,9 @@ def train(recipe: Recipe, folder: Path) -> RunRecord:
             return record
     require_writable(folder)
     write_bytes(folder / RECIPE, recipe.to_toml().encode())
-    command = ["-m", "birdie", "train", str(folder / RECIPE), "--folder", str(folder), "--resume", "--json"]
-    code, output = call(command, folder / OUTPUT)
+    _wait_for_holder(folder, watch)
+    command = ["train", str(folder / RECIPE), "--folder", str(folder), "--resume", "--json"]
+    code, output = call(["-m", "birdie.lab.child", *command], folder / OUTPUT, watch=watch, environment=environment)
     if code:
         raise DataError(f"the run in {folder} failed: {_reason(code, output, folder / OUTPUT)}")
     record = read_run(folder)
@@ -70,25 +84,62 @@ def resolved(recipe: Recipe) -> Recipe:
     return read
 
 
-def call(arguments: Sequence[str], errors: Path) -> tuple[int, str]:
+def call(
+    arguments: Sequence[str],
+    errors: Path,
+    *,
+    watch: Watch = unwatched,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Run Python with `arguments` in a process group of its own; return its exit code and its stdout.
 
     Args:
         errors: file that its stderr is appended to.
+        watch, environment: as for `train`.
 
     Raises:
         OSError: the file cannot be written.
     """
     with errors.open("ab") as file:
         process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=file, start_new_session=True
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,  # never written to: its end tells the child that this process has ended
+            stdout=subprocess.PIPE,
+            stderr=file,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         try:
-            output, _ = process.communicate()
+            output = _output(process, watch)
         except BaseException:
             _end(process)
             raise
     return process.returncode, output.decode(errors="replace")
+
+
+def _output(process: "subprocess.Popen[bytes]", watch: Watch) -> bytes:
+    """Return the child's stdout, once it has ended."""
+    assert process.stdin is not None
+    stdin, process.stdin = process.stdin, None  # communicate() would close it
+    with stdin:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=_POLL_S)[0]
+            watch()
+
+
+def _wait_for_holder(folder: Path, watch: Watch) -> None:
+    """Wait until the child of a parent that was killed has saved its checkpoint and left the run folder."""
+    end = time.monotonic() + SAVING_S
+    while (folder / LOCK).is_file() and time.monotonic() < end:
+        try:
+            os.close(open_locked(folder / LOCK, os.O_RDWR))
+            return
+        except FileNotFoundError:
+            return
+        except BlockingIOError:
+            watch()
+            time.sleep(_POLL_S)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -40,7 +40,7 @@ from birdie.run.registry import changes, find
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.files import require_writable, write_bytes
-from birdie.runtime.locks import locked_folder
+from birdie.runtime.locks import LOCK, locked_folder
 
 By = Literal["time", "steps"]
 Verdict = Literal["keep", "revert", "undecided"]
@@ -200,7 +200,7 @@ class Lab:
             OutputError: it cannot be written.
         """
         require_writable(self.folder)
-        with locked_folder(self.folder, ".lock", self.notify):
+        with locked_folder(self.folder, LOCK, self.notify):
             yield
 
     def start(self, recipe: Recipe, budget: int | None = None) -> None:

@@ -41,7 +41,7 @@ from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, 
 from birdie.runtime.device import choose_device, choose_dtype
 from birdie.runtime.distributed import World
 from birdie.runtime.files import remove_abandoned, remove_folder, require_writable, write_bytes
-from birdie.runtime.locks import locked_folder
+from birdie.runtime.locks import LOCK, locked_folder
 from birdie.runtime.startup import StartupTimer
 from birdie.score.bpb import Score, bits_per_byte
 from birdie.train.checkpoint import (
@@ -150,7 +150,7 @@ class Run:
             refusal = ""
             if self.world.is_main:
                 try:
-                    stack.enter_context(locked_folder(self.folder, ".lock", self.notify))
+                    stack.enter_context(locked_folder(self.folder, LOCK, self.notify))
                 except ConfigError as error:
                     refusal = str(error)
             if refusal := self.world.broadcast_string(refusal):

@@ -43,6 +43,10 @@ def open_locked(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
         os.close(file)
 
 
+LOCK = ".lock"
+"""Name of the file that holds the lock of a run folder, or of another folder of results."""
+
+
 @contextmanager
 def locked_folder(folder: Path, name: str, notify: Notify) -> Iterator[None]:
     """Hold the lock of an existing folder, the file `name` in it, for the body of the context.
