@@ -21,7 +21,6 @@ from typing import Any
 
 from benchmarks.ablation import Texts
 from benchmarks.command import command_parser, errors_as_exit, log, report
-from birdie.cli.recipe import settings_of
 from birdie.run.evaluation import evaluate
 from birdie.run.events import Started, Validated
 from birdie.run.pipeline import Run
@@ -87,7 +86,7 @@ class Contestant:
 def recipe_of(name: str, texts: Texts, seconds: float, seed: int) -> Recipe:
     """Return the recipe on the shared text, for `seconds` of training."""
     registered, _, preset = name.partition(":")
-    recipe = settings_of(find(registered), preset or None)
+    recipe = find(registered).recipe(preset or None)
     return dataclasses.replace(
         recipe,
         data=dataclasses.replace(recipe.data, **texts.settings(recipe.model.vocab_size)),

@@ -8,7 +8,6 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table
-from birdie.cli.recipe import settings_of
 from birdie.errors import ConfigError
 from birdie.run.estimate import (
     Artifact,
@@ -48,7 +47,7 @@ def command(
     """
     folder = Path(recipe) if Path(recipe).is_dir() else None
     known = _known(recipe, folder)
-    settings = settings_of(known, preset)
+    settings = known.recipe(preset)
     if preset is not None:
         known = dataclasses.replace(known, about=known.about.unmeasured())
     outlook = None if folder is None else _forecast(settings, folder)

@@ -8,8 +8,7 @@ from rich.table import Table
 from birdie.cli.console import Json, plain, print_json, print_line, print_table
 from birdie.errors import ConfigError
 from birdie.run.estimate import parameters
-from birdie.run.presets import apply_preset
-from birdie.run.recipe import Recipe, to_toml
+from birdie.run.recipe import to_toml
 from birdie.run.recipe_file import ABOUT
 from birdie.run.registry import RegisteredRecipe, changes, find, shipped_recipes
 
@@ -41,14 +40,8 @@ def command(
         _diff(find(names[0]), find(names[1]), preset, json=json)
 
 
-def settings_of(known: RegisteredRecipe, preset: str | None) -> Recipe:
-    """Return the settings of a registered recipe, shrunk by a preset unless that is None."""
-    recipe = known.recipe()
-    return recipe if preset is None else apply_preset(recipe, preset, known.about.step_ms)
-
-
 def _settings(known: RegisteredRecipe, preset: str | None) -> dict[str, Any]:
-    return known.settings() if preset is None or known.about.runs is not None else settings_of(known, preset).to_dict()
+    return known.settings() if preset is None or known.about.runs is not None else known.recipe(preset).to_dict()
 
 
 def _facts(known: RegisteredRecipe, preset: str | None) -> dict[str, Any]:
@@ -61,7 +54,7 @@ def _facts(known: RegisteredRecipe, preset: str | None) -> dict[str, Any]:
         "title": about.title,
         "source": about.source,
         "runs": f"birdie train {known.path}" if about.runs is None else f"{about.runs} --recipe {known.path}",
-        "parameters": about.parameters if about.runs is not None else parameters(settings_of(known, preset)),
+        "parameters": about.parameters if about.runs is not None else parameters(known.recipe(preset)),
         "expected": {name: getattr(about, name) for name in ("bytes", "step_ms", "bpb", "accuracy")},
         "needs": list(about.needs),
     }

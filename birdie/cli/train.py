@@ -29,7 +29,6 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.cli.evaluate import evaluation_json
-from birdie.cli.recipe import settings_of
 from birdie.cli.tensorboard_events import Board
 from birdie.errors import ConfigError
 from birdie.run.estimate import on_this_cpu
@@ -95,7 +94,7 @@ def configuration_of(recipe: str | None, preset: str | None) -> tuple[Dict, ...]
     known = None if recipe is None else find(recipe)
     if preset is None:
         return configuration(None if known is None else known.path)
-    settings = apply_preset(Recipe(), preset) if known is None else settings_of(known, preset)
+    settings = apply_preset(Recipe(), preset) if known is None else known.recipe(preset)
     return sources(_without_none(settings.to_dict()), preset)
 
 

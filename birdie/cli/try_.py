@@ -10,7 +10,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from birdie.cli.console import Json, log, plain, print_json, print_line, print_table
-from birdie.cli.recipe import settings_of
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.lab.trial import LEVEL, By, Incumbent, Lab, Result
@@ -65,7 +64,7 @@ def command(
         raise ConfigError("--preset and --budget belong to the first incumbent; give --recipe with them")
     with work.locked():
         if recipe is not None:
-            work.start(settings_of(find(recipe), preset), None if budget is None else parse_size(budget))
+            work.start(find(recipe).recipe(preset), None if budget is None else parse_size(budget))
         result = work.trial(hypothesis, assignments, seeds=seeds, by=by, level=level)
     if json:
         print_json(result.to_dict())

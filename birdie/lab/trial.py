@@ -19,23 +19,22 @@ import contextlib
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
+from birdie.lab.assignments import parse, with_settings
 from birdie.lab.ledger import RunRecord, flat
 from birdie.lab.process import resolved, train
-from birdie.lab.selection import full_key
 from birdie.lab.significance import Test, compare
 from birdie.lab.step_times import Cost, measure
 from birdie.run.estimate import artifact
-from birdie.run.recipe import Recipe, fits
+from birdie.run.recipe import Recipe
 from birdie.run.registry import changes, find
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, no_message
@@ -390,40 +389,13 @@ def changed(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     Raises:
         ConfigError: a text has no "=", a setting is unknown or fixed, or a value does not fit.
     """
-    values = recipe.to_dict()
-    keys = flat(values)
     if not assignments:
         raise ConfigError("a trial needs a change; give --set KEY=VALUE, as in --set optimizer.matrix_lr=0.03")
-    for text in assignments:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"{text!r} sets nothing; write KEY=VALUE, as in optimizer.matrix_lr=0.03")
-        key = full_key(name.strip(), keys)
+    values = parse(assignments, recipe)
+    for key in values:
         if key in FIXED:
             raise ConfigError(f"{key} cannot be tried: {FIXED[key]}")
-        *tables, last = key.split(".")
-        table: Any = values
-        for part in tables:
-            table = table[part]
-        table[last] = _typed(key, value.strip())
-    return Recipe.from_dict(values)
-
-
-def _typed(key: str, text: str) -> Any:
-    """Return the value that `text` has as a value of the setting `key`."""
-    kind: Any = Recipe
-    for part in key.split("."):
-        kind = get_type_hints(kind)[part]
-    readings: list[Any] = [None] if text.lower() in ("none", "null") else []
-    for toml in (text, text.lower(), f"[{text}]"):
-        with contextlib.suppress(ValueError):
-            readings.append(tomllib.loads(f"value = {toml}")["value"])
-    readings = [float(value) if type(value) is int and fits(float(value), kind) else value for value in readings]
-    for value in (*readings, text, text.split(",")):
-        if fits(tuple(value) if isinstance(value, list) else value, kind):
-            return value
-    wanted = str(getattr(kind, "__name__", kind)).replace("typing.", "")
-    raise ConfigError(f"{key} is of type {wanted}, which {text!r} is not; correct it")
+    return with_settings(recipe, values)
 
 
 def of_length(recipe: Recipe, steps: int, seed: int) -> Recipe:

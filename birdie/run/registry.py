@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from birdie.errors import ConfigError
+from birdie.run.presets import apply_preset
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.recipe_file import ABOUT, PROGRAM, read_recipe_file, wrong_program
 
@@ -73,19 +74,21 @@ class RegisteredRecipe:
     path: Path
     about: About
 
-    def recipe(self) -> Recipe:
-        """Return the settings of the file; the environment is ignored.
+    def recipe(self, preset: str | None = None) -> Recipe:
+        """Return the settings of the file, shrunk by a preset unless that is None; the environment is ignored.
 
         Raises:
-            ConfigError: the file is not a valid recipe, or it is for another program.
+            ConfigError: the file is not a valid recipe, or it is for another program, or there is no such preset.
         """
         if self.about.runs is not None:
             raise wrong_program(str(self.path), self.about.runs)
         try:
-            return Recipe.from_dict({key: value for key, value in read_recipe_file(self.path).items() if key != ABOUT})
+            values = {key: value for key, value in read_recipe_file(self.path).items() if key != ABOUT}
+            recipe = Recipe.from_dict(values)
         except (TypeError, ValueError) as error:
             load_recipe(self.path)  # raises an error that names the setting with the wrong type
             raise ConfigError(f"{self.path} has a value of the wrong type: {error}") from error
+        return recipe if preset is None else apply_preset(recipe, preset, self.about.step_ms)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings as plain values: those of `birdie train`, or of the program that runs the recipe."""

@@ -332,13 +332,13 @@ def test_three_hypotheses_with_known_outcomes(
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("birdie.lab.process.call", lambda *_: (1, '{"error": {"message": "no shards"}}\n'))
+    monkeypatch.setattr("birdie.lab.process.call", lambda *_, **__: (1, '{"error": {"message": "no shards"}}\n'))
     with pytest.raises(BirdieError, match="no shards"):
         train(small_recipe(), tmp_path / "run")
     (tmp_path / "run" / "stderr.txt").write_text("Traceback\nValueError: odd\n")
-    monkeypatch.setattr("birdie.lab.process.call", lambda *_: (1, ""))
+    monkeypatch.setattr("birdie.lab.process.call", lambda *_, **__: (1, ""))
     with pytest.raises(BirdieError, match="odd"):
         train(small_recipe(), tmp_path / "run")
-    monkeypatch.setattr("birdie.lab.process.call", lambda *_: (-9, ""))
+    monkeypatch.setattr("birdie.lab.process.call", lambda *_, **__: (-9, ""))
     with pytest.raises(BirdieError, match="SIGKILL"):
         train(small_recipe(), tmp_path / "run")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from birdie.cli import main
-from birdie.cli.recipe import settings_of
 from birdie.compress.rate.size import parse_size
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import Layout, prepare
@@ -28,7 +27,7 @@ EVERY_RECORD = pytest.mark.parametrize("entry", RECORDS, ids=lambda entry: entry
 @EVERY_RECORD
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_keeps_the_fractions_of_a_recipe(entry: RegisteredRecipe, preset: str) -> None:
-    full, small = entry.recipe(), settings_of(entry, preset)
+    full, small = entry.recipe(), entry.recipe(preset)
     old, new = full.model, small.model
     assert parameters(small) < parameters(full) / 4
     assert old.num_heads // old.num_kv_heads == new.num_heads // new.num_kv_heads
@@ -49,7 +48,7 @@ def test_a_preset_keeps_the_fractions_of_a_recipe(entry: RegisteredRecipe, prese
 
 @EVERY_RECORD
 def test_a_warmdown_in_steps_becomes_a_fraction_of_the_run(entry: RegisteredRecipe) -> None:
-    full, small = entry.recipe(), settings_of(entry, "cpu")
+    full, small = entry.recipe(), entry.recipe("cpu")
     if full.train.warmdown_fraction is not None:
         assert small.train.warmdown_fraction == full.train.warmdown_fraction
     elif entry.about.step_ms is not None:
@@ -80,7 +79,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *tokens: Any, code: int = 0) ->
 
 def test_show_prints_the_recipe_that_train_would_use(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run_json(capsys, "recipe", "show", "sota", "--preset", "cpu")
-    assert Recipe.from_dict(shown["recipe"]) == settings_of(find("sota"), "cpu")
+    assert Recipe.from_dict(shown["recipe"]) == find("sota").recipe("cpu")
     assert set(shown["expected"].values()) == {None}, "a record's figures do not hold under a preset"
 
 
@@ -100,7 +99,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_every_record_trains_under_the_smallest_preset(
     entry: RegisteredRecipe, text: list[str], tmp_path: Path
 ) -> None:
-    recipe = settings_of(entry, "smoke")
+    recipe = entry.recipe("smoke")
     recipe = dataclasses.replace(
         recipe,
         data=DataSettings(path=text[1], tokenizer="bytes"),
