@@ -16,6 +16,7 @@ share the folder, or only the storage (a database); then each machine continues 
 import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -109,6 +110,7 @@ class SweepRun:
             raise ConfigError(f"{self.folder} has another sweep (see {path}); give another --folder, or delete it")
         write_bytes(path, text.encode())
         self._in_folder = storage is None
+        self._database = storage.partition("///")[2] if storage and storage.startswith("sqlite") else None
         self.name = self.folder.resolve().name
         self.storage = _open_storage(storage, self.folder / JOURNAL)
         study = self._study(NopPruner(), RandomSampler())
@@ -225,25 +227,48 @@ class SweepRun:
             if trial.state == TrialState.RUNNING and not (self._in_folder or (folder / RECIPE).is_file()):
                 continue  # it belongs to a machine with another folder
             lock = self._lock(folder)
-            if lock >= 0 and self._take(trial.number):
+            if lock >= 0 and self._take(trial):
                 number = trial.number
                 break
             if lock >= 0:
-                os.close(lock)
+                self._release(folder, lock)
         try:
             yield number
         finally:
             if number is not None:
-                (self.run_folder(number) / _WORKER).unlink(missing_ok=True)
-                os.close(lock)
+                self._release(self.run_folder(number), lock)
 
-    def _take(self, number: int) -> bool:
+    def _take(self, trial: FrozenTrial) -> bool:
         """Make a waiting trial running; return whether this worker has it, given that it holds the lock."""
         with suppress(UpdateFinishedTrialError):
-            if self.storage.get_trial(self._id(number)).state == TrialState.RUNNING:
-                return True  # its worker died
-            return bool(self.storage.set_trial_state_values(self._id(number), TrialState.RUNNING))
+            if trial.state == TrialState.RUNNING:  # its worker died, unless it ended between the list and the lock
+                return bool(self.storage.get_trial(self._id(trial.number)).state == TrialState.RUNNING)
+            with self._one_at_a_time():
+                return bool(self.storage.set_trial_state_values(self._id(trial.number), TrialState.RUNNING))
         return False
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Wait for the other workers in this context, where the storage is SQLite: it cannot lock a trial that is read."""
+        if self._database is None:
+            yield
+            return
+        lock = -1
+        while lock < 0:
+            try:
+                lock = open_locked(Path(f"{self._database}.lock"))
+            except BlockingIOError:
+                time.sleep(0.01)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _release(self, folder: Path, lock: int) -> None:
+        (folder / _WORKER).unlink(missing_ok=True)
+        os.close(lock)
+        with suppress(OSError):
+            folder.rmdir()  # unless the trial has run here
 
     def _lock(self, folder: Path) -> int:
         require_writable(folder)

@@ -1,0 +1,298 @@
+"""A sweep runs every trial once, however its workers end; poor trials are pruned, and a crash costs one trial."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.errors import ConfigError, DataError, OutputError
+from birdie.lab import sweep as module
+from birdie.lab.ledger import RunRecord, read_run
+from birdie.lab.process import Watch
+from birdie.lab.space import Sweep, read_sweep
+from birdie.lab.sweep import SweepRun
+from birdie.run.recipe import Recipe
+
+SPEC = """recipe = "laptop"
+trials = {trials}
+sampler = "{sampler}"
+pruner = "{pruner}"
+[set]
+train.iterations = 40
+validation.every = 10
+[search]
+matrix_lr = {{ {rates} }}
+"""
+RANGE = "low = 0.001, high = 1.0, log = true"
+
+
+def spec(folder: Path, trials: int = 6, sampler: str = "tpe", pruner: str = "none", rates: str = RANGE) -> Sweep:
+    path = folder / "lr.toml"
+    path.write_text(SPEC.format(trials=trials, sampler=sampler, pruner=pruner, rates=rates))
+    return read_sweep(path)
+
+
+class Trainer:
+    """Stands for `train`: bits per byte that depend on the learning rate, with validations on the way."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.ended: list[str] = []
+        self.die_at, self.fail_at = math.inf, math.inf
+        self._lock = threading.Lock()
+
+    def __call__(self, recipe: Recipe, folder: Path, *, watch: Watch, **_: object) -> RunRecord:
+        with self._lock:
+            self.started.append(folder.name)
+            number = len(self.started)
+        bpb = 2 + math.log(recipe.optimizer.matrix_lr / 0.05) ** 2
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        (folder / "recipe.toml").write_text(recipe.to_toml())
+        for step in (0, 10, 20, 30, 40):
+            with (folder / "history.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step, "train_ms": step, "bpb": bpb + 1 / (step + 1)}) + "\n")
+            watch()
+        if number == self.die_at:
+            raise KeyboardInterrupt
+        if number == self.fail_at:
+            raise DataError("the loss is no longer finite")
+        (folder / "summary.json").write_text(json.dumps({"bpb_float": bpb, "evaluation": {"bpb": bpb}}))
+        self.ended.append(folder.name)
+        return read_run(folder)
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    stub = Trainer()
+    monkeypatch.setattr(module, "train", stub)
+    monkeypatch.setattr(module, "open_shards", lambda _: None)
+    return stub
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_every_trial_runs_once_and_the_best_recipe_is_kept(trainer: Trainer, parallel: int, tmp_path: Path) -> None:
+    work = SweepRun(spec(tmp_path), tmp_path / "s")
+    work.run(parallel)
+    assert sorted(trainer.started) == [f"{number:04d}" for number in range(6)]
+    assert {trial.state for trial in work.results()} == {"complete"}
+    assert work.best is not None
+    assert work.best.score == min(trial.score for trial in work.results() if trial.score is not None)
+    assert (tmp_path / "s" / "best.toml").read_bytes() == (
+        work.run_folder(work.best.number) / "recipe.toml"
+    ).read_bytes()
+    work.run(parallel)
+    assert len(trainer.started) == 6
+    assert not list(tmp_path.rglob("checkpoints"))
+
+
+def test_an_interrupted_sweep_continues_with_the_same_values(trainer: Trainer, tmp_path: Path) -> None:
+    whole = SweepRun(spec(tmp_path), tmp_path / "a")
+    whole.run()
+    trainer.started.clear()
+    trainer.die_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        SweepRun(spec(tmp_path), tmp_path / "b").run()
+    again = SweepRun(spec(tmp_path), tmp_path / "b")
+    assert Counter(trial.state for trial in again.results()) == {"complete": 3, "running": 1, "waiting": 2}
+    trainer.die_at = math.inf
+    again.run()
+    assert Counter(trainer.ended[6:]) == dict.fromkeys((f"{number:04d}" for number in range(6)), 1)
+    assert [trial.values for trial in again.results()] == [trial.values for trial in whole.results()]
+
+
+def test_a_trial_of_a_living_worker_is_left_alone(trainer: Trainer, tmp_path: Path) -> None:
+    first, second = (SweepRun(spec(tmp_path, trials=1), tmp_path / "s") for _ in range(2))
+    seen = []
+
+    def join(*_: object, **__: object) -> RunRecord:
+        second.run()  # while the first worker trains
+        seen.append(list(trainer.started))
+        raise DataError("enough")
+
+    first.run()  # enters the trial and ends it
+    assert len(trainer.started) == 1
+    more = spec(tmp_path, trials=2)
+    first, second = SweepRun(more, tmp_path / "s"), SweepRun(more, tmp_path / "s")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "train", join)
+        first.run()
+    assert seen == [["0000"]]
+    assert [trial.state for trial in first.results()] == ["complete", "failed"]
+
+
+def test_a_crash_costs_one_trial(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.fail_at = 3
+    work = SweepRun(spec(tmp_path), tmp_path / "s")
+    work.run()
+    failed = [trial for trial in work.results() if trial.state == "failed"]
+    assert [(trial.number, trial.reason) for trial in failed] == [(2, "the loss is no longer finite")]
+    assert Counter(trial.state for trial in work.results())["complete"] == 5
+
+
+@pytest.mark.usefixtures("trainer")
+def test_a_grid_covers_its_values(tmp_path: Path) -> None:
+    work = SweepRun(spec(tmp_path, 99, "grid", rates="choices = [0.1, 0.2, 0.4]"), tmp_path / "s")
+    work.run(2)
+    assert [trial.values for trial in work.results()] == [{"optimizer.matrix_lr": rate} for rate in (0.1, 0.2, 0.4)]
+
+
+@pytest.mark.parametrize("pruner", ["median", "hyperband"])
+@pytest.mark.usefixtures("trainer")
+def test_poor_trials_are_pruned_and_the_best_is_not(pruner: str, tmp_path: Path) -> None:
+    work = SweepRun(spec(tmp_path, 14, "random", pruner), tmp_path / "s")
+    work.run()
+    pruned = [trial for trial in work.results() if trial.state == "pruned"]
+    assert pruned
+    assert all(0 < (trial.step or 0) < 40 for trial in pruned)
+    assert work.best is not None
+    assert work.best.score is not None
+    assert all(work.best.score < (trial.score or 0) for trial in pruned)
+
+
+def test_two_workers_share_a_database(trainer: Trainer, tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    workers = [SweepRun(spec(tmp_path), tmp_path / disk / "s", url) for disk in ("one", "two")]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(trainer.ended) == [f"{number:04d}" for number in range(6)]
+    folders = [path for disk in ("one", "two") for path in (tmp_path / disk / "s" / "runs").glob("*/summary.json")]
+    assert len(folders) == 6
+
+
+@pytest.mark.usefixtures("trainer")
+def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
+    SweepRun(spec(tmp_path), tmp_path / "s")
+    SweepRun(spec(tmp_path, trials=30), tmp_path / "s")  # more trials of the same sweep
+    with pytest.raises(ConfigError, match="another sweep"):
+        SweepRun(spec(tmp_path, rates="low = 0.1, high = 0.2"), tmp_path / "s")
+
+
+@pytest.mark.usefixtures("trainer")
+def test_a_full_disk_ends_the_sweep_and_not_the_trial(tmp_path: Path) -> None:
+    work = SweepRun(spec(tmp_path), tmp_path / "s")
+
+    def full(*_: object, **__: object) -> RunRecord:
+        raise OutputError("the disk is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "train", full)
+        with pytest.raises(OutputError):
+            work.run()
+    assert work.results()[0].state == "running"
+    work.run()
+    assert {trial.state for trial in work.results()} == {"complete"}
+
+
+def test_missing_data_costs_no_trial(tmp_path: Path) -> None:
+    path = tmp_path / "lr.toml"
+    path.write_text(
+        'recipe = "laptop"\n[set]\ndata.path = "nowhere"\n[search]\nmatrix_lr = { low = 0.1, high = 0.2 }\n'
+    )
+    work = SweepRun(read_sweep(path), tmp_path / "s")
+    with pytest.raises(DataError, match="nowhere"):
+        work.run()
+    assert work.results() == []
+
+
+WORKER = """
+import json, os, sys, time
+from pathlib import Path
+from birdie.lab import sweep
+from birdie.lab.ledger import read_run
+from birdie.lab.space import read_sweep
+
+def train(recipe, folder, *, watch, environment):
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    state = folder / "state"
+    for step in range(int(state.read_text()) if state.is_file() else 0, 10):  # resumes
+        time.sleep(0.02)
+        watch()
+        with open(folder / "steps", "a") as file:
+            file.write(f"{step}\\n")
+        state.with_name("new").write_text(str(step + 1))
+        os.replace(state.with_name("new"), state)
+    with open(folder / "finished", "a") as file:
+        file.write("x")
+    (folder / "summary.json").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
+    return read_run(folder)
+
+sweep.train, sweep.open_shards = train, lambda _: None
+sweep.SweepRun(read_sweep(Path(sys.argv[1])), Path(sys.argv[2])).run(2)
+"""
+
+
+@pytest.fixture
+def workers() -> Iterator[list["subprocess.Popen[bytes]"]]:
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_killed_workers_lose_no_trial_and_run_none_twice(
+    workers: list["subprocess.Popen[bytes]"], tmp_path: Path
+) -> None:
+    """`kill -9` of one of two processes on one study, at random times, and the same command again."""
+    spec(tmp_path, trials=20)
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path / "lr.toml"), str(tmp_path / "s")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    rng = random.Random(1)
+    workers += [subprocess.Popen(command, env=environment) for _ in range(2)]
+    for _ in range(3):
+        begun = len(list(tmp_path.rglob("steps")))
+        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, 20):
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 0.3))
+        victim = workers.pop(rng.randrange(2))
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        workers.append(subprocess.Popen(command, env=environment))
+    assert [worker.wait() for worker in workers] == [0, 0]
+    last = subprocess.run(command, env=environment, check=False)  # takes over what the last one killed had
+    assert last.returncode == 0
+    results = SweepRun(spec(tmp_path, trials=20), tmp_path / "s").results()
+    assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(20)]
+    for path in tmp_path.rglob("finished"):
+        assert path.read_text() == "x"
+
+
+def test_the_command_lists_trials(trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec(tmp_path)
+    file, folder = str(tmp_path / "lr.toml"), str(tmp_path / "s")
+    assert run(build_app, ["sweep", file, "--folder", folder, "--trials", "3", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [trial["state"] for trial in answer["trials"]] == ["complete"] * 3
+    assert run(build_app, ["sweep", file, "--folder", folder, "--show"]) == 0
+    assert "matrix_lr" in capsys.readouterr().out
+    assert len(trainer.started) == 3
+
+
+def test_without_optuna_one_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec(tmp_path)
+    for name in [name for name in sys.modules if name.startswith(("birdie.lab.sweep", "birdie.lab.space"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert run(build_app, ["sweep", str(tmp_path / "lr.toml"), "--folder", str(tmp_path / "s")]) == 1
+    assert "pip install 'birdie[lab]'" in capsys.readouterr().err
