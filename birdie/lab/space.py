@@ -43,7 +43,7 @@ _GRID_LIMIT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep file says.
+    """The content of a sweep file.
 
     Attributes:
         recipe: that every trial starts from.

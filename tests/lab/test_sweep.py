@@ -98,8 +98,8 @@ def test_every_trial_runs_once_and_the_best_recipe_is_kept(trainer: Trainer, par
 
 
 def test_an_interrupted_sweep_continues_with_the_same_values(trainer: Trainer, tmp_path: Path) -> None:
-    whole = SweepRun(spec(tmp_path), tmp_path / "a")
-    whole.run()
+    steady = SweepRun(spec(tmp_path), tmp_path / "a")
+    steady.run()
     trainer.started.clear()
     trainer.die_at = 4
     with pytest.raises(KeyboardInterrupt):
@@ -109,7 +109,7 @@ def test_an_interrupted_sweep_continues_with_the_same_values(trainer: Trainer, t
     trainer.die_at = math.inf
     again.run()
     assert Counter(trainer.ended[6:]) == dict.fromkeys((f"{number:04d}" for number in range(6)), 1)
-    assert [trial.values for trial in again.results()] == [trial.values for trial in whole.results()]
+    assert [trial.values for trial in again.results()] == [trial.values for trial in steady.results()]
 
 
 def test_a_trial_of_a_living_worker_is_left_alone(trainer: Trainer, tmp_path: Path) -> None:
