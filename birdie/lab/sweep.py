@@ -249,7 +249,7 @@ class SweepRun:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        """Exclude the other workers in this context if the storage is SQLite, which cannot lock a trial that is read."""
+        """Exclude the other workers if the storage is SQLite, which cannot lock a trial that is read."""
         if self._database is None:
             yield
             return
