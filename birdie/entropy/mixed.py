@@ -19,7 +19,7 @@ from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range, narrowest
 from birdie.entropy.side_information import Reader, Writer
 from birdie.entropy.trellis import chunk_rows
-from birdie.errors import ArtifactError
+from birdie.errors import ArtifactError, ConfigError
 
 _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _PSEUDO_COUNT = 5, 21, 23, 6, 7, 8, 9  # contexts of the side information
 
@@ -93,6 +93,22 @@ def _plan(
     model = _with_trellis(_fit_model(high, ((size - 1) >> low) + 1, middle >> low), alphabet, low, states)
     chunks = tuple(context_mixing.encode(part, model) for part in _chunks(high))
     return _Plan(columns_first, predictor, zero, model, chunks)
+
+
+def prior(values: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the values that an array can have, and the probability of each that its coding starts from: both (size,).
+
+    Raises:
+        ConfigError: the values are too far apart for this coder, or all the same.
+    """
+    alphabet, symbols = alphabets.choose(values)
+    if alphabet.kind == alphabets.SPLIT or not 2 <= alphabet.size <= context_mixing.MAX_SIZE:
+        raise ConfigError(
+            f"values from {values.min()} to {values.max()} have no prior; give 2 to {context_mixing.MAX_SIZE}"
+        )
+    model = _fit_model(symbols, alphabet.size, alphabets.zero_symbol(alphabet, symbols))
+    masses = context_mixing.masses(model)
+    return alphabet.values.astype(np.int64), masses / masses.sum()
 
 
 def _with_trellis(model: Model, alphabet: Alphabet, low: int, states: int) -> Model:

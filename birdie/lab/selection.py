@@ -203,5 +203,28 @@ def group(names: Sequence[str], root: Path) -> list[Group]:
     return groups
 
 
+def by_recipe(records: Sequence[RunRecord]) -> list[Group]:
+    """Return the runs in groups that differ in more than the seed; each log is a group, as it does not tell its recipe.
+
+    A group of several runs has the name of their folder if they share one that has no other run.
+    """
+    groups: list[list[RunRecord]] = []
+    for record in records:
+        for known in groups:
+            alike = not isinstance(record, LogRecord) and known[0].settings
+            if alike and not _differences(known[0].settings, record.settings):
+                known.append(record)
+                break
+        else:
+            groups.append([record])
+    named = []
+    for known in groups:
+        parents = {record.folder.resolve().parent for record in known}
+        others = {record.folder.resolve().parent for other in groups if other is not known for record in other}
+        shared = len(known) > 1 and len(parents) == 1 and not parents & others
+        named.append(Group(parents.pop().name if shared else known[0].name, tuple(known)))
+    return named
+
+
 def _differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
     return [key for key in {**left, **right} if key != SEED and left.get(key) != right.get(key)]

@@ -1,0 +1,46 @@
+"""`birdie report`: one HTML page about runs: curves, bytes and quality, where the bytes went, samples, significance."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from birdie.cli.console import Json, log, print_json, print_line
+from birdie.errors import ConfigError
+from birdie.lab.ledger import find_runs_and_logs
+from birdie.lab.selection import by_recipe
+from birdie.runtime.files import write_bytes
+
+GROUP = "Lab"
+
+
+def command(
+    *runs: Annotated[Path, Parameter(help="Run folders, folders of runs, or logs of the challenge's scripts.")],
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="File of the page.")] = Path("report.html"),
+    title: Annotated[str, Parameter(help="Heading of the page.")] = "birdie report",
+    samples: Annotated[bool, Parameter(help="Let the models write a sample of text.")] = True,
+    json: Json = False,
+) -> None:
+    """Write one self-contained HTML page about runs, which loads nothing from the network.
+
+    Runs that differ only in the seed are one group; the first group is the reference of the significance test.
+    """
+    if not runs:
+        raise ConfigError("name the runs: birdie report runs/first, or a folder that holds runs")
+    from birdie.lab.report.page import render
+    from birdie.lab.report.sections import Subject, sections
+
+    records = {record.folder.resolve(): record for path in runs for record in find_runs_and_logs(path)}
+    log(f"reading {len(records)} run{'s' * (len(records) != 1)}")
+    subject = Subject(by_recipe(list(records.values())), samples)
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    subtitle = f"{len(records)} run{'s' * (len(records) != 1)}, {date}"
+    page = render(title, subtitle, sections(subject)).encode()
+    write_bytes(output, page)
+    if json:
+        print_json(
+            {"path": str(output), "bytes": len(page), "runs": [str(record.folder) for record in records.values()]}
+        )
+    else:
+        print_line(f"report: {output} ({len(page):,} bytes)")

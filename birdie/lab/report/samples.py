@@ -1,0 +1,38 @@
+"""A sample of text from the decoded artifact of a run."""
+
+import torch
+
+from birdie.data.tokenizer import load_tokenizer
+from birdie.lab.ledger import RunRecord
+from birdie.model.sample import generate
+from birdie.run.evaluation import load_gpt
+
+TOKENS = 160
+_TEMPERATURE = 0.8
+_SEED = 0
+
+
+def sample(record: RunRecord) -> str:
+    """Return text that the model of the artifact writes from nothing, the same each time.
+
+    Raises:
+        ArtifactError, WeightsError: the artifact is damaged, or no GPT.
+        DataError: its tokenizer is missing.
+    """
+    device = torch.device("cpu")
+    model, recipe, _ = load_gpt(str(record.artifact), device)
+    pieces = load_tokenizer(recipe.data.tokenizer)
+    ids: list[int] = []
+    for token in generate(
+        model,
+        torch.tensor([pieces.bos_id]),
+        TOKENS,
+        temperature=_TEMPERATURE,
+        context=recipe.train.train_seq_len,
+        generator=torch.Generator(device).manual_seed(_SEED),
+        vocab_size=pieces.vocab_size,
+    ):
+        if token == pieces.bos_id:  # the token that starts the next document
+            break
+        ids.append(token)
+    return pieces.decode(ids)

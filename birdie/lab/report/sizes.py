@@ -1,0 +1,142 @@
+"""Bytes of an artifact by tensor and kind, read from its streams; histograms of the quantized weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.codes import registered_decoders, stored_as
+from birdie.artifact.container import ALIAS, Reader
+from birdie.artifact.decoding import default_limit, dtype_of, require_limits
+from birdie.entropy import coder, mixed
+from birdie.errors import ConfigError
+
+_MOST_SYMBOLS = 512  # of a histogram: more are no bars that can be seen
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """Bytes of a tensor.
+
+    Attributes:
+        name, scheme, shape: as `inspect` shows them.
+        weights: number of elements.
+        symbols: bytes of the streams of quantized weights.
+        side: bytes of scales and other side information.
+    """
+
+    name: str
+    scheme: str
+    shape: tuple[int, ...]
+    weights: int
+    symbols: int
+    side: int
+
+    @property
+    def bytes(self) -> int:
+        """All bytes of the tensor."""
+        return self.symbols + self.side
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight; 0 without weights."""
+        return 8 * self.bytes / self.weights if self.weights else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Quantized weights of a tensor.
+
+    Attributes:
+        name: of the tensor.
+        values: (n,) the integers that occur, or may occur.
+        shares: (n,) fraction of the weights.
+        probabilities: (n,) that context mixing starts from; None where it has none for them.
+        entropy: bits per weight of `shares`.
+        bits: bits per weight that the stream takes.
+    """
+
+    name: str
+    values: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    probabilities: NDArray[np.float64] | None
+    entropy: float
+    bits: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of an artifact.
+
+    Attributes:
+        tensors: in the order of the file.
+        header: bytes of header and metadata.
+        histograms: of the tensors that have integers, the largest first.
+    """
+
+    tensors: tuple[TensorSize, ...]
+    header: int
+    histograms: tuple[Histogram, ...]
+
+
+def sizes_of(path: Path, histograms: int = 6) -> Sizes:
+    """Return where the bytes of an artifact went.
+
+    Args:
+        histograms: number of tensors whose integers are decoded and counted.
+
+    Raises:
+        ArtifactError: the file is damaged.
+    """
+    with Reader(path) as reader:
+        foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})
+        decoder_of = registered_decoders(foreign)
+        require_limits(reader, decoder_of, default_limit(reader))
+        tensors, layouts = [], {}
+        for name in reader.names:
+            entry = reader.entry(name)
+            if entry.scheme == ALIAS:
+                continue
+            lengths = reader.header(name).lengths
+            layout = layouts[name] = decoder_of(entry).layout(entry.shape, dtype_of(entry), entry.params)
+            symbols = sum(
+                length
+                for length, one in zip(lengths, layout, strict=True)
+                if len(layout) == 1 or one.hints.role == "symbols"
+            )
+            weights = int(np.prod(entry.shape, dtype=np.int64))
+            side = sum(lengths) - symbols
+            tensors.append(TensorSize(name, stored_as(entry, foreign), entry.shape, weights, symbols, side))
+        counted: list[Histogram] = []
+        for tensor in sorted(tensors, key=lambda one: -one.weights):
+            if len(counted) < histograms and (one := _histogram(reader, tensor, layouts[tensor.name])) is not None:
+                counted.append(one)
+        header = reader.size - sum(tensor.bytes for tensor in tensors)
+        return Sizes(tuple(tensors), header, tuple(counted))
+
+
+def _histogram(reader: Reader, tensor: TensorSize, layout: Any) -> Histogram | None:
+    """Return the histogram of the largest stream of symbols; None if the tensor has none with few values."""
+    streams = reader.read(tensor.name).streams
+    rows = [index for index, one in enumerate(layout) if one.hints.role == "symbols"]
+    if not rows:
+        return None
+    index = max(rows, key=lambda number: layout[number].rows * layout[number].columns)
+    stream, one = streams[index], layout[index]
+    values = coder.decode(stream.coder, stream.payload, one.rows, one.columns, one.hints, one.dtype)
+    symbols, counts = np.unique(values, return_counts=True)
+    if not 2 <= symbols.size <= _MOST_SYMBOLS:
+        return None
+    shares = counts / values.size
+    entropy = float(-(shares * np.log2(shares)).sum())
+    bits = 8 * len(stream.payload) / values.size
+    try:
+        possible, probabilities = mixed.prior(values)
+    except ConfigError:
+        return Histogram(tensor.name, symbols.astype(np.int64), shares, None, entropy, bits)
+    full = np.zeros(possible.size)
+    full[np.searchsorted(possible, symbols)] = shares
+    return Histogram(tensor.name, possible, full, probabilities, entropy, bits)
