@@ -39,6 +39,7 @@ from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.run.recipe_file import read_recipe_file
 from birdie.run.run_folder import read_metrics
+from birdie.run.temperature import stored_evaluation
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_writable, write_bytes
@@ -402,9 +403,12 @@ def _final(log: Log, recipe: Recipe, path: Path, world: World, score: Score, cod
     """Log the exact score and the bytes of an artifact; return its score by the recipe's `[evaluation]`."""
     log_roundtrip(log, score)
     log(f"Total submission size birdie: {path.stat().st_size + code} bytes")
-    if recipe.evaluation.in_effect() == EvaluationSettings().in_effect():
+    if not recipe.scores_twice:
         return score
-    return score_as_recipe(log, path, _request(recipe, recipe.evaluation), world)
+    settings = recipe.evaluation
+    if recipe.export.fit_temperature:
+        settings = stored_evaluation(path, settings)
+    return score_as_recipe(log, path, _request(recipe, settings), world)
 
 
 def _request(recipe: Recipe, settings: EvaluationSettings) -> EvaluationRequest:

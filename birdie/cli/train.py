@@ -171,7 +171,7 @@ def command(
             plain_windows = EvaluationRequest(device=recipe.device, settings=EvaluationSettings())
             result = _scored(path, plain_windows, world, "scoring the file")
             by_recipe = None
-            if recipe.evaluation.in_effect() != EvaluationSettings().in_effect():
+            if recipe.scores_twice:
                 request = EvaluationRequest(device=recipe.device)
                 by_recipe = _scored(path, request, world, "scoring with [evaluation]")
             if not world.is_main:

@@ -95,7 +95,7 @@ def _plan(
     return _Plan(columns_first, predictor, zero, model, chunks)
 
 
-def prior(values: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def starting_probabilities(values: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the values that an array can have, and the probability of each that its coding starts from: both (size,).
 
     Raises:

@@ -28,6 +28,7 @@ def features(recipe: Recipe) -> dict[str, Any]:
         "export.embedding": export.embedding,
         "export.attention": export.attention,
         "export.mlp": export.mlp,
+        "export.fit_temperature": export.fit_temperature,
     }
 
 

@@ -228,6 +228,7 @@ def unused(recipe: Recipe) -> Iterator[tuple[str, str]]:
         "birdie.score.ngram": [] if used["evaluation.ngram.enabled"] else ["NgramBias", "NgramScorer"],
         "birdie.score.streaming": [] if mode == "streaming" else _mode_parts("StreamingMode"),
         "birdie.score.ttt.multi_phase": [] if mode == "ttt-multi-phase" else _mode_parts("MultiPhaseMode"),
+        "birdie.run.temperature": [] if used["export.fit_temperature"] else ["store_temperature", "stored_evaluation"],
         "birdie.train.bandit": [] if used["bandit.every"] else ["Bandit"],
         "birdie.train.step_graph": [] if used["train.step_graphs"] else ["StepGraphs", "CudaGraphs"],
         "birdie.train.fp8": [] if used["train.fp8"] else ["Float8"],

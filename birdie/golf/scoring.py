@@ -15,7 +15,6 @@ from birdie.golf import packed
 from birdie.golf.packed import Packed
 from birdie.golf.shake import shake
 from birdie.run.recipe import Recipe
-from birdie.score.settings import EvaluationSettings
 
 _ENTRY = "birdie.cli.scoring_script"
 _TECHNIQUES = "birdie.model.techniques"
@@ -88,9 +87,8 @@ def pack_scoring(recipe: Recipe) -> Packed:
     Raises:
         ConfigError: a scheme of the recipe is not one of birdie's.
     """
-    by_recipe = recipe.evaluation.in_effect() != EvaluationSettings().in_effect()
     modules = packed.compressed(_modules(recipe))
-    return packed.assemble(modules, f"from {_ENTRY} import main\nmain({by_recipe})\n")
+    return packed.assemble(modules, f"from {_ENTRY} import main\nmain({recipe.scores_twice})\n")
 
 
 def _modules(recipe: Recipe) -> dict[str, ast.Module]:

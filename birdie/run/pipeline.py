@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from birdie.artifact.load import inspect
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.rate.size import parse_size
@@ -36,6 +37,7 @@ from birdie.run.dataset import open_run_data
 from birdie.run.events import Check, Checked, Event, Interrupted, Profiled, Saved, Started, Validated
 from birdie.run.recipe import Recipe
 from birdie.run.run_folder import Metrics, load_float, save_float, write_environment
+from birdie.run.temperature import RESERVED, store_temperature
 from birdie.runtime import provenance
 from birdie.runtime.callbacks import Notify, Progress, Stop, never, no_message, no_progress
 from birdie.runtime.device import choose_device, choose_dtype
@@ -522,10 +524,12 @@ class Run:
         settings = self.recipe.export
         if budget is None and settings.budget is not None:
             budget = parse_size(settings.budget)
-        calibration = self.calibrate()
-        return save(
+        calibration, path = self.calibrate(), path or self.folder / "model.birdie"
+        if settings.fit_temperature and budget is not None:
+            budget -= RESERVED
+        summary = save(
             self.model,
-            path or self.folder / "model.birdie",
+            path,
             scheme=[
                 *self.recipe.qat.storage_rules(self.model),
                 *(settings.schemes() if budget is None else settings.pinned()),
@@ -536,6 +540,11 @@ class Run:
             metadata=self.metadata(),
             progress=progress,
         )
+        if settings.fit_temperature:
+            temperature, gain = store_temperature(path, self.recipe, self.device)
+            self.notify(f"temperature {temperature:g}: {gain:+.5f} nats per training token")
+            summary = inspect(path)
+        return summary
 
     def metadata(self) -> dict[str, Any]:
         """Return the artifact's metadata: what scoring and sampling need, and the provenance of the weights."""

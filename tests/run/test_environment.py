@@ -87,7 +87,7 @@ UNSUPPORTED = {
     "#549": [],
     "#1493": [],
     "#1855": ["low-rank correction"],
-    "ternary": ["fitting a temperature", "fp8 storage", "YaRN"],
+    "ternary": ["fp8 storage", "YaRN"],
 }
 
 RECORDS = """

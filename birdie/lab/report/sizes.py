@@ -134,7 +134,7 @@ def _histogram(reader: Reader, tensor: TensorSize, layout: Any) -> Histogram | N
     entropy = float(-(shares * np.log2(shares)).sum())
     bits = 8 * len(stream.payload) / values.size
     try:
-        possible, probabilities = mixed.prior(values)
+        possible, probabilities = mixed.starting_probabilities(values)
     except ConfigError:
         return Histogram(tensor.name, symbols.astype(np.int64), shares, None, entropy, bits)
     full = np.zeros(possible.size)
