@@ -6,7 +6,8 @@ The values of a sentence stay, and `birdie script --messages` writes the sentenc
 """
 
 import ast
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 
 from birdie import errors
 
@@ -38,6 +39,14 @@ def number(trees: Iterable[ast.Module]) -> tuple[str, ...]:
 def table(sentences: Iterable[str]) -> str:
     """Return the numbers of errors and their sentences as text, one a line."""
     return "".join(f"E{index} {sentence}\n" for index, sentence in enumerate(sentences, 1))
+
+
+def explained(error: str, sentences: Sequence[str]) -> str:
+    """Return an error of a packed script, followed by its sentence if it is a number."""
+    match = re.match(r"E(\d+)\b", error)
+    if match is None or not 1 <= int(match[1]) <= len(sentences):
+        return error
+    return f"{error}, which stands for {sentences[int(match[1]) - 1]}"
 
 
 class _Marker(ast.NodeTransformer):

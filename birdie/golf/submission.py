@@ -29,7 +29,7 @@ from typing import Any, get_type_hints
 from birdie.data.tokenizer import BYTES
 from birdie.errors import BudgetError, ConfigError, DataError, OutputError, WeightsError
 from birdie.golf.audit.rules import CAP_BYTES, CAP_SECONDS
-from birdie.golf.messages import table
+from birdie.golf.messages import explained, table
 from birdie.golf.packed import Packed, pack
 from birdie.golf.standalone.sources import PACKAGE
 from birdie.lab.ledger import RECIPE, RunRecord, read_run
@@ -342,9 +342,8 @@ class _Runner:
             raise
         if error is None and (result := _finished(run, log, seed)):
             return result
-        raise ConfigError(
-            f"seed {seed} did not finish: {error or 'it left no score'}; the same command goes on from where it ended"
-        )
+        reason = explained(error or "it left no score", self.packed.messages)
+        raise ConfigError(f"seed {seed} did not finish: {reason}; the same command goes on from where it ended")
 
     def _environment(self, changes: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a run: settings are in the script, so their variables are left out."""

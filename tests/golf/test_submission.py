@@ -19,6 +19,7 @@ from birdie.errors import BudgetError, ConfigError, DataError, OutputError, Weig
 from birdie.golf import submission
 from birdie.golf.audit.audit import audit
 from birdie.golf.audit.rules import RULES
+from birdie.golf.messages import explained
 from birdie.golf.packed import Packed, pack
 from birdie.golf.submission import About, Submission, submit
 from birdie.lab.ledger import find_runs, read_run
@@ -313,3 +314,11 @@ def test_missing_packages_are_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "torch not installed; pip install -r requirements.txt" in done.stderr
+
+
+def test_a_number_of_an_error_is_followed_by_its_sentence() -> None:
+    sentences = ("f'depth is {depth}'", "'the disk is full'")
+    assert explained("E2", sentences) == "E2, which stands for 'the disk is full'"
+    assert explained("E1 0", sentences) == "E1 0, which stands for f'depth is {depth}'"
+    assert explained("E3", sentences) == "E3"
+    assert explained("EOFError", sentences) == "EOFError"

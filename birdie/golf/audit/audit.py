@@ -23,6 +23,8 @@ from birdie.golf.audit.scan import SCANNED, scan
 from birdie.lab import logs
 from birdie.lab.logs import TrainingLog
 from birdie.run import history
+from birdie.run.preflight import warm_up_coder
+from birdie.run.recipe import Recipe
 from birdie.runtime.callbacks import Progress, no_progress
 from birdie.runtime.regular import open_regular, read_text, require_regular
 
@@ -149,6 +151,7 @@ class _Audit:
 
     def artifact(self, path: Path) -> None:
         """Rebuild and probe a .birdie file."""
+        self.deadline.extend(warm_up_coder(Recipe()) or 0.0)  # after an installation, it compiles the kernels
         self.add(OF_ARTIFACTS, partial(audit_artifact, path, str(path), self.options))
 
     def script(self, ships: shipped.Shipped, training_logs: Sequence[TrainingLog], unlimited: bool) -> None:
