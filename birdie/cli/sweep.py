@@ -74,7 +74,11 @@ def _run(run: "SweepRun", parallel: int) -> None:
             update(done, total)
             log(f"trial {trial.number}: {_outcome(trial)} ({done} of {total}), {_values(trial)}")
 
-        run.run(parallel, show)
+        try:
+            run.run(parallel, show)
+        except KeyboardInterrupt:
+            log("the same command continues the sweep")
+            raise
 
 
 def _table(run: "SweepRun", results: Sequence["TrialResult"]) -> Table:
