@@ -7,6 +7,7 @@ for the tree of `context_mixing` follow the chunks.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range, narrowest
 from birdie.entropy.side_information import Reader, Writer
 from birdie.entropy.trellis import chunk_rows
-from birdie.errors import ArtifactError, ConfigError
+from birdie.errors import ArtifactError
 
 _SCAN, _WORDS, _ZERO, _SCALE, _PRIOR, _LOW, _PSEUDO_COUNT = 5, 21, 23, 6, 7, 8, 9  # contexts of the side information
 
@@ -95,20 +96,21 @@ def _plan(
     return _Plan(columns_first, predictor, zero, model, chunks)
 
 
-def starting_probabilities(values: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the values that an array can have, and the probability of each that its coding starts from: both (size,).
+def starting_probabilities(
+    data: Bytes, rows: int, columns: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+    """Return the values that the coded array can have and the probability of each that coding starts from, both (n,).
+
+    None if those are probabilities of something else: of differences to a prediction, or of high bits.
 
     Raises:
-        ConfigError: the values are too far apart for this coder, or all the same.
+        ArtifactError: the payload is not that of such an array.
     """
-    alphabet, symbols = alphabets.choose(values)
-    if alphabet.kind == alphabets.SPLIT or not 2 <= alphabet.size <= context_mixing.MAX_SIZE:
-        raise ConfigError(
-            f"values from {values.min()} to {values.max()} have no prior; give 2 to {context_mixing.MAX_SIZE}"
-        )
-    model = _fit_model(symbols, alphabet.size, alphabets.zero_symbol(alphabet, symbols))
-    masses = context_mixing.masses(model)
-    return alphabet.values.astype(np.int64), masses / masses.sum()
+    header = _take_header(Reader(payload.split(data)[0]), rows, columns)
+    if header.predictor is not None or header.low:
+        return None
+    masses = context_mixing.masses(header.model)
+    return header.alphabet.values.astype(np.int64), masses / masses.sum()
 
 
 def _with_trellis(model: Model, alphabet: Alphabet, low: int, states: int) -> Model:
@@ -166,21 +168,21 @@ def _payload(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> byt
     return payload.join(writer.finish(), plan.chunks, tail)
 
 
-def decode(
-    data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
-) -> NDArray[np.integer]:
-    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
+class _Header(NamedTuple):
+    """Side information, up to the lengths of the chunks."""
 
-    Raises:
-        ArtifactError: the payload is not that of such an array.
-    """
-    side, words = payload.split(data)
-    reader = Reader(side)
+    alphabet: Alphabet
+    columns_first: int
+    zero: int
+    low: int
+    predictor: Prediction | None
+    model: Model
+
+
+def _take_header(reader: Reader, rows: int, columns: int) -> _Header:
     alphabet = Alphabet.take(reader)
     if alphabet.kind == alphabets.SPLIT or alphabet.size < 2:
         raise ArtifactError("the alphabet of a mixed stream is not one it can have; the file is damaged")
-    lowest, highest = int(alphabet.values[0]), int(alphabet.values[-1])
-    check_range(lowest, highest, dtype)
     columns_first = reader.take(_SCAN, 1, "the scan")
     zero = reader.take(_ZERO, alphabet.size - 1, "the zero")
     low = reader.take(_LOW, 3, "the number of low bits")
@@ -191,15 +193,31 @@ def decode(
     size = ((alphabet.size - 1) >> low) + 1
     if not 2 <= size <= context_mixing.MAX_SIZE:
         raise ArtifactError(f"a mixed stream has {size} symbols; the file is damaged")
+    predictor = prediction.take(reader, *((columns, rows) if columns_first else (rows, columns)))
+    middle = zero if predictor is None else alphabet.size // 2
+    model = Model(size, middle >> low, scale, prior, pseudo_counts[0], pseudo_counts[1])
+    return _Header(alphabet, columns_first, zero, low, predictor, model)
+
+
+def decode(
+    data: Bytes, rows: int, columns: int, dtype: np.dtype[np.integer], threads: int, states: int = 1
+) -> NDArray[np.integer]:
+    """Undo `encode`: (rows, columns) of `dtype`, or of int8 or int16 if that was int32 and they hold all values.
+
+    Raises:
+        ArtifactError: the payload is not that of such an array.
+    """
+    side, words = payload.split(data)
+    reader = Reader(side)
+    alphabet, columns_first, zero, low, predictor, model = _take_header(reader, rows, columns)
+    lowest, highest = int(alphabet.values[0]), int(alphabet.values[-1])
+    check_range(lowest, highest, dtype)
     if columns_first:
         rows, columns = columns, rows
-    predictor = prediction.take(reader, rows, columns)
-    middle = zero if predictor is None else alphabet.size // 2
     symbols = np.empty((rows, columns), np.uint16)
     parts = _chunks(symbols)
     lengths = reader.take_all(_WORDS, len(parts))
     reader.finish()
-    model = Model(size, middle >> low, scale, prior, pseudo_counts[0], pseudo_counts[1])
     if predictor is None and not columns_first:
         model = _with_trellis(model, alphabet, low, states)
 

@@ -7,6 +7,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -155,6 +156,16 @@ def test_bytes_add_up_to_the_file(tmp_path: Path) -> None:
     for one in sizes.histograms:
         assert one.shares.sum() == pytest.approx(1)
         assert one.probabilities is None or one.probabilities.sum() == pytest.approx(1)
+
+
+def test_only_a_stream_that_context_mixing_codes_has_its_probabilities(tmp_path: Path) -> None:
+    state = {"w": torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).mul(5).round()}
+    for effort in ("fast", "max"):
+        birdie.save(state, tmp_path / effort, scheme="int5", coder=effort)
+    (static,), (mixed,) = (sizes_of(tmp_path / effort).histograms for effort in ("fast", "max"))
+    assert static.probabilities is None
+    assert mixed.probabilities is not None
+    assert np.abs(mixed.probabilities - mixed.shares).max() < 0.05
 
 
 def test_a_damaged_artifact_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,7 +240,7 @@ def _histograms(subject: Subject) -> Section | None:
     ]
     note = (
         f"Quantized weights of {subject.names[number]}, the largest tensors. Line: the probabilities that context "
-        "mixing starts from, before it adapts to rows and columns."
+        "mixing starts from, before it adapts to rows and columns; none where another coder took fewer bytes."
     )
     return Section("Weights", page.paragraph(note) + page.grid(figures)) if figures else None
 

@@ -12,7 +12,6 @@ from birdie.artifact.codes import registered_decoders, stored_as
 from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.decoding import default_limit, dtype_of, require_limits
 from birdie.entropy import coder, mixed
-from birdie.errors import ConfigError
 
 _MOST_SYMBOLS = 512  # of a histogram: more are no bars that can be seen
 
@@ -54,7 +53,7 @@ class Histogram:
         name: of the tensor.
         values: (n,) the integers that occur, or may occur.
         shares: (n,) fraction of the weights.
-        probabilities: (n,) that context mixing starts from; None where it has none for them.
+        probabilities: (n,) that context mixing starts from; None for other coders, and for values coded as differences.
         entropy: bits per weight of `shares`.
         bits: bits per weight that the stream takes.
     """
@@ -133,10 +132,12 @@ def _histogram(reader: Reader, tensor: TensorSize, layout: Any) -> Histogram | N
     shares = counts / values.size
     entropy = float(-(shares * np.log2(shares)).sum())
     bits = 8 * len(stream.payload) / values.size
-    try:
-        possible, probabilities = mixed.starting_probabilities(values)
-    except ConfigError:
+    start = None
+    if stream.coder == coder.MIXED:
+        start = mixed.starting_probabilities(stream.payload, one.rows, one.columns)
+    if start is None:
         return Histogram(tensor.name, symbols.astype(np.int64), shares, None, entropy, bits)
+    possible, probabilities = start
     full = np.zeros(possible.size)
     full[np.searchsorted(possible, symbols)] = shares
     return Histogram(tensor.name, possible, full, probabilities, entropy, bits)
