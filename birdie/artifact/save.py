@@ -122,14 +122,14 @@ def save(
     fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, _ROUNDS if target.searched else 1)
-        writer, fast_writer = Writer(pool, coder, fields, meter), Writer(pool, "fast", fields, meter)
+        writer = Writer(pool, coder, fields, meter)
 
         def encode(calibration: CalibrationResult | None) -> EncodedState:
             return encode_state(
                 assignment,
                 target,
                 writer.size,
-                rough=None if coder == "fast" and calibration is None else fast_writer.size,
+                rough=writer.estimate,
                 calibration=calibration,
                 refinement=refinement,
                 plain=coder == "fast",

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.scheme import Sensitivity, TapCovariance
-from birdie.compress.tensors import finite_rows
+from birdie.compress.tensors import finite_rows, row_sums
 
 EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 RECURRENT_NAMES = ("weight_ih", "weight_hh")  # of torch's RNN, LSTM and GRU, and of their cells
@@ -139,12 +139,12 @@ def prior(weights: Mapping[str, Tensor], kinds: Mapping[str, Kind] = KINDS) -> d
 
 
 def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
-    rows = finite_rows(name, weight).astype(np.float64)
+    rows = finite_rows(name, weight)
     taps = covariance(tuple(weight.shape), kind)
     if taps is None:
-        energy = (rows**2).sum(1)
+        energy = row_sums(rows)[1]
     else:
-        by_channel = rows.reshape(len(rows), -1, len(taps.taps))
+        by_channel = rows.astype(np.float64).reshape(len(rows), -1, len(taps.taps))
         energy = ((by_channel @ taps.taps) * by_channel).sum((1, 2)) + taps.shared * by_channel.sum((1, 2)) ** 2
     used = energy[energy > 0]
     typical = float(np.median(used)) if used.size else 1.0

@@ -4,6 +4,7 @@ Rows are the first dimension and columns everything else, flattened; vectors and
 coding and quantization work on this form only.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from birdie.compress.scheme import BLOCK
 from birdie.entropy.planes import Block, blocks, word_dtype
 from birdie.errors import ArtifactError, WeightsError
+from birdie.runtime.kernels import njit
 
 Bits = NDArray[np.unsignedinteger[Any]]
 
@@ -100,14 +102,14 @@ def finite_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
         WeightsError: some are NaN or infinite, or beyond the range of float32.
     """
     values = weight.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    bad = values.numel() - int(torch.isfinite(values).sum())
-    if bad:
+    rows = values.to(torch.float32).reshape(rows_columns(tuple(weight.shape)))
+    if rows.numel() and not all(bool(torch.isfinite(bound)) for bound in torch.aminmax(rows)):
+        bad = values.numel() - int(torch.isfinite(values).sum())
+        if not bad:
+            raise WeightsError(f"tensor {name!r} holds values beyond float32; compress it with lossless")
         raise WeightsError(
             f"tensor {name!r} holds {bad:,} NaN or infinite values of {values.numel():,}; compress it with lossless"
         )
-    rows = values.to(torch.float32).reshape(rows_columns(tuple(weight.shape)))
-    if weight.dtype is torch.float64 and not bool(torch.isfinite(rows).all()):
-        raise WeightsError(f"tensor {name!r} holds values beyond float32; compress it with lossless")
     array: NDArray[np.float32] = rows.numpy()
     return array
 
@@ -123,6 +125,36 @@ def real_rows(name: str, weight: Tensor) -> NDArray[np.float32]:
             f"tensor {name!r} ({weight.dtype}, {weight.numel()} elements) cannot be quantized; use lossless"
         )
     return finite_rows(name, weight)
+
+
+def row_sums(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the sums of rows and of their squares, both (rows,), the same for any number of threads."""
+    sums, squares = np.empty(len(rows)), np.empty(len(rows))
+    _add_up(rows, sums, squares)
+    return sums, squares
+
+
+def deviation(rows: NDArray[np.float32]) -> float:
+    """Return the standard deviation of all numbers of a matrix that is not empty."""
+    sums, squares = row_sums(rows)
+    return math.sqrt(max(float(squares.sum()) / rows.size - (float(sums.sum()) / rows.size) ** 2, 0.0))
+
+
+@njit(nogil=True, cache=True)
+def _add_up(rows, sums, squares):  # type: ignore[no-untyped-def]
+    count = rows.shape[1]
+    for i in range(rows.shape[0]):
+        values = rows[i]
+        total, square = np.zeros(8), np.zeros(8)  # eight of each at a time: one processor instruction
+        for start in range(0, count - 7, 8):
+            for k in range(8):
+                value = np.float64(values[start + k])
+                total[k] += value
+                square[k] += value * value
+        for j in range(count & ~7, count):
+            total[0] += values[j]
+            square[0] += np.float64(values[j]) * np.float64(values[j])
+        sums[i], squares[i] = total.sum(), square.sum()
 
 
 def underflows(weight: Tensor, rows: NDArray[np.float32]) -> bool:

@@ -83,7 +83,13 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
     """
     low, high = int(values.min()), int(values.max())
     if high - low < MAX_SIZE:
-        present = np.flatnonzero(np.bincount((values.astype(np.int32) - low).ravel(), minlength=1)) + low
+        # Unsigned differences are right even where the subtraction wraps around.
+        offsets = np.subtract(values, low, dtype=np.int64 if values.itemsize > 4 else np.int32).astype(np.uint16)
+        counts = np.zeros(high - low + 1, np.int64)
+        _count(offsets.ravel(), counts)
+        present = np.flatnonzero(counts) + low
+        if present.size > 1 and counts[1] and high - low < 4 * present.size:
+            return Alphabet(AFFINE, np.arange(low, high + 1, dtype=np.int64)), offsets
     else:
         present = np.unique(values)
     present = present.astype(np.int64)
@@ -99,7 +105,9 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
 
 def zero_symbol(alphabet: Alphabet, symbols: Symbols) -> int:
     """Return the symbol that magnitudes are counted from: that of the value 0, or the median if it lies elsewhere."""
-    median = int(np.partition(symbols, symbols.size // 2, axis=None)[symbols.size // 2])
+    counts = np.zeros(int(symbols.max()) + 1, np.int64)
+    _count(np.ascontiguousarray(symbols).ravel(), counts)
+    median = int(np.searchsorted(np.cumsum(counts), symbols.size // 2, side="right"))
     nearest = int(np.abs(alphabet.values).argmin())
     return nearest if abs(nearest - median) <= alphabet.size // 8 else median
 
@@ -150,6 +158,12 @@ def _tokens(numbers: NDArray[np.int64]) -> tuple[Symbols, NDArray[np.uint8]]:
     widths = np.where(lengths > _DIRECT, lengths - 1 - _DETAIL, 0)
     far = (1 << _DIRECT) + (lengths - 1 - _DIRECT << _DETAIL) + (numbers >> widths) - (1 << _DETAIL)
     return np.where(lengths > _DIRECT, far, numbers).astype(np.uint16), widths.astype(np.uint8)
+
+
+@njit(nogil=True, cache=True)
+def _count(symbols, counts):  # type: ignore[no-untyped-def]
+    for symbol in symbols:
+        counts[symbol] += 1
 
 
 @njit(nogil=True, cache=True)

@@ -31,6 +31,7 @@ DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
 # Most operations that a value takes in each coder, and most bytes besides the value itself until the stream is decoded.
 _COSTS = {CONSTANT: (0, 0), BYTES: (1, 0), PACKED: (64, 0), NUMBERS: (128, 0), STATIC: (64, 2), MIXED: (800, 4)}
 _TRY_NUMBERS = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the coder "numbers" is tried
+_TRY_STATIC = 1 << 16  # values up to which "static" is tried beside another coder
 _NOISE = 0.9995  # a mantissa whose entropy is above this share of its bits is stored as it is
 
 _Decode = Callable[..., NDArray[np.integer]]
@@ -83,22 +84,37 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         raise ConfigError(f"values {low}…{high} are beyond 32 bits; split them into planes first")
     if low == high:
         return Coded(CONSTANT, raw.encode_constant(low))
-    best = _uncompressed(values, low, high)
     if _is_noise(values, low, high, hints):
-        return best
+        return _uncompressed(values, low, high)
     values = np.ascontiguousarray(values)
+    tried = []
     if values.size <= _TRY_NUMBERS[effort] or (
         hints is not None and hints.role == "scales" and values.size <= numbers.MAX_VALUES
     ):
-        best = min(best, Coded(NUMBERS, numbers.encode(values)), key=_size)
+        tried.append(Coded(NUMBERS, numbers.encode(values)))
     kernel, states = (hints.kernel, hints.states) if hints is not None else ((1, 1), 1)
     if effort == "max" and (hints is None or hints.role != "mantissa"):
         payload = mixed.encode(values, kernel, states)
         if payload is not None:
-            best = min(best, Coded(MIXED, payload), key=_size)
-    if values.size >= 256:
-        best = min(best, Coded(STATIC, static.encode(values, kernel, states)), key=_size)
-    return best
+            tried.append(Coded(MIXED, payload))
+    if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
+        tried.append(Coded(STATIC, static.encode(values, kernel, states)))
+    best = min(tried, key=_size, default=None)
+    if best is not None and 8 * len(best.payload) < values.size * (high - low).bit_length():
+        return best  # smaller than packed bits, which need not be written
+    return min([_uncompressed(values, low, high), *tried], key=_size)
+
+
+def estimate(values: NDArray[np.integer], hints: Hints | None = None) -> float:
+    """Return about the bytes that effort "fast" takes, in proportion to the array: what only describes it is left out.
+
+    For `values` as `encode` takes them.
+    """
+    if values.size == 0 or values.min() == values.max():
+        return 0.0
+    kernel, states = (hints.kernel, hints.states) if hints is not None else ((1, 1), 1)
+    most = values.size * (int(values.max()) - int(values.min())).bit_length()
+    return min(most, static.estimate(np.ascontiguousarray(values), kernel, states)) / 8
 
 
 def decode(

@@ -27,6 +27,7 @@ MAX_COARSENESS = 4
 MAX_SPIKES = 16
 MAX_LOG = 16 * 24
 _NEWTON_STEPS = 24
+_MANY = 1 << 16
 _HEADROOM = 16 * 18  # range of logs that the encoder leaves to knots; the rest is for spikes
 # 2**(15 + i/16) for i = 0 … 15, rounded down: four nested square roots of an exact integer.
 _POWERS = np.array([isqrt(isqrt(isqrt(isqrt(1 << 240 + i)))) for i in range(16)], np.int64)
@@ -128,9 +129,10 @@ def fit(counts: Counts, precision: int, *, fast: bool = False, newton: bool = Fa
         fast: try one dense and one smooth form only, which is enough to compare ways of forming classes.
         newton: find the knots of the highest likelihood exactly, not only nearly; this takes longer.
     """
-    tried = _dense(counts, (1,) if fast else range(MAX_COARSENESS + 1))
-    for stride in (4,) if fast else (2, 3, 4, 5):
-        tried += _smooth(counts, stride, (0,) if fast else range(3), newton=newton)
+    many = int(counts.sum()) > _MANY  # so much data that the finest forms win
+    tried = _dense(counts, (1,) if fast else range(2 if many else MAX_COARSENESS + 1))
+    for stride in (4,) if fast else (2, 3) if many else (2, 3, 4, 5):
+        tried += _smooth(counts, stride, (0,) if fast else range(1 if many else 3), newton=newton)
     best, least = tried[0], float("inf")
     for description in tried:
         bits = cost(counts, description.frequencies(counts.size, precision), precision) + description_bits(description)

@@ -30,6 +30,8 @@ ROWS, TAPS = 1, 2
 _KIND, _KERNEL, _DISTANCE, _ROW_WEIGHT, _TAP_WEIGHT = 22, 56, 58, 61, 64  # contexts of the side information
 _MAX_PRODUCTS = 3 * 10**10  # multiplications that the search for references may spend
 _BLOCK = 512  # rows searched at a time
+_TRIED_RUNS, _RUN, _TRIED_COLUMNS = 8, 16, 1024  # runs of rows that are tried first, and their size
+_WORTHWHILE = 0.004  # bits a symbol that the trial must save
 _RIDGE = 1e-3  # in symbols squared, per symbol
 _MAX_TAPS = 8  # with a weight other than 0, per position
 
@@ -174,6 +176,22 @@ def tap_offsets(kernel: tuple[int, int]) -> tuple[tuple[int, int], ...]:
 def fit_rows(symbols: Symbols, zero: int) -> RowPrediction | None:
     """Return the best references and weights for `symbols` (rows, columns); None where nothing is predicted.
 
+    Comparing every row with every other takes longer than all else, and pays for few matrices: a sample of runs of rows
+    tells whether it does.
+    """
+    rows = len(symbols)
+    if rows > _TRIED_RUNS * _RUN + _RUN:
+        starts = np.linspace(0, rows - _RUN, _TRIED_RUNS).astype(np.int64)
+        tried = np.ascontiguousarray(symbols[(starts[:, None] + np.arange(_RUN)).ravel(), :_TRIED_COLUMNS])
+        if _fit_rows(tried, zero)[1] < _WORTHWHILE * tried.size:
+            return None
+    predictor = _fit_rows(symbols, zero)[0]
+    return predictor if predictor.weights.any() else None
+
+
+def _fit_rows(symbols: Symbols, zero: int) -> tuple[RowPrediction, float]:
+    """Return the best references and weights for `symbols`, and the bits that they save, roughly.
+
     Where there are too many rows to compare all, every n-th one is a candidate. Products of integers are exact in
     float64, so the result does not depend on how many threads multiply.
     """
@@ -191,6 +209,7 @@ def fit_rows(symbols: Symbols, zero: int) -> RowPrediction | None:
     along, norm = references @ shared, shared @ shared + 1
     energies = np.maximum(np.einsum("ij,ij->i", references, references) - along**2 / norm, 1.0)
     gram = references @ references.T
+    saved = 0.0
     for start in range(0, rows, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, rows))
         excluded = candidates[None] >= block[:, None]
@@ -202,8 +221,8 @@ def fit_rows(symbols: Symbols, zero: int) -> RowPrediction | None:
         weight = rest[np.arange(block.size), first] / energies[first]
         excluded[np.arange(block.size), first] = True
         second = _best_reference(rest - weight[:, None] * between, energies, excluded)
-        _fit_row_weights(values, means, block, candidates[first], candidates[second], predictor)
-    return predictor if predictor.weights.any() else None
+        saved += _fit_row_weights(values, means, block, candidates[first], candidates[second], predictor)
+    return predictor, saved
 
 
 def _best_reference(
@@ -220,12 +239,16 @@ def _fit_row_weights(
     first: NDArray[np.intp],
     second: NDArray[np.intp],
     predictor: RowPrediction,
-) -> None:
-    """Fill `predictor` for the rows of `block`: nothing, the mean, one reference or two, whichever costs least."""
+) -> float:
+    """Fill `predictor` for the rows of `block`: nothing, the mean, one reference or two, whichever costs least.
+
+    Returns the bits that this saves.
+    """
     columns = values.shape[1]
     target = values[block]
     inputs = np.stack([means[block] / 256, values[first], values[second]], 1)
-    best = _bits(np.einsum("ij,ij->i", target, target), columns) + 1
+    without = _bits(np.einsum("ij,ij->i", target, target), columns) + 1
+    best = without
     for used in range(1, REFERENCES + 2):
         basis = inputs[:, :used]
         gram = np.einsum("ikj,ilj->ikl", basis, basis) + _RIDGE * columns * np.eye(used)
@@ -245,6 +268,7 @@ def _fit_row_weights(
         predictor.weights[rows, :used] = weights[better]
         for k, reference in enumerate((first, second)[: used - 1]):
             predictor.distances[rows, k] = rows - reference[better]
+    return float((without - best).sum())
 
 
 def _bits(squares: NDArray[np.float64] | float, count: int) -> NDArray[np.float64]:

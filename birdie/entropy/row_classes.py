@@ -36,6 +36,7 @@ def cluster(counts: NDArray[np.int64], classes: int) -> Classes:
     """Sort rows, given their histograms (rows, size), into at most `classes` classes, numbered from narrow to wide."""
     rows = counts.shape[0]
     merged = _merged(counts)
+    exact = merged.astype(np.float64)
     bins = np.arange(merged.shape[1], dtype=np.float64)
     weight = np.maximum(merged.sum(1), 1)
     mean = (merged * bins).sum(1) / weight
@@ -45,13 +46,19 @@ def cluster(counts: NDArray[np.int64], classes: int) -> Classes:
     labels: Classes = np.empty(rows, np.uint8)
     labels[order] = (np.arange(rows) * classes // rows).astype(np.uint8)
     for _ in range(_ROUNDS):
-        sums = np.stack([merged[labels == label].sum(0) for label in range(classes)])
-        price = _prices(sums, np.bincount(labels, minlength=classes))
-        cheapest = _cheapest(merged, *price)
+        price = _prices(sums(merged, labels, classes), np.bincount(labels, minlength=classes))
+        cheapest = _cheapest(exact, *price)
         if (cheapest == labels).all():
             break
         labels = cheapest
     return _renumbered(labels, variance)
+
+
+def sums(counts: NDArray[np.int64], labels: Classes, classes: int) -> NDArray[np.int64]:
+    """Return the histogram of each class, (classes, size), from those of its rows."""
+    out = np.zeros((classes, counts.shape[1]), np.int64)
+    _add_rows(counts, labels, out)
+    return out
 
 
 def _renumbered(labels: NDArray[np.integer], variance: NDArray[np.float64]) -> Classes:
@@ -97,9 +104,17 @@ def _prices(sums: NDArray[np.int64], members: NDArray[np.int64]) -> tuple[NDArra
     return np.rint(_UNIT * bins).astype(np.int64), np.rint(_UNIT * naming).astype(np.int64)
 
 
-def _cheapest(counts: NDArray[np.int64], price: NDArray[np.int64], naming: NDArray[np.int64]) -> Classes:
-    bits = counts.astype(np.float64) @ price.T.astype(np.float64) + naming
+def _cheapest(counts: NDArray[np.float64], price: NDArray[np.int64], naming: NDArray[np.int64]) -> Classes:
+    bits = counts @ price.T.astype(np.float64) + naming
     return np.asarray(bits.argmin(1), np.uint8)
+
+
+@njit(nogil=True, cache=True)
+def _add_rows(counts, labels, out):  # type: ignore[no-untyped-def]
+    for row in range(counts.shape[0]):
+        into = out[labels[row]]
+        for symbol in range(counts.shape[1]):
+            into[symbol] += counts[row, symbol]
 
 
 @njit(nogil=True, cache=True)

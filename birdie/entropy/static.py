@@ -28,20 +28,22 @@ MIN_PRECISION = 8
 MIN_COLUMNS = 8  # of rows that have classes: shorter ones would cost more to describe than they save
 _CLASS_COUNTS = (4, 16)  # tried
 _PRECISIONS = (12, 14, 15)  # tried where a single pair of tables serves a trellis
+_LEAST, _MOST_COUNTS = 2048, 1 << 26  # symbols, and entries of the histograms of rows, for which classes are tried
+_SAMPLE = 1 << 15  # symbols that tell which ways are worth trying
 _PREDICTION_SHARE = 0.995  # prediction must save so much of the bits: it decodes at a third of the speed
 _SCAN, _PRECISION, _CLASSES, _WORDS, _ZERO = 5, 6, 7, 21, 23  # contexts of the side information
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """One way to code the symbols, and the bits it takes.
+class _Way:
+    """One way to code the symbols.
 
     Attributes:
         symbols: (rows, columns) in scan order, residuals if there is a prediction.
         columns_first: the array was transposed.
         predictor: the prediction that was subtracted, or None.
         classes: class of each row.
-        tables: table of each class; if `odd`, two for each: for even and for odd states.
+        counts: (tables, size) histogram of each class; if `odd`, two for each: for even and for odd states.
         odd: None, or (rows, columns) 1 for a symbol in an odd state of the trellis.
     """
 
@@ -49,10 +51,41 @@ class _Plan:
     columns_first: bool
     predictor: Prediction | None
     classes: NDArray[np.uint8]
+    counts: NDArray[np.int64]
+    odd: NDArray[np.uint8] | None
+
+    def bits(self) -> float:
+        """Return about the bits that it takes, without tables."""
+        return _entropy(self.counts) + self.side_bits()
+
+    def side_bits(self) -> float:
+        """Return the bits of classes and prediction."""
+        if self.predictor is None:
+            return _class_bits(self.classes)
+        writer = Writer()
+        prediction.put(writer, self.predictor)
+        return _class_bits(self.classes) + 16 * writer.finish().size
+
+    def rough_bits(self) -> float:
+        """Return about the bits that it takes."""
+        described = 24 + 5 * np.minimum(np.count_nonzero(self.counts, axis=1), 16)
+        return self.bits() + float(described.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A way with its tables.
+
+    Attributes:
+        tables: in the order of the way's histograms.
+        precision: log2 of the number of slots of a table.
+        bits: that everything takes.
+    """
+
+    way: _Way
     tables: tuple[frequency_tables.Description, ...]
     precision: int
     bits: float
-    odd: NDArray[np.uint8] | None = None
 
 
 def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> bytes:
@@ -64,36 +97,34 @@ def encode(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1
         states: states of the trellis on whose paths they lie, negative along rows.
     """
     alphabet, symbols = alphabets.choose(values)
-    zero = 0 if alphabet.kind == alphabets.SPLIT else alphabets.zero_symbol(alphabet, symbols)
-    plan = _best_plan(symbols, alphabet, zero, kernel)
-    if abs(states) > 1 and alphabet.kind != alphabets.SPLIT:
-        paired = _trellis_plan(symbols, trellis.odd_states(values, states), alphabet.size)
-        plan = min(plan, paired, key=_bits)
+    zero = _zero(alphabet, symbols)
+    plan = _plan(values, symbols, alphabet, zero, kernel, states)
+    way = plan.way
     frequencies = np.stack([table.frequencies(alphabet.size, plan.precision) for table in plan.tables])
-    parts = list(_chunks(plan.symbols, plan.classes, plan.odd is not None))
-    odd_parts = [None] * len(parts) if plan.odd is None else [part for part, _ in _chunks(plan.odd, plan.classes, True)]
+    parts = list(_chunks(way.symbols, way.classes, way.odd is not None))
+    odd_parts = [None] * len(parts) if way.odd is None else [part for part, _ in _chunks(way.odd, way.classes, True)]
     chunks = [
         rans.encode(part, classes, frequencies, plan.precision, odd)
         for (part, classes), odd in zip(parts, odd_parts, strict=True)
     ]
-    scanned = values.T if plan.columns_first else values
+    scanned = values.T if way.columns_first else values
     low = alphabets.low_bits(scanned, alphabet) if alphabet.kind == alphabets.SPLIT else b""
     return payload.join(_describe(plan, alphabet, zero, [chunk.size for chunk in chunks]), chunks, low)
 
 
 def _describe(plan: _Plan, alphabet: Alphabet, zero: int, lengths: list[int]) -> NDArray[np.uint16]:
     """Return the side information."""
-    writer = Writer()
+    writer, way = Writer(), plan.way
     alphabet.put(writer)
-    writer.put(_SCAN, int(plan.columns_first))
+    writer.put(_SCAN, int(way.columns_first))
     writer.put(_PRECISION, plan.precision - MIN_PRECISION)
-    count = int(plan.classes.max()) + 1
-    writer.put(_CLASSES, count - 1 + (0 if plan.odd is None else row_classes.MAX_CLASSES))
-    prediction.put(writer, plan.predictor)
-    if plan.predictor is not None:
+    count = int(way.classes.max()) + 1
+    writer.put(_CLASSES, count - 1 + (0 if way.odd is None else row_classes.MAX_CLASSES))
+    prediction.put(writer, way.predictor)
+    if way.predictor is not None:
         writer.put(_ZERO, zero)
     if count > 1:
-        row_classes.put(writer, plan.classes)
+        row_classes.put(writer, way.classes)
     for table in plan.tables:
         table.put(writer, alphabet.size)
     writer.put_all(_WORDS, lengths)
@@ -117,96 +148,104 @@ def _chunks(
         yield symbols[start : start + rows], classes[start : start + rows]
 
 
-def _bits(plan: _Plan) -> float:
-    return plan.bits
-
-
-def _usual_precision(size: int) -> int:
-    return 12 if size <= 256 else 14 if size <= 1024 else 15
-
-
-def _best_plan(symbols: Symbols, alphabet: Alphabet, zero: int, kernel: tuple[int, int]) -> _Plan:
-    """Return the cheapest plan: with and without classes, rows or columns first, with and without prediction."""
-    size = alphabet.size
-    plans = [_plan(symbols, False, None, np.zeros(symbols.shape[0], np.uint8), size)]
-    plans += _class_plans(symbols, False, None, size)
-    plans += _class_plans(np.ascontiguousarray(symbols.T), True, None, size)
-    best = min(plans, key=_bits)
-    if alphabet.kind == alphabets.AFFINE and symbols.size >= 2048:
-        plans = []
-        for predictor in prediction.candidates(symbols, zero, kernel):
-            residuals = predictor.subtract(symbols, zero, size)
-            plans.append(_plan(residuals, False, predictor, np.zeros(symbols.shape[0], np.uint8), size))
-            plans += _class_plans(residuals, False, predictor, size)
-        predicted = min(plans, key=_bits, default=best)
-        best = predicted if predicted.bits < _PREDICTION_SHARE * best.bits else best
-    # All plans so far have roughly fitted tables, which is enough to choose between them.
-    counts = None if len(best.tables) == 1 else row_classes.histograms(best.symbols, size)
-    refined = _plan(best.symbols, best.columns_first, best.predictor, best.classes, size, counts, fast=False)
-    return min(best, refined, key=_bits)
+def estimate(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> float:
+    """Return about the bits that `encode` takes, without tables and so in proportion to the array."""
+    alphabet, symbols = alphabets.choose(values)
+    low = 8 * len(alphabets.low_bits(values, alphabet)) if alphabet.kind == alphabets.SPLIT else 0
+    return min(way.bits() for way in _ways(values, symbols, alphabet, _zero(alphabet, symbols), kernel, states)) + low
 
 
 def _plan(
+    values: NDArray[np.integer], symbols: Symbols, alphabet: Alphabet, zero: int, kernel: tuple[int, int], states: int
+) -> _Plan:
+    """Return the cheapest way with the best tables for it."""
+    way = min(_ways(values, symbols, alphabet, zero, kernel, states), key=_Way.rough_bits)
+    least = 12 if alphabet.size <= 256 else 14 if alphabet.size <= 1024 else 15
+    several = way.odd is not None and len(way.counts) == 2
+    plans = []
+    for precision in (one for one in _PRECISIONS if one == least or (several and one > least)):
+        fits = [frequency_tables.fit(one, precision, newton=way.odd is not None) for one in way.counts]
+        bits = sum(cost for _, cost in fits) + way.side_bits()
+        plans.append(_Plan(way, tuple(table for table, _ in fits), precision, bits))
+    return min(plans, key=lambda plan: plan.bits)
+
+
+def _zero(alphabet: Alphabet, symbols: Symbols) -> int:
+    return 0 if alphabet.kind == alphabets.SPLIT else alphabets.zero_symbol(alphabet, symbols)
+
+
+def _ways(
+    values: NDArray[np.integer], symbols: Symbols, alphabet: Alphabet, zero: int, kernel: tuple[int, int], states: int
+) -> list[_Way]:
+    """Return ways worth comparing: with and without classes, rows or columns first, with and without prediction.
+
+    For the paths of a trellis tables for even and odd states are nearly always best: in a large array some rows and a
+    trial of the prediction tell whether anything else may be.
+    """
+    predictors: list[Prediction] = []
+    if alphabet.kind == alphabets.AFFINE and symbols.size >= _LEAST:
+        predictors = prediction.candidates(symbols, zero, kernel)
+    if abs(states) == 1 or alphabet.kind == alphabets.SPLIT:
+        return _plain_ways(symbols, alphabet, zero, predictors)
+    odd = trellis.odd_states(values, states)
+    ways = _class_ways(symbols, False, None, alphabet.size, odd)
+    every = symbols.size // _SAMPLE
+    if every > 1 and not predictors:
+        some = slice(every // 2, None, every)
+        paired = _class_ways(symbols[some], False, None, alphabet.size, odd[some])
+        least = min(way.bits() for way in paired)
+        if least <= min(way.bits() for way in _plain_ways(symbols[some], alphabet, zero, [])):
+            return ways
+    return ways + _plain_ways(symbols, alphabet, zero, predictors)
+
+
+def _plain_ways(symbols: Symbols, alphabet: Alphabet, zero: int, predictors: list[Prediction]) -> list[_Way]:
+    """Return the ways with one table a class; one with prediction only if it saves enough."""
+    ways = _class_ways(symbols, False, None, alphabet.size)
+    ways += _class_ways(np.ascontiguousarray(symbols.T), True, None, alphabet.size)[1:]
+    predicted = []
+    for predictor in predictors:
+        residuals = predictor.subtract(symbols, zero, alphabet.size)
+        predicted += _class_ways(residuals, False, predictor, alphabet.size)
+    least = min(way.rough_bits() for way in ways)
+    return ways + [way for way in predicted if way.rough_bits() < _PREDICTION_SHARE * least]
+
+
+def _class_ways(
     symbols: Symbols,
     columns_first: bool,
     predictor: Prediction | None,
-    classes: NDArray[np.uint8],
     size: int,
-    counts: NDArray[np.int64] | None = None,
-    fast: bool = True,
-) -> _Plan:
-    """Return the plan with these classes and the best tables for them; `counts` are the histograms of the rows."""
-    count, precision = int(classes.max()) + 1, _usual_precision(size)
-    if counts is None or count == 1:
-        sums = [np.bincount(symbols.ravel(), minlength=size)]
-    else:
-        sums = [counts[classes == label].sum(0) for label in range(count)]
-    fits = [frequency_tables.fit(total, precision, fast=fast) for total in sums]
-    writer = Writer()
-    prediction.put(writer, predictor)
-    bits = sum(cost for _, cost in fits) + _class_bits(classes) + 16 * writer.finish().size
-    tables = tuple(table for table, _ in fits)
-    return _Plan(symbols, columns_first, predictor, classes, tables, precision, bits)
-
-
-def _class_plans(symbols: Symbols, columns_first: bool, predictor: Prediction | None, size: int) -> list[_Plan]:
-    """Return one plan for each number of classes that the rows can fill."""
+    odd: NDArray[np.uint8] | None = None,
+) -> list[_Way]:
+    """Return the way of one class first, then one for each number of classes that the rows can fill."""
     rows, columns = symbols.shape
-    if rows < 8 or columns < MIN_COLUMNS or symbols.size < 2048 or rows * size > 1 << 27:
-        return []
-    counts = row_classes.histograms(symbols, size)
-    plans = []
-    for count in _CLASS_COUNTS:
-        if count <= rows // 2:
-            plans.append(_plan(symbols, columns_first, predictor, row_classes.cluster(counts, count), size, counts))
-    return plans
-
-
-def _trellis_plan(symbols: Symbols, odd: NDArray[np.uint8], size: int) -> _Plan:
-    """Return the cheapest plan with tables for even and for odd states."""
-    rows, columns = symbols.shape
-    joint = symbols + np.uint16(size) * odd
+    joint, parities = (symbols, 1) if odd is None else (symbols + np.uint16(size) * odd, 2)
     labelings = [np.zeros(rows, np.uint8)]
-    counts = np.bincount(joint.ravel(), minlength=2 * size).reshape(1, -1)
-    if rows >= 8 and columns >= MIN_COLUMNS and symbols.size >= 2048 and rows * size <= 1 << 26:
-        counts = row_classes.histograms(joint, 2 * size)
-        plain = counts.reshape(rows, 2, size).sum(1)
+    if rows >= 8 and columns >= MIN_COLUMNS and symbols.size >= _LEAST and rows * size <= _MOST_COUNTS:
+        counts = row_classes.histograms(joint, parities * size)
+        plain = counts.reshape(rows, parities, size).sum(1)
         labelings += [row_classes.cluster(plain, count) for count in _CLASS_COUNTS if count <= rows // 2]
+    else:
+        counts = row_classes.histograms(joint.reshape(1, -1), parities * size)
+    ways = []
+    for classes in labelings:
+        labels = classes if len(counts) == rows else np.zeros(1, np.uint8)
+        sums = row_classes.sums(counts, labels, int(classes.max()) + 1).reshape(-1, size)
+        for index in np.flatnonzero(~sums.any(1)):  # a table must have something to describe: that of the other half
+            sums[index] = sums[index ^ 1]
+        ways.append(_Way(symbols, columns_first, predictor, classes, sums, odd))
+    return ways
 
-    def plan(classes: NDArray[np.uint8], precision: int, *, fast: bool) -> _Plan:
-        sums = [counts[classes[: len(counts)] == label].sum(0) for label in range(int(classes.max()) + 1)]
-        # A half without symbols gets the table of both halves: a table must have something to describe.
-        halves = [half if half.any() else total[:size] + total[size:] for total in sums for half in np.split(total, 2)]
-        fits = [frequency_tables.fit(half, precision, fast=fast, newton=not fast) for half in halves]
-        bits = sum(cost for _, cost in fits) + _class_bits(classes)
-        return _Plan(symbols, False, None, classes, tuple(table for table, _ in fits), precision, bits, odd)
 
-    usual = _usual_precision(size)
-    best = min((plan(classes, usual, fast=True) for classes in labelings), key=_bits)
-    refined = [plan(labelings[0], precision, fast=False) for precision in _PRECISIONS if precision >= usual]
-    if best.classes.any():
-        refined.append(plan(best.classes, usual, fast=False))
-    return min(best, *refined, key=_bits)
+def _entropy(counts: NDArray[np.int64]) -> float:
+    """Bits of symbols with these counts under their own frequencies, row by row.
+
+    That is too little by half a nat for each frequency that is fitted (Miller 1955), which is added.
+    """
+    totals, occurring = counts.sum(1, keepdims=True), np.maximum(counts, 1)
+    bits = counts * (np.log2(np.maximum(totals, 1)) - np.log2(occurring))
+    return float(bits.sum()) + 0.7213 * float(np.maximum(np.count_nonzero(counts, axis=1) - 1, 0).sum())
 
 
 def _class_bits(classes: NDArray[np.generic]) -> float:

@@ -37,7 +37,7 @@ from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import EncodedState
-from birdie.compress.tensors import finite_rows, rows_columns
+from birdie.compress.tensors import deviation, finite_rows, rows_columns
 
 # The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
 # outliers. At the coarsest hardly any symbol is left that is not zero.
@@ -46,7 +46,6 @@ FINEST, COARSEST = -16.0, 9.0
 WIDEST = 3.0
 _BEYOND = 3.6  # octaves that the coarsest exponent is above a scale of one deviation, for every matrix
 RESERVE_SHARE = 6  # long vectors stay in 16 bits if they take at most this fraction (1/6) of a budget
-PLAIN = Trellis(1)
 LONG_KERNEL = 32  # taps from which transforms are tried
 _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
 
@@ -60,7 +59,7 @@ class Allocation:
         sensitivities: name → sensitivity, under either name of a tie; names without a tensor are ignored. Other
             matrices take the prior.
         scheme: trellis of the free matrices.
-        plain: whether matrices without calibration take a plain grid instead, which is faster.
+        plain: whether paths of matrices without calibration run down the columns only, which decodes faster.
         workers: threads; None uses every core.
         fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
@@ -98,7 +97,7 @@ class Allocation:
                 if transform is not None
             }
         for name, item in self._factors.items():
-            spread = float(finite_rows(name, self.matrices[name]).std(dtype=np.float64)) or 1.0
+            spread = deviation(finite_rows(name, self.matrices[name])) or 1.0
             typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
             self._levels[name] = math.log2(spread) + typical
         self.weights = sum(weight.numel() for weight in self.matrices.values())
@@ -158,7 +157,7 @@ class Allocation:
 
     def sample(self, count: int) -> NDArray[np.float32]:
         """Return about `count` weights of the free matrices, divided by their scales at exponent 0, flat."""
-        share = min(1.0, count / self.weights)
+        share = min(1.0, count / sum(weight.numel() for weight in self.matrices.values()))
         return np.concatenate([self._normalized(name, share) for name in self.matrices])
 
     def _encode_matrix(self, name: str, exponent: float, draft: bool) -> Encoded:
@@ -174,13 +173,45 @@ class Allocation:
             return Spectral(self._transforms[name], sigma, "none" if draft else "auto").encode(name, weight)
         scheme, exponent = self.scheme, exponent + self._unit
         if name not in self.sensitivities:
-            scheme = PLAIN if self.plain else self.scheme
+            scheme = replace(self.scheme, along=not self.plain)
             exponent = min(exponent, self._levels[name] + math.log2(WIDEST))
         return scheme.encode_with(name, weight, self._factors[name], 2.0**exponent, draft=draft)
 
-    def settled_bytes(self) -> int:
-        """Return the bytes of the integers that the exponent does not change, before entropy coding."""
-        return sum(stream.nbytes for encoded in self._encode_settled().values() for stream in encoded.streams)
+    def settled(self) -> EncodedState:
+        """Return the tensors that the exponent does not change, alone."""
+        return EncodedState(self._encode_settled(), {})
+
+    def part(self, share: float) -> tuple[list[str], float]:
+        """Return the smallest free matrices that hold at least this share of the weights, and their share."""
+        names: list[str] = []
+        count = 0
+        for name in sorted(self.matrices, key=lambda name: self.matrices[name].numel()):
+            if count >= share * self.weights:
+                break
+            names.append(name)
+            count += self.matrices[name].numel()
+        return names, count / self.weights
+
+    def sampled(self, count: int) -> "tuple[Allocation, float]":
+        """Return an allocation of about `count` weights, some rows of every free matrix, and how many times fewer.
+
+        Exponents mean the same in both. What is encoded can be measured, not decoded.
+        """
+        every = self.weights // max(count, 1)
+        if every < 2 or self.assignment.steered is not None:
+            return self, 1.0
+        other = copy.copy(self)
+        other.matrices, other._factors = {}, {}
+        other.plain = False  # paths down columns that are cut short would look costly
+        for name, weight in self.matrices.items():
+            step = every if weight.ndim > 1 and name not in self._transforms else 1
+            picked = slice(min(step // 2, len(weight) - 1), None, step)
+            factors = self._factors[name]
+            row_weight = factors.row_weight if step == 1 else factors.row_weight[picked]
+            other.matrices[name] = weight[picked] if step > 1 else weight
+            other._factors[name] = replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
+        other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **other.matrices})
+        return other, self.weights / sum(weight.numel() for weight in other.matrices.values())
 
     def _encode_settled(self) -> dict[str, Encoded]:
         """Encode the tensors that the exponent does not change, once for all rounds of a search."""

@@ -65,7 +65,7 @@ def encode_state(
         rough: fast estimate of `size`, for the beginning of a search.
         calibration: of the model.
         refinement: further passes; none by default.
-        plain: whether matrices without calibration take grids, so that files code and load fast.
+        plain: whether files must load fast: paths of trellises run down the columns only.
         workers: threads; None uses every core.
 
     Raises:

@@ -34,7 +34,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress import lanes
 from birdie.compress.feedback import Feedback, feedback
+from birdie.compress.lanes import Matrix, Shape
 from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
 from birdie.compress.prior import prior
 from birdie.compress.scheme import INT16, SCALES, Cost, Decoder, Encoded, Scheme, Sensitivity, Spec, StreamLayout
@@ -62,6 +64,7 @@ _LEFT_OUT, _HELD = 0.25, 0.5
 _SHARED_RESOLUTION = 32 * PER_OCTAVE  # steps per octave of a scale that all rows share: 1 in 32 rows, 2, … are finer
 # Share of the right price of a bit with feedback: symbols that shrink towards zero push their bias onto later columns.
 _FEEDBACK_RATE = 0.5
+_SHORT = 64  # rows: the first weights of shorter paths cost too much
 
 
 def layout(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> tuple[StreamLayout, ...]:
@@ -171,6 +174,7 @@ class Trellis(Scheme):
         rate: price of bits when symbols are chosen, as a share of the right one; 0 minimizes the error alone.
         output: whether errors are fed back to rows too, if the sensitivity has the output covariance.
         bits: nominal bits over the range of each row, in place of a scale in deviations.
+        along: whether one path may run along the rows where that saves bits; it decodes at half the speed.
         per_tensor: with `sigma`, one scale for the tensor, from the root mean square of its rows' deviations.
     """
 
@@ -187,6 +191,7 @@ class Trellis(Scheme):
     output: bool = True
     per_tensor: bool = False
     bits: int | None = None
+    along: bool = True
 
     def __post_init__(self) -> None:
         if self.states not in STATES:
@@ -247,10 +252,10 @@ class Trellis(Scheme):
             factors: of this weight.
             scale: scale of a weight whose row and column have Fisher information 1; None takes the scales from the
                 deviations of rows.
-            draft: round to the nearest, without trellis or feedback: about the same size, in little time.
+            draft: round to the nearest where errors would be fed back: about the same size, in little time.
         """
         matrix = finite_rows(name, weight)
-        most = np.abs(matrix).max(axis=1).astype(np.float64)
+        most = np.maximum(matrix.max(axis=1), -matrix.min(axis=1)).astype(np.float64)
         if not (most > 0).any():
             return Lossless().encode(name, weight)
         if scale is None and self.bits is not None:
@@ -274,7 +279,7 @@ class Trellis(Scheme):
         if scales is None:
             return Lossless().encode(name, weight)
         plain = not factors.feeds_columns and factors.rows.size == 0
-        draft = draft or (plain and self.states == 1 and self.rate == 0)
+        draft = self.states == 1 and self.rate == 0 if plain else draft
         states = 1 if draft else self.states
         encoded = Encoded("trellis", tuple(weight.shape), weight.dtype, (states, *scales.params), ())
         scaled = replace(encoded, streams=(matrix, *scales.streams))  # type: ignore[arg-type]
@@ -285,16 +290,37 @@ class Trellis(Scheme):
             # λ in squared scales: s² c F = λ / ln 2 from the module's docstring, with the loss ½ F e² of an error e.
             right_price = 2 * math.log(2) * self.distortion
             price = self.rate * right_price * (1 if plain else _FEEDBACK_RATE)
-            symbols = quantize(matrix, factors, row, column, self.states, price)
-            if plain and self.states > 1:
-                # One path along all rows starts only once, which saves bits; but if some columns are nearly zero,
-                # separate paths down the columns can stay at zero there. Take the cheaper of the two.
-                along = quantize(matrix, factors, row, column, -self.states, price)
-                if cost(matrix, along, row, column, -self.states, right_price) < cost(
-                    matrix, symbols, row, column, self.states, right_price
-                ):
-                    symbols, encoded = along, replace(encoded, params=(-self.states, *scales.params))
+            states = self.states
+            if plain and states > 1:
+                states, symbols = self._without_feedback(matrix, most, factors, row, column, price)
+            else:
+                symbols = quantize(matrix, factors, row, column, states, price)
+            encoded = replace(encoded, params=(states, *scales.params))
         return replace(encoded, streams=(symbols, *scales.streams))
+
+    def _without_feedback(
+        self,
+        matrix: Matrix,
+        most: NDArray[np.float64],
+        factors: Feedback,
+        row: Matrix,
+        column: Matrix,
+        price: float,
+    ) -> tuple[int, NDArray[np.integer]]:
+        """Return the states, negative for one path along all rows, and the symbols.
+
+        One path starts only once, which saves bits; but where columns are nearly zero, separate paths down the columns
+        can stay at zero.
+        """
+        down, along = self.states, -self.states
+        shape = Shape.of(matrix)
+        if lanes.suits(shape, most, row, column, self.states):
+            short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
+            states = along if (self.along or short) and shape.even and bool(row.all()) else down
+            return states, lanes.quantize(matrix, shape, row, column, states, price)
+        found = {states: quantize(matrix, factors, row, column, states, price) for states in (down, along)}
+        states = min(found, key=lambda states: cost(matrix, found[states], row, column, states, price))
+        return states, found[states]
 
 
 def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:

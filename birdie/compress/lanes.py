@@ -1,0 +1,285 @@
+"""Viterbi search without error feedback, on 32 paths side by side: one instruction of the processor advances many.
+
+    columns     32 columns at a time, a path down each
+    along rows  one path, cut into segments; 32 segments at a time, each with a stretch of its neighbors
+
+The searches are those of `birdie.compress.viterbi`. Decisions merge when they are traced back a few dozen weights: the
+segments of a long path, searched from a little before to a little after, therefore agree where they meet. Where they do
+not, a segment is searched again from the state that the one before it ends in.
+
+The price of bits is not looked up but follows from a density. For weights of Student's t distribution with ν degrees of
+freedom and scale s, a number at x has (ν + 1) / 2 · log2(1 + x² / (ν s²)) bits and a constant. Squared error plus the
+price of a bit times these bits is least, to second order, for the number next to u / (1 + g / (ν s² + u²)), with
+g = (ν + 1) · price / (2 ln 2): so weights are shrunk, and then only distances count. For a Gaussian this is exact
+(g / (ν s² + u²) → D / σ², the shrinkage of reverse water-filling). At low rates, where most numbers are 0, the numbers'
+own frequencies are needed, which `birdie.compress.viterbi` learns.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from birdie.entropy.trellis import chunk_rows, machine
+from birdie.runtime.kernels import njit
+
+Matrix = NDArray[np.float32]
+LANES = 32
+MOST_STATES = 32
+LARGEST = 32_000  # of the numbers: int16
+FINE = 1.25  # deviations, in scales, from which the density prices bits as well as counts do: about two bits a weight
+_LENGTH = 1024  # weights of a segment
+_OVERLAP = 96  # weights of its neighbors on either side: 19 times the memory of 32 states
+_SAMPLE = 1 << 16  # weights from which the shape is estimated
+_PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its power is estimated
+_NEUTRAL = np.float32(1e30)  # an integer, so that every path costs nothing there
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Density of the weights of a matrix: Student's t, scaled by row and column.
+
+    Attributes:
+        row: (rows,) mean squares; column: (columns,) mean squares, about 1.
+        freedom: degrees of freedom ν, above 4.
+    """
+
+    row: NDArray[np.float64]
+    column: Matrix
+    freedom: float
+
+    @classmethod
+    def of(cls, weight: Matrix) -> "Shape":
+        """Estimate the density of `weight` (rows, columns) by second and fourth moments."""
+        rows, columns = weight.shape
+        row, column = np.empty(rows), np.zeros(columns)
+        _squares(weight, row, column)
+        mean = max(float(row.sum()) / weight.size, 1e-60)
+        row = (row + _PSEUDO_COUNT * mean) / (columns + _PSEUDO_COUNT)
+        column = (column / mean + _PSEUDO_COUNT) / (rows + _PSEUDO_COUNT)
+        picked = slice(None, None, max(1, weight.size // _SAMPLE))
+        fourth = float(np.mean((weight[picked] ** 2 / row[picked, None] / column).astype(np.float64) ** 2))
+        return cls(row, column.astype(np.float32), 4 + 6 / max(fourth - 3, 0.01))
+
+
+    @property
+    def even(self) -> bool:
+        """Return whether columns are alike: none of a sixteenth of them is below a quarter of the mean deviation."""
+        return bool(np.count_nonzero(self.column < 1 / 16) * 16 <= self.column.size)
+
+
+def suits(shape: Shape, most: NDArray[np.float64], row: Matrix, column: Matrix, states: int) -> bool:
+    """Return whether `quantize` does about as well as `birdie.compress.viterbi` with these scales.
+
+    `most` (rows,) is the largest magnitude of each row.
+    """
+    used = row > 0
+    typical = math.sqrt(float(np.mean(shape.row[used] / row[used].astype(np.float64) ** 2)))
+    largest = float(np.max(most[used] / row[used])) / float(column.min())
+    return 4 <= states <= MOST_STATES and typical >= FINE * float(column.mean()) and largest <= LARGEST
+
+
+def quantize(
+    weight: Matrix, shape: Shape, row: Matrix, column: Matrix, states: int, price: float
+) -> NDArray[np.int16]:
+    """Return numbers (rows, columns) that quantize `weight` with scales row(i) · column(j).
+
+    Args:
+        weight: (rows, columns); divided by its scales it stays within `LARGEST`.
+        shape: of `weight`.
+        row: scales of rows; 0 for a row that is left out, whose numbers are all 0. A path along rows has none.
+        column: scales of columns.
+        states: of the trellis, 4 or more; negative for one path along the rows.
+        price: of a bit, in squared scales.
+    """
+    rows, columns = weight.shape
+    numbers = np.empty(weight.shape, np.int16)
+    inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
+    nu, count = shape.freedom, abs(states)
+    power = (shape.row * inverse.astype(np.float64) ** 2 * (nu - 2)).astype(np.float32)  # ν s², of rows
+    gain = np.float32((nu + 1) * price / (2 * math.log(2)))
+    shrinkage = power, shape.column / column**2, gain
+    search = _search_columns if states > 0 else _search_rows
+    height = min(chunk_rows(columns), rows)
+    search(np.ascontiguousarray(weight), inverse, 1 / column, *shrinkage, _code(count), height, numbers)
+    return numbers
+
+
+def _code(states: int) -> tuple[int, int, int, int]:
+    """Return (states, shift, flip, log2(states) − 1) of a machine: s leads to s >> 1 ^ odd · shift ^ parity · flip.
+
+    The top bit of `shift` alone is set in the top bit of the next state. So a state's top bit says whether the state
+    before it was odd, and the two ways into it differ in parity only.
+    """
+    following = machine(states).next_state
+    return states, int(following[1, 0]), int(following[0, 0] ^ following[0, 1]), states.bit_length() - 2
+
+
+@njit(nogil=True, cache=True)
+def _squares(weight, row, column):  # type: ignore[no-untyped-def]
+    """Fill `row` with the sums of squares of rows, add those of columns to `column`."""
+    for i in range(weight.shape[0]):
+        total = 0.0
+        values = weight[i]
+        for j in range(values.size):
+            square = np.float64(values[j]) * np.float64(values[j])
+            column[j] += square
+        for j in range(values.size):
+            total += np.float64(values[j]) * np.float64(values[j])
+        row[i] = total
+
+
+@njit(nogil=True, cache=True)
+def _shrunk(value, power, gain):  # type: ignore[no-untyped-def]
+    """Return the weight to which the nearest number is the best one, bits included."""
+    spread = power + value * value
+    return value * (spread / (spread + gain))
+
+
+@njit(nogil=True, cache=True)
+def _search(u, odd_price, start, begin, end, code, cost, following, survivors, numbers, ends):  # type: ignore[no-untyped-def]
+    """Fill `numbers` (length, LANES) from row `begin` on with the cheapest paths through `u` (length, LANES).
+
+    Path l is in state start[l] at row `begin`; if that is negative, in any. Its state at row `end` is put in ends[l].
+    `odd_price` (length,) is added for odd numbers. Returns the states at row `begin`.
+    """
+    states, shift, flip, top = code
+    full, length = states - 1, u.shape[0]
+    metric, least = np.empty((4, LANES), np.float32), np.empty(LANES, np.float32)
+    cost[:] = np.float32(0)
+    for i in range(length):
+        if i == begin:
+            for lane in range(LANES):
+                for s in range(states):
+                    if start[lane] >= 0:
+                        cost[s, lane] = np.float32(0) if s == start[lane] else np.float32(1e30)
+        values, bits = u[i], survivors[i]
+        for c in range(4):  # 2 · parity + odd
+            offset, extra = np.float32(0.25) * np.float32(c), odd_price[i] if c >= 2 else np.float32(0)
+            for lane in range(LANES):
+                half = values[lane] * np.float32(0.5) - offset
+                error = half - np.rint(half)
+                metric[c, lane] = error * error + extra
+        for lane in range(LANES):
+            bits[lane] = 0
+        for n in range(states):
+            odd = n >> top
+            even_way, odd_way = ((n ^ odd * shift) << 1) & full | odd, ((n ^ odd * shift ^ flip) << 1) & full | odd
+            cost_even, cost_odd, cheapest = cost[even_way], cost[odd_way], following[n]
+            metric_even, metric_odd = metric[odd], metric[2 + odd]
+            for lane in range(LANES):
+                zero, one = cost_even[lane] + metric_even[lane], cost_odd[lane] + metric_odd[lane]
+                better = one < zero
+                cheapest[lane] = one if better else zero
+                bits[lane] |= np.uint32(better) << np.uint32(n)
+        cost, following = following, cost
+        if i & 63 == 63:  # costs stay small, so that float32 tells them apart
+            for lane in range(LANES):
+                least[lane] = cost[0, lane]
+            for s in range(1, states):
+                for lane in range(LANES):
+                    least[lane] = min(least[lane], cost[s, lane])
+            for s in range(states):
+                for lane in range(LANES):
+                    cost[s, lane] -= least[lane]
+    state = np.zeros(LANES, np.int32)
+    for lane in range(LANES):
+        for s in range(1, states):
+            if cost[s, lane] < cost[state[lane], lane]:
+                state[lane] = s
+    for i in range(length - 1, begin - 1, -1):
+        if i == end - 1:
+            ends[:] = state
+        values, bits, out = u[i], survivors[i], numbers[i]
+        for lane in range(LANES):
+            n = state[lane]
+            odd, parity = n >> top, np.int32((bits[lane] >> np.uint32(n)) & np.uint32(1))
+            state[lane] = ((n ^ odd * shift ^ parity * flip) << 1) & full | odd
+            half = values[lane] * np.float32(0.5) - np.float32(0.25) * np.float32(odd + 2 * parity)
+            out[lane] = 2 * np.int32(np.rint(half)) + parity
+    return state
+
+
+@njit(nogil=True, cache=True)
+def _search_columns(  # type: ignore[no-untyped-def]
+    weight, inverse, inverse_column, power, column_power, gain, code, height, numbers
+):
+    """Quantize down the columns; paths begin in state 0 at every `height` rows."""
+    rows, columns = weight.shape
+    states = code[0]
+    u, survivors = np.zeros((height, LANES), np.float32), np.empty((height, LANES), np.uint32)
+    cost, following = np.empty((states, LANES), np.float32), np.empty((states, LANES), np.float32)
+    out, odd_price = np.empty((height, LANES), np.int16), np.empty(height, np.float32)
+    start, ends = np.zeros(LANES, np.int32), np.empty(LANES, np.int32)
+    for first in range(0, rows, height):
+        count = min(height, rows - first)
+        for i in range(count):
+            odd_price[i] = np.float32(0) if inverse[first + i] > 0 else np.float32(1e9)
+        for left in range(0, columns, LANES):
+            width = min(LANES, columns - left)
+            for i in range(count):
+                source, values = weight[first + i], u[i]
+                scale, spread = inverse[first + i], power[first + i]
+                if width == LANES:
+                    for lane in range(LANES):
+                        scaled = source[left + lane] * scale * inverse_column[left + lane]
+                        values[lane] = _shrunk(scaled, spread * column_power[left + lane], gain)
+                else:
+                    for lane in range(width):
+                        scaled = source[left + lane] * scale * inverse_column[left + lane]
+                        values[lane] = _shrunk(scaled, spread * column_power[left + lane], gain)
+            _search(u[:count], odd_price[:count], start, 0, count, code, cost, following, survivors, out, ends)
+            for i in range(count):
+                if inverse[first + i] > 0:
+                    numbers[first + i, left : left + width] = out[i, :width]
+                else:
+                    numbers[first + i, left : left + width] = 0
+
+
+@njit(nogil=True, cache=True)
+def _search_rows(  # type: ignore[no-untyped-def]
+    weight, inverse, inverse_column, power, column_power, gain, code, height, numbers
+):
+    """Quantize on one path along the rows, which begins in state 0 at every `height` rows."""
+    rows, columns = weight.shape
+    states, length = code[0], _LENGTH + 2 * _OVERLAP
+    u, survivors = np.empty((length, LANES), np.float32), np.empty((length, LANES), np.uint32)
+    cost, following = np.empty((states, LANES), np.float32), np.empty((states, LANES), np.float32)
+    out, odd_price = np.empty((length, LANES), np.int16), np.zeros(length, np.float32)
+    start, ends = np.empty(LANES, np.int32), np.empty(LANES, np.int32)
+    flat = numbers.reshape(-1)
+    for top in range(0, rows, height):
+        chunk, stop = top * columns, min(top + height, rows) * columns
+        state = np.int32(0)
+        for first in range(chunk, stop, LANES * _LENGTH):
+            for lane in range(LANES):
+                begin = first + lane * _LENGTH - _OVERLAP
+                t = max(begin, chunk)
+                i, j = t // columns, t % columns
+                for k in range(length):
+                    if begin + k < chunk or begin + k >= stop:
+                        u[k, lane] = _NEUTRAL
+                        continue
+                    scaled = weight[i, j] * inverse[i] * inverse_column[j]
+                    u[k, lane] = _shrunk(scaled, power[i] * column_power[j], gain)
+                    j += 1
+                    if j == columns:
+                        i, j = i + 1, 0
+            start[:] = -1
+            start[0] = state
+            agreed = False
+            while not agreed:
+                begins = _search(
+                    u, odd_price, start, _OVERLAP, _OVERLAP + _LENGTH, code, cost, following, survivors, out, ends
+                )
+                agreed = True
+                for lane in range(1, LANES):
+                    if begins[lane] != ends[lane - 1] and first + lane * _LENGTH < stop:
+                        agreed = False
+                start[1:] = ends[:-1]
+            state = ends[LANES - 1]
+            for lane in range(LANES):
+                begin = first + lane * _LENGTH
+                for k in range(min(_LENGTH, stop - begin)):
+                    flat[begin + k] = out[_OVERLAP + k, lane]
