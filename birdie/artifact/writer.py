@@ -82,9 +82,13 @@ class Writer:
         """Return the bytes of the file that holds these tensors."""
         return len(self.to_bytes(encoded))
 
-    def estimate(self, encoded: EncodedState) -> int:
-        """Return about the bytes of the file, coded fast, in proportion to its tensors, and in a fraction of the time."""
-        return round(sum(self.pool.map(self._estimate_tensor, encoded.tensors.values())))
+    def estimate(self, encoded: EncodedState) -> dict[str, tuple[float, float]]:
+        """Return about the bytes of each tensor in a fraction of the time: of its weights, and of what describes them.
+
+        The first are those of effort "fast"; more rows of the same kind take more in proportion.
+        """
+        parts = zip(encoded.tensors, self.pool.map(self._estimate_tensor, encoded.tensors.values()), strict=True)
+        return {name: (data, tables if self.effort == "fast" else 0.0) for name, (data, tables) in parts}
 
     def _code(self, tensors: Mapping[str, Encoded]) -> dict[str, tuple[Stream, ...]]:
         """Return the coded streams of every tensor; only tensors that the last call did not code are coded."""
@@ -102,8 +106,9 @@ class Writer:
         coded = (entropy.encode(values, hints, self.effort) for values, hints in _hinted(encoded))
         return tuple(Stream(one.coder, one.payload) for one in coded)
 
-    def _estimate_tensor(self, encoded: Encoded) -> float:
-        return sum(entropy.estimate(values, hints) for values, hints in _hinted(encoded))
+    def _estimate_tensor(self, encoded: Encoded) -> tuple[float, float]:
+        parts = [entropy.estimate(values, hints) for values, hints in _hinted(encoded)]
+        return sum(data for data, _ in parts), sum(tables for _, tables in parts)
 
 
 def _hinted(encoded: Encoded) -> Iterator[tuple[NDArray[np.integer], Hints]]:

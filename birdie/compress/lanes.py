@@ -33,6 +33,7 @@ _LENGTH = 1024  # weights of a segment
 _OVERLAP = 96  # weights of its neighbors on either side: 19 times the memory of 32 states
 _SAMPLE = 1 << 16  # weights from which the shape is estimated
 _PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its power is estimated
+_TINY = 1e-90  # below the square of the smallest float32
 _NEUTRAL = np.float32(1e30)  # an integer, so that every path costs nothing there
 
 
@@ -55,13 +56,12 @@ class Shape:
         rows, columns = weight.shape
         row, column = np.empty(rows), np.zeros(columns)
         _squares(weight, row, column)
-        mean = max(float(row.sum()) / weight.size, 1e-60)
+        mean = max(float(row.sum()) / weight.size, _TINY)
         row = (row + _PSEUDO_COUNT * mean) / (columns + _PSEUDO_COUNT)
         column = (column / mean + _PSEUDO_COUNT) / (rows + _PSEUDO_COUNT)
         picked = slice(None, None, max(1, weight.size // _SAMPLE))
-        fourth = float(np.mean((weight[picked] ** 2 / row[picked, None] / column).astype(np.float64) ** 2))
+        fourth = float(np.mean((weight[picked].astype(np.float64) ** 2 / row[picked, None] / column) ** 2))
         return cls(row, column.astype(np.float32), 4 + 6 / max(fourth - 3, 0.01))
-
 
     @property
     def even(self) -> bool:
@@ -80,9 +80,7 @@ def suits(shape: Shape, most: NDArray[np.float64], row: Matrix, column: Matrix, 
     return 4 <= states <= MOST_STATES and typical >= FINE * float(column.mean()) and largest <= LARGEST
 
 
-def quantize(
-    weight: Matrix, shape: Shape, row: Matrix, column: Matrix, states: int, price: float
-) -> NDArray[np.int16]:
+def quantize(weight: Matrix, shape: Shape, row: Matrix, column: Matrix, states: int, price: float) -> NDArray[np.int16]:
     """Return numbers (rows, columns) that quantize `weight` with scales row(i) · column(j).
 
     Args:

@@ -83,10 +83,9 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
     """
     low, high = int(values.min()), int(values.max())
     if high - low < MAX_SIZE:
-        # Unsigned differences are right even where the subtraction wraps around.
-        offsets = np.subtract(values, low, dtype=np.int64 if values.itemsize > 4 else np.int32).astype(np.uint16)
-        counts = np.zeros(high - low + 1, np.int64)
-        _count(offsets.ravel(), counts)
+        offsets, counts = np.empty(values.shape, np.uint16), np.zeros(high - low + 1, np.int64)
+        signed = values if values.dtype.kind == "i" else values.astype(np.int64)  # fewer kernels to compile
+        _subtract(np.ascontiguousarray(signed).ravel(), low, offsets.ravel(), counts)
         present = np.flatnonzero(counts) + low
         if present.size > 1 and counts[1] and high - low < 4 * present.size:
             return Alphabet(AFFINE, np.arange(low, high + 1, dtype=np.int64)), offsets
@@ -158,6 +157,15 @@ def _tokens(numbers: NDArray[np.int64]) -> tuple[Symbols, NDArray[np.uint8]]:
     widths = np.where(lengths > _DIRECT, lengths - 1 - _DETAIL, 0)
     far = (1 << _DIRECT) + (lengths - 1 - _DIRECT << _DETAIL) + (numbers >> widths) - (1 << _DETAIL)
     return np.where(lengths > _DIRECT, far, numbers).astype(np.uint16), widths.astype(np.uint8)
+
+
+@njit(nogil=True, cache=True)
+def _subtract(values, low, offsets, counts):  # type: ignore[no-untyped-def]
+    """Fill `offsets` with values − low, and count each."""
+    for index in range(values.size):
+        offset = np.uint16(np.int64(values[index]) - low)
+        offsets[index] = offset
+        counts[offset] += 1
 
 
 @njit(nogil=True, cache=True)

@@ -105,16 +105,16 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
     return min([_uncompressed(values, low, high), *tried], key=_size)
 
 
-def estimate(values: NDArray[np.integer], hints: Hints | None = None) -> float:
-    """Return about the bytes that effort "fast" takes, in proportion to the array: what only describes it is left out.
+def estimate(values: NDArray[np.integer], hints: Hints | None = None) -> tuple[float, float]:
+    """Return about the bytes that effort "fast" takes: of the values, in proportion to the array, and of tables.
 
     For `values` as `encode` takes them.
     """
     if values.size == 0 or values.min() == values.max():
-        return 0.0
-    kernel, states = (hints.kernel, hints.states) if hints is not None else ((1, 1), 1)
+        return 0.0, 0.0
     most = values.size * (int(values.max()) - int(values.min())).bit_length()
-    return min(most, static.estimate(np.ascontiguousarray(values), kernel, states)) / 8
+    data, tables = static.estimate(np.ascontiguousarray(values), 1 if hints is None else hints.states)
+    return (data / 8, tables / 8) if data + tables < most else (most / 8, 0.0)
 
 
 def decode(

@@ -27,7 +27,7 @@ MAX_COARSENESS = 4
 MAX_SPIKES = 16
 MAX_LOG = 16 * 24
 _NEWTON_STEPS = 24
-_MANY = 1 << 16
+_SOME, _MANY = 1 << 12, 1 << 16  # symbols from which fewer forms are worth trying
 _HEADROOM = 16 * 18  # range of logs that the encoder leaves to knots; the rest is for spikes
 # 2**(15 + i/16) for i = 0 … 15, rounded down: four nested square roots of an exact integer.
 _POWERS = np.array([isqrt(isqrt(isqrt(isqrt(1 << 240 + i)))) for i in range(16)], np.int64)
@@ -113,60 +113,48 @@ def knot_count(width: int, stride: int) -> int:
     return ((width - 1 + (1 << stride) - 1) >> stride) + 1
 
 
-def cost(counts: Counts, frequencies: Counts, precision: int) -> float:
-    """Bits that symbols with these counts cost under these frequencies; infinite where a frequency is missing."""
-    occurs = counts > 0
-    if not frequencies[occurs].all():
-        return float("inf")
-    return float((counts[occurs] * (precision - np.log2(frequencies[occurs]))).sum())
-
-
-def fit(counts: Counts, precision: int, *, fast: bool = False, newton: bool = False) -> tuple[Description, float]:
+def fit(counts: Counts, precision: int, *, newton: bool = False) -> tuple[Description, float]:
     """Return the cheapest description that was tried, and the bits of data and description together.
 
     Args:
         counts: (size,) the histogram, not all zero.
-        fast: try one dense and one smooth form only, which is enough to compare ways of forming classes.
         newton: find the knots of the highest likelihood exactly, not only nearly; this takes longer.
     """
-    many = int(counts.sum()) > _MANY  # so much data that the finest forms win
-    tried = _dense(counts, (1,) if fast else range(2 if many else MAX_COARSENESS + 1))
-    for stride in (4,) if fast else (2, 3) if many else (2, 3, 4, 5):
-        tried += _smooth(counts, stride, (0,) if fast else range(1 if many else 3), newton=newton)
-    best, least = tried[0], float("inf")
-    for description in tried:
-        bits = cost(counts, description.frequencies(counts.size, precision), precision) + description_bits(description)
-        if bits < least:
-            best, least = description, bits
-    return best, least
-
-
-def description_bits(description: Description) -> float:
-    """Rough size of a description in the file, in bits."""
-    knots = np.array(description.knots, np.int64)
-    changes = np.diff(knots, n=2) if description.stride else np.diff(knots)
-    return 24.0 + float((1.2 + 1.5 * np.log2(1 + np.abs(changes))).sum()) + 18.0 * len(description.spikes)
-
-
-def _dense(counts: Counts, coarsenesses: Iterable[int]) -> list[Description]:
-    """Return the descriptions of stride 0."""
     occurring = np.flatnonzero(counts)
     low, high = int(occurring[0]), int(occurring[-1])
-    support = counts[low : high + 1]
+    total = int(counts.sum())
+    # The more data, the finer the forms that win.
+    finest = 2 if total > _MANY else 3 if total > _SOME else MAX_COARSENESS + 1
+    tried = _dense(counts[low : high + 1], range(finest))
+    for stride in (2,) if total > _MANY else (2, 3) if total > _SOME else (2, 3, 4, 5):
+        tried += _smooth(counts[low : high + 1], stride, range(1 if total > _MANY else 3), newton=newton)
+    best, least = tried[0], float("inf")
+    for form in tried:
+        bits = _cost(counts, low, high, *form, precision)
+        if bits < least:
+            best, least = form, bits
+    stride, coarseness, knots, spikes = best
+    added = tuple((low + int(index), int(height)) for index, height in spikes)
+    return Description(low, high, stride, coarseness, tuple(knots.tolist()), added), least
+
+
+_Form = tuple[int, int, Counts, Counts]  # stride, coarseness, knots, spikes as (index in the support, height)
+_NO_SPIKES = np.zeros((0, 2), np.int64)
+
+
+def _dense(support: Counts, coarsenesses: Iterable[int]) -> list[_Form]:
+    """Return the forms of stride 0."""
     logs = 16 * np.log2(np.maximum(support, 1) / support[support > 0].min())
-    descriptions = []
+    forms = []
     for coarseness in coarsenesses:
         knots = np.where(support > 0, 1 + np.rint(logs / (1 << coarseness)).astype(np.int64), 0)
-        knots = np.minimum(knots, MAX_LOG >> coarseness)
-        descriptions.append(Description(low, high, 0, coarseness, tuple(knots.tolist())))
-    return descriptions
+        forms.append((0, coarseness, np.minimum(knots, MAX_LOG >> coarseness), _NO_SPIKES))
+    return forms
 
 
-def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int], *, newton: bool = False) -> list[Description]:
-    """Return descriptions of one stride, with and without spikes; none where the support has too few symbols for it."""
-    occurring = np.flatnonzero(counts)
-    low, high = int(occurring[0]), int(occurring[-1])
-    support = counts[low : high + 1].astype(np.float64)
+def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int], *, newton: bool = False) -> list[_Form]:
+    """Return forms of one stride, with and without spikes; none where the support has too few symbols for it."""
+    support = counts.astype(np.float64)
     if support.size < (3 << stride):
         return []
     logs, expected = _iterative_scaling(support, stride)
@@ -176,24 +164,20 @@ def _smooth(counts: Counts, stride: int, coarsenesses: Iterable[int], *, newton:
     excess = support * np.log2(np.maximum(support, 1e-9) / expected) - (support - expected) * 1.4427
     spikes = np.sort(np.argsort(-excess, kind="stable")[:4])
     spikes = spikes[excess[spikes] > 24]
-    descriptions = []
+    forms = [_quantized(logs, stride, coarseness, _NO_SPIKES) for coarseness in coarsenesses]
     if spikes.size:
         without_spikes = support.copy()
         without_spikes[spikes] = expected[spikes]
         smooth_logs, expected = _iterative_scaling(without_spikes, stride)
         heights = np.rint(16 * np.log2(np.maximum(support[spikes], 0.5) / expected[spikes])).astype(np.int64)
-        heights = np.minimum(heights, MAX_LOG - _HEADROOM)
-        added = tuple(zip((spikes + low).tolist(), heights.tolist(), strict=True))
-        descriptions = [_quantized(smooth_logs, low, high, stride, coarseness, added) for coarseness in coarsenesses]
-    return descriptions + [_quantized(logs, low, high, stride, coarseness, ()) for coarseness in coarsenesses]
+        added = np.stack([spikes, np.minimum(heights, MAX_LOG - _HEADROOM)], 1)
+        forms = [_quantized(smooth_logs, stride, coarseness, added) for coarseness in coarsenesses] + forms
+    return forms
 
 
-def _quantized(
-    logs: NDArray[np.float64], low: int, high: int, stride: int, coarseness: int, spikes: tuple[tuple[int, int], ...]
-) -> Description:
+def _quantized(logs: NDArray[np.float64], stride: int, coarseness: int, spikes: Counts) -> _Form:
     knots = np.rint(16 * (logs - logs.min()) / (1 << coarseness)).astype(np.int64)
-    knots = np.minimum(knots, _HEADROOM >> coarseness)
-    return Description(low, high, stride, coarseness, tuple(knots.tolist()), spikes)
+    return stride, coarseness, np.minimum(knots, _HEADROOM >> coarseness), spikes
 
 
 def _iterative_scaling(support: NDArray[np.float64], stride: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -328,6 +312,30 @@ def _frequencies(low, high, stride, coarseness, knots, spikes, precision, out): 
     if remainder:
         _distribute(low, high, remainder, slots, present, out)
     return True
+
+
+@njit(nogil=True, cache=True)
+def _cost(counts, low, high, stride, coarseness, knots, spikes, precision):  # type: ignore[no-untyped-def]
+    """Return the bits of symbols with these counts and, roughly, those of the table; infinite if it lacks a symbol.
+
+    `spikes` count symbols from `low`.
+    """
+    frequencies, shifted = np.zeros(counts.size, np.int64), spikes.copy()
+    shifted[:, 0] += low
+    if not _frequencies(low, high, stride, coarseness, knots, shifted, precision, frequencies):
+        return np.inf
+    bits = 24.0 + 18.0 * spikes.shape[0]
+    for symbol in range(counts.size):
+        if counts[symbol]:
+            if not frequencies[symbol]:
+                return np.inf
+            bits += counts[symbol] * (precision - np.log2(np.float64(frequencies[symbol])))
+    for k in range(2 if stride else 1, knots.size):
+        change = knots[k] - knots[k - 1]
+        if stride:
+            change -= knots[k - 1] - knots[k - 2]
+        bits += 1.2 + 1.5 * np.log2(1.0 + abs(change))
+    return bits
 
 
 @njit(nogil=True, cache=True)

@@ -36,21 +36,15 @@ def cluster(counts: NDArray[np.int64], classes: int) -> Classes:
     """Sort rows, given their histograms (rows, size), into at most `classes` classes, numbered from narrow to wide."""
     rows = counts.shape[0]
     merged = _merged(counts)
-    exact = merged.astype(np.float64)
     bins = np.arange(merged.shape[1], dtype=np.float64)
     weight = np.maximum(merged.sum(1), 1)
-    mean = (merged * bins).sum(1) / weight
-    variance = (merged * bins**2).sum(1) / weight - mean**2
+    mean = (merged @ bins) / weight
+    variance = (merged @ bins**2) / weight - mean**2
     # Start with classes of equal size in the order of the variance.
     order = np.argsort(variance, kind="stable")
     labels: Classes = np.empty(rows, np.uint8)
     labels[order] = (np.arange(rows) * classes // rows).astype(np.uint8)
-    for _ in range(_ROUNDS):
-        price = _prices(sums(merged, labels, classes), np.bincount(labels, minlength=classes))
-        cheapest = _cheapest(exact, *price)
-        if (cheapest == labels).all():
-            break
-        labels = cheapest
+    _improve(merged, labels, classes)
     return _renumbered(labels, variance)
 
 
@@ -87,26 +81,55 @@ def take(reader: Reader, rows: int, count: int) -> Classes:
     return classes.astype(np.uint8)
 
 
-def _merged(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _merged(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return histograms with at most 64 bins: enough to tell scales apart, and fast."""
     width = -(-counts.shape[1] // _BINS)
-    return np.add.reduceat(counts, np.arange(0, counts.shape[1], width), axis=1)
+    out = np.zeros((counts.shape[0], -(-counts.shape[1] // width)))
+    _merge(counts, width, out)
+    return out
 
 
-def _prices(sums: NDArray[np.int64], members: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the price of each bin in each class and of naming the class, in 1/256 bit; half a count is added to all.
+@njit(nogil=True, cache=True)
+def _merge(counts, width, out):  # type: ignore[no-untyped-def]
+    for row in range(counts.shape[0]):
+        for symbol in range(counts.shape[1]):
+            out[row, symbol // width] += counts[row, symbol]
 
-    The half count keeps a bin that a class has not seen from being infinitely expensive.
+
+@njit(nogil=True, cache=True)
+def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
+    """Move rows to the cheapest class until none moves: its bits under the table of the class and those of naming it.
+
+    Prices are integers, in 1/256 bit; half a count keeps a bin that a class has not seen from being infinitely
+    expensive.
     """
-    smooth = sums + 0.5
-    bins = -np.log2(smooth / smooth.sum(1, keepdims=True))
-    naming = np.log2(members.sum() / np.maximum(members, 0.5))
-    return np.rint(_UNIT * bins).astype(np.int64), np.rint(_UNIT * naming).astype(np.int64)
-
-
-def _cheapest(counts: NDArray[np.float64], price: NDArray[np.int64], naming: NDArray[np.int64]) -> Classes:
-    bits = counts @ price.T.astype(np.float64) + naming
-    return np.asarray(bits.argmin(1), np.uint8)
+    rows, bins = counts.shape
+    price, naming, bits = np.empty((bins, classes)), np.empty(classes), np.empty(classes)
+    for _ in range(_ROUNDS):
+        price[:] = 0.5
+        naming[:] = 0
+        for row in range(rows):
+            naming[labels[row]] += 1
+            for k in range(bins):
+                price[k, labels[row]] += counts[row, k]
+        for label in range(classes):
+            total = price[:, label].sum()
+            for k in range(bins):
+                price[k, label] = np.rint(-_UNIT * np.log2(price[k, label] / total))
+            naming[label] = np.rint(_UNIT * np.log2(rows / max(naming[label], 0.5)))
+        moved = False
+        for row in range(rows):
+            bits[:] = naming
+            for k in range(bins):
+                count = counts[row, k]
+                if count:
+                    for label in range(classes):
+                        bits[label] += count * price[k, label]
+            best = np.uint8(np.argmin(bits))
+            moved = moved or best != labels[row]
+            labels[row] = best
+        if not moved:
+            break
 
 
 @njit(nogil=True, cache=True)

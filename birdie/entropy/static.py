@@ -29,7 +29,8 @@ MIN_COLUMNS = 8  # of rows that have classes: shorter ones would cost more to de
 _CLASS_COUNTS = (4, 16)  # tried
 _PRECISIONS = (12, 14, 15)  # tried where a single pair of tables serves a trellis
 _LEAST, _MOST_COUNTS = 2048, 1 << 26  # symbols, and entries of the histograms of rows, for which classes are tried
-_SAMPLE = 1 << 15  # symbols that tell which ways are worth trying
+_SMALL, _MANY = 1 << 15, 1 << 18
+_SAMPLE = 1 << 14  # symbols that tell which ways are worth trying
 _PREDICTION_SHARE = 0.995  # prediction must save so much of the bits: it decodes at a third of the speed
 _SCAN, _PRECISION, _CLASSES, _WORDS, _ZERO = 5, 6, 7, 21, 23  # contexts of the side information
 
@@ -68,7 +69,7 @@ class _Way:
 
     def rough_bits(self) -> float:
         """Return about the bits that it takes."""
-        described = 24 + 5 * np.minimum(np.count_nonzero(self.counts, axis=1), 16)
+        described = 24 + 6 * np.minimum(np.count_nonzero(self.counts, axis=1), 16)
         return self.bits() + float(described.sum())
 
 
@@ -148,26 +149,39 @@ def _chunks(
         yield symbols[start : start + rows], classes[start : start + rows]
 
 
-def estimate(values: NDArray[np.integer], kernel: tuple[int, int], states: int = 1) -> float:
-    """Return about the bits that `encode` takes, without tables and so in proportion to the array."""
+def estimate(values: NDArray[np.integer], states: int = 1) -> tuple[float, float]:
+    """Return about the bits of data and of tables that `encode` takes without prediction.
+
+    A larger array of the same kind takes more bits of data in proportion, but no more tables.
+    """
     alphabet, symbols = alphabets.choose(values)
     low = 8 * len(alphabets.low_bits(values, alphabet)) if alphabet.kind == alphabets.SPLIT else 0
-    return min(way.bits() for way in _ways(values, symbols, alphabet, _zero(alphabet, symbols), kernel, states)) + low
+    if abs(states) > 1 and alphabet.kind != alphabets.SPLIT:
+        ways = _class_ways(symbols, False, None, alphabet.size, trellis.odd_states(values, states))
+    else:
+        ways = _plain_ways(symbols, alphabet, 0, [])
+    best = min(ways, key=_Way.rough_bits)
+    return best.bits() + low, best.rough_bits() - best.bits()
 
 
 def _plan(
     values: NDArray[np.integer], symbols: Symbols, alphabet: Alphabet, zero: int, kernel: tuple[int, int], states: int
 ) -> _Plan:
-    """Return the cheapest way with the best tables for it."""
-    way = min(_ways(values, symbols, alphabet, zero, kernel, states), key=_Way.rough_bits)
-    least = 12 if alphabet.size <= 256 else 14 if alphabet.size <= 1024 else 15
+    """Return the cheapest way with the best tables for it; in a small array tables decide which way is cheapest."""
+    ways = _ways(values, symbols, alphabet, zero, kernel, states)
+    if symbols.size > _SMALL:
+        ways = [min(ways, key=_Way.rough_bits)]
+    return min((plan for way in ways for plan in _plans(way, alphabet.size)), key=lambda plan: plan.bits)
+
+
+def _plans(way: _Way, size: int) -> Iterator[_Plan]:
+    """Yield the way with the best tables of each precision that may be best."""
+    least = 12 if size <= 256 else 14 if size <= 1024 else 15
     several = way.odd is not None and len(way.counts) == 2
-    plans = []
     for precision in (one for one in _PRECISIONS if one == least or (several and one > least)):
         fits = [frequency_tables.fit(one, precision, newton=way.odd is not None) for one in way.counts]
         bits = sum(cost for _, cost in fits) + way.side_bits()
-        plans.append(_Plan(way, tuple(table for table, _ in fits), precision, bits))
-    return min(plans, key=lambda plan: plan.bits)
+        yield _Plan(way, tuple(table for table, _ in fits), precision, bits)
 
 
 def _zero(alphabet: Alphabet, symbols: Symbols) -> int:
@@ -225,7 +239,9 @@ def _class_ways(
     if rows >= 8 and columns >= MIN_COLUMNS and symbols.size >= _LEAST and rows * size <= _MOST_COUNTS:
         counts = row_classes.histograms(joint, parities * size)
         plain = counts.reshape(rows, parities, size).sum(1)
-        labelings += [row_classes.cluster(plain, count) for count in _CLASS_COUNTS if count <= rows // 2]
+        possible = [count for count in _CLASS_COUNTS if count <= rows // 2]
+        many = symbols.size >= _MANY  # so many that the tables of more classes take next to nothing
+        labelings += [row_classes.cluster(plain, count) for count in (possible[-1:] if many else possible)]
     else:
         counts = row_classes.histograms(joint.reshape(1, -1), parities * size)
     ways = []
@@ -248,9 +264,10 @@ def _entropy(counts: NDArray[np.int64]) -> float:
     return float(bits.sum()) + 0.7213 * float(np.maximum(np.count_nonzero(counts, axis=1) - 1, 0).sum())
 
 
-def _class_bits(classes: NDArray[np.generic]) -> float:
+def _class_bits(classes: NDArray[np.uint8]) -> float:
     """Order-0 entropy of the classes, in bits."""
-    counts = np.unique(classes, return_counts=True)[1]
+    counts = np.bincount(classes)
+    counts = counts[counts > 0]
     return float(-(counts * np.log2(counts / classes.size)).sum())
 
 

@@ -106,7 +106,7 @@ PROMISES = {
     "spectral:wavelet53": Promise(0.0096, 0.14, 1e-6),
     "spectral:wavelet97,levels=9,scan=planes": Promise(0.011, 0.21, 0),
     "tucker:base=sigma:0.05": Promise(0.00026, 0.022, 1e-6),
-    "tucker:base=trellis:states=8,sigma=0.05": Promise(0.00021, 0.038, 0.0097),
+    "tucker:base=trellis:states=8,sigma=0.05": Promise(0.00021, 0.038, 0.017),
     "tucker:base=spectral:identity,sigma=0.05": Promise(0.00028, 0.022, 1e-6),
     "tucker:base=ternary": Promise(0.37, 0.41, 0.026),
     "tucker:base=int8": Promise(0.00017, 0.022, 0.0028),

@@ -192,26 +192,29 @@ class Allocation:
             count += self.matrices[name].numel()
         return names, count / self.weights
 
-    def sampled(self, count: int) -> "tuple[Allocation, float]":
-        """Return an allocation of about `count` weights, some rows of every free matrix, and how many times fewer.
+    def sampled(self, count: int, rows: int = 64) -> "tuple[Allocation, dict[str, float]]":
+        """Return an allocation of some rows of every free matrix, about `count` weights, and how many times fewer each.
 
-        Exponents mean the same in both. What is encoded can be measured, not decoded.
+        Exponents mean the same in both. What is encoded can be measured, not decoded. `rows` are the least of a matrix:
+        fewer tell little about classes of rows.
         """
         every = self.weights // max(count, 1)
         if every < 2 or self.assignment.steered is not None:
-            return self, 1.0
+            return self, {}
         other = copy.copy(self)
         other.matrices, other._factors = {}, {}
         other.plain = False  # paths down columns that are cut short would look costly
         for name, weight in self.matrices.items():
-            step = every if weight.ndim > 1 and name not in self._transforms else 1
+            step = max(1, min(every, len(weight) // rows))
+            if weight.ndim < 2 or name in self._transforms:
+                step = 1
             picked = slice(min(step // 2, len(weight) - 1), None, step)
             factors = self._factors[name]
             row_weight = factors.row_weight if step == 1 else factors.row_weight[picked]
             other.matrices[name] = weight[picked] if step > 1 else weight
             other._factors[name] = replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
         other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **other.matrices})
-        return other, self.weights / sum(weight.numel() for weight in other.matrices.values())
+        return other, {name: weight.numel() / other.matrices[name].numel() for name, weight in self.matrices.items()}
 
     def _encode_settled(self) -> dict[str, Encoded]:
         """Encode the tensors that the exponent does not change, once for all rounds of a search."""

@@ -13,7 +13,7 @@ interpolates. The KL is monotone as well, and grows by about a factor of four an
 
 Large models are coded completely about once. The same search on some rows of every matrix comes first and yields a
 proposal that is right within a few per mille. What is missing then is made up for by a few matrices, whose exponent
-moves by at most a sixteenth of an octave: so little is lost that way (the optimum is flat) that it cannot be measured.
+moves by about an eighth of an octave at most: the optimum is flat, so what is lost that way cannot be measured.
 
 If a lossless file fits the budget, the result is lossless. On plain grids the scale of a row has a resolution of a
 sixteenth of an octave, so a model of one row lands within a sixteenth of a bit per weight; over a few dozen rows these
@@ -21,7 +21,7 @@ errors average out, and in a trellis rows take the next sixteenth one by one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +35,8 @@ from birdie.errors import BudgetError, ConfigError
 
 Size = Callable[[EncodedState], int]
 """Bytes of the file that holds these tensors."""
+Estimate = Callable[[EncodedState], Mapping[str, tuple[float, float]]]
+"""About the bytes of each tensor: of its weights, in proportion to them, and of what describes them."""
 Divergence = Callable[[EncodedState], float]
 """Mean KL of these tensors from the float model, in nats per target, or a relative error (calibration/kl.py)."""
 
@@ -67,8 +69,8 @@ class Encoder(Protocol):
         """Return tensors that hold at least this share of the weights that the exponent changes, and their share."""
         ...
 
-    def sampled(self, count: int) -> "tuple[Encoder, float]":
-        """Return an encoder of about `count` of the weights that the exponent changes, and how many times fewer."""
+    def sampled(self, count: int) -> "tuple[Encoder, Mapping[str, float]]":
+        """Return an encoder of some rows of the tensors, about `count` weights, and how many times fewer of each."""
         ...
 
     def settled(self) -> EncodedState:
@@ -85,9 +87,10 @@ TINY = 64  # … or by this many bytes
 NEAR = 2  # lossless is tried first if its rough size is at most this many budgets
 ROUNDS = 12  # codings of the model, at most
 SAMPLE = 1 << 18  # weights of the size model
-_FEW, _FEW_SHARE = 1 << 19, 16  # weights that are searched first: so many, or a sixteenth of all if that is more
+_FEW, _FEW_SHARE = 1 << 19, 32  # weights that are searched first: so many, or 1/32 of all if that is more
+_FEWEST = 1 << 16  # weights that tell whether a lossless file may fit
 _CLOSE_BY = 50  # sizes within this fraction (1/50) of the budget are corrected by a part of the matrices
-_MOST_SHIFT = 1 / 16  # octaves by which these are shifted
+_MOST_SHIFT = 1 / 8  # octaves by which these are shifted
 _MOST_PART = 0.7  # share of the weights: a larger part is no less work than all
 _TRIMS = 4  # corrections by a part, at most
 _MARGIN = 0.05  # share of a bracket at either end in which no exponent is tried
@@ -116,7 +119,7 @@ class Fit:
 
 
 def fit_budget(
-    encoder: Encoder, size: Size, budget: int, rough: Size | None = None, *, start: float | None = None
+    encoder: Encoder, size: Size, budget: int, rough: Estimate | None = None, *, start: float | None = None
 ) -> Fit:
     """Choose the exponent so that the file lands just under `budget` bytes; lossless if that fits.
 
@@ -124,8 +127,9 @@ def fit_budget(
         encoder: of the model.
         size: bytes of the file; called about four times, at most `ROUNDS` + 2.
         budget: bytes the file may have.
-        rough: fast estimate of `size`, never much smaller: its search yields the first proposal, so that `size` is
-            called about twice. It decides nothing: a state that does not fit by `rough` may still fit by `size`.
+        rough: fast estimate of `size`, never much smaller: a search by it on some of the weights yields the first
+            proposal, so that `size` is called about twice. It decides nothing: a state that does not fit by `rough` may
+            still fit by `size`.
         start: scale to begin with, in standard deviations, if the model is known not to fit losslessly.
 
     Raises:
@@ -140,14 +144,13 @@ def fit_budget(
         return search.run(start)
     near = True
     if rough is not None:
-        probe = _probe(encoder, rough, budget)
-        near = probe.lossless().bytes <= NEAR * budget
+        near = _scaled(encoder, rough, budget, _FEWEST).lossless().bytes <= NEAR * budget
     lossless = search.lossless() if near else None
     if lossless is not None and lossless.bytes <= budget:
         return lossless
     if rough is not None:
         with suppress(BudgetError):
-            start = probe.run(None).sigma
+            start = _scaled(encoder, rough, budget, max(_FEW, encoder.weights // _FEW_SHARE)).run(None).sigma
     fit = search.run(start)
     if lossless is None and budget - fit.bytes > search.tolerance:
         lossless = search.lossless()
@@ -201,13 +204,15 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
     return Fit(encoded, size(encoded), 2.0**exponent, rounds, nats)
 
 
-def _probe(encoder: Encoder, size: Size, budget: int) -> "_Search":
-    """Return a search by a fast estimate of the size, on some of the weights if there are many."""
-    some, factor = encoder.sampled(max(_FEW, encoder.weights // _FEW_SHARE))
-    if factor == 1:
-        return _Search(encoder, size, budget, draft=True)
-    settled = size(some.settled())
-    return _Search(some, lambda encoded: round(settled + factor * (size(encoded) - settled)), budget, draft=True)
+def _scaled(encoder: Encoder, estimate: Estimate, budget: int, count: int) -> "_Search":
+    """Return a search by an estimate of the size, on about `count` of the weights."""
+    some, factors = encoder.sampled(count)
+
+    def size(encoded: EncodedState) -> int:
+        parts = estimate(encoded).items()
+        return round(sum(weights * factors.get(name, 1.0) + rest for name, (weights, rest) in parts))
+
+    return _Search(some, size, budget, draft=True)
 
 
 class _Search:

@@ -15,7 +15,7 @@ from typing import Any
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.allocation import Allocation, allocations
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.rate.budget import Fit, Size, fit_budget, fit_quality
+from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_quality
 from birdie.compress.rate.parts import refit_by_parts
 from birdie.compress.rate.target import Target
 from birdie.compress.state import EncodedState
@@ -50,7 +50,7 @@ def encode_state(
     target: Target,
     size: Size,
     *,
-    rough: Size | None = None,
+    rough: Estimate | None = None,
     calibration: CalibrationResult | None = None,
     refinement: Refinement | None = None,
     plain: bool = False,

@@ -285,7 +285,8 @@ class Trellis(Scheme):
         scaled = replace(encoded, streams=(matrix, *scales.streams))  # type: ignore[arg-type]
         row, column = np.where(kept, row_scales(scaled), np.float32(0)), column_scales(scaled)
         if draft:
-            symbols = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column).astype(np.int32)
+            rounded = np.rint(matrix / np.where(row > 0, row, np.inf)[:, None] / column)
+            symbols: NDArray[np.integer] = rounded.astype(np.int32)
         else:
             # λ in squared scales: s² c F = λ / ln 2 from the module's docstring, with the loss ½ F e² of an error e.
             right_price = 2 * math.log(2) * self.distortion

@@ -100,10 +100,10 @@ def _export(state: Any, budget: int, path: Source, code: Iterable[Source] | None
             raise WeightsError(f"tensor {name!r} holds NaN or infinite values; export weights that are finite")
     model, calibrated = calibrated_state(model, calibration, symmetries=False)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        writer, rough = (Writer(pool, effort, fields, Meter(None)) for effort in ("max", "fast"))
+        writer = Writer(pool, "max", fields, Meter(None))
         try:
             encoded = encode_state(
-                assign(model, None, target), target, writer.size, rough=rough.size, calibration=calibrated
+                assign(model, None, target), target, writer.size, rough=writer.estimate, calibration=calibrated
             )
         except BudgetError as error:
             raise BudgetError(f"{error} (of a budget of {budget:,} bytes the code takes {used:,})") from None

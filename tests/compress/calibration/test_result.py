@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import birdie
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.rate.budget import TINY
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError, DataError, WeightsError
@@ -74,7 +75,7 @@ def test_calibration_buys_quality_at_the_same_bytes(tmp_path: Path) -> None:
     birdie.save(model, blind, bits=3)
     birdie.save(model, known, bits=3, calibration=(model, data, loss))
     fresh = batches(4, seed=5)
-    assert known.stat().st_size <= 1.002 * blind.stat().st_size
+    assert known.stat().st_size <= blind.stat().st_size + TINY
     assert measured(model, known, fresh) < 0.5 * measured(model, blind, fresh)
 
 

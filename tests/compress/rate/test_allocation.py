@@ -116,10 +116,10 @@ def test_the_finest_and_the_coarsest_are_within_reach() -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_uncalibrated_matrices_take_the_prior_on_the_plain_grid_where_asked(plain: bool) -> None:
+def test_uncalibrated_matrices_take_the_prior_on_paths_down_the_columns_where_asked(plain: bool) -> None:
     weights = {"w": matrices()["one"], "tok_emb.weight": matrices()["two"]}
     by_default = allocate(weights, plain=plain).encode(-2.0).tensors
-    by_prior = allocate(weights, prior(weights), Trellis(1) if plain else Trellis()).encode(-2.0).tensors
+    by_prior = allocate(weights, prior(weights), Trellis(along=not plain)).encode(-2.0).tensors
     for name, encoded in by_default.items():
         assert encoded.scheme == "trellis"
         assert encoded.params == by_prior[name].params

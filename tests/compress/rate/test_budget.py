@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from birdie.compress.rate.allocation import FINEST, Allocation, allocations
 from birdie.compress.rate.assignment import Schemes, assign
-from birdie.compress.rate.budget import ROUNDS, TINY, TOLERANCE, Fit, Size, fit_budget
+from birdie.compress.rate.budget import ROUNDS, TINY, TOLERANCE, Estimate, Fit, fit_budget
 from birdie.compress.rate.encoding import encode_state
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
@@ -57,7 +57,7 @@ def fit(state: Mapping[str, torch.Tensor], budget: int, schemes: Schemes | None 
     return fit_budget(allocation(state, schemes), entropy_bytes, budget)
 
 
-def encode(state: Mapping[str, torch.Tensor], budget: int, *, rough: Size | None = None) -> EncodedState:
+def encode(state: Mapping[str, torch.Tensor], budget: int, *, rough: Estimate | None = None) -> EncodedState:
     target = Target(budget=budget)
     assignment = assign(ModelState.of(state), None, target)
     return encode_state(assignment, target, entropy_bytes, rough=rough, plain=True)
@@ -140,7 +140,7 @@ def test_any_model_is_lossless_or_lands_just_below_or_the_error_says_its_smalles
     """A rough size that is far too large does not change that."""
     state = STATES[kind]
     budget = int(bits * sum(weight.numel() for weight in state.values()) / 8)
-    quick = None if rough is None else (lambda encoded: int(rough * entropy_bytes(encoded)))
+    quick = None if rough is None else (lambda encoded: {"all": (rough * entropy_bytes(encoded), 0.0)})
     try:
         encoded = encode(state, budget, rough=quick)
     except BudgetError as error:
@@ -157,7 +157,7 @@ def test_any_model_is_lossless_or_lands_just_below_or_the_error_says_its_smalles
 def test_a_budget_that_lossless_fits_is_lossless_and_a_little_less_is_not_far_from_it(kind: str) -> None:
     state = STATES[kind]
     exact = entropy_bytes(EncodedState({name: Lossless().encode(name, weight) for name, weight in state.items()}, {}))
-    for rough in (None, lambda encoded: 3 * entropy_bytes(encoded)):
+    for rough in (None, lambda encoded: {"all": (3.0 * entropy_bytes(encoded), 0.0)}):
         encoded = encode(state, exact, rough=rough)
         assert entropy_bytes(encoded) == exact
         assert schemes_of(encoded) == {"lossless"}
