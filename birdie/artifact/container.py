@@ -111,6 +111,29 @@ def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
     Raises:
         ConfigError: two entries share a name, an alias points nowhere, or a limit of the format is passed.
     """
+    return b"".join(_parts(entries, metadata))
+
+
+def size(entries: Iterable[Entry], metadata: bytes = b"") -> int:
+    """Return the number of bytes of that file."""
+    return sum(map(len, _parts(entries, metadata)))
+
+
+def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: bytes = b"") -> int:
+    """Write that file to `target`, completely or not at all, and return the number of bytes written.
+
+    Raises:
+        ConfigError: as `to_bytes`.
+        OutputError: the file cannot be written.
+    """
+    parts = _parts(entries, metadata)
+    with files.atomic_path(target) as path, path.open("wb") as file:
+        file.writelines(parts)
+    return sum(map(len, parts))
+
+
+def _parts(entries: Iterable[Entry], metadata: bytes) -> list[bytes]:
+    """Return the header and the payloads, in the order of the file."""
     ordered = _resolved(sorted(entries, key=lambda entry: _name_bytes(entry.name)))
     header = _encode_header(ordered, metadata)
     payloads = [stream.payload for entry in ordered for stream in entry.streams]
@@ -120,19 +143,7 @@ def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
         packed, flags = header, 0
     head = _HEAD.pack(VERSION, flags, len(packed), len(header))
     crc = zlib.crc32(packed, zlib.crc32(head))
-    return b"".join((MAGIC, head, struct.pack("<I", crc), packed, *payloads))
-
-
-def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: bytes = b"") -> int:
-    """Write `to_bytes` to `target`, completely or not at all, and return the number of bytes written.
-
-    Raises:
-        ConfigError: as `to_bytes`.
-        OutputError: the file cannot be written.
-    """
-    data = to_bytes(entries, metadata)
-    files.write_bytes(target, data)
-    return len(data)
+    return [MAGIC, head, struct.pack("<I", crc), packed, *payloads]
 
 
 class Reader:

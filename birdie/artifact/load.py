@@ -31,7 +31,7 @@ from birdie.artifact.lazy import attach
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.artifact.tensor_cache import Stored
 from birdie.compress.rate.target import whole_number
-from birdie.compress.registry import import_scheme, names
+from birdie.compress.registry import import_schemes
 from birdie.compress.state import fill, moved, plain_state
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError
@@ -115,8 +115,7 @@ def load(
     cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
     if cache_bytes is not None and not lazy:
         raise ConfigError("cache_bytes limits the cache of lazy loading; give lazy=True as well, or leave it out")
-    for name in set(schemes) - set(names()):
-        import_scheme(name)
+    import_schemes(schemes)
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
@@ -125,7 +124,7 @@ def load(
     with Reader(path) as reader:
         if max_bytes is None and into is not None:
             max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
-        decoders = _decoders(reader)
+        decoders = decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations)
         tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1)
         if into is None:
@@ -154,7 +153,7 @@ def _load_lazily(
 ) -> M:
     reader = Reader(path)
     try:
-        decoders = _decoders(reader)
+        decoders = decoders_of(reader)
         require_limits(reader, decoders, *limits)
         entries = {name: reader.entry(stored_name(reader, name)) for name in reader.names}
         stored = {name: Stored(entry.name, entry.shape, dtype_of(entry)) for name, entry in entries.items()}
@@ -177,7 +176,7 @@ def decode_tensor(
     """
     _require_arguments(path)
     with Reader(path) as reader:
-        stored, decoders = stored_name(reader, name), _decoders(reader)
+        stored, decoders = stored_name(reader, name), decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations, [stored])
         return decode_entry(reader, stored, decoders)
 
@@ -205,7 +204,8 @@ def inspect(path: Source) -> Summary:
         return Summary(str(path), reader.size, fields.get("budget"), weights, rows, *extra)
 
 
-def _decoders(reader: Reader) -> DecoderOf:
+def decoders_of(reader: Reader) -> DecoderOf:
+    """Return the decoder of each entry; raises ArtifactError where a scheme is not registered."""
     foreign: dict[str, str] = {}
     if max(reader.schemes, default=0) >= FIRST_FOREIGN:
         foreign = file_metadata.parse(bytes(reader.metadata), reader.where).get("schemes", {})

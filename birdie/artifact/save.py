@@ -31,7 +31,7 @@ from birdie.compress.wrappers import unwrapped
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.files import Source, require_output, require_path, require_writable, write_bytes
+from birdie.runtime.files import Source, require_output, require_path, require_writable
 
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
@@ -121,7 +121,8 @@ def save(
     assignment = assign(state, scheme, target)
     fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        meter = Meter(progress, _ROUNDS if target.searched else 1)
+        meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
+        meter.begin(len(assignment.tensors))
         writer = Writer(pool, coder, fields, meter)
 
         def encode(calibration: CalibrationResult | None) -> EncodedState:
@@ -130,6 +131,7 @@ def save(
                 target,
                 writer.size,
                 rough=writer.estimate,
+                coded=None if calibrated is not None else writer.coded,
                 calibration=calibration,
                 refinement=refinement,
                 plain=coder == "fast",
@@ -139,7 +141,7 @@ def save(
         encoded = encode(calibrated)
         if made_up and calibrated is not None and target.searched and target.quality is None:
             encoded = closer(calibrated, encoded, encode(None))
-        write_bytes(path, writer.to_bytes(encoded))
+        writer.write(path, encoded)
         meter.finish()
     summary = inspect(path)
     if calibrated is None or calibrated.held_out is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
 from birdie.entropy.hints import Effort, Hints
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.files import Source
 
 
 class Meter:
@@ -40,6 +41,7 @@ class Meter:
     def count(self) -> None:
         """Count one tensor."""
         self.done += 1
+        self.total = max(self.total, self.done)
         self._report(self.done)
 
     def finish(self) -> None:
@@ -49,6 +51,17 @@ class Meter:
     def _report(self, done: int) -> None:
         if self.progress is not None:
             self.progress(done, self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedTensor(Encoded):
+    """A tensor whose streams are coded already; it can be written, not decoded.
+
+    Attributes:
+        coded: the streams in the order of the layout; `streams` is empty.
+    """
+
+    coded: tuple[Stream, ...] = ()
 
 
 class Writer:
@@ -67,6 +80,27 @@ class Writer:
 
     def to_bytes(self, encoded: EncodedState) -> bytes:
         """Return the file that holds these tensors."""
+        return container.to_bytes(*self._content(encoded))
+
+    def size(self, encoded: EncodedState) -> int:
+        """Return the bytes of the file that holds these tensors."""
+        return container.size(*self._content(encoded))
+
+    def write(self, path: Source, encoded: EncodedState) -> None:
+        """Write the file that holds these tensors, completely or not at all.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        container.write(path, *self._content(encoded))
+
+    def coded(self, encoded: Encoded) -> Encoded:
+        """Return the tensor with its coded streams in place of integers, which take several times the memory."""
+        self.meter.count()
+        return CodedTensor(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), self._code_tensor(encoded))
+
+    def _content(self, encoded: EncodedState) -> tuple[list[Entry], bytes]:
+        """Return the entries and the metadata of the file."""
         codes, foreign = scheme_codes(tensor.scheme for tensor in encoded.tensors.values())
         streams = self._code(encoded.tensors)
         entries = []
@@ -76,11 +110,7 @@ class Writer:
         for name, first in encoded.ties.items():
             tensor = encoded.tensors[first]
             entries.append(Entry(name, ALIAS, DTYPES.index(tensor.dtype), tensor.shape, target=first))
-        return container.to_bytes(entries, file_metadata.to_bytes(**self.about, schemes=foreign))
-
-    def size(self, encoded: EncodedState) -> int:
-        """Return the bytes of the file that holds these tensors."""
-        return len(self.to_bytes(encoded))
+        return entries, file_metadata.to_bytes(**self.about, schemes=foreign)
 
     def estimate(self, encoded: EncodedState) -> dict[str, tuple[float, float]]:
         """Return about the bytes of each tensor in a fraction of the time: of its weights, and of what describes them.
@@ -95,18 +125,24 @@ class Writer:
         changed = {name: tensor for name, tensor in tensors.items() if id(tensor) not in self._coded}
         futures = {name: self.pool.submit(self._code_tensor, tensor) for name, tensor in changed.items()}
         streams = {}
-        self.meter.begin(len(tensors))
+        if not all(isinstance(tensor, CodedTensor) for tensor in tensors.values()):
+            self.meter.begin(len(tensors))
         for name, tensor in tensors.items():
             streams[name] = futures[name].result() if name in futures else self._coded[id(tensor)][1]
-            self.meter.count()
+            if not isinstance(tensor, CodedTensor):
+                self.meter.count()
         self._coded = {id(tensor): (tensor, streams[name]) for name, tensor in tensors.items()}
         return streams
 
     def _code_tensor(self, encoded: Encoded) -> tuple[Stream, ...]:
+        if isinstance(encoded, CodedTensor):
+            return encoded.coded
         coded = (entropy.encode(values, hints, self.effort) for values, hints in _hinted(encoded))
         return tuple(Stream(one.coder, one.payload) for one in coded)
 
     def _estimate_tensor(self, encoded: Encoded) -> tuple[float, float]:
+        if isinstance(encoded, CodedTensor):
+            return sum(len(stream.payload) for stream in encoded.coded), 0.0
         parts = [entropy.estimate(values, hints) for values, hints in _hinted(encoded)]
         return sum(data for data, _ in parts), sum(tables for _, tables in parts)
 

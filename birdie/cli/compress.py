@@ -30,6 +30,7 @@ from birdie.run.dataset import data_files
 from birdie.run.recipe import CalibrationSettings, Recipe
 from birdie.runtime.device import DeviceName, choose_device
 from birdie.runtime.files import require_output
+from birdie.runtime.mapped import releasing
 
 GROUP = "Compress"
 _MAX_LISTED = 20
@@ -132,7 +133,7 @@ def command(
         with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
             calibration = calibrate_gpt(recipe, content, settings, update, device=calibration_device).result
         metadata = artifact_metadata(recipe)
-    with progress_bar(f"compressing {checkpoint.name}", "tensors") as update:
+    with progress_bar(f"compressing {checkpoint.name}", "tensors") as update, releasing(files):
         if complete:
             summary = save_object(content, output, coder=coder, progress=update)
         else:

@@ -7,15 +7,13 @@ from typing import Annotated, Any
 
 import torch
 from cyclopts import Parameter
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
-from birdie.artifact.load import inspect, load
+from birdie.artifact.load import inspect
 from birdie.artifact.repack import load_object
+from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli.console import Json, Output, compiling_notice, print_json, print_line, size
 from birdie.compress.rate.size import parse_size
-from birdie.errors import ConfigError, OutputError, WeightsError
+from birdie.errors import ConfigError, OutputError
 from birdie.runtime.files import atomic_path, require_output
 
 GROUP = "Compress"
@@ -54,13 +52,14 @@ def command(
         )
     require_output(output, [file])
     limit = None if max_size is None else parse_size(max_size)
-    flat = output.suffix == ".safetensors"
-    with compiling_notice():
-        content = (load if flat else load_object)(file, max_bytes=limit, max_operations=max_operations, schemes=schemes)
-    with atomic_path(output) as path:
+    limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
+    with compiling_notice(), atomic_path(output) as path:
         try:
-            _write(content, path, output.suffix)
-        except (RuntimeError, SafetensorError) as error:  # a full disk is one of these in torch and safetensors
+            if output.suffix == ".safetensors":
+                to_safetensors(file, path, **limits)
+            else:
+                _write(load_object(file, **limits), path, output.suffix)
+        except RuntimeError as error:  # a full disk is one in torch
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
     output_bytes, tensors = output.stat().st_size, len(inspect(file).tensors)
     if json:
@@ -70,24 +69,10 @@ def command(
 
 
 def _write(content: Any, path: Path, suffix: str) -> None:
-    if suffix == ".safetensors":
-        _write_safetensors(content, path)
-    elif suffix == ".ptz":
+    if suffix == ".ptz":
         buffer = io.BytesIO()
         torch.save(content, buffer)
         path.write_bytes(zlib.compress(buffer.getvalue(), 9))
     else:
         with path.open("wb") as file:  # from a path, torch would store the name of the temporary file
             torch.save(content, file)
-
-
-def _write_safetensors(state: dict[str, Tensor], path: Path) -> None:
-    if "__metadata__" in state:
-        raise WeightsError("safetensors cannot hold a tensor named __metadata__; write a .pt file instead")
-    try:
-        # safetensors refuses tensors that share memory (tied weights), so each name gets a copy
-        save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, path)
-    except (KeyError, ValueError, TypeError) as error:
-        raise WeightsError(
-            f"safetensors cannot hold one of these dtypes ({error}); write a .pt file instead"
-        ) from error

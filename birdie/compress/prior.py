@@ -34,6 +34,7 @@ from torch import Tensor
 
 from birdie.compress.scheme import Sensitivity, TapCovariance
 from birdie.compress.tensors import finite_rows, row_sums
+from birdie.runtime.mapped import release
 
 EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 RECURRENT_NAMES = ("weight_ih", "weight_hh")  # of torch's RNN, LSTM and GRU, and of their cells
@@ -146,6 +147,7 @@ def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
     else:
         by_channel = rows.astype(np.float64).reshape(len(rows), -1, len(taps.taps))
         energy = ((by_channel @ taps.taps) * by_channel).sum((1, 2)) + taps.shared * by_channel.sum((1, 2)) ** 2
+    release(weight)
     used = energy[energy > 0]
     typical = float(np.median(used)) if used.size else 1.0
     energy = np.maximum(energy, _FLOOR * typical)

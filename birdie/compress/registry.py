@@ -16,7 +16,7 @@ import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -104,6 +104,12 @@ def import_scheme(name: str) -> type[Scheme]:
     for point in entry_points(group=GROUP, name=name):
         return register(point.load())
     raise ConfigError(f"no installed package offers a scheme called {name!r} (entry points {GROUP}); install it")
+
+
+def import_schemes(schemes: Collection[str]) -> None:
+    """Import those of these schemes that are not registered; raises as `import_scheme`."""
+    for name in set(schemes) - set(names()):
+        import_scheme(name)
 
 
 def decoder(name: str) -> Decoder:

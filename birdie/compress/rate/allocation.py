@@ -16,7 +16,7 @@ typical scale in standard deviations.
 import copy
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -38,6 +38,8 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import deviation, finite_rows, rows_columns
+from birdie.runtime.mapped import release
+from birdie.runtime.room import Room
 
 # The finest exponent is about eighteen bits per weight, the most that symbols exact in float32 allow for a row with
 # outliers. At the coarsest hardly any symbol is left that is not zero.
@@ -46,6 +48,7 @@ FINEST, COARSEST = -16.0, 9.0
 WIDEST = 3.0
 _BEYOND = 3.6  # octaves that the coarsest exponent is above a scale of one deviation, for every matrix
 RESERVE_SHARE = 6  # long vectors stay in 16 bits if they take at most this fraction (1/6) of a budget
+_IN_FLIGHT = 1 << 25  # weights that are encoded at a time; each takes about a dozen bytes
 LONG_KERNEL = 32  # taps from which transforms are tried
 _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
 
@@ -61,6 +64,7 @@ class Allocation:
         scheme: trellis of the free matrices.
         plain: whether paths of matrices without calibration run down the columns only, which decodes faster.
         workers: threads; None uses every core.
+        coded: called with each tensor as soon as it is encoded; the result takes its place.
         fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
@@ -71,6 +75,7 @@ class Allocation:
     scheme: Trellis = field(default_factory=Trellis)
     plain: bool = True
     workers: int | None = None
+    coded: Callable[[Encoded], Encoded] | None = None
     fixed: Mapping[str, Encoded] = field(init=False, default_factory=dict)
     matrices: dict[str, Tensor] = field(init=False)
     weights: int = field(init=False, default=0)
@@ -98,6 +103,7 @@ class Allocation:
             }
         for name, item in self._factors.items():
             spread = deviation(finite_rows(name, self.matrices[name])) or 1.0
+            release(self.matrices[name])
             typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
             self._levels[name] = math.log2(spread) + typical
         self.weights = sum(weight.numel() for weight in self.matrices.values())
@@ -118,18 +124,17 @@ class Allocation:
             exponent: log2 of the typical scale in standard deviations.
             draft: estimate the size in a fraction of the time: plain rounding in place of trellises.
         """
-        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            encoded = pool.map(lambda name: self._encode_matrix(name, exponent, draft), self.matrices)
-            return self._ordered(dict(zip(self.matrices, encoded, strict=True)))
+        return self._ordered(
+            self._encode_each(list(self.matrices), lambda name: self._encode_matrix(name, exponent, draft))
+        )
 
     def encode_part(self, names: Sequence[str], exponent: float) -> dict[str, Encoded]:
         """Encode some tensors: free matrices at `exponent`, others by their schemes."""
         chosen = {**self.assignment.settled, **self.assignment.small}
         settled = {name: chosen[name] for name in names if name not in self.matrices}
-        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            free = [name for name in names if name in self.matrices]
-            encoded = pool.map(lambda name: self._encode_matrix(name, exponent, draft=False), free)
-            return self._encode_by(settled) | dict(zip(free, encoded, strict=True))
+        free = [name for name in names if name in self.matrices]
+        encoded = self._encode_each(free, lambda name: self._encode_matrix(name, exponent, draft=False))
+        return self._encode_by(settled) | encoded
 
     def continued(self, fixed: Mapping[str, Encoded], tensors: Mapping[str, Tensor]) -> "Allocation":
         """Return this allocation with more tensors encoded for good and others changed; exponents mean the same.
@@ -203,6 +208,7 @@ class Allocation:
             return self, {}
         other = copy.copy(self)
         other.matrices, other._factors = {}, {}
+        other.coded = None
         other.plain = False  # paths down columns that are cut short would look costly
         for name, weight in self.matrices.items():
             step = max(1, min(every, len(weight) // rows))
@@ -211,7 +217,8 @@ class Allocation:
             picked = slice(min(step // 2, len(weight) - 1), None, step)
             factors = self._factors[name]
             row_weight = factors.row_weight if step == 1 else factors.row_weight[picked]
-            other.matrices[name] = weight[picked] if step > 1 else weight
+            other.matrices[name] = weight[picked].clone() if step > 1 else weight
+            release(weight)
             other._factors[name] = replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
         other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **other.matrices})
         return other, {name: weight.numel() / other.matrices[name].numel() for name, weight in self.matrices.items()}
@@ -235,8 +242,20 @@ class Allocation:
             sensitivity = self.sensitivities.get(name)
             return schemes[name].encode(name, self.assignment.tensors[name], sensitivity=sensitivity)
 
+        return self._encode_each(list(schemes), encode)
+
+    def _encode_each(self, names: Sequence[str], encode: Callable[[str], Encoded]) -> dict[str, Encoded]:
+        """Encode tensors, several at a time, but not so many that their copies take much memory."""
+        room = Room(_IN_FLIGHT)
+
+        def complete(name: str) -> Encoded:
+            with room.taken(self.assignment.tensors[name].numel()):
+                encoded = encode(name)
+                release(self.assignment.tensors[name])
+                return encoded if self.coded is None else self.coded(encoded)
+
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            return dict(zip(schemes, pool.map(encode, schemes), strict=True))
+            return dict(zip(names, pool.map(complete, names), strict=True))
 
     def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
         """Return `encoded` and the tensors that the exponent does not change, in the order of the assignment."""
@@ -273,6 +292,7 @@ def allocations(
     *,
     plain: bool,
     workers: int | None,
+    coded: Callable[[Encoded], Encoded] | None = None,
 ) -> list[Allocation]:
     """Return the allocations to try for a target, the preferred one first.
 
@@ -281,7 +301,7 @@ def allocations(
     """
 
     def allocate(assignment: Assignment) -> Allocation:
-        return Allocation(assignment, sensitivities, plain=plain, workers=workers)
+        return Allocation(assignment, sensitivities, plain=plain, workers=workers, coded=coded)
 
     if budget is None or not assignment.reserve:
         return [allocate(assignment)]

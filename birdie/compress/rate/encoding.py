@@ -8,6 +8,7 @@ assignment ─► allocation ─► search for the target ─► checked ─► 
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_quality
 from birdie.compress.rate.parts import refit_by_parts
 from birdie.compress.rate.target import Target
+from birdie.compress.scheme import Encoded
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
 
@@ -54,6 +56,7 @@ def encode_state(
     calibration: CalibrationResult | None = None,
     refinement: Refinement | None = None,
     plain: bool = False,
+    coded: Callable[[Encoded], Encoded] | None = None,
     workers: int | None = None,
 ) -> EncodedState:
     """Encode every tensor of `assignment` so that the file meets `target`.
@@ -66,6 +69,8 @@ def encode_state(
         calibration: of the model.
         refinement: further passes; none by default.
         plain: whether files must load fast: paths of trellises run down the columns only.
+        coded: called with each tensor as soon as it is encoded; the result takes its place. Without calibration alone,
+            which decodes tensors.
         workers: threads; None uses every core.
 
     Raises:
@@ -76,7 +81,7 @@ def encode_state(
 
     def search(calibration: CalibrationResult | None) -> Searched:
         sensitivities = {} if calibration is None else calibration.sensitivities
-        *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers)
+        *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, coded=coded, workers=workers)
         if target.quality is not None and calibration is not None:
             return Searched(last, fit_quality(last, size, target.quality, calibration.divergence))
         if budget is None:

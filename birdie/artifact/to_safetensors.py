@@ -1,0 +1,111 @@
+"""Conversion of a .birdie file to .safetensors, tensor by tensor: the model is never in memory as a whole.
+
+    header of the .birdie file ──► names, dtypes, shapes ──► header of the .safetensors file
+    entry ──► decoded tensor ──► its place in the file, several at a time
+
+The format is that of the safetensors library (8 bytes of length, JSON, tensors one after the other), whose writer takes
+all tensors at once. Wide dtypes come first, so that every tensor is aligned.
+"""
+
+import json
+import math
+import os
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.artifact.container import Reader
+from birdie.artifact.decoding import decode_entry, decoded_bytes, dtype_of, require_limits, stored_name
+from birdie.artifact.load import decoders_of
+from birdie.compress.registry import import_schemes
+from birdie.errors import WeightsError
+from birdie.runtime.room import Room
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2", torch.float8_e5m2fnuz: "F8_E5M2FNUZ", torch.float8_e8m0fnu: "F8_E8M0",
+}  # fmt: skip
+_IN_FLIGHT = 1 << 28  # bytes that are decoded at a time; coded streams and tables take about as many again
+
+
+def to_safetensors(
+    file: Path,
+    target: Path,
+    *,
+    max_bytes: int | None = None,
+    max_operations: int | None = None,
+    schemes: Collection[str] = (),
+    workers: int | None = None,
+) -> None:
+    """Decode `file` into the file `target`. Tied tensors are written under each of their names.
+
+    Args:
+        file: a .birdie file.
+        target: the .safetensors file; the caller sees to it that it appears complete or not at all.
+        max_bytes, max_operations, schemes, workers: as in `birdie.load`.
+
+    Raises:
+        ArtifactError: as `birdie.load`.
+        WeightsError: safetensors cannot hold a dtype or a name.
+        OSError: the target cannot be written.
+    """
+    import_schemes(schemes)
+    with Reader(file) as reader:
+        decoder_of = decoders_of(reader)
+        require_limits(reader, decoder_of, max_bytes, max_operations)
+        header, places = _layout(reader)
+        room = Room(_IN_FLIGHT)
+
+        def convert(name: str) -> None:
+            with room.taken(decoded_bytes(reader.entry(name))):
+                data = _bytes_of(decode_entry(reader, name, decoder_of, threads))
+                for place in places[name]:
+                    _write(out.fileno(), data, len(header) + place)
+
+        count = workers or os.cpu_count() or 1
+        threads = max(1, count // max(len(places), 1))
+        with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
+            out.write(header)
+            out.flush()
+            list(pool.map(convert, places))
+
+
+def _layout(reader: Reader) -> tuple[bytes, dict[str, list[int]]]:
+    """Return the header, and where the bytes of each stored tensor go: positions after the header."""
+    fields: dict[str, object] = {}
+    places: dict[str, list[int]] = {}
+    end = 0
+    for name in sorted(reader.names, key=lambda name: (-dtype_of(reader.entry(name)).itemsize, name)):
+        entry = reader.entry(name)
+        dtype = dtype_of(entry)
+        if name == "__metadata__":
+            raise WeightsError("safetensors cannot hold a tensor named __metadata__; write a .pt file instead")
+        if dtype not in DTYPES:
+            raise WeightsError(f"safetensors cannot hold {dtype} (tensor {name!r}); write a .pt file instead")
+        start, end = end, end + math.prod(entry.shape) * dtype.itemsize
+        fields[name] = {"dtype": DTYPES[dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
+        places.setdefault(stored_name(reader, name), []).append(start)
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, places
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    if not tensor.numel():
+        return memoryview(b"")
+    data: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return data.data
+
+
+def _write(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

@@ -1,0 +1,65 @@
+"""Pages of mapped files: what was read counts as memory of the process until it is released.
+
+A checkpoint is mapped, not read: the system loads a page when it is touched, and keeps it. Whoever goes through a model
+tensor by tensor calls `release` after each, so that the process never holds more than the tensors at hand. Only pages
+that are known to be those of a file that nobody changed are released: inside of `releasing`, which its caller enters
+with the tensors that it mapped itself.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+_ranges: list[tuple[int, int]] = []  # of addresses that may be released, rising
+
+
+@contextmanager
+def releasing(files: Iterable[Path]) -> Iterator[None]:
+    """Let `release` give back pages of these files, mapped by this process and not changed since."""
+    before = list(_ranges)
+    _ranges[:] = sorted([*before, *_mapped(files)])
+    try:
+        yield
+    finally:
+        _ranges[:] = before
+
+
+def release(tensor: Tensor) -> None:
+    """Give back the pages that lie inside of `tensor`; it stays as it is, and is read again from the file if needed."""
+    if not _ranges or tensor.device.type != "cpu":
+        return
+    start = tensor.data_ptr()
+    stop = start + tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
+    stop = min(stop, start + tensor.numel() * tensor.itemsize)
+    index = bisect_right(_ranges, (start, sys.maxsize)) - 1
+    if index < 0 or stop > _ranges[index][1]:
+        return
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
+
+def _mapped(files: Iterable[Path]) -> list[tuple[int, int]]:
+    """Return the ranges of addresses at which files are mapped; none on systems that do not tell."""
+    if not sys.platform.startswith("linux"):
+        return []
+    wanted = {(status.st_dev, status.st_ino) for status in map(os.stat, files)}
+    ranges = []
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        addresses, _, _, device, inode, *_ = line.split(maxsplit=5)
+        major, minor = (int(part, 16) for part in device.split(":"))
+        if (os.makedev(major, minor), int(inode)) in wanted:
+            start, stop = (int(part, 16) for part in addresses.split("-"))
+            ranges.append((start, stop))
+    return ranges
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
