@@ -1,7 +1,7 @@
 """Conversion of a .birdie file to .safetensors, tensor by tensor: the model is never in memory as a whole.
 
     header of the .birdie file ──► names, dtypes, shapes ──► header of the .safetensors file
-    entry ──► decoded tensor ──► its place in the file, several at a time
+    entry ──► decoded tensor ──► its position in the file, several at a time
 
 The format is that of the safetensors library (8 bytes of length, JSON, tensors one after the other), whose writer takes
 all tensors at once. Wide dtypes come first, so that every tensor is aligned.
@@ -61,27 +61,27 @@ def to_safetensors(
     with Reader(file) as reader:
         decoder_of = decoders_of(reader)
         require_limits(reader, decoder_of, max_bytes, max_operations)
-        header, places = _layout(reader)
+        header, positions = _layout(reader)
         room = Room(_IN_FLIGHT)
 
         def convert(name: str) -> None:
             with room.taken(decoded_bytes(reader.entry(name))):
                 data = _bytes_of(decode_entry(reader, name, decoder_of, threads))
-                for place in places[name]:
-                    _write(out.fileno(), data, len(header) + place)
+                for position in positions[name]:
+                    _write(out.fileno(), data, len(header) + position)
 
         count = workers or os.cpu_count() or 1
-        threads = max(1, count // max(len(places), 1))
+        threads = max(1, count // max(len(positions), 1))
         with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
             out.write(header)
             out.flush()
-            list(pool.map(convert, places))
+            list(pool.map(convert, positions))
 
 
 def _layout(reader: Reader) -> tuple[bytes, dict[str, list[int]]]:
     """Return the header, and where the bytes of each stored tensor go: positions after the header."""
     fields: dict[str, object] = {}
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     end = 0
     for name in sorted(reader.names, key=lambda name: (-dtype_of(reader.entry(name)).itemsize, name)):
         entry = reader.entry(name)
@@ -92,10 +92,10 @@ def _layout(reader: Reader) -> tuple[bytes, dict[str, list[int]]]:
             raise WeightsError(f"safetensors cannot hold {dtype} (tensor {name!r}); write a .pt file instead")
         start, end = end, end + math.prod(entry.shape) * dtype.itemsize
         fields[name] = {"dtype": DTYPES[dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
-        places.setdefault(stored_name(reader, name), []).append(start)
+        positions.setdefault(stored_name(reader, name), []).append(start)
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, places
+    return len(text).to_bytes(8, "little") + text, positions
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

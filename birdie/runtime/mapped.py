@@ -23,12 +23,12 @@ _ranges: list[tuple[int, int]] = []  # of addresses that may be released, rising
 @contextmanager
 def releasing(files: Iterable[Path]) -> Iterator[None]:
     """Let `release` give back pages of these files, mapped by this process and not changed since."""
-    before = list(_ranges)
-    _ranges[:] = sorted([*before, *_mapped(files)])
+    outer = list(_ranges)
+    _ranges[:] = sorted([*outer, *_mapped(files)])
     try:
         yield
     finally:
-        _ranges[:] = before
+        _ranges[:] = outer
 
 
 def release(tensor: Tensor) -> None:

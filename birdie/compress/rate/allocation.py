@@ -64,7 +64,7 @@ class Allocation:
         scheme: trellis of the free matrices.
         plain: whether paths of matrices without calibration run down the columns only, which decodes faster.
         workers: threads; None uses every core.
-        coded: called with each tensor as soon as it is encoded; the result takes its place.
+        coded: called with each tensor as soon as it is encoded; the result is kept instead.
         fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.

@@ -69,7 +69,7 @@ def encode_state(
         calibration: of the model.
         refinement: further passes; none by default.
         plain: whether files must load fast: paths of trellises run down the columns only.
-        coded: called with each tensor as soon as it is encoded; the result takes its place. Without calibration alone,
+        coded: called with each tensor as soon as it is encoded; the result is kept instead. Without calibration alone,
             which decodes tensors.
         workers: threads; None uses every core.
 

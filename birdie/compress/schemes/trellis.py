@@ -319,9 +319,9 @@ class Trellis(Scheme):
             short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
             states = along if (self.along or short) and shape.even and bool(row.all()) else down
             return states, lanes.quantize(matrix, shape, row, column, states, price)
-        found = {states: quantize(matrix, factors, row, column, states, price) for states in (down, along)}
-        states = min(found, key=lambda states: cost(matrix, found[states], row, column, states, price))
-        return states, found[states]
+        options = {states: quantize(matrix, factors, row, column, states, price) for states in (down, along)}
+        states = min(options, key=lambda states: cost(matrix, options[states], row, column, states, price))
+        return states, options[states]
 
 
 def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:
