@@ -1,6 +1,7 @@
 """Allocation: at one exponent the last bit is worth the same in every matrix, and sizes follow it steadily."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -185,3 +186,32 @@ def test_settled_tensors_are_encoded_by_their_scheme_at_any_exponent() -> None:
     assert all(fine.tensors[name] is coarse.tensors[name] for name in "acd")
     assert torch.equal(fine.decode()["e"], decode(Grid(bits=4).encode("a", weights["a"])))
     assert not torch.equal(fine.decode()["b"], coarse.decode()["b"])
+
+
+def test_some_rows_tell_the_size_of_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"wide": (600, 300), "narrow": (2000, 40), "tok_emb.weight": (3000, 64)}
+    spread = torch.exp(0.3 * torch.randn(3000, 1, generator=generator))
+    weights = {name: torch.randn(shape, generator=generator) * spread[: shape[0]] for name, shape in shapes.items()}
+    allocation = allocate(weights)
+    some, factors = allocation.sampled(40_000)
+    for exponent in (-3.0, -1.0):
+        every, sampled = allocation.encode(exponent).tensors, some.encode(exponent).tensors
+        for name, factor in factors.items():
+            assert factor > 2
+            expected = coded_bytes(every[name])
+            assert factor * coded_bytes(sampled[name]) == pytest.approx(expected, rel=0.03)
+
+
+def test_tensors_can_be_coded_as_soon_as_they_are_encoded() -> None:
+    known: list[str] = []
+
+    def coded(encoded: Encoded) -> Encoded:
+        known.append(encoded.scheme)
+        return replace(encoded, streams=())
+
+    allocation = allocate(matrices(), coded=coded, workers=2)
+    encoded = allocation.encode(-2.0).tensors
+    assert len(known) == len(encoded) == 3
+    assert not any(tensor.streams for tensor in encoded.values())
+    assert any(tensor.streams for tensor in allocation.sampled(1000)[0].encode(-2.0).tensors.values())

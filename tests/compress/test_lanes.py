@@ -1,0 +1,100 @@
+"""Many paths at a time: no path is nearer, long ones hold together, and rows left out are zero."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from birdie.compress import lanes, viterbi
+from birdie.compress.feedback import feedback
+from birdie.compress.lanes import LARGEST, Shape
+from birdie.entropy.trellis import STATES, chunk_rows, machine, odd_states
+
+Matrix = NDArray[np.float32]
+PRICE = 0.09  # of a bit at high rate, in squared scales
+PARALLEL = [states for states in STATES if 4 <= states <= lanes.MOST_STATES]
+
+
+def weights(rows: int, columns: int, seed: int = 0) -> Matrix:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_t(6, (rows, columns)) * np.exp(0.3 * rng.normal(size=(rows, 1)))).astype(np.float32)
+
+
+def quantized(weight: Matrix, states: int, scale: float = 0.4, price: float = PRICE) -> NDArray[np.int16]:
+    rows, columns = (np.full(size, value, np.float32) for size, value in zip(weight.shape, (scale, 1.0), strict=True))
+    return lanes.quantize(weight, Shape.of(weight), rows, columns, states, price)
+
+
+def error(weight: Matrix, numbers: NDArray[np.integer], states: int, scale: float = 0.4) -> float:
+    """Return the mean squared error in squared scales."""
+    odd = odd_states(numbers, states)
+    return float(np.mean((weight / scale - numbers - 0.5 * odd) ** 2))
+
+
+@pytest.mark.parametrize("states", [4, 8])
+def test_without_a_price_no_path_is_nearer(states: int) -> None:
+    """All paths of seven weights, one column."""
+    weight = weights(7, 1, seed=states)
+    paths, least = machine(states), np.inf
+    for parities in product((0, 1), repeat=7):
+        state, total = 0, 0.0
+        for value, parity in zip(weight[:, 0] / 0.4, parities, strict=True):
+            shifted = value - 0.5 * paths.odd[state]
+            total += (shifted - (parity + 2 * np.rint((shifted - parity) / 2))) ** 2
+            state = paths.next_state[state, parity]
+        least = min(least, total / 7)
+    assert error(weight, quantized(weight, states, price=0.0), states) == pytest.approx(least, rel=1e-5)
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("states", PARALLEL)
+def test_it_is_as_good_as_the_search_with_counted_bits(states: int, direction: int) -> None:
+    weight = weights(300, 170)
+    rows, columns = np.full(300, 0.4, np.float32), np.ones(170, np.float32)
+    counted = viterbi.quantize(weight, feedback(None, *weight.shape), rows, columns, direction * states, PRICE)
+    fast = quantized(weight, direction * states)
+    costs = [viterbi.cost(weight, one, rows, columns, direction * states, PRICE) for one in (fast, counted)]
+    assert costs[0] < 1.004 * costs[1]
+
+
+@pytest.mark.parametrize("columns", [1, 31, 32, 33, 5000])
+def test_a_path_along_rows_crosses_segments_and_chunks(columns: int) -> None:
+    """No seam shows: the error is that of the trellis everywhere, which a wrong state at a seam would double."""
+    rows = 2 * chunk_rows(columns) + 3 if columns == 5000 else 3000
+    weight = weights(rows, columns)
+    numbers = quantized(weight, -8, price=0.0)
+    assert error(weight, numbers, -8) < 0.0665
+    seams = np.arange(lanes._LENGTH, weight.size, lanes._LENGTH)
+    near = (seams[:, None] + np.arange(-4, 4)).ravel()
+    off = (weight / 0.4 - numbers - 0.5 * odd_states(numbers, -8)).ravel()[near[near < weight.size]]
+    assert float(np.mean(off**2)) < 0.08
+
+
+def test_numbers_do_not_depend_on_other_columns() -> None:
+    weight = weights(64, 40)
+    shape = Shape.of(weight)
+    rows, columns = np.full(64, 0.4, np.float32), np.ones(40, np.float32)
+    every = lanes.quantize(weight, shape, rows, columns, 8, PRICE)
+    some = Shape(shape.row, shape.column[:7], shape.freedom)
+    assert (lanes.quantize(weight[:, :7], some, rows, columns[:7], 8, PRICE) == every[:, :7]).all()
+
+
+def test_rows_that_are_left_out_are_zero() -> None:
+    weight = weights(40, 50)
+    rows = np.where(np.arange(40) % 3 == 0, 0, 0.4).astype(np.float32)
+    numbers = lanes.quantize(weight, Shape.of(weight), rows, np.ones(50, np.float32), 8, PRICE)
+    assert not numbers[::3].any()
+    odd = odd_states(numbers, 8)
+    kept = rows > 0
+    assert float(np.mean((weight[kept] / 0.4 - numbers[kept] - 0.5 * odd[kept]) ** 2)) < 0.1
+
+
+def test_coarse_scales_and_huge_numbers_are_not_suited() -> None:
+    weight = weights(64, 64)
+    shape, most, ones = Shape.of(weight), np.abs(weight).max(1).astype(np.float64), np.ones(64, np.float32)
+    spread = np.float32(weight.std())
+    assert lanes.suits(shape, most, ones * spread / 2, ones, 8)
+    assert not lanes.suits(shape, most, ones * spread * 2, ones, 8)
+    assert not lanes.suits(shape, most, ones * np.float32(most.max() / (2 * LARGEST)), ones, 8)
+    assert not lanes.suits(shape, most, ones * spread / 2, ones, 64)
