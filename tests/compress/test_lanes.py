@@ -93,8 +93,12 @@ def test_rows_that_are_left_out_are_zero() -> None:
 def test_coarse_scales_and_huge_numbers_are_not_suited() -> None:
     weight = weights(64, 64)
     shape, most, ones = Shape.of(weight), np.abs(weight).max(1).astype(np.float64), np.ones(64, np.float32)
-    spread = np.float32(weight.std())
-    assert lanes.suits(shape, most, ones * spread / 2, ones, 8)
-    assert not lanes.suits(shape, most, ones * spread * 2, ones, 8)
-    assert not lanes.suits(shape, most, ones * np.float32(most.max() / (2 * LARGEST)), ones, 8)
-    assert not lanes.suits(shape, most, ones * spread / 2, ones, 64)
+
+    def suited(scale: float, states: int = 8) -> bool:
+        return lanes.suits(shape, most, np.full(64, scale, np.float32), ones, states)
+
+    spread = float(weight.std())
+    assert suited(spread / 2)
+    assert not suited(spread * 2)
+    assert not suited(float(most.max()) / (2 * LARGEST))
+    assert not suited(spread / 2, states=64)
