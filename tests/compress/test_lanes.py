@@ -53,7 +53,7 @@ def test_it_is_as_good_as_the_search_with_counted_bits(states: int, direction: i
     weight = weights(300, 170)
     rows, columns = np.full(300, 0.4, np.float32), np.ones(170, np.float32)
     counted = viterbi.quantize(weight, feedback(None, *weight.shape), rows, columns, direction * states, PRICE)
-    fast = quantized(weight, direction * states)
+    fast = quantized(weight, direction * states).astype(np.int32)
     costs = [viterbi.cost(weight, one, rows, columns, direction * states, PRICE) for one in (fast, counted)]
     assert costs[0] < 1.004 * costs[1]
 
