@@ -157,6 +157,13 @@ def _add_up(rows, sums, squares):  # type: ignore[no-untyped-def]
         sums[i], squares[i] = total.sum(), square.sum()
 
 
+@njit(nogil=True, cache=True)
+def count_words(words, counts):  # type: ignore[no-untyped-def]
+    """Add the occurrences of each of `words` (n,), unsigned integers, to `counts`."""
+    for word in words:
+        counts[word] += 1
+
+
 def underflows(weight: Tensor, rows: NDArray[np.float32]) -> bool:
     """Return whether a non-zero row of a float64 tensor became all zeros in its float32 `rows`."""
     if weight.dtype is not torch.float64:

@@ -159,7 +159,7 @@ def estimate(values: NDArray[np.integer], states: int = 1) -> tuple[float, float
     if abs(states) > 1 and alphabet.kind != alphabets.SPLIT:
         ways = _class_ways(symbols, False, None, alphabet.size, trellis.odd_states(values, states))
     else:
-        ways = _plain_ways(symbols, alphabet, 0, [])
+        ways = _plain_ways(symbols, alphabet, 0, [], columns=True)
     best = min(ways, key=_Way.rough_bits)
     return best.bits() + low, best.rough_bits() - best.bits()
 
@@ -193,30 +193,37 @@ def _ways(
 ) -> list[_Way]:
     """Return ways worth comparing: with and without classes, rows or columns first, with and without prediction.
 
-    For the paths of a trellis tables for even and odd states are nearly always best: in a large array some rows and a
-    trial of the prediction tell whether anything else may be.
+    For the paths of a trellis tables for even and odd states are nearly always best, and rows are usually more unequal
+    than columns: in a large array some rows and a trial of the prediction tell whether anything else is worth trying.
     """
     predictors: list[Prediction] = []
     if alphabet.kind == alphabets.AFFINE and symbols.size >= _LEAST:
         predictors = prediction.candidates(symbols, zero, kernel)
-    if abs(states) == 1 or alphabet.kind == alphabets.SPLIT:
-        return _plain_ways(symbols, alphabet, zero, predictors)
-    odd = trellis.odd_states(values, states)
-    ways = _class_ways(symbols, False, None, alphabet.size, odd)
     every = symbols.size // _SAMPLE
-    if every > 1 and not predictors:
-        some = slice(every // 2, None, every)
-        paired = _class_ways(symbols[some], False, None, alphabet.size, odd[some])
-        least = min(way.bits() for way in paired)
-        if least <= min(way.bits() for way in _plain_ways(symbols[some], alphabet, zero, [])):
-            return ways
-    return ways + _plain_ways(symbols, alphabet, zero, predictors)
+    some = slice(every // 2, None, max(every, 1))
+    columns = every < 2 or _columns_pay(symbols[some], alphabet.size)
+    if abs(states) == 1 or alphabet.kind == alphabets.SPLIT:
+        return _plain_ways(symbols, alphabet, zero, predictors, columns)
+    ways = _class_ways(symbols, False, None, alphabet.size, trellis.odd_states(values, states))
+    if every > 1 and not columns and not predictors:
+        return ways
+    return ways + _plain_ways(symbols, alphabet, zero, predictors, columns)
 
 
-def _plain_ways(symbols: Symbols, alphabet: Alphabet, zero: int, predictors: list[Prediction]) -> list[_Way]:
+def _columns_pay(symbols: Symbols, size: int) -> bool:
+    """Return whether classes of columns take fewer bits than classes of rows."""
+    by_row = min(way.bits() for way in _class_ways(symbols, False, None, size))
+    by_column = _class_ways(np.ascontiguousarray(symbols.T), True, None, size)
+    return min(way.bits() for way in by_column) < by_row
+
+
+def _plain_ways(
+    symbols: Symbols, alphabet: Alphabet, zero: int, predictors: list[Prediction], columns: bool
+) -> list[_Way]:
     """Return the ways with one table a class; one with prediction only if it saves enough."""
     ways = _class_ways(symbols, False, None, alphabet.size)
-    ways += _class_ways(np.ascontiguousarray(symbols.T), True, None, alphabet.size)[1:]
+    if columns:
+        ways += _class_ways(np.ascontiguousarray(symbols.T), True, None, alphabet.size)[1:]
     predicted = []
     for predictor in predictors:
         residuals = predictor.subtract(symbols, zero, alphabet.size)

@@ -31,7 +31,7 @@ from birdie.compress.scheme import (
     StreamLayout,
     elementwise,
 )
-from birdie.compress.tensors import FORMATS, Bits, from_bits, rows_columns, to_bits
+from birdie.compress.tensors import FORMATS, Bits, count_words, from_bits, rows_columns, to_bits
 from birdie.entropy import coder
 from birdie.entropy.planes import blocks, join, plane_dtypes, plane_hints, split, word_dtype
 from birdie.errors import ArtifactError, WeightsError
@@ -276,6 +276,12 @@ def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
     sample = bits.reshape(-1)[:: -(-bits.size // _REPEATED)] & mask
     if np.unique(sample).size > _DISTINCT * sample.size:
         return None
+    if bits.itemsize == 2:  # a histogram of words tells without sorting whether the list pays
+        words, counts = np.arange(1 << 16, dtype=np.uint16), np.zeros(1 << 16, np.int64)
+        count_words(bits.reshape(-1), counts)
+        magnitudes = np.flatnonzero(counts[: 1 << 15] + counts[1 << 15 :]).astype(bits.dtype)
+        if not _list_pays(words, counts, magnitudes, weight.dtype):
+            return None
     magnitudes, ranks = np.unique(bits & mask, return_inverse=True)
     numbers = ranks.reshape(bits.shape).astype(np.int32)
     np.invert(numbers, out=numbers, where=(bits >> top).astype(bool))
@@ -284,12 +290,24 @@ def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
         return None
     counts = np.bincount(numbers.reshape(-1) + magnitudes.size, minlength=2 * magnitudes.size)
     words = np.concatenate([magnitudes[::-1] | (word(1) << top), magnitudes])
+    return (numbers, gaps[None]) if _list_pays(words, counts, magnitudes, weight.dtype) else None
+
+
+def _list_pays(
+    words: Bits, counts: NDArray[np.int64], magnitudes: NDArray[np.unsignedinteger], dtype: torch.dtype
+) -> bool:
+    """Return whether numbers in a list of magnitudes have a lower entropy than bit planes of words that occur so often.
+
+    Args:
+        words: (n,) words; counts: (n,) how often each occurs.
+        magnitudes: that occur, rising.
+        dtype: of the words.
+    """
     least = sum(
-        _entropy_bits(np.bincount(plane[0].astype(np.int64), counts))
-        for plane in split(words[None], FORMATS[weight.dtype][0])
+        _entropy_bits(np.bincount(plane[0].astype(np.int64), counts)) for plane in split(words[None], FORMATS[dtype][0])
     )
-    cost = _entropy_bits(counts) + float((np.log2(gaps + 1) + 2).sum())
-    return (numbers, gaps[None]) if cost < _LISTED_GAIN * least else None
+    gaps = np.diff(magnitudes.astype(np.int64), prepend=0)
+    return _entropy_bits(counts) + float((np.log2(gaps + 1) + 2).sum()) < _LISTED_GAIN * least
 
 
 def _coded_bytes(stream: Integers) -> int:
