@@ -114,7 +114,7 @@ def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
     return b"".join(_parts(entries, metadata))
 
 
-def size(entries: Iterable[Entry], metadata: bytes = b"") -> int:
+def file_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> int:
     """Return the number of bytes of that file."""
     return sum(map(len, _parts(entries, metadata)))
 

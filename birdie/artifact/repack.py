@@ -14,6 +14,7 @@ from birdie.artifact.summary import Summary
 from birdie.entropy.hints import Effort
 from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World
 from birdie.runtime.files import Source
 
 _PLAIN_STATE = ["tensors", []]  # the skeleton of what a file without a tree holds: a dict of tensors, sorted by name
@@ -26,6 +27,7 @@ def save_object(
     coder: Effort = "max",
     progress: Progress | None = None,
     workers: int | None = None,
+    world: World | None = None,
 ) -> Summary:
     """Write a complete object losslessly, for example a training checkpoint, into one .birdie file.
 
@@ -37,6 +39,7 @@ def save_object(
         coder: "max" for the smallest file, "fast" for the least time.
         progress: called with (done, total) as tensors are coded.
         workers: threads; None uses every core. The bytes do not depend on it.
+        world: ranks that share the tensors out, as in `birdie.save`.
 
     Raises:
         WeightsError: the content holds no tensor, or a value that cannot be stored; the message names its key path.
@@ -47,7 +50,7 @@ def save_object(
     if not tensors:
         raise WeightsError("the checkpoint holds no tensor, so there is nothing to compress; check the file")
     tree = None if skeleton == _PLAIN_STATE else skeleton
-    return save(tensors, path, coder=coder, lossless=True, tree=tree, progress=progress, workers=workers)
+    return save(tensors, path, coder=coder, lossless=True, tree=tree, progress=progress, workers=workers, world=world)
 
 
 def load_object(

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
+from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.encoding import Refinement, encode_state
 from birdie.compress.rate.target import Target, whole_number
@@ -31,6 +33,7 @@ from birdie.compress.wrappers import unwrapped
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World, share_out
 from birdie.runtime.files import Source, require_output, require_path, require_writable
 
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
@@ -55,6 +58,7 @@ def save(
     tree: Any = None,
     progress: Progress | None = None,
     workers: int | None = None,
+    world: World | None = None,
 ) -> Summary:
     """Compress `model` into one .birdie file.
 
@@ -94,6 +98,8 @@ def save(
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
         progress: called with (done, total) as tensors are coded.
         workers: threads; None uses every core. The bytes do not depend on it.
+        world: ranks (`birdie.runtime.distributed`) that share the tensors out if there is no calibration. All call this
+            with the same arguments; rank 0 writes the file, and its bytes are those of one process.
 
     Raises:
         ConfigError: settings contradict one another, or a spec or pattern is wrong.
@@ -120,10 +126,14 @@ def save(
     state, calibrated = calibrated_state(state, calibration, symmetries=symmetries)
     assignment = assign(state, scheme, target)
     fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
+    share = None if world is None or world.size == 1 else partial(share_out, world)
+    if share is not None and workers is None:
+        workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
         meter.begin(len(assignment.tensors))
         writer = Writer(pool, coder, fields, meter)
+        hooks = Hooks(writer.coded, writer.estimated, share)
 
         def encode(calibration: CalibrationResult | None) -> EncodedState:
             return encode_state(
@@ -131,7 +141,7 @@ def save(
                 target,
                 writer.size,
                 rough=writer.estimate,
-                coded=None if calibrated is not None else writer.coded,
+                hooks=hooks if calibration is None else None,
                 calibration=calibration,
                 refinement=refinement,
                 plain=coder == "fast",
@@ -141,7 +151,10 @@ def save(
         encoded = encode(calibrated)
         if made_up and calibrated is not None and target.searched and target.quality is None:
             encoded = closer(calibrated, encoded, encode(None))
-        writer.write(path, encoded)
+        if world is None or world.is_main:
+            writer.write(path, encoded)
+        if world is not None:
+            world.barrier()
         meter.finish()
     summary = inspect(path)
     if calibrated is None or calibrated.held_out is None:

@@ -64,6 +64,18 @@ class CodedTensor(Encoded):
     coded: tuple[Stream, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EstimatedTensor(Encoded):
+    """A tensor of a sample.
+
+    Attributes:
+        data: bytes of its weights, about; tables: bytes of what describes them.
+    """
+
+    data: float = 0.0
+    tables: float = 0.0
+
+
 class Writer:
     """Encoded tensors → bytes of the complete file. Tensors that the last call coded are not coded again.
 
@@ -84,7 +96,7 @@ class Writer:
 
     def size(self, encoded: EncodedState) -> int:
         """Return the bytes of the file that holds these tensors."""
-        return container.size(*self._content(encoded))
+        return container.file_bytes(*self._content(encoded))
 
     def write(self, path: Source, encoded: EncodedState) -> None:
         """Write the file that holds these tensors, completely or not at all.
@@ -98,6 +110,11 @@ class Writer:
         """Return the tensor with its coded streams in place of integers, which take several times the memory."""
         self.meter.count()
         return CodedTensor(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), self._code_tensor(encoded))
+
+    def estimated(self, encoded: Encoded) -> Encoded:
+        """Return the tensor with an estimate of its bytes in place of integers; see `estimate`."""
+        data, tables = self._estimate_tensor(encoded)
+        return EstimatedTensor(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), data, tables)
 
     def _content(self, encoded: EncodedState) -> tuple[list[Entry], bytes]:
         """Return the entries and the metadata of the file."""
@@ -121,26 +138,30 @@ class Writer:
         return {name: (data, tables if self.effort == "fast" else 0.0) for name, (data, tables) in parts}
 
     def _code(self, tensors: Mapping[str, Encoded]) -> dict[str, tuple[Stream, ...]]:
-        """Return the coded streams of every tensor; only tensors that the last call did not code are coded."""
-        changed = {name: tensor for name, tensor in tensors.items() if id(tensor) not in self._coded}
-        futures = {name: self.pool.submit(self._code_tensor, tensor) for name, tensor in changed.items()}
+        """Return the coded streams of every tensor; only tensors that are not coded yet are coded."""
+        coded = {name: self._coded.get(id(tensor), (None, None))[1] for name, tensor in tensors.items()}
+        coded |= {name: tensor.coded for name, tensor in tensors.items() if isinstance(tensor, CodedTensor)}
+        futures = {
+            name: self.pool.submit(self._code_tensor, tensors[name])
+            for name, streams in coded.items()
+            if streams is None
+        }
+        self.meter.begin(len(futures))
         streams = {}
-        if not all(isinstance(tensor, CodedTensor) for tensor in tensors.values()):
-            self.meter.begin(len(tensors))
-        for name, tensor in tensors.items():
-            streams[name] = futures[name].result() if name in futures else self._coded[id(tensor)][1]
-            if not isinstance(tensor, CodedTensor):
+        for name, known in coded.items():
+            streams[name] = futures[name].result() if known is None else known
+            if known is None:
                 self.meter.count()
         self._coded = {id(tensor): (tensor, streams[name]) for name, tensor in tensors.items()}
         return streams
 
     def _code_tensor(self, encoded: Encoded) -> tuple[Stream, ...]:
-        if isinstance(encoded, CodedTensor):
-            return encoded.coded
         coded = (entropy.encode(values, hints, self.effort) for values, hints in _hinted(encoded))
         return tuple(Stream(one.coder, one.payload) for one in coded)
 
     def _estimate_tensor(self, encoded: Encoded) -> tuple[float, float]:
+        if isinstance(encoded, EstimatedTensor):
+            return encoded.data, encoded.tables
         if isinstance(encoded, CodedTensor):
             return sum(len(stream.payload) for stream in encoded.coded), 0.0
         parts = [entropy.estimate(values, hints) for values, hints in _hinted(encoded)]

@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from cyclopts import Parameter
 
 from birdie.artifact.checkpoints import files_of, read_checkpoint, read_weights, tensor_bytes
@@ -29,6 +31,7 @@ from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_re
 from birdie.run.dataset import data_files
 from birdie.run.recipe import CalibrationSettings, Recipe
 from birdie.runtime.device import DeviceName, choose_device
+from birdie.runtime.distributed import process_group, world_from_environment
 from birdie.runtime.files import require_output
 from birdie.runtime.mapped import releasing
 
@@ -110,6 +113,8 @@ def command(
     with_data = {"--quality": quality is not None, "--recalibrate": recalibrate, "--refit": refit > 0}
     if calibrate is None and (flags := [flag for flag, active in with_data.items() if active]):
         raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate RECIPE_OR_RUN")
+    if calibrate is not None and world_from_environment().size > 1:
+        raise ConfigError("ranks share tensors without calibration only; drop --calibrate, or start one process")
     files = files_of(checkpoint)
     inputs = list(files)
     calibration_device = choose_device(device)
@@ -133,9 +138,13 @@ def command(
         with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
             calibration = calibrate_gpt(recipe, content, settings, update, device=calibration_device).result
         metadata = artifact_metadata(recipe)
-    with progress_bar(f"compressing {checkpoint.name}", "tensors") as update, releasing(files):
+    with (
+        process_group(torch.device("cpu")) as world,
+        progress_bar(f"compressing {checkpoint.name}", "tensors") if world.is_main else nullcontext() as update,
+        releasing(files),
+    ):
         if complete:
-            summary = save_object(content, output, coder=coder, progress=update)
+            summary = save_object(content, output, coder=coder, progress=update, world=world)
         else:
             summary = save(
                 content,
@@ -151,7 +160,10 @@ def command(
                 coder=coder,
                 lossless=lossless,
                 progress=update,
+                world=world,
             )
+        if not world.is_main:
+            return
     if json:
         sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
         print_json(summary.to_json() | sizes | {"dropped": dropped})

@@ -7,7 +7,6 @@ for the tree of `context_mixing` follow the chunks.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,11 +105,11 @@ def starting_probabilities(
     Raises:
         ArtifactError: the payload is not that of such an array.
     """
-    header = _take_header(Reader(payload.split(data)[0]), rows, columns)
-    if header.predictor is not None or header.low:
+    alphabet, _, _, low, predictor, model = _take_header(Reader(payload.split(data)[0]), rows, columns)
+    if predictor is not None or low:
         return None
-    masses = context_mixing.masses(header.model)
-    return header.alphabet.values.astype(np.int64), masses / masses.sum()
+    masses = context_mixing.masses(model)
+    return alphabet.values.astype(np.int64), masses / masses.sum()
 
 
 def _with_trellis(model: Model, alphabet: Alphabet, low: int, states: int) -> Model:
@@ -168,18 +167,8 @@ def _payload(plan: _Plan, alphabet: Alphabet, symbols: Symbols, low: int) -> byt
     return payload.join(writer.finish(), plan.chunks, tail)
 
 
-class _Header(NamedTuple):
-    """Side information, up to the lengths of the chunks."""
-
-    alphabet: Alphabet
-    columns_first: int
-    zero: int
-    low: int
-    predictor: Prediction | None
-    model: Model
-
-
-def _take_header(reader: Reader, rows: int, columns: int) -> _Header:
+def _take_header(reader: Reader, rows: int, columns: int) -> tuple[Alphabet, int, int, int, Prediction | None, Model]:
+    """Return alphabet, columns first, zero, low bits, prediction and model: the side information up to the lengths."""
     alphabet = Alphabet.take(reader)
     if alphabet.kind == alphabets.SPLIT or alphabet.size < 2:
         raise ArtifactError("the alphabet of a mixed stream is not one it can have; the file is damaged")
@@ -196,7 +185,7 @@ def _take_header(reader: Reader, rows: int, columns: int) -> _Header:
     predictor = prediction.take(reader, *((columns, rows) if columns_first else (rows, columns)))
     middle = zero if predictor is None else alphabet.size // 2
     model = Model(size, middle >> low, scale, prior, pseudo_counts[0], pseudo_counts[1])
-    return _Header(alphabet, columns_first, zero, low, predictor, model)
+    return alphabet, columns_first, zero, low, predictor, model
 
 
 def decode(

@@ -63,14 +63,22 @@ _NEVER = (
     ("birdie.cli.console", "print_json"),
     ("birdie.run.evaluation", "_load_export"),
     ("birdie.compress.registry", "import_scheme"),
+    ("birdie.runtime.distributed", "share_out"),
     ("birdie.cli.challenge", "_log_checkout"),
     ("birdie.cli.challenge", "_restored"),
 )
+
+_ENCODE_EACH = """with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+    return dict(zip(names, pool.map(ENCODE, names)))"""
+_CODED = "coded = self.hooks.coded or (lambda one: one)\n" + _ENCODE_EACH
 
 # Of these the result is known, or only a person at a terminal misses it: checks before the run, which birdie makes
 # before the script is packed; estimates, profiles, the compile cache; the comparison with the challenge's own export.
 _REPLACED = {
     ("birdie.compress.rate.allocation", "Allocation._transform"): "return None",
+    ("birdie.compress.rate.allocation", "Allocation._encode_each"): _CODED.replace(
+        "ENCODE", "lambda name: coded(encode(name))"
+    ),
     ("birdie.cli.challenge", "_int8_zlib"): "return None",
     ("birdie.cli.challenge", "_log_cpu_cost"): "return None",
     ("birdie.cli.console", "_message"): "return explain(error)",
@@ -80,6 +88,7 @@ _REPLACED = {
     ("birdie.run.pipeline", "Run._checked"): "return Checked(())",
     ("birdie.run.pipeline", "Run._profile"): "yield",
     ("birdie.runtime.files", "_copy_permissions"): "pass",
+    ("birdie.runtime.mapped", "release"): "pass",
     ("birdie.runtime.nvtx", "next_range"): "pass",
     ("birdie.runtime.nvtx", "next_range_on_gradient"): "pass",
     ("birdie.runtime.nvtx", "nvtx_range"): "return _NULL",
@@ -89,6 +98,14 @@ _REPLACED = {
     ("birdie.train.profile", "Capture.before_step"): "pass",
     ("birdie.train.profile", "Capture.close"): "pass",
     ("birdie.train.profile", "layer_ranges"): "yield",
+}
+
+# The same for recipes whose export is calibrated: every matrix that counts has feedback.
+_REPLACED_IF_CALIBRATED = {
+    (f"{_SCHEMES}.trellis", "Trellis._side_by_side"): "return None",
+    ("birdie.compress.rate.allocation", "Allocation._encode_each"): _ENCODE_EACH.replace("ENCODE", "encode"),
+    ("birdie.artifact.writer", "Writer.coded"): "pass",
+    ("birdie.artifact.writer", "Writer.estimated"): "pass",
 }
 
 # Features that are off leave out these definitions.
@@ -146,7 +163,8 @@ def pack(recipe: Recipe) -> Packed:
         ConfigError: a scheme of the recipe is not one of birdie's.
     """
     cut, schemes = sorted({*_NEVER, *unused(recipe)}), sorted(schemes_of(recipe))
-    kept = user_cache() / "packed" / f"{_key(cut, schemes)}.modules"
+    replaced = _REPLACED | ({} if features(recipe)["calibration.data"] == "none" else _REPLACED_IF_CALIBRATED)
+    kept = user_cache() / "packed" / f"{_key(cut, replaced, schemes)}.modules"
     try:
         line, _, content = read_trusted(kept).partition(b"\n")
         size, *messages = json.loads(line)
@@ -154,7 +172,7 @@ def pack(recipe: Recipe) -> Packed:
     except (OSError, ValueError):
         rewrite = partial(drop_sentences, worded=_WORDED)
         modules = compressed(
-            shake([_ENTRY], complete=schemes, cut=cut, replaced=_REPLACED, typed=read_types(), rewrite=rewrite)
+            shake([_ENTRY], complete=schemes, cut=cut, replaced=replaced, typed=read_types(), rewrite=rewrite)
         )
         with suppress(OSError):
             line = json.dumps([len(modules.data), *modules.messages]).encode()
@@ -199,10 +217,10 @@ def _minifies() -> bool:
     return find_spec("python_minifier") is not None
 
 
-def _key(cut: Sequence[tuple[str, str]], schemes: Sequence[str]) -> str:
+def _key(cut: Sequence[tuple[str, str]], replaced: Mapping[tuple[str, str], str], schemes: Sequence[str]) -> str:
     """Return what changes with every source of birdie and with everything that decides about the modules."""
     minifier = metadata.version("python_minifier") if _minifies() else None
-    digest = hashlib.sha256(repr((cut, schemes, minifier)).encode())
+    digest = hashlib.sha256(repr((cut, sorted(replaced.items()), schemes, minifier)).encode())
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -6,10 +6,11 @@ Collectives that return a `PendingTensor` are asynchronous; all ranks must start
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -19,6 +20,8 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from birdie.errors import ConfigError
+
+T = TypeVar("T")
 
 
 class PendingTensor:
@@ -146,6 +149,45 @@ class World:
         """Wait until every rank has reached this call."""
         if self.size > 1:
             dist.barrier()
+
+
+Work = Callable[[Sequence[str]], dict[str, T]]
+"""Work on named items, and its result for each."""
+
+
+def share_out(world: World, sizes: Mapping[str, int], work: Work[T]) -> dict[str, T]:
+    """Let every rank do `work` on some of the items, about as much each, and return all results on every rank.
+
+    Every rank must call it with the same sizes. Results travel by pickle between ranks.
+
+    Args:
+        world: the ranks.
+        sizes: name → amount of work.
+        work: done on this rank's items.
+
+    Raises:
+        Exception: what the work of a rank raised, on every rank.
+    """
+    if world.size == 1:
+        return work(list(sizes))
+    loads, mine = [0] * world.size, []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        rank = loads.index(min(loads))
+        loads[rank] += sizes[name]
+        if rank == world.rank:
+            mine.append(name)
+    own: dict[str, T] | Exception
+    try:
+        own = work(mine)
+    except Exception as error:
+        own = error
+    results: list[Any] = [None] * world.size
+    dist.all_gather_object(results, own)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    merged = {name: result for part in results for name, result in part.items()}
+    return {name: merged[name] for name in sizes}
 
 
 class SharedCounter:

@@ -846,3 +846,14 @@ def test_a_wrong_tokenizer_is_refused(ask: Ask, trained: Path, data_flags: list[
     code, answer, _ = ask("train", "--folder", tmp_path / "run", *TINY, *flags)
     assert (code, answer["error"]["type"]) == (1, "DataError")
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_share_tensors_and_write_the_file_of_one_process(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {f"blocks.{index}.w": torch.randn(64 + 8 * index, 96, generator=generator) for index in range(7)}
+    save_file(state, tmp_path / "x.safetensors")
+    command = ["compress", str(tmp_path / "x.safetensors"), "--bits", "4", "-o"]
+    assert run(build_app, [*command, str(tmp_path / "one.birdie")]) == 0
+    stdout = run_as_ranks(birdie_command, (*command, str(tmp_path / "three.birdie")), 3, tmp_path / "ranks", {})
+    assert (tmp_path / "three.birdie").read_bytes() == (tmp_path / "one.birdie").read_bytes()
+    assert stdout.count("three.birdie") == 1, "one rank prints"

@@ -1,6 +1,8 @@
 """The process group: an inconsistent environment is one clear sentence, and one rank needs no group."""
 
 import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ import torch
 
 from birdie.errors import ConfigError
 from birdie.runtime import distributed
-from birdie.runtime.distributed import SharedCounter, World, process_group, world_from_environment
+from birdie.runtime.distributed import SharedCounter, World, process_group, share_out, world_from_environment
+from tests.ranks import run_in_process_group
 
 CPU = torch.device("cpu")
 
@@ -78,3 +81,37 @@ def test_after_an_error_a_gpu_leaves_its_group_to_the_end_of_the_process(
     with process_group(torch.device(device)):
         calls.clear()
     assert calls == ["destroy"]
+
+
+def _shares(world: World, folder: Path) -> None:
+    sizes = {f"tensor {index}": 1 + index * index for index in range(7)}
+    done: list[str] = []
+
+    def work(names: Sequence[str]) -> dict[str, tuple[int, str]]:
+        done.extend(names)
+        return {name: (world.rank, name.upper()) for name in names}
+
+    results = share_out(world, sizes, work)
+    assert list(results) == list(sizes)
+    assert all(text == name.upper() for name, (_, text) in results.items())
+    assert sorted(done) == sorted(name for name, (rank, _) in results.items() if rank == world.rank)
+    loads = [sum(sizes[name] for name, (rank, _) in results.items() if rank == one) for one in range(world.size)]
+    assert max(loads) - min(loads) <= max(sizes.values())
+
+    def fails(names: Sequence[str]) -> dict[str, int]:
+        if "tensor 3" in names:
+            raise ConfigError("tensor 3 is wrong")
+        return {}
+
+    with pytest.raises(ConfigError, match="tensor 3 is wrong"):
+        share_out(world, sizes, fails)
+    (folder / f"done {world.rank}").touch()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_work_is_shared_out_and_an_error_is_everyones(tmp_path: Path, size: int) -> None:
+    if size == 1:
+        _shares(World(), tmp_path)
+    else:
+        run_in_process_group(_shares, size, tmp_path)
+    assert len(list(tmp_path.glob("done *"))) == size

@@ -53,6 +53,24 @@ LONG_KERNEL = 32  # taps from which transforms are tried
 _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
 
 
+Share = Callable[[Mapping[str, int], Callable[[Sequence[str]], dict[str, Encoded]]], dict[str, Encoded]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What becomes of encoded tensors, and which process encodes them. No file depends on it.
+
+    Attributes:
+        coded: called with each tensor as soon as it is encoded; the result is kept instead.
+        estimated: the same for tensors of a sample, of which only the size counts.
+        share: does work on tensors (name → size) that is shared out over processes; None does it here.
+    """
+
+    coded: Callable[[Encoded], Encoded] | None = None
+    estimated: Callable[[Encoded], Encoded] | None = None
+    share: Share | None = None
+
+
 @dataclass(slots=True)
 class Allocation:
     """The tensors of a file with their sensitivities; encodes all of them at any exponent.
@@ -64,7 +82,7 @@ class Allocation:
         scheme: trellis of the free matrices.
         plain: whether paths of matrices without calibration run down the columns only, which decodes faster.
         workers: threads; None uses every core.
-        coded: called with each tensor as soon as it is encoded; the result is kept instead.
+        hooks: what becomes of tensors that are encoded, and which process encodes them.
         fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
@@ -75,7 +93,7 @@ class Allocation:
     scheme: Trellis = field(default_factory=Trellis)
     plain: bool = True
     workers: int | None = None
-    coded: Callable[[Encoded], Encoded] | None = None
+    hooks: Hooks = field(default_factory=Hooks)
     fixed: Mapping[str, Encoded] = field(init=False, default_factory=dict)
     matrices: dict[str, Tensor] = field(init=False)
     weights: int = field(init=False, default=0)
@@ -203,12 +221,13 @@ class Allocation:
         Exponents mean the same in both. What is encoded can be measured, not decoded. `rows` are the least of a matrix:
         fewer tell little about classes of rows.
         """
+        self._encode_settled()  # for both
+        other = copy.copy(self)
+        other.hooks = replace(self.hooks, coded=self.hooks.estimated)
         every = self.weights // max(count, 1)
         if every < 2 or self.assignment.steered is not None:
-            return self, {}
-        other = copy.copy(self)
+            return other, {}
         other.matrices, other._factors = {}, {}
-        other.coded = None
         other.plain = False  # paths down columns that are cut short would look costly
         for name, weight in self.matrices.items():
             step = max(1, min(every, len(weight) // rows))
@@ -246,16 +265,21 @@ class Allocation:
 
     def _encode_each(self, names: Sequence[str], encode: Callable[[str], Encoded]) -> dict[str, Encoded]:
         """Encode tensors, several at a time, but not so many that their copies take much memory."""
-        room = Room(_IN_FLIGHT)
+        tensors, room = self.assignment.tensors, Room(_IN_FLIGHT)
 
         def complete(name: str) -> Encoded:
-            with room.taken(self.assignment.tensors[name].numel()):
+            with room.taken(tensors[name].numel()):
                 encoded = encode(name)
-                release(self.assignment.tensors[name])
-                return encoded if self.coded is None else self.coded(encoded)
+                release(tensors[name])
+                return encoded if self.hooks.coded is None else self.hooks.coded(encoded)
 
-        with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            return dict(zip(names, pool.map(complete, names), strict=True))
+        def here(names: Sequence[str]) -> dict[str, Encoded]:
+            with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+                return dict(zip(names, pool.map(complete, names), strict=True))
+
+        if self.hooks.share is None:
+            return here(names)
+        return self.hooks.share({name: tensors[name].numel() for name in names}, here)
 
     def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
         """Return `encoded` and the tensors that the exponent does not change, in the order of the assignment."""
@@ -292,7 +316,7 @@ def allocations(
     *,
     plain: bool,
     workers: int | None,
-    coded: Callable[[Encoded], Encoded] | None = None,
+    hooks: Hooks | None = None,
 ) -> list[Allocation]:
     """Return the allocations to try for a target, the preferred one first.
 
@@ -301,7 +325,7 @@ def allocations(
     """
 
     def allocate(assignment: Assignment) -> Allocation:
-        return Allocation(assignment, sensitivities, plain=plain, workers=workers, coded=coded)
+        return Allocation(assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks())
 
     if budget is None or not assignment.reserve:
         return [allocate(assignment)]

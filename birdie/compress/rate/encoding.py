@@ -8,18 +8,16 @@ assignment ─► allocation ─► search for the target ─► checked ─► 
 
 import logging
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import Allocation, allocations
+from birdie.compress.rate.allocation import Allocation, Hooks, allocations
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_quality
 from birdie.compress.rate.parts import refit_by_parts
 from birdie.compress.rate.target import Target
-from birdie.compress.scheme import Encoded
 from birdie.compress.state import EncodedState
 from birdie.errors import BudgetError, ConfigError
 
@@ -56,7 +54,7 @@ def encode_state(
     calibration: CalibrationResult | None = None,
     refinement: Refinement | None = None,
     plain: bool = False,
-    coded: Callable[[Encoded], Encoded] | None = None,
+    hooks: Hooks | None = None,
     workers: int | None = None,
 ) -> EncodedState:
     """Encode every tensor of `assignment` so that the file meets `target`.
@@ -69,8 +67,7 @@ def encode_state(
         calibration: of the model.
         refinement: further passes; none by default.
         plain: whether files must load fast: paths of trellises run down the columns only.
-        coded: called with each tensor as soon as it is encoded; the result is kept instead. Without calibration alone,
-            which decodes tensors.
+        hooks: what becomes of encoded tensors, and which process encodes them; without calibration alone.
         workers: threads; None uses every core.
 
     Raises:
@@ -81,7 +78,7 @@ def encode_state(
 
     def search(calibration: CalibrationResult | None) -> Searched:
         sensitivities = {} if calibration is None else calibration.sensitivities
-        *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, coded=coded, workers=workers)
+        *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers, hooks=hooks)
         if target.quality is not None and calibration is not None:
             return Searched(last, fit_quality(last, size, target.quality, calibration.divergence))
         if budget is None:

@@ -313,15 +313,26 @@ class Trellis(Scheme):
         One path starts only once, which saves bits; but where columns are nearly zero, separate paths down the columns
         can stay at zero.
         """
-        down, along = self.states, -self.states
-        shape = Shape.of(matrix)
-        if lanes.suits(shape, most, row, column, self.states):
-            short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
-            states = along if (self.along or short) and shape.even and bool(row.all()) else down
-            return states, lanes.quantize(matrix, shape, row, column, states, price)
-        options = {states: quantize(matrix, factors, row, column, states, price) for states in (down, along)}
+        fast = self._side_by_side(matrix, most, row, column, price)
+        if fast is not None:
+            return fast
+        options = {
+            states: quantize(matrix, factors, row, column, states, price) for states in (self.states, -self.states)
+        }
         states = min(options, key=lambda states: cost(matrix, options[states], row, column, states, price))
         return states, options[states]
+
+    def _side_by_side(
+        self, matrix: Matrix, most: NDArray[np.float64], row: Matrix, column: Matrix, price: float
+    ) -> tuple[int, NDArray[np.integer]] | None:
+        """Return the same by the search on many paths at a time; None where it does not suit the scales."""
+        shape = Shape.of(matrix)
+        if not lanes.suits(shape, most, row, column, self.states):
+            return None
+        short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
+        along = (self.along or short) and shape.even and bool(row.all())
+        states = -self.states if along else self.states
+        return states, lanes.quantize(matrix, shape, row, column, states, price)
 
 
 def _rows_are_alike(matrix: NDArray[np.float32], spread: NDArray[np.float64]) -> bool:

@@ -21,6 +21,7 @@ from birdie.artifact.container import Entry, Reader
 from birdie.artifact.decoding import decode_all, require_limits, stored_name
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import calibrated_state, require_triple
+from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import encode_state
 from birdie.compress.rate.target import Target, whole_number
@@ -103,7 +104,12 @@ def _export(state: Any, budget: int, path: Source, code: Iterable[Source] | None
         writer = Writer(pool, "max", fields, Meter(None))
         try:
             encoded = encode_state(
-                assign(model, None, target), target, writer.size, rough=writer.estimate, calibration=calibrated
+                assign(model, None, target),
+                target,
+                writer.size,
+                rough=writer.estimate,
+                calibration=calibrated,
+                hooks=Hooks(writer.coded, writer.estimated) if calibrated is None else None,
             )
         except BudgetError as error:
             raise BudgetError(f"{error} (of a budget of {budget:,} bytes the code takes {used:,})") from None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.prior import prior
-from birdie.compress.rate.allocation import COARSEST, FINEST, Allocation, allocations
+from birdie.compress.rate.allocation import COARSEST, FINEST, Allocation, Hooks, allocations
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
@@ -210,7 +210,7 @@ def test_tensors_can_be_coded_as_soon_as_they_are_encoded() -> None:
         known.append(encoded.scheme)
         return replace(encoded, streams=())
 
-    allocation = allocate(matrices(), coded=coded, workers=2)
+    allocation = allocate(matrices(), hooks=Hooks(coded=coded), workers=2)
     encoded = allocation.encode(-2.0).tensors
     assert len(known) == len(encoded) == 3
     assert not any(tensor.streams for tensor in encoded.values())
