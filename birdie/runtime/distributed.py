@@ -176,17 +176,17 @@ def share_out(world: World, sizes: Mapping[str, int], work: Work[T]) -> dict[str
         loads[rank] += sizes[name]
         if rank == world.rank:
             mine.append(name)
-    own: dict[str, T] | Exception
+    result: dict[str, T] | Exception
     try:
-        own = work(mine)
+        result = work(mine)
     except Exception as error:
-        own = error
+        result = error
     results: list[Any] = [None] * world.size
-    dist.all_gather_object(results, own)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    merged = {name: result for part in results for name, result in part.items()}
+    dist.all_gather_object(results, result)
+    for one in results:
+        if isinstance(one, Exception):
+            raise one
+    merged = {name: value for part in results for name, value in part.items()}
     return {name: merged[name] for name in sizes}
 
 

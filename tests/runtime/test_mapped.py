@@ -34,10 +34,10 @@ def test_released_pages_leave_the_process_and_come_back(tmp_path: Path) -> None:
 def test_other_memory_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"w": torch.ones(1024, 1024)}, path)
-    mapped, own = load_file(path)["w"], torch.full((1024, 1024), 3.0)
+    mapped, other = load_file(path)["w"], torch.full((1024, 1024), 3.0)
     mapped *= 2  # changed pages: nobody may release them, and without `releasing` nobody does
     release(mapped)
     with releasing([tmp_path / "x.safetensors"]):
-        release(own)
+        release(other)
     assert bool((mapped == 2).all())
-    assert bool((own == 3).all())
+    assert bool((other == 3).all())

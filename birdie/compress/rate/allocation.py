@@ -58,7 +58,7 @@ Share = Callable[[Mapping[str, int], Callable[[Sequence[str]], dict[str, Encoded
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What becomes of encoded tensors, and which process encodes them. No file depends on it.
+    """Handling of encoded tensors, and the process that encodes each. No file depends on it.
 
     Attributes:
         coded: called with each tensor as soon as it is encoded; the result is kept instead.
@@ -273,13 +273,13 @@ class Allocation:
                 release(tensors[name])
                 return encoded if self.hooks.coded is None else self.hooks.coded(encoded)
 
-        def here(names: Sequence[str]) -> dict[str, Encoded]:
+        def encode_all(names: Sequence[str]) -> dict[str, Encoded]:
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 return dict(zip(names, pool.map(complete, names), strict=True))
 
         if self.hooks.share is None:
-            return here(names)
-        return self.hooks.share({name: tensors[name].numel() for name in names}, here)
+            return encode_all(names)
+        return self.hooks.share({name: tensors[name].numel() for name in names}, encode_all)
 
     def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
         """Return `encoded` and the tensors that the exponent does not change, in the order of the assignment."""
