@@ -141,7 +141,7 @@ def save(
                 target,
                 writer.size,
                 rough=writer.estimate,
-                hooks=hooks if calibration is None else None,
+                hooks=hooks if calibrated is None else None,
                 calibration=calibration,
                 refinement=refinement,
                 plain=coder == "fast",

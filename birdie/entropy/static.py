@@ -200,7 +200,7 @@ def _ways(
     if alphabet.kind == alphabets.AFFINE and symbols.size >= _LEAST:
         predictors = prediction.candidates(symbols, zero, kernel)
     every = symbols.size // _SAMPLE
-    some = slice(every // 2, None, max(every, 1))
+    some = slice(min(every // 2, len(symbols) - 1), None, max(every, 1))
     columns = every < 2 or _columns_pay(symbols[some], alphabet.size)
     if abs(states) == 1 or alphabet.kind == alphabets.SPLIT:
         return _plain_ways(symbols, alphabet, zero, predictors, columns)

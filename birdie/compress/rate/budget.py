@@ -241,7 +241,7 @@ class _Search:
         proposal = model.solve(target - offset) if start is None else math.log2(start)
         for _ in range(ROUNDS):
             fit = self._code(proposal)
-            if not self.draft and abs(fit.bytes - target) * _CLOSE_BY <= self.budget:
+            if self.encoder.weights >= _FEW and not self.draft and abs(fit.bytes - target) * _CLOSE_BY <= self.budget:
                 fit = self._trimmed(fit, proposal, model, target)
             if fit.bytes <= self.budget:
                 under = proposal
