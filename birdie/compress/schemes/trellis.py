@@ -64,6 +64,7 @@ _LEFT_OUT, _HELD = 0.25, 0.5
 _SHARED_RESOLUTION = 32 * PER_OCTAVE  # steps per octave of a scale that all rows share: 1 in 32 rows, 2, … are finer
 # Share of the right price of a bit with feedback: symbols that shrink towards zero push their bias onto later columns.
 _FEEDBACK_RATE = 0.5
+_BLOCK = 1 << 16  # weights that are decoded at a time, about
 _SHORT = 64  # rows: the first weights of shorter paths cost too much
 
 
@@ -93,15 +94,20 @@ def decode(encoded: Encoded) -> Tensor:
     symbols, paths, column = encoded.streams[0], machine(encoded.params[0]), column_scales(encoded)
     out = torch.empty(symbols.shape, dtype=encoded.dtype, device="cpu")
     limit = min(torch.finfo(encoded.dtype).max, torch.finfo(torch.float32).max)
-    height = chunk_rows(symbols.shape[1])  # paths restart with every chunk of rows, so that chunks decode independently
-    for start in range(0, len(symbols), height):
-        chunk = slice(start, start + height)
-        part, row = np.ascontiguousarray(symbols[chunk]), row_scales(encoded, chunk)
-        exact = out[chunk] if out.dtype is torch.float32 else out.new_empty(part.shape, dtype=torch.float32)
-        _dequantize(part, paths.odd, paths.next_state, paths.mask, row, column, exact.numpy())
+    rows, columns = symbols.shape
+    height, step = chunk_rows(columns), max(1, _BLOCK // columns)
+    state, start = np.empty(columns, np.uint8), 0
+    while start < rows:  # in blocks that a processor's cache holds
+        if start % height == 0:
+            state[:] = 0  # paths restart with every chunk of rows, so that chunks decode independently
+        block = slice(start, min(start + step, start - start % height + height, rows))
+        part, row = np.ascontiguousarray(symbols[block]), row_scales(encoded, block)
+        exact = out[block] if out.dtype is torch.float32 else torch.empty(part.shape, device="cpu")
+        _dequantize(part, state, paths.next_state, paths.mask, row, column, exact.numpy())
         exact.clamp_(-limit, limit)
         if exact.dtype is not out.dtype:
-            out[chunk] = exact
+            out[block] = exact
+        start = block.stop
     return out.reshape(encoded.shape)
 
 
@@ -136,17 +142,26 @@ def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -
 
 
 @njit(nogil=True, cache=True)
-def _dequantize(symbols, odd, next_state, mask, row, column, out):  # type: ignore[no-untyped-def]
+def _dequantize(symbols, state, next_state, mask, row, column, out):  # type: ignore[no-untyped-def]
+    """Fill `out` and advance `state` (columns,); a machine's next state is s >> 1 ^ odd · shift ^ parity · flip."""
     rows, columns = symbols.shape
-    state = np.zeros(columns, np.uint8)
+    shift, flip = next_state[-1, 0] ^ (next_state.shape[0] - 1) >> 1, next_state[0, 1]
     for i in range(rows):
         half = row[i] * np.float32(0.5)
         if columns >= ZERO_ROW_COLUMNS and not symbols[i].any():
             half = np.float32(0)
-        for j in range(columns):
-            m = np.int64(symbols[i, j])
-            out[i, j] = np.float32(2 * m + odd[state[j & mask]]) * half * column[j]
-            state[j & mask] = next_state[state[j & mask], m & 1]
+        if mask:
+            for j in range(columns):
+                s, m = np.int32(state[j]), np.int32(symbols[i, j])
+                out[i, j] = np.float32(2 * m + (s & 1)) * half * column[j]
+                state[j] = s >> 1 ^ (s & 1) * shift ^ (m & 1) * flip
+        else:
+            s = np.int32(state[0])
+            for j in range(columns):
+                m = np.int32(symbols[i, j])
+                out[i, j] = np.float32(2 * m + (s & 1)) * half * column[j]
+                s = s >> 1 ^ (s & 1) * shift ^ (m & 1) * flip
+            state[0] = s
 
 
 DECODER = Decoder("trellis", 4, layout, decode, _cost)
