@@ -127,13 +127,20 @@ def _advance(x, entry, shift):  # type: ignore[no-untyped-def]
     return ((entry >> np.uint64(32)) & np.uint64(0xFFFF)) * (x >> shift) + (entry >> np.uint64(48))
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _next(state, entry, feedback, flip):  # type: ignore[no-untyped-def]
+    """Return the state of a trellis after the value of an entry: s >> 1 ^ odd · feedback ^ parity · flip."""
+    return np.uint8(state >> 1 ^ (state & 1) * feedback ^ np.uint8(entry & np.uint64(1)) * flip)
+
+
 @njit(nogil=True, cache=True)
 def _decode(words, classes, table, precision, odd, next_state, path_mask, state, out):  # type: ignore[no-untyped-def]
     """Fill `out`; return whether the words, which have padding after them, end where they should."""
     rows, columns = out.shape
     shift, mask = np.uint64(precision), np.uint64((1 << precision) - 1)
-    # On a trellis the value in a column decides the table of the next one on the path, so columns go one by one.
-    parities, interleaved = (1, columns & ~3) if odd.size < 2 else (2, 0)
+    # On a path along the row the value in a column decides the table of the next one, so columns go one by one.
+    parities, interleaved = min(odd.size, 2), columns & ~3 if odd.size < 2 or path_mask else 0
+    feedback, flip = next_state[-1, 0] ^ (odd.size - 1) >> 1, next_state[0, 1]
     low, half = np.uint64(256) << np.uint64(8 * parities), np.uint64(16)
     position, last = np.uint64(4 * parities + 4), np.uint64(words.size - _PADDING)
     x = np.zeros(4, np.uint64)
@@ -142,10 +149,18 @@ def _decode(words, classes, table, precision, odd, next_state, path_mask, state,
         x[lane] = x[lane] << half | np.uint64(words[word])
     x0, x1, x2, x3 = x[0], x[1], x[2], x[3]
     for row in range(rows):
-        slots, values = table[classes[row]], out[row]
+        first = np.int64(classes[row]) * parities
+        slots, values = table[first], out[row]
         column = 0
         while column < interleaved and position <= last:
-            e0, e1, e2, e3 = slots[x0 & mask], slots[x1 & mask], slots[x2 & mask], slots[x3 & mask]
+            if parities == 1:
+                e0, e1, e2, e3 = slots[x0 & mask], slots[x1 & mask], slots[x2 & mask], slots[x3 & mask]
+            else:
+                s0, s1, s2, s3 = state[column], state[column + 1], state[column + 2], state[column + 3]
+                e0, e1 = table[first + (s0 & 1), x0 & mask], table[first + (s1 & 1), x1 & mask]
+                e2, e3 = table[first + (s2 & 1), x2 & mask], table[first + (s3 & 1), x3 & mask]
+                state[column], state[column + 1] = _next(s0, e0, feedback, flip), _next(s1, e1, feedback, flip)
+                state[column + 2], state[column + 3] = _next(s2, e2, feedback, flip), _next(s3, e3, feedback, flip)
             values[column] = e0
             values[column + 1] = e1
             values[column + 2] = e2
@@ -168,9 +183,9 @@ def _decode(words, classes, table, precision, odd, next_state, path_mask, state,
             column += 4
         while interleaved <= column < columns and position <= last:
             path = column & path_mask
-            entry = table[np.int64(classes[row]) * parities + odd[state[path]], x0 & mask]
+            entry = table[first + (state[path] & 1), x0 & mask]
             values[column] = entry
-            state[path] = next_state[state[path], entry & np.uint64(1)]
+            state[path] = _next(state[path], entry, feedback, flip)
             advanced = _advance(x0, entry, shift)
             need, refill = advanced < low, np.uint64(words[position])
             # Rotate so that the next column finds its own state in x0; after the last all return to where they were.
