@@ -79,7 +79,7 @@ def gguf_methods():
 def torchao_methods():
     from torchao.quantization import quant_primitives as primitives
     from safetensors.torch import save_file
-    kind, block = primitives.MappingType.ASYMMETRIC, (1, 128)
+    kind, block = primitives.MappingType.ASYMMETRIC, (1, 64)
     def save(source):
         out = {}
         for name, w in load_file(source).items():
