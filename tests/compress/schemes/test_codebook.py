@@ -61,7 +61,8 @@ def test_every_weight_gets_its_nearest_level(
         every = decoded.double().unique()
         nearest = (weight.double().reshape(-1, 1) - every).abs().amin(dim=1)
         got = (weight.double() - decoded.double()).abs().reshape(-1)
-        assert bool((got <= nearest + torch.finfo(dtype).eps * weight.double().abs().reshape(-1)).all())
+        largest = torch.maximum(weight.double().abs(), decoded.double().abs()).reshape(-1)
+        assert bool((got <= nearest + torch.finfo(dtype).eps * largest).all()), "but for the rounding of levels"
 
 
 @pytest.mark.parametrize("rows", [False, True])
