@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from birdie.artifact import metadata as file_metadata
@@ -33,7 +34,7 @@ from birdie.compress.wrappers import unwrapped
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.distributed import World, share_out
+from birdie.runtime.distributed import World, run_on_main, share_out
 from birdie.runtime.files import Source, require_output, require_path, require_writable
 
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
@@ -151,10 +152,7 @@ def save(
         encoded = encode(calibrated)
         if made_up and calibrated is not None and target.searched and target.quality is None:
             encoded = closer(calibrated, encoded, encode(None))
-        if world is None or world.is_main:
-            writer.write(path, encoded)
-        if world is not None:
-            world.barrier()
+        run_on_main(world or World(), torch.device("cpu"), lambda: writer.write(path, encoded))
         meter.finish()
     summary = inspect(path)
     if calibrated is None or calibrated.held_out is None:

@@ -34,6 +34,7 @@ _OVERLAP = 96  # weights of its neighbors on either side: 19 times the memory of
 _SAMPLE = 1 << 16  # weights from which the shape is estimated
 _PSEUDO_COUNT = 16  # weights of typical size added to each row and column before its power is estimated
 _TINY = 1e-90  # below the square of the smallest float32
+_LEAST = 1e-20  # power of a row that is left out: not 0, which nothing is divided by
 _NEUTRAL = np.float32(1e30)  # an integer, so that every path costs nothing there
 
 
@@ -95,7 +96,9 @@ def quantize(weight: Matrix, shape: Shape, row: Matrix, column: Matrix, states: 
     numbers = np.empty(weight.shape, np.int16)
     inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
     nu, count = shape.freedom, abs(states)
-    power = (shape.row * inverse.astype(np.float64) ** 2 * (nu - 2)).astype(np.float32)  # ν s², of rows
+    power = np.maximum(shape.row * inverse.astype(np.float64) ** 2 * (nu - 2), _LEAST).astype(
+        np.float32
+    )  # ν s², of rows
     gain = np.float32((nu + 1) * price / (2 * math.log(2)))
     shrinkage = power, shape.column / column**2, gain
     search = _search_columns if states > 0 else _search_rows

@@ -80,10 +80,12 @@ def test_numbers_do_not_depend_on_other_columns() -> None:
     assert (lanes.quantize(weight[:, :7], some, rows, columns[:7], 8, PRICE) == every[:, :7]).all()
 
 
-def test_rows_that_are_left_out_are_zero() -> None:
+@pytest.mark.parametrize("price", [0.0, PRICE])
+def test_rows_that_are_left_out_are_zero(price: float) -> None:
     weight = weights(40, 50)
+    weight[3] = 0
     rows = np.where(np.arange(40) % 3 == 0, 0, 0.4).astype(np.float32)
-    numbers = lanes.quantize(weight, Shape.of(weight), rows, np.ones(50, np.float32), 8, PRICE)
+    numbers = lanes.quantize(weight, Shape.of(weight), rows, np.ones(50, np.float32), 8, price)
     assert not numbers[::3].any()
     odd = odd_states(numbers, 8)
     kept = rows > 0
