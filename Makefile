@@ -8,6 +8,8 @@ BIN := .venv/bin
 OLD_PYTHON ?= $(shell for p in python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info >= (3, 13))' 2>/dev/null && echo $$p && break; done)
 
+test fast nightly: export OPENBLAS_NUM_THREADS = 1  # every core runs a test process already
+
 .PHONY: demo test fast nightly lint docs rivals clean
 
 demo: .venv/installed  ## train a small GPT for a minute, compress it under a budget, score the file

@@ -33,6 +33,7 @@ from birdie.compress.state import EncodedState, ModelState
 from birdie.compress.wrappers import unwrapped
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
+from birdie.runtime.blas import one_thread
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World, run_on_main, share_out
 from birdie.runtime.files import Source, require_output, require_path, require_writable
@@ -130,7 +131,7 @@ def save(
     share = None if world is None or world.size == 1 else partial(share_out, world)
     if share is not None and workers is None:
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with one_thread(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
         meter.begin(len(assignment.tensors))
         writer = Writer(pool, coder, fields, meter)

@@ -143,9 +143,10 @@ def deviation(rows: NDArray[np.float32]) -> float:
 @njit(nogil=True, cache=True)
 def _add_up(rows, sums, squares):  # type: ignore[no-untyped-def]
     count = rows.shape[1]
+    total, square = np.empty(8), np.empty(8)  # eight of each at a time: one processor instruction
     for i in range(rows.shape[0]):
         values = rows[i]
-        total, square = np.zeros(8), np.zeros(8)  # eight of each at a time: one processor instruction
+        total[:], square[:] = 0, 0
         for start in range(0, count - 7, 8):
             for k in range(8):
                 value = np.float64(values[start + k])

@@ -22,6 +22,7 @@ AFFINE, LISTED, SPLIT = 0, 1, 2
 _DIRECT, _DETAIL = 8, 3  # tokens below 2**8 are the number itself; above, three bits follow the leading one
 _LENGTHS = 33 - _DIRECT + 1
 _TOKENS = (1 << _DIRECT) + (_LENGTHS << _DETAIL)
+_MEDIAN_SAMPLE = 1 << 18  # symbols, in whole rows, from which a median is taken
 _KIND, _LOW, _STEP, _SIZE, _GAP = 0, 1, 2, 3, 4  # contexts of the side information
 
 
@@ -84,8 +85,9 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
     low, high = int(values.min()), int(values.max())
     if high - low < MAX_SIZE:
         offsets, counts = np.empty(values.shape, np.uint16), np.zeros(high - low + 1, np.int64)
-        signed = values if values.dtype.kind == "i" else values.astype(np.int64)  # fewer kernels to compile
-        _subtract(np.ascontiguousarray(signed).ravel(), low, offsets.ravel(), counts)
+        words = np.ascontiguousarray(values).view(f"u{values.itemsize}")  # signed or not: fewer kernels to compile
+        mask = np.iinfo(words.dtype).max
+        _subtract(words.ravel(), np.uint64(low & mask), np.uint64(mask), offsets.ravel(), counts)
         present = np.flatnonzero(counts) + low
         if present.size > 1 and counts[1] and high - low < 4 * present.size:
             return Alphabet(AFFINE, np.arange(low, high + 1, dtype=np.int64)), offsets
@@ -104,9 +106,10 @@ def choose(values: NDArray[np.integer]) -> tuple[Alphabet, Symbols]:
 
 def zero_symbol(alphabet: Alphabet, symbols: Symbols) -> int:
     """Return the symbol that magnitudes are counted from: that of the value 0, or the median if it lies elsewhere."""
-    counts = np.zeros(int(symbols.max()) + 1, np.int64)
-    _count(np.ascontiguousarray(symbols).ravel(), counts)
-    median = int(np.searchsorted(np.cumsum(counts), symbols.size // 2, side="right"))
+    some = np.ascontiguousarray(symbols[:: max(1, symbols.size // _MEDIAN_SAMPLE)])
+    counts = np.zeros(int(some.max()) + 1, np.int64)
+    _count(some.ravel(), counts)
+    median = int(np.searchsorted(np.cumsum(counts), some.size // 2, side="right"))
     nearest = int(np.abs(alphabet.values).argmin())
     return nearest if abs(nearest - median) <= alphabet.size // 8 else median
 
@@ -160,10 +163,10 @@ def _tokens(numbers: NDArray[np.int64]) -> tuple[Symbols, NDArray[np.uint8]]:
 
 
 @njit(nogil=True, cache=True)
-def _subtract(values, low, offsets, counts):  # type: ignore[no-untyped-def]
-    """Fill `offsets` with values − low, and count each."""
-    for index in range(values.size):
-        offset = np.uint16(np.int64(values[index]) - low)
+def _subtract(words, low, mask, offsets, counts):  # type: ignore[no-untyped-def]
+    """Fill `offsets` with words − low, modulo mask + 1, and count each."""
+    for index in range(words.size):
+        offset = np.uint16((np.uint64(words[index]) - low) & mask)
         offsets[index] = offset
         counts[offset] += 1
 

@@ -10,7 +10,7 @@ significant bits:
     float16   exponent 5, mantissa 3 | sign, mantissa 7
     float8_*  the byte          int8, int16, uint8, uint16, bool  the value          wider integers  their bytes
 
-Nothing is interpreted: NaN payloads, infinities, subnormals and -0.0 come back bit for bit. Numpy only; formats are
+Nothing is interpreted: NaN payloads, infinities, subnormals and -0.0 come back bit for bit. Formats are
 named as torch names its dtypes. Callers view complex numbers as pairs of floats.
 """
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from birdie.entropy.hints import Hints, Role
 from birdie.errors import ArtifactError, ConfigError
+from birdie.runtime.kernels import njit
 
 Bits = NDArray[np.unsignedinteger]
 Plane = NDArray[np.integer]
@@ -122,12 +123,11 @@ def split(bits: Bits, fmt: str) -> tuple[Plane, ...]:
     form = _format(fmt)
     if bits.dtype != word_dtype(fmt):
         raise ConfigError(f"planes of {fmt} need {word_dtype(fmt)} words, not {bits.dtype}; view the tensor as that")
-    if form.exponent:
-        bits = _sign_below_exponent(bits, form)
+    words = np.ascontiguousarray(bits).ravel()
     planes = []
     for field in form.fields:
-        mask = bits.dtype.type((1 << field.width) - 1)
-        plane = ((bits >> bits.dtype.type(field.shift)) & mask).astype(f"u{field.dtype.itemsize}")
+        plane = np.empty(bits.shape, f"u{field.dtype.itemsize}")
+        _extract(words, form.exponent, form.word - 1, field.shift, (1 << field.width) - 1, plane.ravel())
         planes.append(plane.view(field.dtype))
     return tuple(planes)
 
@@ -175,15 +175,6 @@ def _check_range(plane: Plane, field: _Field, index: int, fmt: str) -> None:
         raise ArtifactError(f"plane {index} of {fmt} holds values outside {low}…{high}; the file is damaged")
 
 
-def _sign_below_exponent(bits: Bits, form: _Format) -> Bits:
-    """Reorder sign, exponent, mantissa to exponent, sign, mantissa."""
-    kind = bits.dtype.type
-    mantissa = form.word - 1 - form.exponent
-    exponent = (bits << kind(1)) >> kind(mantissa + 1)
-    rest = (bits & kind((1 << mantissa) - 1)) | ((bits >> kind(form.word - 1)) << kind(mantissa))
-    return (exponent << kind(mantissa + 1)) | rest
-
-
 def _sign_on_top(bits: Bits, form: _Format) -> Bits:
     """Reorder exponent, sign, mantissa to sign, exponent, mantissa."""
     kind = bits.dtype.type
@@ -192,3 +183,15 @@ def _sign_on_top(bits: Bits, form: _Format) -> Bits:
     exponent = bits >> kind(mantissa + 1)
     out: Bits = (sign << kind(form.word - 1)) | (exponent << kind(mantissa)) | (bits & kind((1 << mantissa) - 1))
     return out
+
+
+@njit(nogil=True, cache=True)
+def _extract(words, exponent, top, shift, mask, out):  # type: ignore[no-untyped-def]
+    """Fill `out` with a bit field of words whose sign, bit `top`, is moved below the exponent, if that has any bits."""
+    low = top - exponent
+    for index in range(words.size):
+        word = np.uint64(words[index])
+        if exponent:
+            rest = word & ((np.uint64(1) << np.uint64(low)) - np.uint64(1)) | word >> np.uint64(top) << np.uint64(low)
+            word = word >> np.uint64(low) << np.uint64(low + 1) | rest
+        out[index] = word >> np.uint64(shift) & np.uint64(mask)

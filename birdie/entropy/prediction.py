@@ -183,14 +183,14 @@ def fit_rows(symbols: Symbols, zero: int) -> RowPrediction | None:
     if rows > _TRIED_RUNS * _RUN + _RUN:
         starts = np.linspace(0, rows - _RUN, _TRIED_RUNS).astype(np.int64)
         tried = np.ascontiguousarray(symbols[(starts[:, None] + np.arange(_RUN)).ravel(), :_TRIED_COLUMNS])
-        if _fit_rows(tried, zero)[1] < _WORTHWHILE * tried.size:
+        if _saved_bits(tried, zero) < _WORTHWHILE * tried.size:
             return None
-    predictor = _fit_rows(symbols, zero)[0]
+    predictor = _fit_rows(symbols, zero)
     return predictor if predictor.weights.any() else None
 
 
-def _fit_rows(symbols: Symbols, zero: int) -> tuple[RowPrediction, float]:
-    """Return the best references and weights for `symbols`, and the bits that they save, roughly.
+def _fit_rows(symbols: Symbols, zero: int) -> RowPrediction:
+    """Return the best references and weights for `symbols`.
 
     Where there are too many rows to compare all, every n-th one is a candidate. Products of integers are exact in
     float64, so the result does not depend on how many threads multiply.
@@ -209,7 +209,6 @@ def _fit_rows(symbols: Symbols, zero: int) -> tuple[RowPrediction, float]:
     along, norm = references @ shared, shared @ shared + 1
     energies = np.maximum(np.einsum("ij,ij->i", references, references) - along**2 / norm, 1.0)
     gram = references @ references.T
-    saved = 0.0
     for start in range(0, rows, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, rows))
         excluded = candidates[None] >= block[:, None]
@@ -221,8 +220,31 @@ def _fit_rows(symbols: Symbols, zero: int) -> tuple[RowPrediction, float]:
         weight = rest[np.arange(block.size), first] / energies[first]
         excluded[np.arange(block.size), first] = True
         second = _best_reference(rest - weight[:, None] * between, energies, excluded)
-        saved += _fit_row_weights(values, means, block, candidates[first], candidates[second], predictor)
-    return predictor, saved
+        _fit_row_weights(values, means, block, candidates[first], candidates[second], predictor)
+    return predictor
+
+
+def _saved_bits(symbols: Symbols, zero: int) -> float:
+    """Return about the bits that predicting rows saves beside a table for each: references are taken for orthogonal."""
+    rows, columns = symbols.shape
+    values = symbols.astype(np.float64) - zero
+    gram = values @ values.T
+    energy, along = gram.diagonal(), gram.sum(1)
+    others, norm = along - energy, gram.sum() + 1  # a row itself is no part of the mean that predicts it
+    shared = others**2 / np.maximum(norm - along - others, 1.0)
+    rest = gram - np.outer(along, along) / norm
+    explained = np.tril(rest**2 / np.maximum(rest.diagonal(), 1.0), -1)
+    explained.partition(rows - REFERENCES, axis=1)
+    remaining = energy - shared - np.cumsum(np.pad(explained[:, : -REFERENCES - 1 : -1], ((0, 0), (1, 0))), axis=1).T
+    prices = np.array([_price(used, np.arange(rows)) for used in range(1, REFERENCES + 2)])
+    best = (_bits(remaining, columns) + prices).min(0)
+    without = _bits(energy - values.sum(1) ** 2 / columns, columns) + 1  # a table of the row knows its mean
+    return float(np.maximum(without - best, 0).sum())
+
+
+def _price(used: int, row: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the bits of `used` weights, some 3 each, and of a reference for each but the first, the log of its row."""
+    return 3 * used + 2 + (used - 1) * (np.log2(row + 1) + 1)
 
 
 def _best_reference(
@@ -239,26 +261,20 @@ def _fit_row_weights(
     first: NDArray[np.intp],
     second: NDArray[np.intp],
     predictor: RowPrediction,
-) -> float:
-    """Fill `predictor` for the rows of `block`: nothing, the mean, one reference or two, whichever costs least.
-
-    Returns the bits that this saves beside a table for each row.
-    """
+) -> None:
+    """Fill `predictor` for the rows of `block`: nothing, the mean, one reference or two, whichever costs least."""
     columns = values.shape[1]
     target = values[block]
     inputs = np.stack([means[block] / 256, values[first], values[second]], 1)
     energy = np.einsum("ij,ij->i", target, target)
     best = _bits(energy, columns) + 1
-    without = _bits(energy - columns * target.mean(1) ** 2, columns) + 1  # a table of the row knows its mean
     for used in range(1, REFERENCES + 2):
         basis = inputs[:, :used]
         gram = np.einsum("ikj,ilj->ikl", basis, basis) + _RIDGE * columns * np.eye(used)
         solved = np.linalg.solve(gram, np.einsum("ikj,ij->ik", basis, target)[..., None])[..., 0]
         weights = np.rint(solved * ROW_UNIT).clip(-MAX_WEIGHT, MAX_WEIGHT)
         residuals = target - np.einsum("ik,ikj->ij", weights / ROW_UNIT, basis)
-        # A weight takes some 3 bits, a reference the log of its row.
-        price = 3 * used + 2 + (used - 1) * (np.log2(block + 1) + 1)
-        bits = _bits(np.einsum("ij,ij->i", residuals, residuals), columns) + price
+        bits = _bits(np.einsum("ij,ij->i", residuals, residuals), columns) + _price(used, block)
         possible = np.ones(block.size, bool)
         for reference in (first, second)[: used - 1]:
             possible &= reference < block
@@ -269,7 +285,6 @@ def _fit_row_weights(
         predictor.weights[rows, :used] = weights[better]
         for k, reference in enumerate((first, second)[: used - 1]):
             predictor.distances[rows, k] = rows - reference[better]
-    return float((without - best).sum())
 
 
 def _bits(squares: NDArray[np.float64] | float, count: int) -> NDArray[np.float64]:

@@ -22,17 +22,17 @@ MAX_CLASSES = 32
 _CONTEXT = 24  # of the side information
 _UNIT = 256  # costs count 1/256 bit
 _BINS = 64
-_ROUNDS = 8
+_ROUNDS, _SETTLED = 8, 256  # rounds at most; none follows one that moves fewer than 1 of so many rows
 
 
-def histograms(symbols: Symbols, size: int) -> NDArray[np.int64]:
+def histograms(symbols: Symbols, size: int) -> NDArray[np.int32]:
     """Return how often each row holds each symbol, (rows, size)."""
     out = np.zeros((symbols.shape[0], size), np.int32)
     _count(symbols, out)
-    return out.astype(np.int64)
+    return out
 
 
-def cluster(counts: NDArray[np.int64], classes: int) -> Classes:
+def cluster(counts: NDArray[np.int32], classes: int) -> Classes:
     """Sort rows, given their histograms (rows, size), into at most `classes` classes, numbered from narrow to wide."""
     rows = counts.shape[0]
     merged = _merged(counts)
@@ -48,7 +48,7 @@ def cluster(counts: NDArray[np.int64], classes: int) -> Classes:
     return _renumbered(labels, variance)
 
 
-def sums(counts: NDArray[np.int64], labels: Classes, classes: int) -> NDArray[np.int64]:
+def sums(counts: NDArray[np.int32], labels: Classes, classes: int) -> NDArray[np.int64]:
     """Return the histogram of each class, (classes, size), from those of its rows."""
     out = np.zeros((classes, counts.shape[1]), np.int64)
     _add_rows(counts, labels, out)
@@ -81,7 +81,7 @@ def take(reader: Reader, rows: int, count: int) -> Classes:
     return classes.astype(np.uint8)
 
 
-def _merged(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def _merged(counts: NDArray[np.int32]) -> NDArray[np.float64]:
     """Return histograms with at most 64 bins: enough to tell scales apart, and fast."""
     width = -(-counts.shape[1] // _BINS)
     out = np.zeros((counts.shape[0], -(-counts.shape[1] // width)))
@@ -92,13 +92,16 @@ def _merged(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 @njit(nogil=True, cache=True)
 def _merge(counts, width, out):  # type: ignore[no-untyped-def]
     for row in range(counts.shape[0]):
-        for symbol in range(counts.shape[1]):
-            out[row, symbol // width] += counts[row, symbol]
+        for k in range(out.shape[1]):
+            total = np.int64(0)
+            for symbol in range(k * width, min((k + 1) * width, counts.shape[1])):
+                total += counts[row, symbol]
+            out[row, k] = total
 
 
 @njit(nogil=True, cache=True)
 def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
-    """Move rows to the cheapest class until none moves: its bits under the table of the class and those of naming it.
+    """Move rows to the cheapest class until few move: its bits under the table of the class and those of naming it.
 
     Prices are integers, in 1/256 bit; half a count keeps a bin that a class has not seen from being infinitely
     expensive.
@@ -117,7 +120,7 @@ def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
             for k in range(bins):
                 price[k, label] = np.rint(-_UNIT * np.log2(price[k, label] / total))
             naming[label] = np.rint(_UNIT * np.log2(rows / max(naming[label], 0.5)))
-        moved = False
+        moved = 0
         for row in range(rows):
             bits[:] = naming
             for k in range(bins):
@@ -126,9 +129,9 @@ def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
                     for label in range(classes):
                         bits[label] += count * price[k, label]
             best = np.uint8(np.argmin(bits))
-            moved = moved or best != labels[row]
+            moved += best != labels[row]
             labels[row] = best
-        if not moved:
+        if moved * _SETTLED < rows:
             break
 
 

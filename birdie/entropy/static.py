@@ -245,7 +245,7 @@ def _class_ways(
     labelings = [np.zeros(rows, np.uint8)]
     if rows >= 8 and columns >= MIN_COLUMNS and symbols.size >= _LEAST and rows * size <= _MOST_COUNTS:
         counts = row_classes.histograms(joint, parities * size)
-        plain = counts.reshape(rows, parities, size).sum(1)
+        plain = counts if odd is None else counts[:, :size] + counts[:, size:]
         possible = [count for count in _CLASS_COUNTS if count <= rows // 2]
         many = symbols.size >= _MANY  # so many that the tables of more classes take next to nothing
         labelings += [row_classes.cluster(plain, count) for count in (possible[-1:] if many else possible)]

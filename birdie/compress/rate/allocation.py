@@ -215,11 +215,10 @@ class Allocation:
             count += self.matrices[name].numel()
         return names, count / self.weights
 
-    def sampled(self, count: int, rows: int = 64) -> "tuple[Allocation, dict[str, float]]":
+    def sampled(self, count: int, rows: int) -> "tuple[Allocation, dict[str, float]]":
         """Return an allocation of some rows of every free matrix, about `count` weights, and how many times fewer each.
 
-        Exponents mean the same in both. What is encoded can be measured, not decoded. `rows` are the least of a matrix:
-        fewer tell little about classes of rows.
+        Exponents mean the same in both. What is encoded can be measured, not decoded. `rows` are the least of a matrix.
         """
         self._encode_settled()  # for both
         other = copy.copy(self)

@@ -69,8 +69,11 @@ class Encoder(Protocol):
         """Return tensors that hold at least this share of the weights that the exponent changes, and their share."""
         ...
 
-    def sampled(self, count: int) -> "tuple[Encoder, Mapping[str, float]]":
-        """Return an encoder of some rows of the tensors, about `count` weights, and how many times fewer of each."""
+    def sampled(self, count: int, rows: int) -> "tuple[Encoder, Mapping[str, float]]":
+        """Return an encoder of some rows of the tensors, about `count` weights, and how many times fewer of each.
+
+        Of a matrix it has at least so many rows.
+        """
         ...
 
     def settled(self) -> EncodedState:
@@ -83,12 +86,13 @@ class Encoder(Protocol):
 
 
 TOLERANCE = 1000  # the file may be smaller than the budget by a thousandth of it …
+_DRAFT_TOLERANCE = 250  # the same where sizes are estimated, which is no more exact
 TINY = 64  # … or by this many bytes
 NEAR = 2  # lossless is tried first if its rough size is at most this many budgets
 ROUNDS = 12  # codings of the model, at most
 SAMPLE = 1 << 18  # weights of the size model
 _FEW, _FEW_SHARE = 1 << 19, 32  # weights that are searched first: so many, or 1/32 of all if that is more
-_FEWEST = 1 << 16  # weights that tell whether a lossless file may fit
+_FEWEST, _FEWEST_ROWS = 1 << 16, 16  # weights that tell whether a lossless file may fit, and rows of a matrix
 _CLOSE_BY = 50  # sizes within this fraction (1/50) of the budget are corrected by a part of the matrices
 _MOST_SHIFT = 1 / 8  # octaves by which these are shifted
 _MOST_PART = 0.7  # share of the weights: a larger part is no less work than all
@@ -144,7 +148,7 @@ def fit_budget(
         return search.run(start)
     near = True
     if rough is not None:
-        near = _scaled(encoder, rough, budget, _FEWEST).lossless().bytes <= NEAR * budget
+        near = _scaled(encoder, rough, budget, _FEWEST, _FEWEST_ROWS).lossless().bytes <= NEAR * budget
     lossless = search.lossless() if near else None
     if lossless is not None and lossless.bytes <= budget:
         return lossless
@@ -204,15 +208,19 @@ def fit_quality(encoder: Encoder, size: Size, quality: float, divergence: Diverg
     return Fit(encoded, size(encoded), 2.0**exponent, rounds, nats)
 
 
-def _scaled(encoder: Encoder, estimate: Estimate, budget: int, count: int) -> "_Search":
-    """Return a search by an estimate of the size, on about `count` of the weights."""
-    some, factors = encoder.sampled(count)
+def _scaled(encoder: Encoder, estimate: Estimate, budget: int, count: int, rows: int = 64) -> "_Search":
+    """Return a search by an estimate of the size, on about `count` of the weights, and so many rows of each matrix.
+
+    Fewer rows tell little about classes of rows.
+    """
+    some, factors = encoder.sampled(count, rows)
 
     def size(encoded: EncodedState) -> int:
         parts = estimate(encoded).items()
         return round(sum(weights * factors.get(name, 1.0) + rest for name, (weights, rest) in parts))
 
-    return _Search(some, size, budget, draft=True)
+    # The wider tolerance is centered on the narrow one.
+    return _Search(some, size, budget + (budget // _DRAFT_TOLERANCE - budget // TOLERANCE) // 2, draft=True)
 
 
 class _Search:
@@ -220,7 +228,7 @@ class _Search:
 
     def __init__(self, encoder: Encoder, size: Size, budget: int, *, draft: bool = False) -> None:
         self.encoder, self.size, self.budget, self.draft = encoder, size, budget, draft
-        self.tolerance = max(TINY, self.budget // TOLERANCE)
+        self.tolerance = max(TINY, self.budget // (_DRAFT_TOLERANCE if draft else TOLERANCE))
         self.rounds = 0
 
     def lossless(self) -> Fit:

@@ -277,10 +277,11 @@ def _listed(weight: Tensor) -> tuple[Integers, Integers] | None:
     if np.unique(sample).size > _DISTINCT * sample.size:
         return None
     if bits.itemsize == 2:  # a histogram of words tells without sorting whether the list pays
-        words, counts = np.arange(1 << 16, dtype=np.uint16), np.zeros(1 << 16, np.int64)
+        counts = np.zeros(1 << 16, np.int64)
         count_words(bits.reshape(-1), counts)
+        words = np.flatnonzero(counts).astype(bits.dtype)
         magnitudes = np.flatnonzero(counts[: 1 << 15] + counts[1 << 15 :]).astype(bits.dtype)
-        if not _list_pays(words, counts, magnitudes, weight.dtype):
+        if not _list_pays(words, counts[words], magnitudes, weight.dtype):
             return None
     magnitudes, ranks = np.unique(bits & mask, return_inverse=True)
     numbers = ranks.reshape(bits.shape).astype(np.int32)

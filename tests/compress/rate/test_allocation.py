@@ -194,7 +194,7 @@ def test_some_rows_tell_the_size_of_all() -> None:
     spread = torch.exp(0.3 * torch.randn(3000, 1, generator=generator))
     weights = {name: torch.randn(shape, generator=generator) * spread[: shape[0]] for name, shape in shapes.items()}
     allocation = allocate(weights)
-    some, factors = allocation.sampled(40_000)
+    some, factors = allocation.sampled(40_000, 64)
     for exponent in (-3.0, -1.0):
         every, sampled = allocation.encode(exponent).tensors, some.encode(exponent).tensors
         for name, factor in factors.items():
@@ -214,4 +214,4 @@ def test_tensors_can_be_coded_as_soon_as_they_are_encoded() -> None:
     encoded = allocation.encode(-2.0).tensors
     assert len(known) == len(encoded) == 3
     assert not any(tensor.streams for tensor in encoded.values())
-    assert any(tensor.streams for tensor in allocation.sampled(1000)[0].encode(-2.0).tensors.values())
+    assert any(tensor.streams for tensor in allocation.sampled(1000, 64)[0].encode(-2.0).tensors.values())
