@@ -22,6 +22,7 @@ from birdie.artifact.load import inspect
 from birdie.artifact.summary import Summary
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state, require_triple
+from birdie.compress.calibration.result_on_disk import released, work_folder
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
 from birdie.compress.rate.allocation import Hooks
@@ -55,6 +56,7 @@ def save(
     symmetries: bool = True,
     recalibrate: bool = False,
     refit: int = 0,
+    blockwise: bool | Source = False,
     lossless: bool = False,
     metadata: Mapping[str, Any] | None = None,
     tree: Any = None,
@@ -95,13 +97,17 @@ def save(
         refit: with calibration, number of Adam steps (one batch each; a few dozen pay) after each of eight parts of the
             model is encoded, which tune all that is not encoded yet; the result is kept if the KL on the held-out
             batches is lower.
+        blockwise: calibrate one block of the module at a time and keep what is measured in files, so that memory is
+            that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one beside
+            the file (True).
         lossless: keep every bit of every tensor.
         metadata: JSON to store in the file.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
         progress: called with (done, total) as tensors are coded.
         workers: threads; None uses every core. The bytes do not depend on it.
-        world: ranks (`birdie.runtime.distributed`) that share the tensors out if there is no calibration. All call this
-            with the same arguments; rank 0 writes the file, and its bytes are those of one process.
+        world: ranks (`birdie.runtime.distributed`) that share the tensors out if there is no calibration, or a
+            blockwise one, whose batches they share as well. All call this with the same arguments; rank 0 writes the
+            file, and its bytes are those of one process, up to the rounding of sums over batches.
 
     Raises:
         ConfigError: settings contradict one another, or a spec or pattern is wrong.
@@ -112,7 +118,7 @@ def save(
     target = Target(whole_number("budget", budget), bits, quality, lossless)
     refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
     made_up = calibration == "synthetic" or example_inputs is not None
-    _require_arguments(path, scheme, coder, metadata, target, calibration, refinement)
+    _require_arguments(path, scheme, coder, metadata, target, calibration, refinement, blockwise)
     if made_up:
         _require_module(model, calibration, example_inputs, target)
     # Wrong metadata, specs and patterns raise before a folder is created and before any calibration.
@@ -125,40 +131,42 @@ def save(
     if made_up and isinstance(model, nn.Module):
         calibration = synthetic_calibration(model, example_inputs, symmetries=symmetries)
     assert not isinstance(calibration, str)
-    state, calibrated = calibrated_state(state, calibration, symmetries=symmetries)
-    assignment = assign(state, scheme, target)
-    fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     share = None if world is None or world.size == 1 else partial(share_out, world)
     if share is not None and workers is None:
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    with one_thread(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
-        meter.begin(len(assignment.tensors))
-        writer = Writer(pool, coder, fields, meter)
-        hooks = Hooks(writer.coded, writer.estimated, share)
+    with work_folder(path, blockwise, world) as folder:
+        state, calibrated = calibrated_state(state, calibration, symmetries=symmetries, blockwise=folder, world=world)
+        storage = None if calibrated is None else calibrated.storage
+        assignment = assign(state, scheme, target)
+        fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
+        with one_thread(), released(storage), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+            meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
+            meter.begin(len(assignment.tensors))
+            writer = Writer(pool, coder, fields, meter)
+            hooks = Hooks(writer.coded, writer.estimated, share) if calibrated is None or storage is not None else None
 
-        def encode(calibration: CalibrationResult | None) -> EncodedState:
-            return encode_state(
-                assignment,
-                target,
-                writer.size,
-                rough=writer.estimate,
-                hooks=hooks if calibrated is None else None,
-                calibration=calibration,
-                refinement=refinement,
-                plain=coder == "fast",
-                workers=workers,
-            )
+            def encode(calibration: CalibrationResult | None) -> EncodedState:
+                return encode_state(
+                    assignment,
+                    target,
+                    writer.size,
+                    rough=writer.estimate,
+                    hooks=hooks,
+                    calibration=calibration,
+                    refinement=refinement,
+                    plain=coder == "fast",
+                    workers=workers,
+                )
 
-        encoded = encode(calibrated)
-        if made_up and calibrated is not None and target.searched and target.quality is None:
-            encoded = closer(calibrated, encoded, encode(None))
-        run_on_main(world or World(), torch.device("cpu"), lambda: writer.write(path, encoded))
-        meter.finish()
-    summary = inspect(path)
-    if calibrated is None or calibrated.held_out is None:
-        return summary
-    return replace(summary, error=calibrated.divergence(encoded))
+            encoded = encode(calibrated)
+            if made_up and calibrated is not None and target.searched and target.quality is None:
+                encoded = closer(calibrated, encoded, encode(None))
+            run_on_main(world or World(), torch.device("cpu"), lambda: writer.write(path, encoded))
+            meter.finish()
+        summary = inspect(path)
+        if calibrated is None or calibrated.held_out is None:
+            return summary
+        return replace(summary, error=calibrated.divergence(encoded))
 
 
 def _require_arguments(
@@ -169,6 +177,7 @@ def _require_arguments(
     target: Target,
     calibration: Any,
     refinement: Refinement,
+    blockwise: Any,
 ) -> None:
     """Check the types of the arguments and that they do not contradict one another; specs are parsed elsewhere.
 
@@ -189,7 +198,11 @@ def _require_arguments(
         raise ConfigError(f"calibration {calibration!r} is unknown; give (module, batches, loss) or 'synthetic'")
     if calibration is not None and not isinstance(calibration, CalibrationResult | str):
         require_triple(calibration)
-    refinement.require(calibration)
+    refinement.require(calibration, blockwise=bool(blockwise))
+    if blockwise is not True and blockwise is not False:
+        require_path(blockwise)
+    if blockwise and not isinstance(calibration, tuple | list):
+        raise ConfigError("blockwise is for calibration data; give calibration=(module, batches, loss)")
     if scheme is None or _is_spec(scheme):
         return
     rules = list(scheme.items()) if isinstance(scheme, Mapping) else scheme

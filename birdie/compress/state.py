@@ -1,6 +1,6 @@
 """State of a model as name → tensor: checks, tied tensors, and copying back into a module."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +84,22 @@ class EncodedState:
         with ThreadPoolExecutor(workers) as pool:
             decoded = dict(zip(self.tensors, pool.map(decode, self.tensors.values()), strict=True))
         return decoded | {name: decoded[first] for name, first in self.ties.items()}
+
+
+class DecodedState(Mapping[str, Tensor]):
+    """Tensors by name, each decoded when it is looked up, so that one is in memory at a time."""
+
+    def __init__(self, tensors: Mapping[str, Encoded]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return decode(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:

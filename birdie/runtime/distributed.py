@@ -80,6 +80,12 @@ class World:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
         return tensor
 
+    def reduce_(self, tensor: Tensor, owner: int) -> Tensor:
+        """Sum `tensor` over the ranks, in place on rank `owner`, and return it; on other ranks it has no meaning."""
+        if self.size > 1:
+            dist.reduce(tensor, dst=owner, op=dist.ReduceOp.SUM)
+        return tensor
+
     def start_sum_(self, tensor: Tensor) -> PendingTensor:
         """Start an asynchronous `sum_`."""
         work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, async_op=True) if self.size > 1 else None
@@ -155,6 +161,15 @@ Work = Callable[[Sequence[str]], dict[str, T]]
 """Work on named items, and its result for each."""
 
 
+def owners(ranks: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the rank of each item, so that all have about the same amount of work (name → amount in `sizes`)."""
+    loads, ranks_by_name = [0] * ranks, {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        ranks_by_name[name] = loads.index(min(loads))
+        loads[ranks_by_name[name]] += sizes[name]
+    return ranks_by_name
+
+
 def share_out(world: World, sizes: Mapping[str, int], work: Work[T]) -> dict[str, T]:
     """Let every rank do `work` on some of the items, about as much each, and return all results on every rank.
 
@@ -170,12 +185,7 @@ def share_out(world: World, sizes: Mapping[str, int], work: Work[T]) -> dict[str
     """
     if world.size == 1:
         return work(list(sizes))
-    loads, mine = [0] * world.size, []
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        rank = loads.index(min(loads))
-        loads[rank] += sizes[name]
-        if rank == world.rank:
-            mine.append(name)
+    mine = [name for name, rank in owners(world.size, sizes).items() if rank == world.rank]
     result: dict[str, T] | Exception
     try:
         result = work(mine)

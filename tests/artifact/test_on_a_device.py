@@ -62,13 +62,13 @@ def batches(count: int = 4) -> list[tuple[Tensor, Tensor]]:
 
 def test_a_calibration_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     recorders: list[weakref.ref[Any]] = []
-    create = sensitivity._Recorder.__init__
+    create = sensitivity.Recorder.__init__
 
     def remember(self: Any, *args: Any) -> None:
         recorders.append(weakref.ref(self))
         create(self, *args)
 
-    monkeypatch.setattr(sensitivity._Recorder, "__init__", remember)
+    monkeypatch.setattr(sensitivity.Recorder, "__init__", remember)
     module = Embedded()
     CalibrationResult.of(module.state_dict(), (module, [torch.randint(20, (2, 8)) for _ in range(3)], embedded_loss))
     gc.collect()

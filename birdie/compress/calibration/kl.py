@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from birdie.compress.calibration.modes import fresh_casts, in_mode
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import ConfigError, DataError
+from birdie.runtime.mapped import release
 
 _CACHED = 1 << 28  # bytes of reference predictions kept between measurements
 
@@ -208,16 +209,23 @@ class HeldOutKL:
     """Mean difference of a module with other weights from the module itself, on held-out batches.
 
     It is the mean KL where the loss is one of probabilities; else see the module's docstring.
+
+    Attributes:
+        module: from which differences are measured.
+        batches: that calibration did not use.
+        loss: calls the module on a batch.
+        copied: function that copies the module, whose copy receives the other weights.
     """
 
     module: nn.Module
     batches: Sequence[Batch]
     loss: Loss
+    copied: Callable[[nn.Module], nn.Module] = copy.deepcopy
     _candidate: nn.Module = field(init=False)
     _reference: dict[int, Predictions] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._candidate = copy.deepcopy(self.module).eval()  # receives the weights to be measured
+        self._candidate = self.copied(self.module).eval()  # receives the weights to be measured
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the KL in nats per target, plus relative errors of values; both as in the module's docstring.
@@ -233,6 +241,7 @@ class HeldOutKL:
         with torch.no_grad(), fresh_casts():
             for name, weight in state.items():
                 weights[name].copy_(weight)
+                release(weights[name])
             for index, batch in enumerate(self.batches):
                 part = difference(self._expected(index, batch), predictions(self._candidate, batch, self.loss))
                 total = part if total is None else total + part

@@ -16,10 +16,11 @@ typical scale in standard deviations.
 import copy
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
-from birdie.compress.prior import completed
+from birdie.compress.prior import assumed
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
@@ -83,6 +84,8 @@ class Allocation:
         plain: whether paths of matrices without calibration run down the columns only, which decodes faster.
         workers: threads; None uses every core.
         hooks: what becomes of tensors that are encoded, and which process encodes them.
+        factors: name → factors of error feedback of calibrated matrices, where these are kept; those that are missing
+            are added.
         fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
@@ -94,12 +97,14 @@ class Allocation:
     plain: bool = True
     workers: int | None = None
     hooks: Hooks = field(default_factory=Hooks)
+    factors: MutableMapping[str, Feedback] = field(default_factory=dict)
     fixed: Mapping[str, Encoded] = field(init=False, default_factory=dict)
     matrices: dict[str, Tensor] = field(init=False)
     weights: int = field(init=False, default=0)
     finest: float = field(init=False, default=FINEST)
     coarsest: float = field(init=False, default=COARSEST)
-    _factors: dict[str, Feedback] = field(init=False, default_factory=dict)
+    _assumed: dict[str, Feedback] = field(init=False, default_factory=dict)
+    _picked: dict[str, slice] = field(init=False, default_factory=dict)
     _transforms: dict[str, Transform] = field(init=False, default_factory=dict)
     _levels: dict[str, float] = field(init=False, default_factory=dict)
     _unit: float = field(init=False, default=0.0)
@@ -107,19 +112,22 @@ class Allocation:
 
     def __post_init__(self) -> None:
         ties = self.assignment.ties
-        self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
+        if not ties.keys().isdisjoint(self.sensitivities):
+            self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
         self.matrices = {name: self.assignment.tensors[name] for name in self.assignment.free}
-        known = completed(self.sensitivities, self.matrices)
+        prior = assumed(self.sensitivities, self.matrices)
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            factors = pool.map(lambda name: self._feedback(name, known[name]), self.matrices)
-            self._factors = dict(zip(self.matrices, factors, strict=True))
+            factors = pool.map(lambda name: self._feedback(name, prior[name]), prior)
+            self._assumed = dict(zip(prior, factors, strict=True))
+            self._add_factors(pool)
             transforms = pool.map(self._transform, self.matrices)
             self._transforms = {
                 name: transform
                 for name, transform in zip(self.matrices, transforms, strict=True)
                 if transform is not None
             }
-        for name, item in self._factors.items():
+        for name in self.matrices:
+            item = self._factors_of(name)
             spread = deviation(finite_rows(name, self.matrices[name])) or 1.0
             release(self.matrices[name])
             typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
@@ -198,7 +206,7 @@ class Allocation:
         if name not in self.sensitivities:
             scheme = replace(self.scheme, along=not self.plain)
             exponent = min(exponent, self._levels[name] + math.log2(WIDEST))
-        return scheme.encode_with(name, weight, self._factors[name], 2.0**exponent, draft=draft)
+        return scheme.encode_with(name, weight, self._factors_of(name), 2.0**exponent, draft=draft)
 
     def settled(self) -> EncodedState:
         """Return the tensors that the exponent does not change, alone."""
@@ -226,18 +234,16 @@ class Allocation:
         every = self.weights // max(count, 1)
         if every < 2 or self.assignment.steered is not None:
             return other, {}
-        other.matrices, other._factors = {}, {}
+        other.matrices, other._picked = {}, {}
         other.plain = False  # paths down columns that are cut short would look costly
         for name, weight in self.matrices.items():
             step = max(1, min(every, len(weight) // rows))
             if weight.ndim < 2 or name in self._transforms:
                 step = 1
-            picked = slice(min(step // 2, len(weight) - 1), None, step)
-            factors = self._factors[name]
-            row_weight = factors.row_weight if step == 1 else factors.row_weight[picked]
+            picked = slice(min(step // 2, len(weight) - 1), None, step) if step > 1 else slice(None)
             other.matrices[name] = weight[picked].clone() if step > 1 else weight
             release(weight)
-            other._factors[name] = replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
+            other._picked[name] = picked
         other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **other.matrices})
         return other, {name: weight.numel() / other.matrices[name].numel() for name, weight in self.matrices.items()}
 
@@ -285,6 +291,32 @@ class Allocation:
         every = self._encode_settled() | dict(encoded)
         return EncodedState({name: every[name] for name in self.assignment.tensors}, self.assignment.ties)
 
+    def _add_factors(self, pool: ThreadPoolExecutor) -> None:
+        """Compute the factors of calibrated matrices that nobody has computed yet, a few at a time."""
+        room = Room(_IN_FLIGHT)
+
+        def add(name: str) -> None:
+            with room.taken(sum(size**2 for size in rows_columns(tuple(self.matrices[name].shape)))):
+                self.factors[name] = self._feedback(name, self.sensitivities[name])
+
+        def add_all(names: Sequence[str]) -> dict[str, Any]:
+            list(pool.map(add, names))
+            return dict.fromkeys(names)
+
+        known = [name for name in self.matrices if name in self.sensitivities and name not in self.factors]
+        if self.hooks.share is None:
+            add_all(known)
+        else:  # factors that all ranks see
+            self.hooks.share({name: self.matrices[name].numel() for name in known}, add_all)
+
+    def _factors_of(self, name: str) -> Feedback:
+        """Return the factors of a free matrix, or of the rows of it that this allocation has."""
+        factors = self._assumed[name] if name in self._assumed else self.factors[name]
+        if name not in self._picked:
+            return factors
+        row_weight = factors.row_weight[self._picked[name]]
+        return replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
+
     def _feedback(self, name: str, sensitivity: Sensitivity) -> Feedback:
         weight = self.matrices[name]
         return feedback(sensitivity, *rows_columns(tuple(weight.shape)), output=self.scheme.output)
@@ -303,7 +335,7 @@ class Allocation:
         flat = weight.detach().reshape(rows_columns(tuple(weight.shape)))
         picked = torch.arange(0, flat.shape[0], max(1, round(1 / share)), device="cpu")
         rows = finite_rows(name, flat[picked])
-        factors = self._factors[name]
+        factors = self._factors_of(name)
         unit = np.outer(factors.row_weight[picked.numpy()] ** 0.5, factors.column_weight**0.5) * 2.0**-self._unit
         return np.asarray(rows * unit, dtype=np.float32).reshape(-1)
 
@@ -316,15 +348,19 @@ def allocations(
     plain: bool,
     workers: int | None,
     hooks: Hooks | None = None,
+    factors: MutableMapping[str, Feedback] | None = None,
 ) -> list[Allocation]:
     """Return the allocations to try for a target, the preferred one first.
 
     What stays in 16 bits must not take too much of the budget: if it is more than a sixth of it, or if the budget
-    cannot be met with it, it is coarsened as well.
+    cannot be met with it, it is coarsened as well. Arguments are as in `Allocation`; all of them share `factors`.
     """
+    known = {} if factors is None else factors
 
     def allocate(assignment: Assignment) -> Allocation:
-        return Allocation(assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks())
+        return Allocation(
+            assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks(), factors=known
+        )
 
     if budget is None or not assignment.reserve:
         return [allocate(assignment)]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.result import CalibrationResult, require_memory
 from birdie.compress.rate.allocation import Allocation, Hooks, allocations
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_quality
@@ -37,12 +37,17 @@ class Refinement:
     recalibrate: bool = False
     refit: int = 0
 
-    def require(self, calibration: Any) -> None:
-        """Raise ConfigError for a refinement without calibration, or if `refit` is no number of steps."""
+    def require(self, calibration: Any, *, blockwise: bool = False) -> None:
+        """Raise ConfigError for a refinement without calibration, or if `refit` is no number of steps.
+
+        Nor can a blockwise calibration be refined.
+        """
         if self.recalibrate and calibration is None:
             raise ConfigError("recalibrate needs calibration data; give calibration=(module, batches, loss) as well")
         if not isinstance(self.refit, int) or self.refit < 0 or (self.refit and calibration is None):
             raise ConfigError(f"refit={self.refit!r} is not a number of steps with calibration to take them on")
+        if self.recalibrate or self.refit:
+            require_memory(calibration, blockwise=blockwise)
 
 
 def encode_state(
@@ -67,7 +72,8 @@ def encode_state(
         calibration: of the model.
         refinement: further passes; none by default.
         plain: whether files must load fast: paths of trellises run down the columns only.
-        hooks: what becomes of encoded tensors, and which process encodes them; without calibration alone.
+        hooks: what becomes of encoded tensors, and which process encodes them; without calibration, or with a
+            blockwise one.
         workers: threads; None uses every core.
 
     Raises:
@@ -78,7 +84,11 @@ def encode_state(
 
     def search(calibration: CalibrationResult | None) -> Searched:
         sensitivities = {} if calibration is None else calibration.sensitivities
-        *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers, hooks=hooks)
+        storage = None if calibration is None else calibration.storage
+        factors = None if storage is None else storage.factors
+        *preferred, last = allocations(
+            assignment, sensitivities, budget, plain=plain, workers=workers, hooks=hooks, factors=factors
+        )
         if target.quality is not None and calibration is not None:
             return Searched(last, fit_quality(last, size, target.quality, calibration.divergence))
         if budget is None:
