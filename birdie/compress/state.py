@@ -222,6 +222,8 @@ def fill(
     state: Mapping[str, Tensor],
     source: str,
     remedy: str = "load it without into, or build the right module",
+    *,
+    assign: bool = False,
 ) -> nn.Module:
     """Copy `state` into `module`.
 
@@ -230,12 +232,15 @@ def fill(
         state: name → tensor, with exactly the names of the module.
         source: origin of the state, for error messages.
         remedy: what to do about a mismatch, for error messages.
+        assign: let the module have these very tensors instead, mapped ones for example; it needs no memory then.
 
     Raises:
         WeightsError: the module has no memory yet, or names, shapes or kinds of numbers do not match; lists them all.
     """
     current = plain_state(module)
     for name, weight in current.items():
+        if assign:
+            continue
         if isinstance(weight, Tensor) and (weight.is_meta or is_lazy(weight)):
             how = "run it once on an input" if is_lazy(weight) else "call its to_empty(device='cpu')"
             raise WeightsError(
@@ -271,5 +276,7 @@ def fill(
     trained = folded(module)
     for name, (owner, attribute) in trained.items():
         setattr(owner, attribute, state[name].to(current[name]))
-    module.load_state_dict({name: weight for name, weight in state.items() if name not in trained}, strict=not trained)
+    module.load_state_dict(
+        {name: weight for name, weight in state.items() if name not in trained}, strict=not trained, assign=assign
+    )
     return module

@@ -8,6 +8,7 @@ The result holds the sensitivity of the loss to each weight. Samples of the mode
 records drew 64 sequences at temperature 0.8 (parameter-golf#1019, github.com/openai/parameter-golf/pull/1019).
 """
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from birdie.model.sample import sample_sequences
 from birdie.run.dataset import open_shards
 from birdie.run.recipe import CalibrationSettings, Recipe, load_recipe
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World
+from birdie.runtime.files import Source
 
 _BATCH_TOKENS = 4096  # bounds memory: the activations of one batch are held at a time
 Batch = tuple[Tensor, Tensor]
@@ -74,6 +77,8 @@ def calibrate_gpt(
     progress: Progress | None = None,
     *,
     device: torch.device | None = None,
+    blockwise: bool | Source = False,
+    world: World | None = None,
 ) -> Calibration:
     """Calibrate the recipe's GPT with the weights `state`, in float32.
 
@@ -81,6 +86,9 @@ def calibrate_gpt(
         settings: source and number of tokens; the calibration settings of `recipe` are ignored.
         progress: called with (done, total), in tokens sampled and calibrated.
         device: to compute on; None is the CPU.
+        blockwise: calibrate one block at a time, in a folder, as `CalibrationResult.of` does; the weights are not
+            copied then.
+        world: ranks that share the batches of a blockwise calibration.
 
     Raises:
         ConfigError: the settings turn calibration off.
@@ -88,9 +96,7 @@ def calibrate_gpt(
         WeightsError: the weights are not those of the recipe's model.
     """
     start = time.perf_counter()
-    model = GPT(recipe.model)
-    weights = {name: weight.float() for name, weight in state.items()}
-    fill(model, weights, "the checkpoint", "give the run or the recipe that these weights came from").eval().to(device)
+    model = _model(recipe, state, mapped=bool(blockwise)).eval().to(device)
     sampled = 0
 
     def report_sampling(done: int) -> None:
@@ -107,8 +113,27 @@ def calibrate_gpt(
         if progress is not None:
             progress(sampled + sum(sizes[:done]), total)
 
-    result = CalibrationResult.of(dict(state), (model, batches, loss), progress=report_batches)
+    calibration = model, batches, loss
+    result = CalibrationResult.of(dict(state), calibration, progress=report_batches, blockwise=blockwise, world=world)
     return Calibration(result, sum(sizes), time.perf_counter() - start)
+
+
+def _model(recipe: Recipe, state: Mapping[str, Tensor], *, mapped: bool) -> GPT:
+    """Return the recipe's GPT with a float32 copy of the weights, or with the very weights, mapped or not.
+
+    Raises:
+        WeightsError: the weights are not those of the recipe's model.
+    """
+    remedy = "give the run or the recipe that these weights came from"
+    if mapped:
+        with torch.device("meta"):  # no initial weights
+            model = GPT(dataclasses.replace(recipe.model, overtone_init=False, orthogonal_init=False))
+        model.config = recipe.model
+    else:
+        model = GPT(recipe.model)
+        state = {name: weight.float() for name, weight in state.items()}
+    fill(model, state, "the checkpoint", remedy, assign=mapped)
+    return model
 
 
 def calibrated_batch_count(batches: int) -> int:
