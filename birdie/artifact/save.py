@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact.calibrated import calibrated_files, require_blockwise
 from birdie.artifact.load import inspect
 from birdie.artifact.summary import Summary
 from birdie.artifact.writer import Meter, Writer
-from birdie.compress.calibration.result import CalibrationResult, calibrated_state, require_triple
-from birdie.compress.calibration.result_on_disk import released, work_folder
+from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
 from birdie.compress.rate.allocation import Hooks
@@ -99,7 +99,7 @@ def save(
             batches is lower.
         blockwise: calibrate one block of the module at a time and keep what is measured in files, so that memory is
             that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one beside
-            the file (True).
+            the file (True). It excludes `recalibrate` and `refit`.
         lossless: keep every bit of every tensor.
         metadata: JSON to store in the file.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
@@ -134,16 +134,18 @@ def save(
     share = None if world is None or world.size == 1 else partial(share_out, world)
     if share is not None and workers is None:
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    with work_folder(path, blockwise, world) as folder:
-        state, calibrated = calibrated_state(state, calibration, symmetries=symmetries, blockwise=folder, world=world)
-        storage = None if calibrated is None else calibrated.storage
+    with calibrated_files(state, calibration, path, blockwise=blockwise, symmetries=symmetries, world=world) as (
+        state,
+        calibrated,
+    ):
         assignment = assign(state, scheme, target)
         fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
-        with one_thread(), released(storage), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        with one_thread(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
             meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
             writer = Writer(pool, coder, fields, meter)
-            hooks = Hooks(writer.coded, writer.estimated, share) if calibrated is None or storage is not None else None
+            in_files = calibrated is None or calibrated.factors is not None
+            hooks = Hooks(writer.coded, writer.estimated, share) if in_files else None
 
             def encode(calibration: CalibrationResult | None) -> EncodedState:
                 return encode_state(
@@ -198,11 +200,8 @@ def _require_arguments(
         raise ConfigError(f"calibration {calibration!r} is unknown; give (module, batches, loss) or 'synthetic'")
     if calibration is not None and not isinstance(calibration, CalibrationResult | str):
         require_triple(calibration)
-    refinement.require(calibration, blockwise=bool(blockwise))
-    if blockwise is not True and blockwise is not False:
-        require_path(blockwise)
-    if blockwise and not isinstance(calibration, tuple | list):
-        raise ConfigError("blockwise is for calibration data; give calibration=(module, batches, loss)")
+    refinement.require(calibration)
+    require_blockwise(blockwise, calibration, refinement)
     if scheme is None or _is_spec(scheme):
         return
     rules = list(scheme.items()) if isinstance(scheme, Mapping) else scheme

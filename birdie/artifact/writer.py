@@ -55,22 +55,13 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor(Encoded):
-    """A tensor whose streams are coded already.
+    """A tensor whose streams are coded already; it can be written, not decoded.
 
     Attributes:
         coded: the streams in the order of the layout; `streams` is empty.
     """
 
     coded: tuple[Stream, ...] = ()
-
-    def opened(self) -> Encoded:
-        """Return the tensor with its integers, decoded."""
-        layout = registry.decoder(self.scheme).layout(self.shape, self.dtype, self.params)
-        streams = tuple(
-            entropy.decode(one.coder, one.payload, kind.rows, kind.columns, kind.hints, kind.dtype)
-            for one, kind in zip(self.coded, layout, strict=True)
-        )
-        return Encoded(self.scheme, self.shape, self.dtype, self.params, streams)
 
 
 @dataclass(frozen=True, slots=True)

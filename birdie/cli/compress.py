@@ -24,7 +24,7 @@ from birdie.cli.console import (
     size,
 )
 from birdie.cli.inspect import summary_table
-from birdie.compress.calibration.result_on_disk import work_folder
+from birdie.compress.calibration.blockwise_result import work_folder
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import examples_of_words, is_spec, parse_spec
 from birdie.errors import ConfigError
@@ -169,7 +169,7 @@ def command(
         if calibrate is not None:
             with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
                 calibration = calibrate_gpt(
-                    recipe, content, settings, update, device=calibration_device, blockwise=folder, world=world
+                    recipe, content, settings, update, device=calibration_device, folder=folder, world=world
                 ).result
             metadata = artifact_metadata(recipe)
         with bar(f"compressing {checkpoint.name}", "tensors") as update:

@@ -139,7 +139,7 @@ def decode(encoded: Encoded) -> Tensor:
     Raises:
         ArtifactError: its scheme is not registered.
     """
-    return decoder(encoded.scheme).decode(encoded.opened())
+    return decoder(encoded.scheme).decode(encoded)
 
 
 @cache

@@ -60,10 +60,6 @@ class Encoded:
     params: Parameters
     streams: tuple[Integers, ...]
 
-    def opened(self) -> "Encoded":
-        """Return the tensor with its integers, where a subclass holds something else in place of them."""
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class TapCovariance:

@@ -1,6 +1,6 @@
 """State of a model as name → tensor: checks, tied tensors, and copying back into a module."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -84,22 +84,6 @@ class EncodedState:
         with ThreadPoolExecutor(workers) as pool:
             decoded = dict(zip(self.tensors, pool.map(decode, self.tensors.values()), strict=True))
         return decoded | {name: decoded[first] for name, first in self.ties.items()}
-
-
-class DecodedState(Mapping[str, Tensor]):
-    """Tensors by name, each decoded when it is looked up, so that one is in memory at a time."""
-
-    def __init__(self, tensors: Mapping[str, Encoded]) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        return decode(self._tensors[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 def named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -222,8 +206,6 @@ def fill(
     state: Mapping[str, Tensor],
     source: str,
     remedy: str = "load it without into, or build the right module",
-    *,
-    assign: bool = False,
 ) -> nn.Module:
     """Copy `state` into `module`.
 
@@ -232,15 +214,12 @@ def fill(
         state: name → tensor, with exactly the names of the module.
         source: origin of the state, for error messages.
         remedy: what to do about a mismatch, for error messages.
-        assign: let the module have these very tensors instead, mapped ones for example; it needs no memory then.
 
     Raises:
         WeightsError: the module has no memory yet, or names, shapes or kinds of numbers do not match; lists them all.
     """
     current = plain_state(module)
     for name, weight in current.items():
-        if assign:
-            continue
         if isinstance(weight, Tensor) and (weight.is_meta or is_lazy(weight)):
             how = "run it once on an input" if is_lazy(weight) else "call its to_empty(device='cpu')"
             raise WeightsError(
@@ -276,7 +255,5 @@ def fill(
     trained = folded(module)
     for name, (owner, attribute) in trained.items():
         setattr(owner, attribute, state[name].to(current[name]))
-    module.load_state_dict(
-        {name: weight for name, weight in state.items() if name not in trained}, strict=not trained, assign=assign
-    )
+    module.load_state_dict({name: weight for name, weight in state.items() if name not in trained}, strict=not trained)
     return module

@@ -70,6 +70,11 @@ _NEVER = (
 
 _ENCODE_EACH = """with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
     return dict(zip(names, pool.map(ENCODE, names)))"""
+_FACTORS = """names, known = allocation.matrices, allocation.sensitivities
+known = assumed(known, names) | known
+return dict(zip(names, pool.map(lambda name: allocation.compute_factors(name, known[name]), names)))"""
+_FILLED = """weights = {name: weight.float() for name, weight in state.items()}
+return fill(GPT(recipe.model), weights, "the checkpoint", "give its run or recipe")"""
 _CODED = "coded = self.hooks.coded or (lambda one: one)\n" + _ENCODE_EACH
 
 # Of these the result is known, or only a person at a terminal misses it: checks before the run, which birdie makes
@@ -77,6 +82,9 @@ _CODED = "coded = self.hooks.coded or (lambda one: one)\n" + _ENCODE_EACH
 _REPLACED = {
     ("birdie.artifact.save", "_require_arguments"): "pass",
     ("birdie.artifact.save", "_require_module"): "pass",
+    ("birdie.artifact.calibrated", "calibrated_files"): "yield calibrated_state(state, calibration)",
+    (f"{_CALIBRATION}.sensitivity", "require_finite"): "pass",
+    ("birdie.compress.rate.allocation", "factors_of"): _FACTORS,
     ("birdie.compress.rate.allocation", "Allocation._transform"): "return None",
     ("birdie.compress.rate.allocation", "Allocation._encode_each"): _CODED.replace(
         "ENCODE", "lambda name: coded(encode(name))"
@@ -108,6 +116,8 @@ _REPLACED_IF_CALIBRATED = {
     (f"{_SCHEMES}.trellis", "Trellis._side_by_side"): "return None",
     ("birdie.compress.rate.allocation", "Allocation._encode_each"): _ENCODE_EACH.replace("ENCODE", "encode"),
     ("birdie.artifact.writer", "Writer.coded"): "pass",
+    ("birdie.run.calibration", "_model"): _FILLED,
+    ("birdie.run.calibration", "_result"): "return CalibrationResult.of(dict(state), calibration, progress=progress)",
     ("birdie.artifact.writer", "Writer.estimated"): "pass",
 }
 

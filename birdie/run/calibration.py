@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.sensitivity import Calibration as Data
 from birdie.compress.state import fill
 from birdie.data.dataset import Dataset
 from birdie.data.shards import read_shard
@@ -77,7 +79,7 @@ def calibrate_gpt(
     progress: Progress | None = None,
     *,
     device: torch.device | None = None,
-    blockwise: bool | Source = False,
+    folder: Source | None = None,
     world: World | None = None,
 ) -> Calibration:
     """Calibrate the recipe's GPT with the weights `state`, in float32.
@@ -86,8 +88,7 @@ def calibrate_gpt(
         settings: source and number of tokens; the calibration settings of `recipe` are ignored.
         progress: called with (done, total), in tokens sampled and calibrated.
         device: to compute on; None is the CPU.
-        blockwise: calibrate one block at a time, in a folder, as `CalibrationResult.of` does; the weights are not
-            copied then.
+        folder: to calibrate in, one block at a time and without a copy of the weights; None: the complete model.
         world: ranks that share the batches of a blockwise calibration.
 
     Raises:
@@ -96,7 +97,7 @@ def calibrate_gpt(
         WeightsError: the weights are not those of the recipe's model.
     """
     start = time.perf_counter()
-    model = _model(recipe, state, mapped=bool(blockwise)).eval().to(device)
+    model = _model(recipe, state, folder).eval().to(device)
     sampled = 0
 
     def report_sampling(done: int) -> None:
@@ -113,27 +114,41 @@ def calibrate_gpt(
         if progress is not None:
             progress(sampled + sum(sizes[:done]), total)
 
-    calibration = model, batches, loss
-    result = CalibrationResult.of(dict(state), calibration, progress=report_batches, blockwise=blockwise, world=world)
+    result = _result(state, (model, batches, loss), report_batches, folder, world)
     return Calibration(result, sum(sizes), time.perf_counter() - start)
 
 
-def _model(recipe: Recipe, state: Mapping[str, Tensor], *, mapped: bool) -> GPT:
-    """Return the recipe's GPT with a float32 copy of the weights, or with the very weights, mapped or not.
+def _model(recipe: Recipe, state: Mapping[str, Tensor], folder: Source | None) -> GPT:
+    """Return the recipe's GPT with a float32 copy of the weights, or, with a folder, with the very weights.
 
     Raises:
         WeightsError: the weights are not those of the recipe's model.
     """
     remedy = "give the run or the recipe that these weights came from"
-    if mapped:
-        with torch.device("meta"):  # no initial weights
-            model = GPT(dataclasses.replace(recipe.model, overtone_init=False, orthogonal_init=False))
-        model.config = recipe.model
-    else:
-        model = GPT(recipe.model)
-        state = {name: weight.float() for name, weight in state.items()}
-    fill(model, state, "the checkpoint", remedy, assign=mapped)
+    if folder is None:
+        weights = {name: weight.float() for name, weight in state.items()}
+        return fill(GPT(recipe.model), weights, "the checkpoint", remedy)  # type: ignore[return-value]
+    with torch.device("meta"):  # no initial weights
+        model = GPT(dataclasses.replace(recipe.model, overtone_init=False, orthogonal_init=False))
+    model.config = recipe.model
+    try:
+        model.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise WeightsError(f"the checkpoint does not fit the recipe's model ({problem}); {remedy}") from error
     return model
+
+
+def _result(
+    state: Mapping[str, Tensor],
+    calibration: Data,
+    progress: Callable[[int], None],
+    folder: Source | None,
+    world: World | None,
+) -> CalibrationResult:
+    if folder is None:
+        return CalibrationResult.of(dict(state), calibration, progress=progress)
+    return calibrate_in_blocks(state, calibration, folder=folder, world=world, progress=progress)
 
 
 def calibrated_batch_count(batches: int) -> int:

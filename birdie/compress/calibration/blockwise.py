@@ -53,8 +53,8 @@ from birdie.compress.calibration.sensitivity import (
     evaluation_mode,
     names_by_memory,
     naming_bad_weights,
+    require_finite,
     sensitivity_of,
-    taps_by_name,
 )
 from birdie.compress.calibration.stored import (
     SUFFIX,
@@ -315,11 +315,12 @@ class _Calibration:
             for name, sums in recorder.sums.items():
                 _write_sums(part / self._file("sums", name), sums)
             mine = self._reduced(local)
-            taps = taps_by_name(recorder.names)
+            taps = {name: math.prod(shape[2:]) for (_, _, shape), name in recorder.names.items()}
 
             def write() -> None:
                 for name, sums in mine.items():
-                    sensitivity = sensitivity_of(name, sums, taps[name], units, World())
+                    sensitivity = sensitivity_of(sums, taps[name], units, World())
+                    require_finite(name, sensitivity)
                     write_sensitivity(part / self._file("sensitivity", name), sensitivity)
 
             together(world, write)

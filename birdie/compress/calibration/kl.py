@@ -32,7 +32,6 @@ from torch.overrides import TorchFunctionMode
 from birdie.compress.calibration.modes import fresh_casts, in_mode
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.errors import ConfigError, DataError
-from birdie.runtime.mapped import release
 
 _CACHED = 1 << 28  # bytes of reference predictions kept between measurements
 
@@ -214,7 +213,7 @@ class HeldOutKL:
         module: from which differences are measured.
         batches: that calibration did not use.
         loss: calls the module on a batch.
-        copied: function that copies the module, whose copy receives the other weights.
+        copied: function that copies the module; its copy receives the other weights.
     """
 
     module: nn.Module
@@ -241,7 +240,6 @@ class HeldOutKL:
         with torch.no_grad(), fresh_casts():
             for name, weight in state.items():
                 weights[name].copy_(weight)
-                release(weights[name])
             for index, batch in enumerate(self.batches):
                 part = difference(self._expected(index, batch), predictions(self._candidate, batch, self.loss))
                 total = part if total is None else total + part

@@ -42,6 +42,7 @@ class MappedHeldOut:
         self.module, self.batches, self.loss = module, batches, loss
         self._file, self._world = file, world
         self._measure: HeldOutKL | None = None  # on rank 0, once it is needed
+        self._candidate = nn.Module()
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the difference, as `HeldOutKL` does; the arguments of rank 0 count."""
@@ -52,10 +53,15 @@ class MappedHeldOut:
         if not self._world.is_main:
             return 0.0
         if self._measure is None:
+            self._candidate = mapped_copy(self.module, self._file)
             loss = partial(_released, self.loss)
-            self._measure = HeldOutKL(self.module, self.batches, loss, partial(mapped_copy, file=self._file))
+            self._measure = HeldOutKL(self.module, self.batches, loss, lambda _: self._candidate)
+        weights = self._candidate.state_dict()
         with releasing([self._file]):
-            return self._measure(state)
+            for name, weight in state.items():
+                weights[name].copy_(weight)
+                release(weights[name])
+            return self._measure({})
 
 
 def _released(loss: Loss, module: nn.Module, batch: Batch) -> Any:

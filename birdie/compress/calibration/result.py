@@ -9,7 +9,7 @@ probabilities a relative error is measured instead of the KL (`birdie.compress.c
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,17 +19,16 @@ from torch import Tensor, nn
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
-from birdie.compress.calibration.result_on_disk import Storage, calibrate_on_disk
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate
 from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
+from birdie.compress.feedback import Feedback
+from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
-from birdie.compress.state import DecodedState, EncodedState, ModelState, named_tensors
+from birdie.compress.state import EncodedState, ModelState, named_tensors
 from birdie.compress.wrappers import unwrapped
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.distributed import World
-from birdie.runtime.files import Source
 
 
 class HeldOut(Protocol):
@@ -67,14 +66,14 @@ class CalibrationResult:
         sensitivities: name → sensitivity, for that order.
         held_out: KL on batches that were not used for calibration.
         batches: batches that were used for calibration.
-        storage: files of a blockwise calibration, in which all of it is kept.
+        factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
     """
 
     state: dict[str, Tensor]
     sensitivities: Mapping[str, Sensitivity]
     held_out: HeldOut | None = None
     batches: Sequence[Batch] = ()
-    storage: Storage | None = None
+    factors: MutableMapping[str, Feedback] | None = None
 
     @classmethod
     def of(
@@ -85,9 +84,6 @@ class CalibrationResult:
         symmetries: bool = True,
         gradients: bool = True,
         progress: Callable[[int], None] | None = None,
-        blockwise: bool | Source = False,
-        blocks: Collection[str] | None = None,
-        world: World | None = None,
     ) -> "CalibrationResult":
         """Calibrate a module and sort its units.
 
@@ -97,46 +93,19 @@ class CalibrationResult:
             symmetries: whether units may be permuted.
             gradients: False to differentiate nothing (`probe`): faster, and files are larger.
             progress: called with the number of batches done.
-            blockwise: calibrate one block at a time, so that memory is that of a block, and keep all results in files:
-                in this folder, where a stopped calibration resumes, or in a temporary one (True).
-            blocks: names of the modules to take as blocks, with `blockwise`; None: the members of `nn.ModuleList`,
-                `nn.Sequential` and `nn.ModuleDict`.
-            world: ranks that share the batches out, with `blockwise`; all call this with the same arguments.
 
         Raises:
-            ConfigError: the calibration is no such triple, or the loss does not depend on the weights; with
-                `blockwise`, a block cannot be run alone, or the folder is of another calibration.
+            ConfigError: the calibration is no such triple, or the loss does not depend on the weights.
             DataError: there are no batches, or activations are not finite.
             WeightsError: the module's state has other names or shapes.
-            OutputError: the folder cannot be written.
         """
         require_triple(calibration)
-        if not blockwise and (blocks is not None or (world is not None and world.size > 1)):
-            raise ConfigError("blocks and ranks are for a blockwise calibration; add blockwise=True")
-        if blockwise and not gradients:
-            raise ConfigError("a blockwise calibration needs gradients; drop blockwise, or gradients=False")
         module, batches, loss = calibration
         module = unwrapped(module)
         batches = batches if isinstance(batches, Sequence) else list(batches)
-        _require_match(module, state)
+        require_match(module, state)
         count = held_out_batches(len(batches))
         used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
-        if blockwise:
-            folder = None if blockwise is True else blockwise
-            groups = symmetries_of(module) if symmetries else ()
-            disk = calibrate_on_disk(
-                module,
-                state,
-                used,
-                kept,
-                loss,
-                groups,
-                folder=folder,
-                blocks=blocks,
-                world=world or World(),
-                progress=progress,
-            )
-            return cls(disk.state, disk.sensitivities, disk.held_out, used, disk.storage)
         held_out = HeldOutKL(module, kept, loss)
         if gradients:
             sensitivities = calibrate(module, used, loss, progress=progress)
@@ -165,7 +134,7 @@ class CalibrationResult:
         """Return the mean KL(float ‖ decoded) on the held-out batches, or the relative error: see `HeldOutKL`."""
         if self.held_out is None:
             raise ConfigError("no batches were held out, so quality cannot be measured; ask for a budget instead")
-        return self.held_out(DecodedState(encoded.tensors))
+        return self.held_out({name: decode(tensor) for name, tensor in encoded.tensors.items()})
 
     def refitted(
         self, decoded: Mapping[str, Tensor], names: Sequence[str], steps: int, *, measurements: int = MEASUREMENTS
@@ -212,24 +181,13 @@ class CalibrationResult:
     def _require_batches(self, purpose: str) -> HeldOut:
         if self.held_out is None:
             raise ConfigError(f"{purpose} needs calibration batches; give calibration=(module, batches, loss)")
-        require_memory(self)
         return self.held_out
 
 
 def calibrated_state(
-    state: ModelState,
-    calibration: "Calibration | CalibrationResult | None",
-    *,
-    symmetries: bool = True,
-    blockwise: bool | Source = False,
-    world: World | None = None,
+    state: ModelState, calibration: "Calibration | CalibrationResult | None", *, symmetries: bool = True
 ) -> tuple[ModelState, CalibrationResult | None]:
     """Return the state in its calibrated order and the calibration result; unchanged without calibration.
-
-    Args:
-        state: the model's tensors.
-        calibration: data, or a result.
-        symmetries, blockwise, world: as in `CalibrationResult.of`.
 
     Raises:
         ConfigError: the model is stored as it was trained (`birdie.spectral`), so there is nothing to calibrate.
@@ -240,18 +198,8 @@ def calibrated_state(
     if state.stored_as:
         raise ConfigError("a spectral model is stored as it was trained; leave calibration out, or remove() it first")
     if not isinstance(calibration, CalibrationResult):
-        calibration = CalibrationResult.of(
-            state.by_name, calibration, symmetries=symmetries, blockwise=blockwise, world=world
-        )
+        calibration = CalibrationResult.of(state.by_name, calibration, symmetries=symmetries)
     return calibration.ordered(state), calibration
-
-
-def require_memory(calibration: Any, *, blockwise: bool = False) -> None:
-    """Raise ConfigError if a calibration is blockwise: recalibration and refit have the complete model in memory."""
-    if blockwise or getattr(calibration, "storage", None) is not None:
-        raise ConfigError(
-            "recalibrate and refit keep the complete model in memory, which a blockwise calibration avoids; drop one"
-        )
 
 
 def held_out_batches(batches: int) -> int:
@@ -271,7 +219,8 @@ def require_triple(calibration: Any) -> None:
         raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return one number")
 
 
-def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Raise WeightsError unless every tensor of `state` is one of the module's, by its name and shape."""
     shapes = {name: tuple(weight.shape) for name, weight in named_tensors(module).items()}
     for name, weight in state.items():
         if shapes.get(name) != tuple(weight.shape):
@@ -283,7 +232,7 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
     """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
-    return {name: floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state).items()}
+    return {name: floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state, sensitivities)}
 
 
 def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:

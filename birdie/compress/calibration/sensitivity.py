@@ -375,15 +375,21 @@ class Recorder(TorchFunctionMode):
         if not shapes:
             raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
         everywhere = {name: self.sums.get(name, Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
-        taps = taps_by_name(self.names)
-        return {
-            name: sensitivity_of(name, sums, taps[name], targets or batches, world) for name, sums in everywhere.items()
+        taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
+        sensitivities = {
+            name: sensitivity_of(sums, taps[name], targets or batches, world) for name, sums in everywhere.items()
         }
+        for name, sensitivity in sensitivities.items():
+            require_finite(name, sensitivity)
+        return sensitivities
 
 
-def taps_by_name(names: Mapping[Key, str]) -> dict[str, int]:
-    """Return the weights of a kernel of each matrix, 1 for what is no convolution."""
-    return {name: math.prod(shape[2:]) for (_, _, shape), name in names.items()}
+def require_finite(name: str, sensitivity: Sensitivity) -> None:
+    """Raise DataError if squares exceeded float32."""
+    blocks = None if sensitivity.blocks is None else sensitivity.blocks.blocks
+    for part in (sensitivity.hessian, blocks, sensitivity.row_fisher, sensitivity.output):
+        if part is not None and not bool(torch.isfinite(part).all()):
+            raise DataError(f"squares of the calibration values at {name!r} exceed float32; check weights and batches")
 
 
 def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
@@ -396,25 +402,17 @@ def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[
     return merged
 
 
-def sensitivity_of(name: str, sums: Sums, taps: int, units: float, world: World) -> Sensitivity:
-    """Return the sensitivity of one weight, whose sums over all ranks are divided by `units`, targets or batches.
-
-    Raises:
-        DataError: squares exceed float32.
-    """
-    sensitivity = _combined(sums, taps, units, world)
-    blocks = None if sensitivity.blocks is None else sensitivity.blocks.blocks
-    for part in (sensitivity.hessian, blocks, sensitivity.row_fisher, sensitivity.output):
-        if part is not None and not bool(torch.isfinite(part).all()):
-            raise DataError(f"squares of the calibration values at {name!r} exceed float32; check weights and batches")
-    return sensitivity
-
-
-def _combined(sums: Sums, taps: int, units: float, world: World) -> Sensitivity:
-    """Return the means over all ranks; those of a tied embedding combine its products and its look-ups.
+def sensitivity_of(sums: Sums, taps: int, units: float, world: World) -> Sensitivity:
+    """Return the sensitivity of one weight from the sums over all ranks; a tied embedding combines both of its uses.
 
     A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. The combination keeps the sum
     over columns and the sum over rows of the elements of both.
+
+    Args:
+        sums: of this rank.
+        taps: weights of a kernel; 1 if it is no convolution.
+        units: targets of all ranks, or batches.
+        world: the ranks.
     """
     parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
     counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device=parts[0].device)

@@ -27,23 +27,15 @@ ENOUGH = 100  # samples for each column, from which on a Hessian is not shrunk: 
 _LEAST = 1e-6  # smallest variance of a gradient, as a share of the mean of all rows
 
 
-def shrunk(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
-    """Return the sensitivities, shrunk towards the prior as far as their numbers of samples require.
+def shrunk(
+    known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], names: Collection[str]
+) -> Iterator[tuple[str, Sensitivity]]:
+    """Yield (name, sensitivity), shrunk towards the prior as far as their numbers of samples require, one at a time.
 
     Args:
         known: name → sensitivity by calibration; without a number of samples it is not changed.
         weights: name → weight; a sensitivity without a weight is not changed.
-
-    Raises:
-        WeightsError: a weight is not finite.
-    """
-    return dict(each_shrunk(known, weights, known))
-
-
-def each_shrunk(
-    known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], names: Collection[str]
-) -> Iterator[tuple[str, Sensitivity]]:
-    """Yield (name, sensitivity) of some names as `shrunk` returns them, one at a time.
+        names: of the sensitivities to yield.
 
     Raises:
         WeightsError: a weight is not finite.

@@ -16,6 +16,7 @@ typical scale in standard deviations.
 import copy
 import math
 import os
+from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -84,8 +85,8 @@ class Allocation:
         plain: whether paths of matrices without calibration run down the columns only, which decodes faster.
         workers: threads; None uses every core.
         hooks: what becomes of tensors that are encoded, and which process encodes them.
-        factors: name → factors of error feedback of calibrated matrices, where these are kept; those that are missing
-            are added.
+        factors: name → factors of error feedback of calibrated matrices, where these are kept; those that it does not
+            have are added.
         fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
@@ -97,14 +98,13 @@ class Allocation:
     plain: bool = True
     workers: int | None = None
     hooks: Hooks = field(default_factory=Hooks)
-    factors: MutableMapping[str, Feedback] = field(default_factory=dict)
+    factors: MutableMapping[str, Feedback] | None = None
     fixed: Mapping[str, Encoded] = field(init=False, default_factory=dict)
     matrices: dict[str, Tensor] = field(init=False)
     weights: int = field(init=False, default=0)
     finest: float = field(init=False, default=FINEST)
     coarsest: float = field(init=False, default=COARSEST)
-    _assumed: dict[str, Feedback] = field(init=False, default_factory=dict)
-    _picked: dict[str, slice] = field(init=False, default_factory=dict)
+    _factors: MutableMapping[str, Feedback] = field(init=False)
     _transforms: dict[str, Transform] = field(init=False, default_factory=dict)
     _levels: dict[str, float] = field(init=False, default_factory=dict)
     _unit: float = field(init=False, default=0.0)
@@ -115,11 +115,8 @@ class Allocation:
         if not ties.keys().isdisjoint(self.sensitivities):
             self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
         self.matrices = {name: self.assignment.tensors[name] for name in self.assignment.free}
-        prior = assumed(self.sensitivities, self.matrices)
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            factors = pool.map(lambda name: self._feedback(name, prior[name]), prior)
-            self._assumed = dict(zip(prior, factors, strict=True))
-            self._add_factors(pool)
+            self._factors = factors_of(self, pool)
             transforms = pool.map(self._transform, self.matrices)
             self._transforms = {
                 name: transform
@@ -127,7 +124,7 @@ class Allocation:
                 if transform is not None
             }
         for name in self.matrices:
-            item = self._factors_of(name)
+            item = self._factors[name]
             spread = deviation(finite_rows(name, self.matrices[name])) or 1.0
             release(self.matrices[name])
             typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
@@ -206,7 +203,7 @@ class Allocation:
         if name not in self.sensitivities:
             scheme = replace(self.scheme, along=not self.plain)
             exponent = min(exponent, self._levels[name] + math.log2(WIDEST))
-        return scheme.encode_with(name, weight, self._factors_of(name), 2.0**exponent, draft=draft)
+        return scheme.encode_with(name, weight, self._factors[name], 2.0**exponent, draft=draft)
 
     def settled(self) -> EncodedState:
         """Return the tensors that the exponent does not change, alone."""
@@ -234,16 +231,18 @@ class Allocation:
         every = self.weights // max(count, 1)
         if every < 2 or self.assignment.steered is not None:
             return other, {}
-        other.matrices, other._picked = {}, {}
+        other.matrices, other._factors = {}, {}
         other.plain = False  # paths down columns that are cut short would look costly
         for name, weight in self.matrices.items():
             step = max(1, min(every, len(weight) // rows))
             if weight.ndim < 2 or name in self._transforms:
                 step = 1
-            picked = slice(min(step // 2, len(weight) - 1), None, step) if step > 1 else slice(None)
+            picked = slice(min(step // 2, len(weight) - 1), None, step)
+            factors = self._factors[name]
+            row_weight = factors.row_weight if step == 1 else factors.row_weight[picked]
             other.matrices[name] = weight[picked].clone() if step > 1 else weight
             release(weight)
-            other._picked[name] = picked
+            other._factors[name] = replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
         other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **other.matrices})
         return other, {name: weight.numel() / other.matrices[name].numel() for name, weight in self.matrices.items()}
 
@@ -291,33 +290,8 @@ class Allocation:
         every = self._encode_settled() | dict(encoded)
         return EncodedState({name: every[name] for name in self.assignment.tensors}, self.assignment.ties)
 
-    def _add_factors(self, pool: ThreadPoolExecutor) -> None:
-        """Compute the factors of calibrated matrices that nobody has computed yet, a few at a time."""
-        room = Room(_IN_FLIGHT)
-
-        def add(name: str) -> None:
-            with room.taken(sum(size**2 for size in rows_columns(tuple(self.matrices[name].shape)))):
-                self.factors[name] = self._feedback(name, self.sensitivities[name])
-
-        def add_all(names: Sequence[str]) -> dict[str, Any]:
-            list(pool.map(add, names))
-            return dict.fromkeys(names)
-
-        known = [name for name in self.matrices if name in self.sensitivities and name not in self.factors]
-        if self.hooks.share is None:
-            add_all(known)
-        else:  # factors that all ranks see
-            self.hooks.share({name: self.matrices[name].numel() for name in known}, add_all)
-
-    def _factors_of(self, name: str) -> Feedback:
-        """Return the factors of a free matrix, or of the rows of it that this allocation has."""
-        factors = self._assumed[name] if name in self._assumed else self.factors[name]
-        if name not in self._picked:
-            return factors
-        row_weight = factors.row_weight[self._picked[name]]
-        return replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
-
-    def _feedback(self, name: str, sensitivity: Sensitivity) -> Feedback:
+    def compute_factors(self, name: str, sensitivity: Sensitivity) -> Feedback:
+        """Return the factors of error feedback of a free matrix."""
         weight = self.matrices[name]
         return feedback(sensitivity, *rows_columns(tuple(weight.shape)), output=self.scheme.output)
 
@@ -335,37 +309,45 @@ class Allocation:
         flat = weight.detach().reshape(rows_columns(tuple(weight.shape)))
         picked = torch.arange(0, flat.shape[0], max(1, round(1 / share)), device="cpu")
         rows = finite_rows(name, flat[picked])
-        factors = self._factors_of(name)
+        factors = self._factors[name]
         unit = np.outer(factors.row_weight[picked.numpy()] ** 0.5, factors.column_weight**0.5) * 2.0**-self._unit
         return np.asarray(rows * unit, dtype=np.float32).reshape(-1)
 
 
-def allocations(
-    assignment: Assignment,
-    sensitivities: Mapping[str, Sensitivity],
-    budget: int | None,
-    *,
-    plain: bool,
-    workers: int | None,
-    hooks: Hooks | None = None,
-    factors: MutableMapping[str, Feedback] | None = None,
-) -> list[Allocation]:
-    """Return the allocations to try for a target, the preferred one first.
+def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMapping[str, Feedback]:
+    """Return name → factors of error feedback of the free matrices, computed by `pool` where nobody has before."""
+    prior, room = assumed(allocation.sensitivities, allocation.matrices), Room(_IN_FLIGHT)
+    kept: MutableMapping[str, Feedback] = {} if allocation.factors is None else allocation.factors
+
+    def compute(name: str) -> Feedback:
+        with room.taken(allocation.matrices[name].numel()):
+            return allocation.compute_factors(name, prior.get(name) or allocation.sensitivities[name])
+
+    def keep(name: str) -> None:
+        kept[name] = compute(name)
+
+    def keep_all(names: Sequence[str]) -> dict[str, Any]:
+        return dict(zip(names, pool.map(keep, names), strict=True))
+
+    calibrated = [name for name in allocation.matrices if name not in prior]
+    missing = {name: allocation.matrices[name].numel() for name in calibrated if name not in kept}
+    if allocation.hooks.share is None:
+        keep_all(list(missing))
+    else:  # every rank sees what the others keep
+        allocation.hooks.share(missing, keep_all)
+    return ChainMap(dict(zip(prior, pool.map(compute, prior), strict=True)), kept)
+
+
+def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
+    """Return the assignments to try for a budget, the preferred one first.
 
     What stays in 16 bits must not take too much of the budget: if it is more than a sixth of it, or if the budget
-    cannot be met with it, it is coarsened as well. Arguments are as in `Allocation`; all of them share `factors`.
+    cannot be met with it, it is coarsened as well.
     """
-    known = {} if factors is None else factors
-
-    def allocate(assignment: Assignment) -> Allocation:
-        return Allocation(
-            assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks(), factors=known
-        )
-
     if budget is None or not assignment.reserve:
-        return [allocate(assignment)]
+        return [assignment]
     reserve = [assignment.tensors[name] for name in assignment.reserve]
     freed = {*assignment.free, *assignment.reserve}
     every = replace(assignment, free=tuple(name for name in assignment.tensors if name in freed), reserve=())
     kept = RESERVE_SHARE * sum(tensor.numel() * min(tensor.itemsize, 2) for tensor in reserve) <= budget
-    return [*([allocate(assignment)] if kept else []), allocate(every)]
+    return [*([assignment] if kept else []), every]

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from birdie.compress.calibration.result import CalibrationResult, require_memory
-from birdie.compress.rate.allocation import Allocation, Hooks, allocations
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.rate.allocation import Allocation, Hooks, assignments
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_quality
 from birdie.compress.rate.parts import refit_by_parts
@@ -37,17 +37,12 @@ class Refinement:
     recalibrate: bool = False
     refit: int = 0
 
-    def require(self, calibration: Any, *, blockwise: bool = False) -> None:
-        """Raise ConfigError for a refinement without calibration, or if `refit` is no number of steps.
-
-        Nor can a blockwise calibration be refined.
-        """
+    def require(self, calibration: Any) -> None:
+        """Raise ConfigError for a refinement without calibration, or if `refit` is no number of steps."""
         if self.recalibrate and calibration is None:
             raise ConfigError("recalibrate needs calibration data; give calibration=(module, batches, loss) as well")
         if not isinstance(self.refit, int) or self.refit < 0 or (self.refit and calibration is None):
             raise ConfigError(f"refit={self.refit!r} is not a number of steps with calibration to take them on")
-        if self.recalibrate or self.refit:
-            require_memory(calibration, blockwise=blockwise)
 
 
 def encode_state(
@@ -84,19 +79,24 @@ def encode_state(
 
     def search(calibration: CalibrationResult | None) -> Searched:
         sensitivities = {} if calibration is None else calibration.sensitivities
-        storage = None if calibration is None else calibration.storage
-        factors = None if storage is None else storage.factors
-        *preferred, last = allocations(
-            assignment, sensitivities, budget, plain=plain, workers=workers, hooks=hooks, factors=factors
-        )
-        if target.quality is not None and calibration is not None:
-            return Searched(last, fit_quality(last, size, target.quality, calibration.divergence))
-        if budget is None:
-            return Searched(last, Fit(last.encode_settled(), 0, None, 0))
-        for allocation in preferred:
+        factors = None if calibration is None else calibration.factors
+
+        def allocate(assignment: Assignment) -> Allocation:
+            return Allocation(
+                assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks(), factors=factors
+            )
+
+        *preferred, last = assignments(assignment, budget)
+        for option in preferred:
+            allocation = allocate(option)
             with suppress(BudgetError):
-                return Searched(allocation, fit_budget(allocation, size, budget, rough))
-        return Searched(last, fit_budget(last, size, budget, rough))
+                return Searched(allocation, fit_budget(allocation, size, budget or 0, rough))
+        allocation = allocate(last)
+        if target.quality is not None and calibration is not None:
+            return Searched(allocation, fit_quality(allocation, size, target.quality, calibration.divergence))
+        if budget is None:
+            return Searched(allocation, Fit(allocation.encode_settled(), 0, None, 0))
+        return Searched(allocation, fit_budget(allocation, size, budget, rough))
 
     def finish(allocation: Allocation, calibration: CalibrationResult, steps: int, sigma: float) -> EncodedState:
         """Encode what `refit_by_parts` leaves."""

@@ -1,4 +1,4 @@
-"""Calibration of a model that does not fit in memory: what a `CalibrationResult` holds, in files.
+"""Calibration result of a model that does not fit in memory, with all of its parts in files.
 
     module, batches, loss ──► calibrate_blockwise ──► sensitivities, shrunk one at a time ──► units sorted, a group
                                                                                               of tensors at a time
@@ -12,49 +12,90 @@ import json
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NoReturn
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from birdie.compress.calibration.blockwise import calibrate_blockwise
 from birdie.compress.calibration.mapped_module import MappedHeldOut
-from birdie.compress.calibration.sensitivity import Batch, Loss
-from birdie.compress.calibration.shrinkage import each_shrunk, floored
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches, require_match, require_triple
+from birdie.compress.calibration.sensitivity import Calibration
+from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.stored import SUFFIX, StoredFactors, StoredSensitivities, read_tensors, write_tensors
 from birdie.compress.calibration.symmetry import canonical, carried
+from birdie.compress.calibration.symmetry_graph import symmetries_of
 from birdie.compress.calibration.symmetry_units import Symmetry
 from birdie.compress.calibration.work_folder import together
-from birdie.compress.scheme import Sensitivity
+from birdie.compress.registry import decode
+from birdie.compress.scheme import Encoded, Sensitivity
+from birdie.compress.state import EncodedState
+from birdie.compress.wrappers import unwrapped
+from birdie.errors import ConfigError
 from birdie.runtime.distributed import World, owners
 from birdie.runtime.files import Source, require_writable, temporary_folder
-from birdie.runtime.mapped import release, releasing
+from birdie.runtime.mapped import release
 
 _INDEX = "sorted.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Files of a calibration result.
+def refinement_error(purpose: str) -> ConfigError:
+    """Return the error of a blockwise calibration that is to be refined."""
+    return ConfigError(
+        f"{purpose} has the complete model in memory, which a blockwise calibration avoids; drop one of the two"
+    )
+
+
+def as_encoded(encoded: Encoded) -> Encoded:
+    """Return a tensor unchanged: it has its integers."""
+    return encoded
+
+
+@dataclass(slots=True)
+class BlockwiseResult(CalibrationResult):
+    """Calibration result in files; `birdie.save` takes it like any other, but neither refines nor recalibrates it.
 
     Attributes:
-        factors: of error feedback, of the matrices that were calibrated.
         files: of sorted tensors; pages of these can be released (`birdie.runtime.mapped`).
+        opened: turns a tensor as it was encoded into one with its integers; a file in the making holds them coded.
     """
 
-    factors: StoredFactors
-    files: Sequence[Path]
+    files: Sequence[Path] = ()
+    opened: Callable[[Encoded], Encoded] = as_encoded
+
+    def divergence(self, encoded: EncodedState) -> float:
+        """Return the mean KL or the relative error, as `CalibrationResult` does, decoding one tensor at a time."""
+        assert self.held_out is not None
+        return self.held_out(DecodedTensors(encoded.tensors, self.opened))
+
+    def _require_batches(self, purpose: str) -> NoReturn:
+        raise refinement_error(purpose)
 
 
-class ResultOnDisk(NamedTuple):
-    """Attributes of a `CalibrationResult`."""
+class DecodedTensors(Mapping[str, Tensor]):
+    """Tensors by name, each decoded when it is looked up, so that one is in memory at a time.
 
-    state: dict[str, Tensor]
-    sensitivities: StoredSensitivities
-    held_out: MappedHeldOut
-    storage: Storage
+    Args:
+        tensors: by name.
+        opened: turns one into one with its integers.
+    """
+
+    def __init__(self, tensors: Mapping[str, Encoded], opened: Callable[[Encoded], Encoded]) -> None:
+        self._tensors, self._opened = tensors, opened
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor, decoded now."""
+        return decode(self._opened(self._tensors[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._tensors)
 
 
 class Scratch:
@@ -85,19 +126,22 @@ class Scratch:
 
 
 @contextmanager
-def work_folder(path: Source, blockwise: bool | Source, world: World | None) -> Iterator[bool | Source]:
-    """Yield the folder for a blockwise calibration; it is temporary, and beside a file, if none is named.
+def work_folder(path: Source, blockwise: bool | Source, world: World | None) -> Iterator[Source | None]:
+    """Yield the folder of a blockwise calibration, None if there is no such calibration.
 
     Args:
-        path: the file.
-        blockwise: False: there is no such calibration; True: name no folder; or the folder.
+        path: of a file; a temporary folder is beside it.
+        blockwise: the folder; True: a temporary one; False: none.
         world: ranks that use it.
 
     Raises:
         OutputError: the folder cannot be created.
     """
-    if blockwise is not True:
+    if not isinstance(blockwise, bool):
         yield blockwise
+        return
+    if not blockwise:
+        yield None
         return
     scratch = Scratch(Path(path).parent, world or World())
     try:
@@ -106,50 +150,56 @@ def work_folder(path: Source, blockwise: bool | Source, world: World | None) -> 
         scratch.close()
 
 
-def released(storage: Storage | None) -> AbstractContextManager[None]:
-    """Return a context in which pages of sorted tensors can be released (`birdie.runtime.mapped`)."""
-    return nullcontext() if storage is None else releasing(storage.files)
-
-
-def calibrate_on_disk(
-    module: nn.Module,
+def calibrate_in_blocks(
     state: Mapping[str, Tensor],
-    used: Sequence[Batch],
-    kept: Sequence[Batch],
-    loss: Loss,
-    symmetries: Sequence[Symmetry],
+    calibration: Calibration,
     *,
-    folder: Source | None,
-    blocks: Collection[str] | None,
-    world: World,
-    progress: Callable[[int], None] | None,
-) -> ResultOnDisk:
-    """Calibrate a module one block at a time.
+    folder: Source | None = None,
+    blocks: Collection[str] | None = None,
+    symmetries: bool = True,
+    world: World | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> BlockwiseResult:
+    """Return what `CalibrationResult.of` returns, up to rounding, with the memory of one block.
 
     Args:
-        module: to calibrate.
-        state: its tensors by name.
-        used: batches to calibrate on, of all ranks.
-        kept: batches to measure decoded weights on.
-        loss: (module, batch) → any differentiable number.
-        symmetries: units to sort.
-        folder: to work in, and to resume in; None: a temporary one, in the system's folder for these.
-        blocks, world, progress: as in `calibrate_blockwise`.
+        state: tensors to compress, under the names of the module's state dict.
+        calibration: the module, batches, and loss: (module, batch) → any differentiable number, the same whenever it is
+            called with a batch.
+        folder: to work in; a calibration that was stopped resumes there, and one that is complete is not repeated.
+            None: a temporary one, where the system has these.
+        blocks: names of the modules to take as blocks; None: the members of `nn.ModuleList` and its like.
+        symmetries: whether units may be permuted.
+        world: ranks that share the batches out; all call this with the same arguments and see the folder.
+        progress: called with the number of batches done.
 
     Raises:
-        ConfigError, DataError, WeightsError, OutputError: as `calibrate_blockwise`.
+        ConfigError: the calibration is no such triple, the loss does not depend on the weights, a block cannot be run
+            alone, or the folder is of another calibration.
+        DataError: there are no batches, activations are not finite, or a file of the folder is damaged.
+        WeightsError: the module's state has other names or shapes.
+        OutputError: the folder cannot be written.
     """
+    require_triple(calibration)
+    world = world or World()
+    module, batches, loss = calibration
+    module, batches = unwrapped(module), batches if isinstance(batches, Sequence) else list(batches)
+    require_match(module, state)
+    count = held_out_batches(len(batches))
+    used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
     scratch = None if folder is not None else Scratch(Path(tempfile.gettempdir()), world)
     root = scratch.path / "calibration" if scratch is not None else Path(str(folder))
-    batches = used[world.rank :: world.size]
-    measured = calibrate_blockwise(module, batches, loss, root, blocks=blocks, world=world, progress=progress)
+    mine = used[world.rank :: world.size]
+    measured = calibrate_blockwise(module, mine, loss, root, blocks=blocks, world=world, progress=progress)
     scratch = scratch or Scratch(root, world)
     numbers = {name: number for number, name in enumerate(measured)}
     sensitivities = _shrunk(measured, state, numbers, scratch, world)
-    together(world, lambda: _sort(state, symmetries, sensitivities, scratch) if world.is_main else None)
+    groups = symmetries_of(module) if symmetries else ()
+    together(world, lambda: _sort(state, groups, sensitivities, scratch) if world.is_main else None)
     tensors, files = _sorted(state, scratch)
     held_out = MappedHeldOut(module, kept, loss, scratch.path / "decoded", world)
-    return ResultOnDisk(tensors, sensitivities, held_out, Storage(StoredFactors(scratch.path, numbers, scratch), files))
+    factors = StoredFactors(scratch.path, numbers, scratch)
+    return BlockwiseResult(tensors, sensitivities, held_out, used, factors, files)
 
 
 def _shrunk(
@@ -166,7 +216,7 @@ def _shrunk(
     stored = StoredSensitivities(files, scratch)
 
     def write() -> None:
-        for name, sensitivity in each_shrunk(measured, state, mine):
+        for name, sensitivity in shrunk(measured, state, mine):
             stored.store(name, floored(sensitivity))
             if name in state:
                 release(state[name])
