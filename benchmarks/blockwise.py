@@ -12,6 +12,7 @@ most that the folder of the calibration takes, and `fisher` the mean of all row 
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -212,11 +213,10 @@ def watched(folder: Path) -> Iterator[Callable[[], int]]:
 def size(folder: Path) -> int:
     """Return the bytes of all files below a folder, which may vanish meanwhile."""
     total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except OSError:
-            continue
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += Path(parent, file).stat().st_size
     return total
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
+    from birdie.artifact.calibrated import calibrate
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.load import inspect, load
     from birdie.artifact.repack import load_object, save_object
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "birdie.artifact.calibrated": ("calibrate",),
     "birdie.artifact.load": ("inspect", "load"),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
@@ -72,6 +74,7 @@ __all__ = [
     "Summary",
     "WeightsError",
     "__version__",
+    "calibrate",
     "compress_weights",
     "fine_tune",
     "inspect",

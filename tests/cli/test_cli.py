@@ -731,6 +731,17 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
         ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate RECIPE"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--blockwise"], "ConfigError", "--calibrate RECIPE"),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--calibration-folder", "y"],
+            "ConfigError",
+            "add --blockwise",
+        ),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--blockwise", "--refit", "5"],
+            "ConfigError",
+            "complete model in memory",
+        ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x"], "ConfigError", "neither a run folder"),
         (
             ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--device", "cuda"],

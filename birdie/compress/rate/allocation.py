@@ -324,17 +324,17 @@ def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMappi
             return allocation.compute_factors(name, prior.get(name) or allocation.sensitivities[name])
 
     def keep(name: str) -> None:
-        kept[name] = compute(name)
+        if name not in kept:
+            kept[name] = compute(name)
 
     def keep_all(names: Sequence[str]) -> dict[str, Any]:
         return dict(zip(names, pool.map(keep, names), strict=True))
 
-    calibrated = [name for name in allocation.matrices if name not in prior]
-    missing = {name: allocation.matrices[name].numel() for name in calibrated if name not in kept}
+    calibrated = {name: weight.numel() for name, weight in allocation.matrices.items() if name not in prior}
     if allocation.hooks.share is None:
-        keep_all(list(missing))
-    else:  # every rank sees what the others keep
-        allocation.hooks.share(missing, keep_all)
+        keep_all(list(calibrated))
+    else:  # every rank sees what the others keep, and when it does is a matter of chance: so all of them are shared out
+        allocation.hooks.share(calibrated, keep_all)
     return ChainMap(dict(zip(prior, pool.map(compute, prior), strict=True)), kept)
 
 
