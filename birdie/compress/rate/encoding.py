@@ -114,7 +114,7 @@ def encode_state(
     searched = search(calibration)
     if calibration is None:
         return searched.fit.encoded
-    encoded = checked(searched, calibration) if budget is not None else searched.fit.encoded
+    encoded = checked(searched, calibration, size) if budget is not None else searched.fit.encoded
     if refinement is None:
         return encoded
     # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
@@ -122,7 +122,7 @@ def encode_state(
     if refinement.recalibrate:
         recalibrated = calibration.recalibrated(encoded, workers)
         again = search(recalibrated)
-        other = checked(again, recalibrated) if budget is not None else again.fit.encoded
+        other = checked(again, recalibrated, size) if budget is not None else again.fit.encoded
         if loss(other) < loss(encoded):
             searched, encoded, calibration = again, other, recalibrated
     if refinement.refit and (searched.fit.sigma is not None or not target.searched):
@@ -149,7 +149,7 @@ class Searched:
     fit: Fit
 
 
-def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
+def checked(searched: Searched, calibration: CalibrationResult, size: Size) -> EncodedState:
     """Return the encoding that the search found, or a slightly coarser one if that is closer to the float model.
 
     Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
@@ -158,6 +158,7 @@ def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
     Args:
         searched: result of the search.
         calibration: of the model.
+        size: bytes of the file; one that is larger than what was found may be over the budget.
     """
     fit = searched.fit
     if calibration.held_out is None or fit.sigma is None:
@@ -167,7 +168,7 @@ def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
         return fit.encoded
     coarser = searched.allocation.encode(exponent)
     errors = calibration.divergence(fit.encoded), calibration.divergence(coarser)
-    if errors[0] <= errors[1]:
+    if errors[0] <= errors[1] or size(coarser) > fit.bytes:
         return fit.encoded
     logging.getLogger("birdie").info(
         "error %.3g on held-out inputs is out of line: a slightly smaller file has %.3g and is kept", *errors
