@@ -69,6 +69,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.runtime.distributed import World, owners
 from birdie.runtime.mapped import release
 
+_FORMAT = 1  # of the folder
 _OUTPUTS, _STEPS = "outputs", "steps"
 _FORWARD = 0.25  # share of the forward passes in the work, for the progress
 _SUMS = ("inputs", "outputs", "looked_up")
@@ -110,7 +111,12 @@ def calibrate_blockwise(
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
     world = world or World()
     names = names_by_memory(module)
-    settings = {"blocks": None if blocks is None else sorted(blocks), "seed": seed, "temperature": temperature}
+    settings = {
+        "format": _FORMAT,
+        "blocks": None if blocks is None else sorted(blocks),
+        "seed": seed,
+        "temperature": temperature,
+    }
     identity = {
         "another module": digest_of_module(module),
         "other batches": digest_of(list(batches)),
@@ -209,11 +215,13 @@ class _Calibration:
     gradients: dict[tuple[int, int], Path] = field(default_factory=dict)
     sums: dict[str, Path] = field(default_factory=dict)
     _names: list[str] = field(init=False)
+    _numbers: dict[str, int] = field(init=False)
     _owners: dict[str, int] = field(init=False)
     _reported: int = 0
 
     def __post_init__(self) -> None:
         self._names = sorted(self.recorder.names.values())
+        self._numbers = {name: number for number, name in enumerate(self._names)}
         sizes = {name: math.prod(shape) for (_, _, shape), name in self.recorder.names.items()}
         self._owners = owners(self.work.world.size, sizes)
 
@@ -431,7 +439,7 @@ class _Calibration:
         return self.work.root / f"rank-{rank}" / _STEPS / str(step)
 
     def _file(self, kind: str, name: str) -> str:
-        return f"{kind}-{self._names.index(name)}{SUFFIX}"
+        return f"{kind}-{self._numbers[name]}{SUFFIX}"
 
 
 def _replace(files: dict[Any, Path], key: Any, file: Path) -> None:

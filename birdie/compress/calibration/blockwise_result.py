@@ -189,8 +189,13 @@ def calibrate_in_blocks(
     used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
     scratch = None if folder is not None else Scratch(Path(tempfile.gettempdir()), world)
     root = scratch.path / "calibration" if scratch is not None else Path(str(folder))
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(min(done * world.size, len(used)))
+
     mine = used[world.rank :: world.size]
-    measured = calibrate_blockwise(module, mine, loss, root, blocks=blocks, world=world, progress=progress)
+    measured = calibrate_blockwise(module, mine, loss, root, blocks=blocks, world=world, progress=report)
     scratch = scratch or Scratch(root, world)
     numbers = {name: number for number, name in enumerate(measured)}
     sensitivities = _shrunk(measured, state, numbers, scratch, world)

@@ -73,6 +73,10 @@ class StoredSensitivities(Mapping[str, Sensitivity]):
         """Return a sensitivity whose tensors are mapped."""
         return read_sensitivity(self.files[name])
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a sensitivity of that name, without reading it."""
+        return name in self.files
+
     def __iter__(self) -> Iterator[str]:
         """Yield the names."""
         return iter(self.files)

@@ -8,7 +8,6 @@ FOLDER/
     └── …/checksums.json         CRC-32 of each file, compared when a calibration resumes
 """
 
-import dataclasses
 import hashlib
 import json
 import zlib
@@ -32,6 +31,7 @@ from birdie.runtime.mapped import release
 T = TypeVar("T")
 _CHECKSUMS, _IDENTITY, _PROGRESS = "checksums.json", "calibration.json", "progress.json"
 _SAMPLE = 1024  # elements of each weight in a module's digest
+_DEPTH = 3  # of objects in objects whose attributes count
 _BLOCK = 1 << 22  # bytes of a file that are read at a time
 
 
@@ -193,13 +193,13 @@ def digest_of_module(module: nn.Module) -> str:
 
 
 def digest_of(values: Any) -> str:
-    """Return a digest of tensors, arrays and plain values in tuples, lists, dicts and dataclasses."""
+    """Return a digest of tensors, arrays and plain values in containers and in the attributes of objects."""
     digest = hashlib.sha256()
     _update(digest, values)
     return digest.hexdigest()
 
 
-def _update(digest: "hashlib._Hash", values: Any) -> None:
+def _update(digest: "hashlib._Hash", values: Any, depth: int = 0) -> None:
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor):
             data = leaf.detach().cpu().contiguous().reshape(-1)
@@ -208,9 +208,17 @@ def _update(digest: "hashlib._Hash", values: Any) -> None:
         elif isinstance(leaf, np.ndarray) and leaf.dtype != object:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode())
             digest.update(np.ascontiguousarray(leaf).tobytes())
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            _update(digest, [getattr(leaf, part.name) for part in dataclasses.fields(leaf)])
+        elif isinstance(leaf, Mapping):
+            _update(digest, dict(leaf), depth)
         elif leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes):
             digest.update(f"{type(leaf).__name__} {leaf!r}\0".encode())
         else:
             digest.update(f"{type(leaf).__module__}.{type(leaf).__qualname__}\0".encode())
+            if depth < _DEPTH:
+                _update(digest, _attributes(leaf), depth + 1)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, with and without slots."""
+    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})

@@ -1,5 +1,6 @@
 """Laws of blockwise calibration: the sums of the complete module, the same after a kill, on any number of ranks."""
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from birdie.compress.calibration import sensitivity
 from birdie.compress.calibration.blockwise import calibrate_blockwise
 from birdie.compress.calibration.interception import Interception
 from birdie.compress.calibration.sensitivity import calibrate
-from birdie.compress.calibration.work_folder import WorkFolder
+from birdie.compress.calibration.work_folder import WorkFolder, digest_of
 from birdie.compress.scheme import Sensitivity
 from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.distributed import World
@@ -31,6 +32,7 @@ from tests.compress.calibration.block_models import (
     seeded,
     vectors,
 )
+from tests.kills import kill_at_each_call
 from tests.ranks import run_in_process_group
 
 
@@ -165,6 +167,38 @@ def test_a_calibration_that_was_stopped_anywhere_resumes_with_the_same_bits(
             stops += 1
     assert stops > 2
     require_same(calibrate_blockwise(module, batches, loss, tmp_path / "stopped"), expected, tolerance=0)
+
+
+def calibrate_chain(folder: str) -> None:
+    calibrate_blockwise(*chain(2), Path(folder))
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_at_any_call_of_the_system_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    """Each attempt dies a call later than the one before, so that all of them together finish."""
+    expected = dict(calibrate_blockwise(*chain(2), tmp_path / "undisturbed"))
+    attempts = max(kill_at_each_call(calibrate_chain, str(tmp_path / "killed")))
+    assert attempts > 10
+    require_same(calibrate_blockwise(*chain(2), tmp_path / "killed"), expected, tolerance=0)
+    assert not list((tmp_path / "killed").rglob("*.part"))
+
+
+def test_batches_are_told_apart_by_their_content() -> None:
+    class Slotted:
+        __slots__ = ("tensor",)
+
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    x = seeded(4)
+    kinds: list[Callable[[Tensor], Any]] = [
+        lambda x: x, lambda x: {"x": [x]}, lambda x: x.numpy(), lambda x: UserDict(x=x), lambda x: float(x[0]),
+        Result, Slotted,
+    ]  # fmt: skip
+    digests = [digest_of([kind(x)]) for kind in kinds]
+    assert digests == [digest_of([kind(x.clone())]) for kind in kinds]
+    assert all(digest_of([kind(x + 1)]) != digest for kind, digest in zip(kinds, digests, strict=True))
+    assert digest_of([x]) != digest_of([x.view(2, 2)])
 
 
 def test_a_finished_calibration_runs_nothing_again(tmp_path: Path) -> None:
