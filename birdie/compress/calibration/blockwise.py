@@ -315,7 +315,7 @@ class _Calibration:
             }
             together(world, lambda: self._repeat_all(step, part))
             if self.steps[step] is None:
-                counts = torch.tensor([recorder.targets, len(self.runs.batches)], dtype=torch.float64)
+                counts = torch.tensor([recorder.targets, len(self.runs.batches)], dtype=torch.float64, device="cpu")
                 targets, batches = world.sum_(counts.to(self.runs.device)).tolist()
                 units = targets or batches
             finished = [name for name in sorted(self.uses[step]) if self.last[name] == step]
@@ -344,7 +344,7 @@ class _Calibration:
             for part in (sums.inputs, sums.outputs, sums.looked_up):
                 if part is not None:
                     world.reduce_(part, owner)
-            counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64)
+            counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device="cpu")
             uses, samples, examples = world.reduce_(counts.to(self.runs.device), owner).tolist()
             if owner == world.rank and any(shape is not None for shape in shapes[name]):
                 mine[name] = Sums(sums.inputs, sums.outputs, sums.looked_up, int(uses), samples, examples)

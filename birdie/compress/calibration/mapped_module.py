@@ -100,7 +100,7 @@ def mapped_copy(module: nn.Module, file: Path) -> nn.Module:
     try:
         with file.open("xb") as empty:
             empty.truncate(max(size, 1))
-        content = torch.from_file(str(file), shared=True, size=max(size, 1), dtype=torch.uint8)
+        content = torch.from_file(str(file), shared=True, size=max(size, 1), dtype=torch.uint8, device="cpu")
     except (OSError, RuntimeError) as error:
         raise OutputError(f"cannot write {file}: {error}; free some space, or choose another folder") from error
     copies: dict[int, Any] = {}
