@@ -135,7 +135,7 @@ def _require(reader: Reader, number: int, limit: int, what: str, argument: str) 
 
 def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
     """Return the cost of decoding an entry, streams included."""
-    layout = _layout(reader, entry, decoder)
+    layout = layout_of(reader, entry, decoder)
     cost = decoder.cost(entry.shape, dtype_of(entry), entry.params)
     costs = [(cost.operations, cost.bytes, 0)]
     for stream, expected in zip(entry.streams, layout, strict=True):
@@ -144,7 +144,7 @@ def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
     return Cost(sum(operations), sum(kept) + max(temporary))
 
 
-def _layout(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
+def layout_of(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
     """Return the layout of an entry's streams.
 
     Raises:
@@ -161,26 +161,6 @@ def _layout(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayou
     return layout
 
 
-def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str, Tensor]:
-    """Decode every stored tensor, the longest first, so that no thread works on it alone at the end.
-
-    A tensor that is longer than one thread's share is itself decoded on all threads.
-    """
-    lengths = reader.table()
-    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
-    stored.sort(key=lengths.__getitem__, reverse=True)
-    share = sum(lengths.values()) / workers
-    queue, decoded = iter(stored), {}
-
-    def decode_next(_: int) -> None:
-        for name in queue:  # threads share it: a task for each of many small tensors would take longer than they do
-            decoded[name] = decode_entry(reader, name, decoder_of, workers if lengths[name] > share else 1)
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(decode_next, range(workers)))
-    return decoded
-
-
 def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
     """Read and decode one stored entry on at most `threads` threads.
 
@@ -189,7 +169,7 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
     """
     entry = reader.read(name)
     dtype, decoder = dtype_of(entry), decoder_of(entry)
-    layout = _layout(reader, entry, decoder)
+    layout = layout_of(reader, entry, decoder)
     try:
         streams = tuple(
             entropy.decode(
@@ -200,3 +180,31 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
         return decoder.decode(Encoded(decoder.name, entry.shape, dtype, entry.params, streams))
     except ArtifactError as error:
         raise ArtifactError(f"tensor {name!r} of {reader.where}: {error}") from error
+
+
+def decode_all(
+    reader: Reader,
+    decoder_of: DecoderOf,
+    workers: int,
+    decode: Callable[[Reader, str, DecoderOf, int], Tensor] = decode_entry,
+) -> dict[str, Tensor]:
+    """Decode every stored tensor, the longest first, so that no thread works on it alone at the end.
+
+    Args:
+        reader, decoder_of: the file, and its decoders.
+        workers: threads. A tensor that is longer than one thread's share is itself decoded on all of them.
+        decode: decodes one tensor.
+    """
+    lengths = reader.table()
+    stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+    stored.sort(key=lengths.__getitem__, reverse=True)
+    share = sum(lengths.values()) / workers
+    queue, decoded = iter(stored), {}
+
+    def decode_next(_: int) -> None:
+        for name in queue:  # threads share it: a task for each of many small tensors would take longer than they do
+            decoded[name] = decode(reader, name, decoder_of, workers if lengths[name] > share else 1)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(decode_next, range(workers)))
+    return decoded

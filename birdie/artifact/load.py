@@ -27,6 +27,7 @@ from birdie.artifact.decoding import (
     require_limits,
     stored_name,
 )
+from birdie.artifact.device import device_decoder
 from birdie.artifact.lazy import attach
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.artifact.tensor_cache import Stored
@@ -87,7 +88,8 @@ def load(
     Args:
         path: a .birdie file.
         into: a module to copy the tensors into; names and shapes must match exactly.
-        device: destination of the tensors (or of the module); default: the CPU (or the module's current device).
+        device: destination of the tensors (or of the module); default: the CPU (or the module's current device). On
+            CUDA with Triton, files of the coder "fast" are decoded there (birdie.compress.device), to the same bits.
         dtype: dtype to which floating tensors (or the module) are cast after decoding.
         lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run:
             it is put in evaluation mode, and may have been built on the meta device. The file stays open.
@@ -126,12 +128,18 @@ def load(
             max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
         decoders = decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations)
-        tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1)
+        on_device = device_decoder(device, None if into is None else unwrapped(into))
+        decode = decode_entry if on_device is None else on_device.decode
+        tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1, decode)
+        if on_device is not None:
+            on_device.require_sound(reader.where)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
     if into is None:
         return state
+    if on_device is not None and not any(tensor.is_meta for tensor in plain_state(unwrapped(into)).values()):
+        into.to(on_device.device)  # so that tensors do not go to the CPU and back
     fill(unwrapped(into), state, str(path))
     return into.to(device=device, dtype=dtype)
 
