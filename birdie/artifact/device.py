@@ -1,18 +1,33 @@
 """Decoding of the tensors of a file on a GPU: by kernels where these can, otherwise on the CPU and then moved.
 
-entry ──► CompressedTensor ──payload──► device ──kernel──► tensor          (birdie.compress.device)
-  └─────► decode_entry ──► tensor ──────────────────────►  tensor
+    entry ──► CompressedTensor ──payload──► device ──kernel──► tensor          (birdie.compress.device)
+      └─────► decode_entry ──► tensor ──────────────────────►  tensor
+
+Lazy loading keeps tensors in their coded form in the memory of the device, and decodes each when it is read. The one
+that will be read next is decoded on a stream of its own in the meantime:
+
+    main stream     layer 1 ──────────► layer 2 ──────────► layer 3
+    side stream     decode 2 ───┘       decode 3 ───┘       decode 4
+
+The memory of a started tensor comes from the main stream, where the side stream waits until all work before has been
+done: so torch may give it the memory of the layer before last, and the side stream keeps none of its own for tensors.
 """
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
-from birdie.artifact.container import Reader
-from birdie.artifact.decoding import DecoderOf, decode_entry, dtype_of, layout_of
-from birdie.compress.device.compressed import CompressedTensor, may_decode, works
+from birdie.artifact.container import ALIAS, Reader
+from birdie.artifact.decoding import DecoderOf, decode_entry, decoded_bytes, dtype_of, layout_of
+from birdie.artifact.tensor_cache import Pending
+from birdie.compress.device.compressed import CompressedTensor, may_decode, require_sound, works
 from birdie.errors import ArtifactError
+
+_RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
+_RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
 
 
 class DeviceDecoder:
@@ -56,6 +71,114 @@ class DeviceDecoder:
                     f"tensor {name!r} of {where}: a lane of a coded chunk does not end where it should; "
                     "the file is damaged"
                 )
+
+
+class SideStream:
+    """Stream of a GPU beside the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, work: Callable[[], object], tensor: Tensor) -> Pending:
+        """Do `work`, which fills `tensor`, on the stream, after all that is queued on the current one."""
+        self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
+        with torch.cuda.stream(self._stream):
+            work()
+        return _OnStream(tensor, self._stream.record_event(), self._device)
+
+
+class _OnStream:
+    """A tensor that a side stream fills."""
+
+    def __init__(self, tensor: Tensor, done: torch.cuda.Event, device: torch.device) -> None:
+        self._tensor, self._done, self._device = tensor, done, device
+
+    def wait(self) -> Tensor:
+        """Make the current stream wait for the tensor, and return it."""
+        torch.cuda.current_stream(self._device).wait_event(self._done)
+        return self._tensor
+
+
+class CompressedTensors:
+    """The tensors of a file in their coded form on a device, decoded there one by one.
+
+    Those that kernels do not decode stay decoded on the device if they are small or hardly smaller in the file; others
+    are read from the file and decoded on the CPU each time.
+
+    Args:
+        reader, decoder_of: the file, and its decoders.
+        device: where tensors are decoded.
+        offload: keep coded tensors in pinned memory of the host.
+        workers: threads that read the file.
+        side: stream on which tensors are started.
+
+    Raises:
+        ArtifactError: an entry is corrupt.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        decoder_of: DecoderOf,
+        device: torch.device,
+        *,
+        offload: bool,
+        workers: int,
+        side: SideStream,
+    ) -> None:
+        self._reader, self._decoder_of, self._workers = reader, decoder_of, workers
+        self._device, self._side = device, side
+        self._resident: dict[str, Tensor] = {}
+        self._sound: set[str] = set()
+        stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+
+        def read(name: str) -> CompressedTensor | None:
+            compressed = compressed_entry(reader, name, decoder_of)
+            return None if compressed is None else compressed.to(device, words=not offload)
+
+        with ThreadPoolExecutor(workers) as pool:
+            tensors = dict(zip(stored, pool.map(read, stored), strict=True))
+        self._compressed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors in their coded form."""
+        return sum(tensor.nbytes for tensor in self._compressed.values())
+
+    def decode(self, name: str) -> Tensor:
+        """Return a stored tensor, decoded on the current stream; the first time wait until it is known to be sound.
+
+        Raises:
+            ArtifactError: it is corrupt.
+        """
+        compressed = self._compressed.get(name)
+        if compressed is None:
+            return self._decoded_on_cpu(name)
+        tensor, damaged = compressed.decode()
+        if name not in self._sound:
+            try:
+                require_sound(damaged)
+            except ArtifactError as error:
+                raise ArtifactError(f"tensor {name!r} of {self._reader.where}: {error}") from error
+            self._sound.add(name)
+        return tensor
+
+    def start(self, name: str) -> Pending | None:
+        """Start to decode a stored tensor beside other work; None unless a kernel decoded it before."""
+        compressed = self._compressed.get(name)
+        if compressed is None or name not in self._sound:
+            return None
+        tensor = compressed.empty()
+        return self._side.start(lambda: compressed.decode(tensor), tensor)
+
+    def _decoded_on_cpu(self, name: str) -> Tensor:
+        if name in self._resident:
+            return self._resident[name]
+        tensor = decode_entry(self._reader, name, self._decoder_of, self._workers).to(self._device)
+        coded = self._reader.header(name).length
+        if decoded_bytes(self._reader.entry(name)) <= max(_RESIDENT, _RESIDENT_PER_CODED * coded):
+            self._resident[name] = tensor
+        return tensor
 
 
 def compressed_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> CompressedTensor | None:

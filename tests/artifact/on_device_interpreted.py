@@ -3,10 +3,12 @@
 TRITON_INTERPRET=1 python -m tests.artifact.on_device_interpreted     # as test_device does
 """
 
+import gc
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.artifact import container, device
+from birdie.artifact import load as load_module
 from birdie.artifact.container import Reader, Stream
 from birdie.artifact.load import decoders_of
 from birdie.compress.device.compressed import CompressedTensor
@@ -45,9 +48,12 @@ class Net(nn.Module):
         return logits
 
 
-def in_lanes() -> Any:
+@contextmanager
+def in_lanes() -> Iterator[None]:
     """Code small tensors as if they were large."""
-    return mock.patch.multiple(static, _LEAST_IN_LANES=1 << 10, _BYTES_PER_LANE=1, _STEPS=4, _MOST_LANES=16)
+    rules = mock.patch.multiple(static, _LEAST_IN_LANES=1 << 10, _BYTES_PER_LANE=1, _STEPS=1, _MOST_LANES=64)
+    with rules, mock.patch.dict(coder._TRY_NUMBERS, fast=0):
+        yield
 
 
 def saved(folder: Path, **settings: Any) -> Path:
@@ -104,6 +110,52 @@ def damaged(path: Path) -> dict[str, Any]:
     return {"same": errors == [True, True]}
 
 
+class Beside:
+    """Stand-in for a side stream: it does the work at once, and notes what was started and what was waited for."""
+
+    def __init__(self, _: Any = None) -> None:
+        self.started: list[Tensor] = []
+        self.waited = 0
+
+    def start(self, work: Callable[[], object], tensor: Tensor) -> Any:
+        work()
+        self.started.append(tensor)
+        return self.Pending(self, tensor)
+
+    class Pending:
+        """A tensor that was started."""
+
+        def __init__(self, side: "Beside", tensor: Tensor) -> None:
+            self.side, self.tensor = side, tensor
+
+        def wait(self) -> Tensor:
+            self.side.waited += 1
+            return self.tensor
+
+
+def lazy(path: Path, **settings: Any) -> dict[str, Any]:
+    """Run a lazily loaded module three times, and compare it with an eager one."""
+    side = Beside()
+    expected = birdie.load(path, into=Net()).eval()
+    ids = torch.arange(12).view(3, 4)
+    with (
+        mock.patch.object(load_module, "works", return_value=True),
+        mock.patch.object(load_module, "target_of", return_value=CPU),
+        mock.patch.object(load_module, "SideStream", return_value=side),
+        mock.patch.object(Tensor, "pin_memory", lambda tensor: tensor),
+    ):
+        module = birdie.load(path, into=Net(), lazy=True, device="cpu", **settings)
+        with torch.no_grad():
+            outputs, started = [], []
+            for _ in range(3):
+                outputs.append(module(ids))
+                started.append(len(side.started))
+            same = all(torch.equal(output, expected(ids)) for output in outputs)
+    del module
+    gc.collect()
+    return {"same": same, "started": started, "waited": side.waited}
+
+
 def coders(path: Path) -> dict[str, Any]:
     with Reader(path) as reader:
         stored = [name for name in reader.names if reader.entry(name).target is None]
@@ -113,12 +165,15 @@ def coders(path: Path) -> dict[str, Any]:
 
 def main(folder: Path) -> Results:
     results: Results = {}
-    for name, settings in (("int4", {"scheme": "int4"}), ("trellis", {"scheme": Trellis(8, along=False)})):
-        path = saved(folder, **settings)
+    for name, scheme in (("grid", "sigma:0.3"), ("trellis", Trellis(8, along=False))):
+        path = saved(folder, scheme=scheme)
         results[name] = loaded(path) | coders(path)
-        results[f"{name}, cast"] = loaded(path, dtype=torch.float16)
-        results[f"{name}, into a module"] = filled(path)
         results[f"{name}, damaged"] = damaged(path)
+    results["cast"] = loaded(path, dtype=torch.float16)
+    results["into a module"] = filled(path)
+    results["lazy"] = lazy(path)
+    results["lazy, offloaded"] = lazy(path, offload=True, cache_bytes=20_000)
+    results["lazy, all cached"] = lazy(path, cache_bytes=1 << 20)
     return results
 
 

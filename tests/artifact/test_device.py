@@ -24,21 +24,35 @@ def interpreted() -> dict[str, dict[str, Any]]:
     return run_interpreted("artifact/on_device_interpreted.py")
 
 
-@pytest.mark.parametrize("scheme", ["int4", "trellis"])
+@pytest.mark.parametrize("scheme", ["grid", "trellis"])
 def test_a_loaded_state_equals_that_of_the_cpu(scheme: str, interpreted: dict[str, dict[str, Any]]) -> None:
     result = interpreted[scheme]
     assert result["same"]
     assert result["tied"]
     assert set(result["compressed"]) >= {"down.weight", "up.weight"}
     assert result["kernels"] == len(result["compressed"])
-    assert interpreted[f"{scheme}, cast"]["same"]
-    into = interpreted[f"{scheme}, into a module"]
-    assert into == {"same": True, "kernels": result["kernels"]}
 
 
-@pytest.mark.parametrize("scheme", ["int4", "trellis"])
+def test_casts_and_modules_get_what_they_would_get_from_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
+    assert interpreted["cast"]["same"]
+    assert interpreted["into a module"] == {"same": True, "kernels": interpreted["trellis"]["kernels"]}
+
+
+@pytest.mark.parametrize("scheme", ["grid", "trellis"])
 def test_damage_is_an_error_that_names_the_tensor(scheme: str, interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted[f"{scheme}, damaged"]["same"]
+
+
+@pytest.mark.parametrize("where", ["lazy", "lazy, offloaded", "lazy, all cached"])
+def test_lazy_modules_decode_on_the_device_and_start_the_next_tensor(
+    where: str, interpreted: dict[str, dict[str, Any]]
+) -> None:
+    """The first pass shows the order; only the embedding, which the head reads again, has a known successor in it."""
+    result = interpreted[where]
+    assert result["same"]
+    assert len(interpreted["trellis"]["compressed"]) == 2
+    assert result["started"] == ([0, 0, 0] if "all" in where else [1, 3, 5])
+    assert result["waited"] == result["started"][-1]
 
 
 def test_damage_of_several_tensors_is_found_in_one_wait() -> None:
