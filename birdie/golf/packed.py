@@ -63,6 +63,7 @@ _NEVER = (
     ("birdie.cli.console", "print_json"),
     ("birdie.run.evaluation", "_load_export"),
     ("birdie.compress.registry", "import_scheme"),
+    ("birdie.compress.device.encoding", "quantize"),
     ("birdie.entropy.rans", "encode_lanes"),
     ("birdie.runtime.distributed", "share_out"),
     ("birdie.cli.challenge", "_log_checkout"),
@@ -77,6 +78,7 @@ _CODED = "coded = self.hooks.coded or (lambda one: one)\n" + _ENCODE_EACH
 # before the script is packed; estimates, profiles, the compile cache; the comparison with the challenge's own export.
 _REPLACED = {
     ("birdie.artifact.device", "device_decoder"): "return None",
+    ("birdie.compress.device.encoding", "searches"): "return False",
     ("birdie.artifact.save", "_require_arguments"): "pass",
     ("birdie.artifact.save", "_require_module"): "pass",
     ("birdie.compress.rate.allocation", "Allocation._transform"): "return None",

@@ -10,7 +10,6 @@ coder "fast", from 65,536 weights on) of the schemes grid, ternary and trellis, 
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from birdie.entropy import coder, static
 from birdie.entropy.raw import check_range
 from birdie.entropy.trellis import chunk_rows, machine
 from birdie.errors import ArtifactError
+from birdie.runtime.device import current
 
 Payload = tuple[int, bytes]  # coder and bytes of a stream
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -199,7 +199,7 @@ class CompressedTensor:
         device = self.bounds.device
         out = self.empty() if out is None else out
         (rows, columns), (tables, size) = self.matrix, self.entries.shape
-        with on_device(device):
+        with current(device):
             words = self.words.to(device, non_blocking=True)
             kind = torch.uint8 if size <= 256 else torch.uint16
             symbols = torch.empty((tables, 1 << self.precision), dtype=kind, device=device)
@@ -264,11 +264,6 @@ def require_sound(damaged: Tensor) -> None:
     """
     if bool(damaged.any()):
         raise ArtifactError("a lane of a coded chunk does not end where it should; the file is damaged")
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one, on which Triton's kernels run."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache

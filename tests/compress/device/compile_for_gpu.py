@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from birdie.compress.device import decoding_kernels
+from birdie.compress.device import decoding_kernels, encoding_kernels
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -20,15 +20,25 @@ POINTERS = {
     "column_scales": "*fp32",
     "states": "*u8",
     "damaged": "*i32",
+    "weights": "*fp32",
+    "inverse": "*fp32",
+    "inverse_column": "*fp32",
+    "power": "*fp32",
+    "column_power": "*fp32",
+    "survivors": "*u32",
+    "numbers": "*i16",
+    "counts": "*i32",
+    "buffer": "*u16",
+    "lengths": "*i32",
 }
 
 
 def compile_kernel(kernel: Any, warps: int = 4, **constants: Any) -> str:
-    """Return the assembly of a kernel; arguments are pointers by their names, "limit" is a float, all else integers.
+    """Return the assembly of a kernel; arguments are pointers by their names, some floats, all else integers.
 
     `constants` are constexprs, and under the names of other arguments their types.
     """
-    types = {"limit": "fp32"} | POINTERS
+    types = {"limit": "fp32", "gain": "fp32"} | POINTERS
     types |= {name: value for name, value in constants.items() if isinstance(value, str)}
     fixed = {name: value for name, value in constants.items() if not isinstance(value, str)}
     names = kernel.arg_names
@@ -68,8 +78,22 @@ def decoding() -> int:
     return len(variants) + 1
 
 
+def encoding() -> int:
+    """Compile variants of the encoder; the search may not fuse products either."""
+    for states in 4, 8, 32:
+        options = {"STATES": states, "TOP": states.bit_length() - 2, "COLUMNS": encoding_kernels.COLUMNS}
+        assert "fma" not in compile_kernel(encoding_kernels.search, **options)
+    compile_kernel(encoding_kernels.search, weights="*bf16", STATES=16, TOP=3, COLUMNS=encoding_kernels.COLUMNS)
+    for paired in False, True:
+        compile_kernel(encoding_kernels.walk, 1, symbols="*u16", PAIRED=paired, COLUMNS=encoding_kernels.COLUMNS)
+    for lanes in 4, 128:
+        compile_kernel(encoding_kernels.encode, max(1, lanes // 32), symbols="*u16", PRECISION=12, LANES=lanes)
+    compile_kernel(encoding_kernels.join, 1, bounds="*i64", COPIED=encoding_kernels.COPIED)
+    return 9
+
+
 def main() -> None:
-    sys.stdout.write(str(decoding()))
+    sys.stdout.write(str(decoding() + encoding()))
 
 
 if __name__ == "__main__":
