@@ -18,7 +18,7 @@ import triton.language as tl
 SLOTS = 4096  # of a table that a program of `expand` fills
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
 def expand(entries, symbols, size, PRECISION: tl.constexpr, SLOTS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Fill `symbols` (tables, 2**PRECISION) with the symbol of each slot: the first whose slots end after it."""
     table = tl.program_id(0)
@@ -31,7 +31,10 @@ def expand(entries, symbols, size, PRECISION: tl.constexpr, SLOTS: tl.constexpr)
     tl.store(symbols + (table << PRECISION) + slot, symbol.to(symbols.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Triton would compile a variant for each divisibility of these.
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["rows", "height", "size", "groups", "group_size", "shift", "flip", "row_stride"]
+)
 def decode(  # type: ignore[no-untyped-def]
     words,
     bounds,

@@ -68,7 +68,15 @@ def quantize(weight: Tensor, factors: Factors) -> Tensor:
     states, shift, flip, top = factors.code
     with current(device):
         kernels.search[(-(-rows // height), -(-columns // kernels.COLUMNS))](
-            *(weight.contiguous(), *by_row_and_column, survivors.view(torch.uint32), numbers, rows, columns, height),
+            *(
+                weight.resolve_neg().contiguous(),
+                *by_row_and_column,
+                survivors.view(torch.uint32),
+                numbers,
+                rows,
+                columns,
+                height,
+            ),
             *(float(factors.gain), shift, flip),
             STATES=states,
             TOP=top,

@@ -36,7 +36,7 @@ def _error(value, choice: tl.constexpr):  # type: ignore[no-untyped-def]
     return error * error
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "height", "shift", "flip"])  # type: ignore[untyped-decorator]
 def search(  # type: ignore[no-untyped-def]
     weights,
     inverse,
@@ -105,7 +105,7 @@ def search(  # type: ignore[no-untyped-def]
         tl.store(numbers + offset, tl.where(scale > 0, number, 0).to(tl.int16), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["low", "rows", "height", "size", "shift", "flip"])  # type: ignore[untyped-decorator]
 def walk(  # type: ignore[no-untyped-def]
     numbers, low, symbols, counts, rows, columns, height, size, shift, flip, PAIRED: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -129,7 +129,7 @@ def walk(  # type: ignore[no-untyped-def]
         tl.atomic_add(counts + tl.cast(row, tl.int64) * width + symbol, 1, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "height", "width", "capacity"])  # type: ignore[untyped-decorator]
 def encode(  # type: ignore[no-untyped-def]
     symbols,
     classes,
@@ -181,7 +181,7 @@ def encode(  # type: ignore[no-untyped-def]
     tl.store(lengths + chunk * LANES + lane, length)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["capacity"])  # type: ignore[untyped-decorator]
 def join(buffer, lengths, bounds, words, capacity, COPIED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Copy the words of a lane from the end of its part of `buffer` to where they belong in `words`."""
     lane = tl.program_id(0)

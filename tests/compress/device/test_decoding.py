@@ -90,6 +90,34 @@ def test_damaged_side_information_is_refused() -> None:
             )
 
 
+def test_any_damage_is_refused_or_leaves_what_the_kernels_can_decode() -> None:
+    """Within their tables and words: nothing else is checked on the device."""
+    layout = grid.layout((20, 30), torch.float32, ())
+    data, rng = static.encode(NUMBERS, (1, 1), 1, 8), np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(data)
+        for at in rng.integers(0, min(len(data), 60), rng.integers(1, 3)):
+            damaged[at] ^= 1 << rng.integers(8)
+        try:
+            payloads = [(coder.LANES, bytes(damaged)), ONE_SCALE]
+            tensor = CompressedTensor.of("grid", (20, 30), torch.float32, (), layout, payloads)
+        except ArtifactError:
+            refused += 1
+            continue
+        if tensor is None:
+            continue
+        frequencies, starts = tensor.entries & 0xFFFF, tensor.entries >> 16 & 0xFFFF
+        assert (frequencies.sum(1) == 1 << tensor.precision).all()
+        assert (starts + frequencies).max() == 1 << tensor.precision
+        assert int(tensor.classes.max()) < len(tensor.entries)
+        assert (tensor.bounds.diff() >= 0).all()
+        assert int(tensor.bounds[-1]) <= tensor.words.numel()
+        assert tensor.bounds.numel() == tensor.chunks * tensor.lanes + 1
+        assert tensor.matrix in ((20, 30), (30, 20))
+    assert refused > 100
+
+
 def test_the_coded_form_is_hardly_larger_than_in_the_file() -> None:
     numbers = np.random.default_rng(0).normal(0, 3, (1024, 1024)).round().astype(np.int32)
     coded = coder.encode(numbers, effort="fast")
