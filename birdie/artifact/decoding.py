@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from birdie.artifact.container import ALIAS, Entry, Reader
+from birdie.artifact.container import ALIAS, BLOCKS, Entry, Reader
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
@@ -113,7 +113,8 @@ def require_limits(
             reader, OPERATIONS_PER_TENSOR * stored, max_operations, "operations", "max_operations (--max-operations)"
         )
     entries = [reader.entry(name) for name in (reader.names if names is None else names)]
-    entries = [entry for entry in entries if entry.scheme != ALIAS]
+    stored_names = [entry.name for entry in entries if entry.scheme != ALIAS]
+    entries = [reader.entry(block) for name in stored_names for block, _ in blocks_of(reader, name)]
     total = sum(map(decoded_bytes, entries))
     _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
     operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
@@ -166,15 +167,21 @@ def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str,
 
     A tensor that is longer than one thread's share is itself decoded on all threads.
     """
-    lengths = reader.table()
     stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
-    stored.sort(key=lengths.__getitem__, reverse=True)
+    blocks = [(name, block, rows) for name in stored for block, rows in blocks_of(reader, name)]
+    lengths = {block: reader.header(block).length for _, block, _ in blocks}
+    blocks.sort(key=lambda item: lengths[item[1]], reverse=True)
     share = sum(lengths.values()) / workers
-    queue, decoded = iter(stored), {}
+    decoded = {name: _empty(entry) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
+    queue = iter(blocks)
 
     def decode_next(_: int) -> None:
-        for name in queue:  # threads share it: a task for each of many small tensors would take longer than they do
-            decoded[name] = decode_entry(reader, name, decoder_of, workers if lengths[name] > share else 1)
+        for name, block, rows in queue:  # threads share it: a task for each of many small tensors would take longer
+            tensor = _decode(reader, block, decoder_of, workers if lengths[block] > share else 1)
+            if block == name:
+                decoded[name] = tensor
+            else:
+                decoded[name][rows] = tensor
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(decode_next, range(workers)))
@@ -182,11 +189,45 @@ def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str,
 
 
 def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
-    """Read and decode one stored entry on at most `threads` threads.
+    """Read and decode one stored tensor on at most `threads` threads.
 
     Raises:
-        ArtifactError: the entry is corrupt, or uses a code of a newer version.
+        ArtifactError: the tensor is corrupt, or uses a code of a newer version.
     """
+    if (entry := reader.entry(name)).scheme != BLOCKS:
+        return _decode(reader, name, decoder_of, threads)
+    out = _empty(entry)
+    for block, rows in blocks_of(reader, name):
+        out[rows] = _decode(reader, block, decoder_of, threads)
+    return out
+
+
+def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
+    """Return the entries that a stored tensor consists of, each with its part of the first dimension.
+
+    Raises:
+        ArtifactError: they do not make up the tensor.
+    """
+    entry = reader.entry(name)
+    if entry.scheme != BLOCKS:
+        return [(name, slice(None))]
+    found, end = [], 0
+    for block in map(reader.entry, reader.blocks(name)):
+        start, end = end, end + (block.shape[0] if block.shape else 0)
+        found.append((block.name, slice(start, end)))
+        if (block.shape[1:], block.dtype) != (entry.shape[1:], entry.dtype) or start == end:
+            raise ArtifactError(f"block {start}… of tensor {name!r} of {reader.where} differs in shape from it")
+    if (end,) != entry.shape[:1]:
+        raise ArtifactError(f"the blocks of tensor {name!r} of {reader.where} have {end} rows, not {entry.shape}")
+    return found
+
+
+def _empty(entry: Entry) -> Tensor:
+    return torch.empty(entry.shape, dtype=dtype_of(entry), device="cpu")
+
+
+def _decode(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None) -> Tensor:
+    """Read and decode one entry."""
     entry = reader.read(name)
     dtype, decoder = dtype_of(entry), decoder_of(entry)
     layout = _layout(reader, entry, decoder)

@@ -195,7 +195,11 @@ def inspect(path: Source) -> Summary:
         entries = [reader.entry(name) for name in reader.names]
         rows = tuple(
             TensorSummary(
-                entry.name, entry.shape, dtype_name(dtype_of(entry)), stored_as(entry, foreign), sizes[entry.name]
+                entry.name,
+                entry.shape,
+                dtype_name(dtype_of(entry)),
+                stored_as(reader.entry(reader.blocks(entry.name)[0]), foreign),
+                sizes[entry.name],
             )
             for entry in entries
         )

@@ -64,6 +64,9 @@ _NEVER = (
     ("birdie.run.evaluation", "_load_export"),
     ("birdie.compress.registry", "import_scheme"),
     ("birdie.runtime.distributed", "share_out"),
+    ("birdie.artifact.spool", "Spool"),
+    ("birdie.artifact.writer", "Writer._spooled"),
+    ("birdie.compress.rate.allocation", "digest"),
     ("birdie.cli.challenge", "_log_checkout"),
     ("birdie.cli.challenge", "_restored"),
 )
@@ -75,11 +78,17 @@ _CODED = "coded = self.hooks.coded or (lambda one: one)\n" + _ENCODE_EACH
 # Of these the result is known, or only a person at a terminal misses it: checks before the run, which birdie makes
 # before the script is packed; estimates, profiles, the compile cache; the comparison with the challenge's own export.
 _REPLACED = {
+    ("birdie.artifact.container", "Reader._check_blocks"): "pass",
+    ("birdie.artifact.decoding", "blocks_of"): "return [(name, slice(None))]",
     ("birdie.artifact.save", "_require_arguments"): "pass",
     ("birdie.artifact.save", "_require_module"): "pass",
+    ("birdie.artifact.writer", "Writer.collected"): "return encoded",
+    ("birdie.artifact.writer", "Writer.recalled"): "pass",
+    ("birdie.artifact.writer", "_parts"): "return tensors.items()",
+    ("birdie.compress.row_blocks", "row_blocks"): "return [slice(None)]",
     ("birdie.compress.rate.allocation", "Allocation._transform"): "return None",
     ("birdie.compress.rate.allocation", "Allocation._encode_each"): _CODED.replace(
-        "ENCODE", "lambda name: coded(encode(name))"
+        "ENCODE", "lambda name: coded(encode(name, slice(None)))"
     ),
     ("birdie.cli.challenge", "_int8_zlib"): "return None",
     ("birdie.cli.challenge", "_log_cpu_cost"): "return None",
@@ -106,7 +115,9 @@ _REPLACED = {
 # The same for recipes whose export is calibrated: every matrix that counts has feedback.
 _REPLACED_IF_CALIBRATED = {
     (f"{_SCHEMES}.trellis", "Trellis._side_by_side"): "return None",
-    ("birdie.compress.rate.allocation", "Allocation._encode_each"): _ENCODE_EACH.replace("ENCODE", "encode"),
+    ("birdie.compress.rate.allocation", "Allocation._encode_each"): _ENCODE_EACH.replace(
+        "ENCODE", "lambda name: encode(name, slice(None))"
+    ),
     ("birdie.artifact.writer", "Writer.coded"): "pass",
     ("birdie.artifact.writer", "Writer.estimated"): "pass",
 }

@@ -155,7 +155,7 @@ class Run:
                     stack.enter_context(locked_folder(self.folder, LOCK, self.notify))
                 except ConfigError as error:
                     refusal = str(error)
-            if refusal := self.world.broadcast_string(refusal):
+            if refusal := self.world.broadcast(refusal):
                 raise ConfigError(refusal)
             if self.world.is_main:
                 for folder in (self.folder, self.checkpoints, self.profiles):
@@ -184,7 +184,7 @@ class Run:
             yield from self._train(resume, stop, on_warmup)
 
     def _train(self, resume: bool, stop: Stop, on_warmup: Progress) -> Iterator[Event]:
-        job = self.world.broadcast_string(self.world.job)
+        job = self.world.broadcast(self.world.job)
         checkpoint = self._common_checkpoint(resume, job)
         about = self._identity() | self._reserve(checkpoint) | {"job": job}
         settings = self.training

@@ -68,6 +68,11 @@ class Cast(Scheme):
         if self.to not in SIXTEEN_BIT:
             raise ConfigError(f"cast to {self.to!r} is unknown; choose fp16 or bf16")
 
+    @property
+    def by_rows(self) -> bool:
+        """Return True: every row is stored as it is."""
+        return True
+
     def encode(
         self,
         name: str,
