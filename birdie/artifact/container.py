@@ -18,7 +18,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise, takewhile
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -78,7 +78,7 @@ class Entry:
         scheme, dtype: codes below 256 of the layer above; scheme 0 is an alias.
         shape: of the decoded tensor; the number of elements stays below 2**48.
         params: signed 64-bit integers of the scheme. An alias has one, the index of its target among the sorted
-            names, which the writer fills in; a tensor of blocks has one, their number.
+            names, which the writer fills in.
         streams: coded streams, in the scheme's order.
         target: for an alias, the name of the entry it repeats; None otherwise.
         crc: CRC-32 of the payloads, one after the other, if the writer knows it.
@@ -214,25 +214,10 @@ class Reader:
         )
         self._index = {name: index for index, name in enumerate(names)}
         self._names = tuple(name for name in names if "\0" not in name)
-        self._check_blocks()
         if (end := self._offsets[-1]) != self._size:
             raise ArtifactError(
                 f"{self.where} has {self._size:,} bytes, its header describes {end:,}; it is cut or has bytes added"
             )
-
-    def _check_blocks(self) -> None:
-        """Raise ArtifactError unless every tensor of blocks has all of them, and every block belongs to a tensor."""
-        parts = len(self._index) - len(self._names)
-        for position, code in enumerate(self.schemes):
-            if code != BLOCKS:
-                continue
-            entry = self._header_at(position).entry
-            count = entry.params[0] if len(entry.params) == 1 and not entry.streams else 0
-            parts -= count
-            if "\0" in entry.name or count < 1 or parts < 0 or not self._index.keys() >= {*self.blocks(entry.name)}:
-                raise ArtifactError(f"tensor {entry.name!r} of {self.where} lacks blocks; the file is damaged")
-        if parts:
-            raise ArtifactError(f"{self.where} holds blocks that belong to no tensor; the file is damaged")
 
     def _read_header(self) -> tuple[bytes, int]:
         prefix = bytes(self._at(0, min(_PREFIX_BYTES, self._size)))
@@ -296,10 +281,10 @@ class Reader:
 
     def blocks(self, name: str) -> tuple[str, ...]:
         """Return the names of the entries that hold the blocks of a tensor, in order; else the name itself."""
-        entry = self.entry(name)
-        if entry.scheme != BLOCKS:
+        if self.entry(name).scheme != BLOCKS:
             return (name,)
-        return tuple(block_name(name, index) for index in range(entry.params[0]))
+        names = (block_name(name, index) for index in count())
+        return tuple(takewhile(self._index.__contains__, names))
 
     def read(self, name: str) -> Entry:
         """Return the entry with its payloads; reads only the bytes of this entry and checks their CRC-32.
@@ -320,7 +305,8 @@ class Reader:
         """Return the payload bytes of every tensor, in name order. With `header_bytes` they add up to `size`."""
         table = dict.fromkeys(self._names, 0)
         for name, (start, end) in zip(self._index, pairwise(self._offsets), strict=True):
-            table[name.partition("\0")[0]] += end - start
+            owner = name.partition("\0")[0]
+            table[owner] = table.get(owner, 0) + end - start
         return table
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ The caller passes the look-up of decoders (`decoder_of`): the one-file decoder h
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -211,15 +212,12 @@ def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
     entry = reader.entry(name)
     if entry.scheme != BLOCKS:
         return [(name, slice(None))]
-    found, end = [], 0
-    for block in map(reader.entry, reader.blocks(name)):
-        start, end = end, end + (block.shape[0] if block.shape else 0)
-        found.append((block.name, slice(start, end)))
-        if (block.shape[1:], block.dtype) != (entry.shape[1:], entry.dtype) or start == end:
-            raise ArtifactError(f"block {start}… of tensor {name!r} of {reader.where} differs in shape from it")
-    if (end,) != entry.shape[:1]:
-        raise ArtifactError(f"the blocks of tensor {name!r} of {reader.where} have {end} rows, not {entry.shape}")
-    return found
+    blocks = [reader.entry(block) for block in reader.blocks(name)]
+    ends = [*accumulate((block.shape or (0,))[0] for block in blocks)]
+    alike = {(entry.shape[1:], entry.dtype)} == {(block.shape[1:], block.dtype) for block in blocks}
+    if not alike or entry.shape[:1] != (ends[-1],) or not all(block.shape[0] for block in blocks):
+        raise ArtifactError(f"the blocks of tensor {name!r} of {reader.where} do not make it up; the file is damaged")
+    return [(block.name, slice(end - block.shape[0], end)) for block, end in zip(blocks, ends, strict=True)]
 
 
 def _empty(entry: Entry) -> Tensor:

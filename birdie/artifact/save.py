@@ -136,9 +136,7 @@ def save(
     share = None if world.size == 1 else partial(share_out, world)
     if share is not None and workers is None:
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    spool = None
-    if assignment.weights >= _SPOOLED and calibrated is None:
-        spool = Spool(Path(path), world.rank)
+    spool = None if calibrated is not None else _spool(Path(path), assignment.weights, world)
     with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
         meter.begin(len(assignment.tensors))
@@ -168,6 +166,11 @@ def save(
     if calibrated is None or calibrated.held_out is None:
         return summary
     return replace(summary, error=calibrated.divergence(encoded))
+
+
+def _spool(path: Path, weights: int, world: World) -> Spool | None:
+    """Return where coded tensors are kept until the file is complete; None for memory."""
+    return Spool(path, world.rank) if weights >= _SPOOLED else None
 
 
 def _require_arguments(

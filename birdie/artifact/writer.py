@@ -209,7 +209,7 @@ class Writer:
             entries.append(Entry(name, *kind, tensor.params, streams[name], crc=crc))
         for name, tensor in encoded.tensors.items():
             if isinstance(tensor, Blocks):
-                entries.append(Entry(name, BLOCKS, DTYPES.index(tensor.dtype), tensor.shape, (len(tensor.parts),)))
+                entries.append(Entry(name, BLOCKS, DTYPES.index(tensor.dtype), tensor.shape))
         for name, first in encoded.ties.items():
             tensor = encoded.tensors[first]
             entries.append(Entry(name, ALIAS, DTYPES.index(tensor.dtype), tensor.shape, target=first))
