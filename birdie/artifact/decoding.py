@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from birdie.artifact.container import ALIAS, BLOCKS, Entry, Reader
+from birdie.artifact.inspect import DTYPES as DTYPE_NAMES
+from birdie.artifact.inspect import dtype_name
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
@@ -21,13 +23,7 @@ from birdie.errors import ArtifactError
 DecoderOf = Callable[[Entry], Decoder]
 """The decoder of an entry; raises ArtifactError where there is none."""
 
-# The index of a dtype is its code in the file. Never change one; new dtypes go at the end.
-DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
-    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
-    torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
-)  # fmt: skip
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_NAMES)
 # Bytes that a file may decode to without the caller's word: so many, or so many for each of its own.
 MIN_DECODED_LIMIT = 1 << 30
 DECODED_PER_BYTE = 64
@@ -50,11 +46,8 @@ def dtype_of(entry: Entry) -> torch.dtype:
     Raises:
         ArtifactError: its code is unknown.
     """
-    if entry.dtype >= len(DTYPES):
-        raise ArtifactError(
-            f"tensor {entry.name!r} has dtype code {entry.dtype}, unknown to this version; update birdie"
-        )
-    return DTYPES[entry.dtype]
+    kind: torch.dtype = getattr(torch, dtype_name(entry))
+    return kind
 
 
 def stored_name(reader: Reader, name: str) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.spool import Spool
 from birdie.artifact.summary import Summary
 from birdie.artifact.writer import Meter, Writer

@@ -82,6 +82,13 @@ _REPLACED = {
     ("birdie.artifact.decoding", "_empty"): "pass",
     ("birdie.artifact.decoding", "blocks_of"): "return [(name, slice(None))]",
     ("birdie.artifact.save", "_spool"): "return None",
+    ("birdie.artifact.inspect", "inspect"): (
+        "with Reader(path) as reader:\n"
+        "    entries = map(reader.entry, reader.names)\n"
+        "    weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)\n"
+        "    about = file_metadata.parse(bytes(reader.metadata), reader.where).get('metadata', {})\n"
+        "    return Summary(str(path), reader.size, None, weights, (), about)"
+    ),
     ("birdie.artifact.save", "_require_arguments"): "pass",
     ("birdie.artifact.save", "_require_module"): "pass",
     ("birdie.artifact.writer", "Writer.collected"): "return encoded",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.rate.size import parse_size

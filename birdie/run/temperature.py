@@ -18,7 +18,7 @@ from torch import Tensor
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.run.calibration import Batch, training_sequences
 from birdie.run.dataset import open_shards
 from birdie.run.evaluation import load_gpt
