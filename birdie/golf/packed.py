@@ -108,6 +108,7 @@ _REPLACED = {
     ("birdie.data.dataset", "DatasetInfo.write"): "pass",
     ("birdie.data.dataset", "_check_by_decoding"): "return []",
     ("birdie.run.environment", "remarks"): "return ()",
+    ("birdie.run.evaluation", "_require_shape"): "pass",
     ("birdie.run.pipeline", "Run._checked"): "return Checked(())",
     ("birdie.run.pipeline", "Run._profile"): "yield",
     ("birdie.runtime.blas", "one_thread"): "from contextlib import nullcontext\nreturn nullcontext()",
