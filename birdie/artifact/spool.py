@@ -111,7 +111,7 @@ class Spool:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file = open_locked(self.path)
-            self._records = self._found()
+            self._records = self._all_records()
             self._token = self._continue()
         except BlockingIOError as error:
             raise OutputError(f"{output} is being written by another process; wait, or choose another name") from error
@@ -188,7 +188,7 @@ class Spool:
         except OSError as error:
             raise self._error(error) from error
 
-    def _found(self) -> dict[str, Record]:
+    def _all_records(self) -> dict[str, Record]:
         """Return the records of all files in the folder."""
         records: dict[str, Record] = {}
         for path in sorted(self.folder.iterdir()):
@@ -199,9 +199,10 @@ class Spool:
 
     def _continue(self) -> bytes:
         """Cut this rank's file behind its last complete record, or begin it; return its token."""
-        own = [record for record in self._records.values() if record.payloads and record.payloads[0].path == self.path]
-        if own:
-            last = max((payload for record in own for payload in record.payloads), key=lambda one: one.offset)
+        payloads = [payload for record in self._records.values() for payload in record.payloads]
+        payloads = [payload for payload in payloads if payload.path == self.path]
+        if payloads:
+            last = max(payloads, key=lambda payload: payload.offset)
             self._end = last.offset + last.length
             os.truncate(self._file, self._end)
             return last.token

@@ -205,9 +205,9 @@ def spooling_command(folder: str, *tokens: str) -> None:
     """Run the command line with coded tensors on disk, ranks above 0 in folders of their own if `folder` is given."""
     saving._SPOOLED = 1
     if folder and os.environ["RANK"] != "0":
-        own = Path(folder + os.environ["RANK"])
-        own.mkdir()
-        os.chdir(own)
+        disk = Path(folder + os.environ["RANK"])
+        disk.mkdir()
+        os.chdir(disk)
     birdie_command(*tokens)
 
 
