@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from birdie import schemes as schemes
     from birdie.artifact.in_memory import compress_weights, load_weights
-    from birdie.artifact.load import inspect, load
+    from birdie.artifact.inspect import inspect
+    from birdie.artifact.load import load
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "birdie.artifact.load": ("inspect", "load"),
+    "birdie.artifact.inspect": ("inspect",),
+    "birdie.artifact.load": ("load",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),

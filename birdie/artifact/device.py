@@ -21,13 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact.container import ALIAS, Reader
-from birdie.artifact.decoding import DecoderOf, decode_entry, decoded_bytes, dtype_of, layout_of
+from birdie.artifact.decoding import (
+    DecoderOf,
+    blocks_of,
+    decode_entry,
+    decode_one,
+    decoded_bytes,
+    dtype_of,
+    layout_of,
+)
 from birdie.artifact.tensor_cache import Pending
 from birdie.compress.device.compressed import CompressedTensor, may_decode, require_sound, works
 from birdie.errors import ArtifactError
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
+_Blocks = list[tuple[CompressedTensor, slice]]  # of a tensor, each with its rows
 
 
 class DeviceDecoder:
@@ -43,14 +52,14 @@ class DeviceDecoder:
         self._damaged: dict[str, Tensor] = {}
 
     def decode(self, reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> Tensor:
-        """Return a stored tensor on the device. If a kernel decodes it, `require_sound` tells whether it is sound.
+        """Return an entry's tensor on the device. If a kernel decodes it, `require_sound` tells whether it is sound.
 
         Raises:
             ArtifactError: the entry is corrupt, as far as that is known without waiting for the device.
         """
         compressed = compressed_entry(reader, name, decoder_of, threads)
         if compressed is None:
-            return decode_entry(reader, name, decoder_of, threads).to(self.device)
+            return decode_one(reader, name, decoder_of, threads).to(self.device)
         with self._lock:
             tensor, self._damaged[name] = compressed.to(self.device).decode()
         return tensor
@@ -132,18 +141,23 @@ class CompressedTensors:
         self._sound: set[str] = set()
         stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
 
-        def read(name: str) -> CompressedTensor | None:
-            compressed = compressed_entry(reader, name, decoder_of)
-            return None if compressed is None else compressed.to(device, words=not offload)
+        def read(name: str) -> _Blocks | None:
+            blocks = []
+            for block, rows in blocks_of(reader, name):
+                compressed = compressed_entry(reader, block, decoder_of)
+                if compressed is None:
+                    return None
+                blocks.append((compressed.to(device, words=not offload), rows))
+            return blocks
 
         with ThreadPoolExecutor(workers) as pool:
             tensors = dict(zip(stored, pool.map(read, stored), strict=True))
-        self._compressed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        self._compressed = {name: blocks for name, blocks in tensors.items() if blocks is not None}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors in their coded form."""
-        return sum(tensor.nbytes for tensor in self._compressed.values())
+        return sum(tensor.nbytes for blocks in self._compressed.values() for tensor, _ in blocks)
 
     def decode(self, name: str) -> Tensor:
         """Return a stored tensor, decoded on the current stream; the first time wait until it is known to be sound.
@@ -151,13 +165,13 @@ class CompressedTensors:
         Raises:
             ArtifactError: it is corrupt.
         """
-        compressed = self._compressed.get(name)
-        if compressed is None:
+        if name not in self._compressed:
             return self._decoded_on_cpu(name)
-        tensor, damaged = compressed.decode()
+        tensor = self._empty(name)
+        damaged = self._decode_into(tensor, name)
         if name not in self._sound:
             try:
-                require_sound(damaged)
+                require_sound(torch.cat(damaged))
             except ArtifactError as error:
                 raise ArtifactError(f"tensor {name!r} of {self._reader.where}: {error}") from error
             self._sound.add(name)
@@ -165,24 +179,31 @@ class CompressedTensors:
 
     def start(self, name: str) -> Pending | None:
         """Start to decode a stored tensor beside other work; None unless a kernel decoded it before."""
-        compressed = self._compressed.get(name)
-        if compressed is None or name not in self._sound:
+        if name not in self._sound:
             return None
-        tensor = compressed.empty()
-        return self._side.start(lambda: compressed.decode(tensor), tensor)
+        tensor = self._empty(name)
+        return self._side.start(lambda: self._decode_into(tensor, name), tensor)
+
+    def _empty(self, name: str) -> Tensor:
+        entry = self._reader.entry(name)
+        return torch.empty(entry.shape, dtype=dtype_of(entry), device=self._device)
+
+    def _decode_into(self, tensor: Tensor, name: str) -> list[Tensor]:
+        """Decode the blocks of a tensor into it, and return what tells whether they are sound."""
+        return [compressed.decode(tensor[rows])[1] for compressed, rows in self._compressed[name]]
 
     def _decoded_on_cpu(self, name: str) -> Tensor:
         if name in self._resident:
             return self._resident[name]
         tensor = decode_entry(self._reader, name, self._decoder_of, self._workers).to(self._device)
-        coded = self._reader.header(name).length
+        coded = sum(self._reader.header(block).length for block, _ in blocks_of(self._reader, name))
         if decoded_bytes(self._reader.entry(name)) <= max(_RESIDENT, _RESIDENT_PER_CODED * coded):
             self._resident[name] = tensor
         return tensor
 
 
 def compressed_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> CompressedTensor | None:
-    """Read a stored tensor in its coded form, to memory of the CPU; None if the kernels do not decode it.
+    """Read an entry in its coded form, to memory of the CPU; None if the kernels do not decode it.
 
     Raises:
         ArtifactError: the entry is corrupt, or uses a code of a newer version.

@@ -1,10 +1,9 @@
-"""Loading of .birdie files: all tensors (into a module or a dict), one tensor, or a summary of the header.
+"""Loading of .birdie files: all tensors (into a module or a dict), or one tensor.
 
 No pickle and no code: a file decodes to tensors or raises ArtifactError. A file that uses a scheme from another package
 names it; the file is decoded only if that scheme is registered, or if the caller names it in `schemes`.
 """
 
-import math
 import os
 from collections.abc import Collection
 from functools import partial
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders, stored_as
-from birdie.artifact.container import ALIAS, Reader
+from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders
+from birdie.artifact.container import Reader
 from birdie.artifact.decoding import (
     DecoderOf,
     decode_all,
@@ -29,7 +28,6 @@ from birdie.artifact.decoding import (
 )
 from birdie.artifact.device import CompressedTensors, SideStream, device_decoder, target_of
 from birdie.artifact.lazy import attach
-from birdie.artifact.summary import Summary, TensorSummary
 from birdie.artifact.tensor_cache import Stored
 from birdie.compress.device.compressed import works
 from birdie.compress.rate.target import whole_number
@@ -137,8 +135,8 @@ def load(
         decoders = decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations)
         on_device = device_decoder(device, None if into is None else unwrapped(into))
-        decode = decode_entry if on_device is None else on_device.decode
-        tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1, decode)
+        to_device = () if on_device is None else (on_device.decode, on_device.device)
+        tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1, *to_device)
         if on_device is not None:
             on_device.require_sound(reader.where)
         if into is None:
@@ -202,29 +200,6 @@ def decode_tensor(
         stored, decoders = stored_name(reader, name), decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations, [stored])
         return decode_entry(reader, stored, decoders)
-
-
-def inspect(path: Source) -> Summary:
-    """Return the summary of a file, reading only its header.
-
-    Raises:
-        ArtifactError: the file is missing or its header is corrupt.
-        ConfigError: the path is not valid.
-    """
-    _require_arguments(path)
-    with Reader(path) as reader:
-        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
-        sizes, foreign = reader.table(), fields.get("schemes", {})
-        entries = [reader.entry(name) for name in reader.names]
-        rows = tuple(
-            TensorSummary(
-                entry.name, entry.shape, dtype_name(dtype_of(entry)), stored_as(entry, foreign), sizes[entry.name]
-            )
-            for entry in entries
-        )
-        weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
-        extra = fields.get("metadata", {}), fields.get("tree")
-        return Summary(str(path), reader.size, fields.get("budget"), weights, rows, *extra)
 
 
 def decoders_of(reader: Reader) -> DecoderOf:

@@ -35,6 +35,8 @@ _REPLACED = {
     ("birdie.runtime.kernels", "njit"): (
         "from birdie.golf.standalone.kernels import njit as compiled\nreturn compiled(cache=cache, **options)"
     ),
+    ("birdie.artifact.decoding", "_empty"): "pass",
+    ("birdie.artifact.decoding", "blocks_of"): "return [(name, slice(None))]",
     ("birdie.data.dataset", "_check_by_decoding"): "return []",
     ("birdie.model.gpt", "GPT.diagnostics"): "return []",
 }

@@ -22,9 +22,10 @@ from birdie.artifact import container, device
 from birdie.artifact import load as load_module
 from birdie.artifact.container import Reader, Stream
 from birdie.artifact.load import decoders_of
+from birdie.compress import row_blocks
 from birdie.compress.device.compressed import CompressedTensor
 from birdie.compress.schemes.trellis import Trellis
-from birdie.entropy import coder, static
+from birdie.entropy import coder, static, trellis
 from birdie.errors import ArtifactError
 from tests.artifact.states import same_bits
 
@@ -39,6 +40,8 @@ class Net(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(40, 64)
         self.up, self.norm, self.down = nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64, bias=False)
+        for layer in (self.up, self.down):
+            nn.init.normal_(layer.weight)
         self.head = nn.Linear(64, 40, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("steps", torch.tensor(3))
@@ -53,6 +56,14 @@ def in_lanes() -> Iterator[None]:
     """Code small tensors as if they were large."""
     rules = mock.patch.multiple(static, _LEAST_IN_LANES=1 << 10, _BYTES_PER_LANE=1, _STEPS=1, _MOST_LANES=64)
     with rules, mock.patch.dict(coder._TRY_NUMBERS, fast=0):
+        yield
+
+
+@contextmanager
+def in_blocks() -> Iterator[None]:
+    """Encode the layers in two blocks of rows, each of one small chunk."""
+    chunk = 32 * 64
+    with mock.patch.object(trellis, "CHUNK", chunk), mock.patch.multiple(row_blocks, LARGE=chunk, _BLOCK=chunk):
         yield
 
 
@@ -169,6 +180,11 @@ def main(folder: Path) -> Results:
         path = saved(folder, scheme=scheme)
         results[name] = loaded(path) | coders(path)
         results[f"{name}, damaged"] = damaged(path)
+    with in_blocks():
+        path = saved(folder, scheme="sigma:0.3")
+        results["blocks"] = loaded(path)
+        results["blocks, lazy"] = lazy(path)
+    path = saved(folder, scheme=Trellis(8, along=False))
     results["cast"] = loaded(path, dtype=torch.float16)
     results["into a module"] = filled(path)
     results["lazy"] = lazy(path)

@@ -33,6 +33,11 @@ def test_a_loaded_state_equals_that_of_the_cpu(scheme: str, interpreted: dict[st
     assert result["kernels"] == len(result["compressed"])
 
 
+def test_tensors_in_blocks_of_rows_are_decoded_block_by_block(interpreted: dict[str, dict[str, Any]]) -> None:
+    assert interpreted["blocks"] == {"same": True, "tied": True, "kernels": 4}
+    assert interpreted["blocks, lazy"]["same"]
+
+
 def test_casts_and_modules_get_what_they_would_get_from_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
     assert interpreted["cast"]["same"]
     assert interpreted["into a module"] == {"same": True, "kernels": interpreted["trellis"]["kernels"]}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from birdie.artifact.load import inspect, load
+from birdie.artifact.inspect import inspect
+from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus

@@ -181,15 +181,11 @@ class CompressedTensor:
         moved["words"] = self.words.to(device, non_blocking=True) if words else self.words.pin_memory()
         return replace(self, **moved)  # type: ignore[arg-type]
 
-    def empty(self) -> Tensor:
-        """Return memory for the decoded tensor, on its device."""
-        return torch.empty(self.shape, dtype=self.dtype, device=self.bounds.device)
-
     def decode(self, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Decode on the device, on its current stream.
 
         Args:
-            out: contiguous memory for the tensor; default: `empty`.
+            out: contiguous memory for the tensor; default: new.
 
         Returns:
             The tensor, and (chunks,) int32 on the device: not 0 where a chunk was damaged (see `require_sound`).
@@ -197,7 +193,7 @@ class CompressedTensor:
         from birdie.compress.device import decoding_kernels as kernels
 
         device = self.bounds.device
-        out = self.empty() if out is None else out
+        out = torch.empty(self.shape, dtype=self.dtype, device=device) if out is None else out
         (rows, columns), (tables, size) = self.matrix, self.entries.shape
         with current(device):
             words = self.words.to(device, non_blocking=True)

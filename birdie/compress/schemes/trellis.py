@@ -224,6 +224,11 @@ class Trellis(Scheme):
         """Mean squared error at high rate, in squared scales."""
         return float(2.0 ** (2 * (_GAPS[self.states] - _GAPS[1])) / 12)
 
+    @property
+    def by_rows(self) -> bool:
+        """Return whether each row has scales of its own."""
+        return not self.per_tensor
+
     def at_scale(self, sigma: float) -> "Trellis":
         """Return the same trellis with a scale of `sigma` standard deviations."""
         return replace(self, sigma=sigma, bits=None)
