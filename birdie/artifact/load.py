@@ -127,27 +127,37 @@ def load(
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
         limits = max_bytes, max_operations
-        settings = {"device": device, "dtype": dtype, "cache_bytes": cache_bytes}
-        return _load_lazily(path, into, limits, workers, offload=offload, **settings)
+        return _load_lazily(
+            path, into, limits, workers, offload=offload, device=device, dtype=dtype, cache_bytes=cache_bytes
+        )
     with Reader(path) as reader:
         if max_bytes is None and into is not None:
             max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
         decoders = decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations)
-        on_device = device_decoder(device, None if into is None else unwrapped(into))
-        to_device = () if on_device is None else (on_device.decode, on_device.device)
-        tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1, *to_device)
-        if on_device is not None:
-            on_device.require_sound(reader.where)
+        tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
     if into is None:
         return state
-    if on_device is not None and not any(tensor.is_meta for tensor in plain_state(unwrapped(into)).values()):
-        into.to(on_device.device)  # so that tensors do not go to the CPU and back
     fill(unwrapped(into), state, str(path))
     return into.to(device=device, dtype=dtype)
+
+
+def _decode_all(
+    reader: Reader, decoders: DecoderOf, workers: int, device: torch.device | str | None, into: nn.Module | None
+) -> dict[str, Tensor]:
+    """Decode every stored tensor, on a GPU if that is where they go; then `into` is moved there before they are."""
+    module = None if into is None else unwrapped(into)
+    on_device = device_decoder(device, module)
+    if on_device is None:
+        return decode_all(reader, decoders, workers)
+    tensors = decode_all(reader, decoders, workers, on_device.decode, on_device.device)
+    on_device.require_sound(reader.where)
+    if module is not None and not any(tensor.is_meta for tensor in plain_state(module).values()):
+        module.to(on_device.device)  # so that tensors do not go to the CPU and back
+    return tensors
 
 
 def _allocated(reader: Reader, module: nn.Module) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.entropy import alphabet as alphabets
-from birdie.entropy import frequency_tables, payload, prediction, rans, row_classes, trellis
+from birdie.entropy import frequency_tables, payload, prediction, rans, rans_lanes, row_classes, trellis
 from birdie.entropy.alphabet import Alphabet, Symbols
 from birdie.entropy.prediction import Prediction
 from birdie.entropy.raw import Bytes, check_range, narrowest
@@ -133,28 +133,38 @@ def _lanes(plan: _Plan, states: int) -> int:
         return 0
     bytes_per_chunk = plan.bits / 8 * min(1.0, trellis.chunk_rows(columns) / rows)
     most = min(_MOST_LANES, columns // _STEPS, int(bytes_per_chunk) // _BYTES_PER_LANE)
-    fits = rows * columns >= _LEAST_IN_LANES and columns <= trellis.CHUNK and most >= rans.LANES
+    fits = rows * columns >= _LEAST_IN_LANES and columns <= trellis.CHUNK and most >= rans_lanes.LEAST
     return 1 << most.bit_length() - 1 if fits else 0
 
 
 def _write(values: NDArray[np.integer], plan: _Plan, lanes: int) -> bytes:
     way, alphabet = plan.way, plan.alphabet
     frequencies = np.stack([table.frequencies(alphabet.size, plan.precision) for table in plan.tables])
-    in_rows = way.odd is not None or lanes > 0
-    parts = list(_chunks(way.symbols, way.classes, in_rows))
+    parts = list(_chunks(way.symbols, way.classes, way.odd is not None or lanes > 0))
     odd_parts = [None] * len(parts) if way.odd is None else [part for part, _ in _chunks(way.odd, way.classes, True)]
-    chunks, lengths = [], []
-    for (part, classes), odd in zip(parts, odd_parts, strict=True):
-        if lanes:
-            words, lane_lengths = rans.encode_lanes(part, classes, frequencies, plan.precision, odd, lanes)
-        else:
-            words = rans.encode(part, classes, frequencies, plan.precision, odd)
-            lane_lengths = np.array([words.size])
-        chunks.append(words)
-        lengths.append(lane_lengths)
+    coded = [
+        _encode_chunk(part, classes, frequencies, plan.precision, odd, lanes)
+        for (part, classes), odd in zip(parts, odd_parts, strict=True)
+    ]
+    chunks, lengths = zip(*coded, strict=True)
     scanned = values.T if way.columns_first else values
     low = alphabets.low_bits(scanned, alphabet) if alphabet.kind == alphabets.SPLIT else b""
     return payload.join(_describe(plan, lanes, np.concatenate(lengths)), chunks, low)
+
+
+def _encode_chunk(
+    symbols: NDArray[np.uint16],
+    classes: NDArray[np.uint8],
+    frequencies: NDArray[np.int64],
+    precision: int,
+    odd: NDArray[np.uint8] | None,
+    lanes: int,
+) -> tuple[rans.Words, NDArray[np.int64]]:
+    """Return the words of a chunk, and how many these are, in each of its lanes if there are any."""
+    if lanes:
+        return rans_lanes.encode(symbols, classes, frequencies, precision, odd, lanes)
+    words = rans.encode(symbols, classes, frequencies, precision, odd)
+    return words, np.array([words.size])
 
 
 def _describe(plan: _Plan, lanes: int, lengths: NDArray[np.int64]) -> NDArray[np.uint16]:
@@ -172,13 +182,17 @@ def _describe(plan: _Plan, lanes: int, lengths: NDArray[np.int64]) -> NDArray[np
         row_classes.put(writer, way.classes)
     for table in plan.tables:
         table.put(writer, plan.alphabet.size)
+    _put_lengths(writer, lanes, lengths)
+    return writer.finish()
+
+
+def _put_lengths(writer: Writer, lanes: int, lengths: NDArray[np.int64]) -> None:
     if lanes:  # about as long as one another
         writer.put(_LANES, lanes.bit_length() - 1)
         writer.put_all(_WORDS, lengths[:1])
         writer.put_all(_MORE_WORDS, zigzag(np.diff(lengths)))
     else:
         writer.put_all(_WORDS, lengths)
-    return writer.finish()
 
 
 def _chunks(
@@ -391,7 +405,7 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1, *, in_lan
     frequencies = frequency_tables.take(reader, count << paired, alphabet.size, precision)
     in_rows = bool(paired or in_lanes or classes.any())
     chunks = -(-rows // trellis.chunk_rows(columns)) if in_rows else -(-rows * columns // trellis.CHUNK)
-    lengths = _take_lanes(reader, chunks, columns) if in_lanes else reader.take_all(_WORDS, chunks)[:, None]
+    lengths = _take_lengths(reader, chunks, columns, in_lanes=in_lanes)
     reader.finish()
     if int(lengths.min()) < 0 or int(lengths.max()) > len(words) or 2 * int(lengths.sum()) > len(words):
         raise ArtifactError("the chunks of a stream are longer than its payload; the file is damaged")
@@ -412,11 +426,13 @@ def open_stream(data: Bytes, rows: int, columns: int, states: int = 1, *, in_lan
     )
 
 
-def _take_lanes(reader: Reader, chunks: int, columns: int) -> NDArray[np.int64]:
-    """Read the words of each lane, (chunks, lanes)."""
-    lanes = 1 << reader.take(_LANES, rans.MAX_LANES.bit_length() - 1, "log2 of the lanes")
+def _take_lengths(reader: Reader, chunks: int, columns: int, *, in_lanes: bool) -> NDArray[np.int64]:
+    """Read the words of each chunk, (chunks, 1), or of each lane, (chunks, lanes)."""
+    if not in_lanes:
+        return reader.take_all(_WORDS, chunks)[:, None]
+    lanes = 1 << reader.take(_LANES, rans_lanes.MOST.bit_length() - 1, "log2 of the lanes")
     # With more lanes than columns some would stay empty, and looking at them takes time.
-    if not rans.LANES <= lanes <= max(columns, rans.LANES):
+    if not rans_lanes.LEAST <= lanes <= max(columns, rans_lanes.LEAST):
         raise ArtifactError(f"rows of {columns} in a stream have {lanes} lanes; the file is damaged")
     first, more = reader.take_all(_WORDS, 1), unzigzag(reader.take_all(_MORE_WORDS, chunks * lanes - 1))
     return np.cumsum(np.concatenate([first, more])).reshape(chunks, lanes)
@@ -454,7 +470,7 @@ def _decode(stream: Opened, dtype: np.dtype[np.integer], threads: int) -> NDArra
 
     def decode_part(index: int, words: memoryview) -> None:
         part, classes = parts[index]
-        rans.decode(words, stream.lengths[index], classes, table, stream.precision, stream.paths, part)
+        _decode_chunk(words, stream.lengths[index], classes, table, stream.precision, stream.paths, part)
 
     tail = payload.decode_chunks(stream.data, stream.lengths.sum(1), 2, decode_part, threads)
     if alphabet.kind != alphabets.SPLIT and len(tail):
@@ -464,3 +480,18 @@ def _decode(stream: Opened, dtype: np.dtype[np.integer], threads: int) -> NDArra
         out = np.empty(symbols.shape, dtype)
         alphabets.values_of(symbols, alphabet, tail, out)
     return out.T if stream.columns_first else out
+
+
+def _decode_chunk(
+    words: memoryview,
+    lengths: NDArray[np.int64],
+    classes: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    precision: int,
+    paths: trellis.Machine,
+    out: NDArray[np.integer],
+) -> None:
+    if lengths.size > 1:
+        rans_lanes.decode(words, lengths, classes, table, precision, paths, out)
+    else:
+        rans.decode(words, classes, table, precision, paths, out)

@@ -38,7 +38,8 @@ _SUBSTITUTES = {
     (f"{_COMPRESS}.device.encoding", "searches"): "no_gpu",
     (f"{_COMPRESS}.device.encoding", "quantize"): "left_out",
     ("birdie.entropy.static", "encode_fastest"): "left_out",
-    ("birdie.entropy.rans", "encode_lanes"): "left_out",
+    ("birdie.entropy.rans_lanes", "encode"): "left_out",
+    ("birdie.entropy.rans_lanes", "decode"): "left_out",
     (f"{_COMPRESS}.schemes.spectral", "Spectral"): "left_out",
 }
 _UNCALIBRATED = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Stream
-from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans
+from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans, rans_lanes
 from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
 from birdie.entropy.prediction import RowPrediction, TapPrediction
 from birdie.entropy.side_information import Writer, zigzag
@@ -118,7 +118,7 @@ def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Rando
     words, lengths = [], []
     for part, kinds in parts:
         if lanes:
-            coded, of_lanes = rans.encode_lanes(part, kinds, frequencies, precision, None, lanes)
+            coded, of_lanes = rans_lanes.encode(part, kinds, frequencies, precision, None, lanes)
             lengths += of_lanes.tolist()
         else:
             coded = rans.encode(part, kinds, frequencies, precision)

@@ -3,8 +3,8 @@
     words ─► rANS: a lane per thread ─► numbers ─► states of the trellis ─► number · row · column ─► weights
 
 A program decodes a chunk: all its lanes take the same step at the same time, and the lanes are neighboring columns, so
-that they write neighboring weights. The integer arithmetic is that of `birdie.entropy.rans`, and products of float32
-are rounded one by one in the order of docs/format.md, so weights equal those of the CPU bit for bit.
+that they write neighboring weights. The integer arithmetic is that of `birdie.entropy.rans_lanes`, and products of
+float32 are rounded one by one in the order of docs/format.md, so weights equal those of the CPU bit for bit.
 
 Nothing that a file says is believed: the words of a lane are read within its bounds, which were checked with the side
 information, slots and symbols lie within their tables by arithmetic, and loops have as many steps as the tensor has

@@ -119,7 +119,7 @@ def symbols_of(numbers: Tensor, low: int, size: int, states: int) -> tuple[Tenso
 def encode_lanes(
     symbols: Tensor, classes: NDArray[np.uint8], frequencies: NDArray[np.int64], precision: int, lanes: int
 ) -> tuple[Tensor, Tensor]:
-    """Code symbols in lanes, chunk by chunk: the words of `birdie.entropy.rans.encode_lanes`.
+    """Code symbols in lanes, chunk by chunk: the words of `birdie.entropy.rans_lanes.encode`.
 
     Args:
         symbols: of `symbols_of`, on the device.

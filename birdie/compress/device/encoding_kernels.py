@@ -3,7 +3,7 @@
     weights ─► search: a path down each column ─► numbers ─► walk: states, histograms ─► rANS, a lane a thread ─► words
 
 The searches are those of `birdie.compress.lanes`, with the same float32 arithmetic in the same order; the words are
-those of `birdie.entropy.rans.encode_lanes`. With TRITON_INTERPRET=1 set before Triton is imported the kernels run on a
+those of `birdie.entropy.rans_lanes.encode`. With TRITON_INTERPRET=1 set before Triton is imported the kernels run on a
 CPU, which is how they are tested.
 """
 

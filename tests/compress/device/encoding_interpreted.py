@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from birdie.compress import lanes
 from birdie.compress.device import encoding
 from birdie.compress.lanes import Factors, Shape
-from birdie.entropy import rans, row_classes, trellis
+from birdie.entropy import rans_lanes, row_classes, trellis
 from tests.reference.streams import on_paths
 
 Results = dict[str, dict[str, float | bool]]
@@ -63,7 +63,7 @@ def code(states: int, deviation: float, rows: int, columns: int, count: int, chu
         for first in range(0, rows, height):
             part = slice(first, first + height)
             expected.append(
-                rans.encode_lanes(
+                rans_lanes.encode(
                     (numbers - low)[part].astype(np.uint16),
                     classes[part],
                     frequencies,
