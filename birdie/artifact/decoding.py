@@ -22,6 +22,8 @@ from birdie.errors import ArtifactError
 
 DecoderOf = Callable[[Entry], Decoder]
 """The decoder of an entry; raises ArtifactError where there is none."""
+DecodeOne = Callable[[Reader, str, DecoderOf, int], Tensor]
+"""Reads and decodes one entry, on so many threads."""
 
 DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_NAMES)
 # Bytes that a file may decode to without the caller's word: so many, or so many for each of its own.
@@ -130,7 +132,7 @@ def _require(reader: Reader, number: int, limit: int, what: str, argument: str) 
 
 def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
     """Return the cost of decoding an entry, streams included."""
-    layout = _layout(reader, entry, decoder)
+    layout = layout_of(reader, entry, decoder)
     cost = decoder.cost(entry.shape, dtype_of(entry), entry.params)
     costs = [(cost.operations, cost.bytes, 0)]
     for stream, expected in zip(entry.streams, layout, strict=True):
@@ -139,7 +141,7 @@ def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
     return Cost(sum(operations), sum(kept) + max(temporary))
 
 
-def _layout(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
+def layout_of(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
     """Return the layout of an entry's streams.
 
     Raises:
@@ -156,22 +158,33 @@ def _layout(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayou
     return layout
 
 
-def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str, Tensor]:
+def decode_all(
+    reader: Reader,
+    decoder_of: DecoderOf,
+    workers: int,
+    decode: DecodeOne | None = None,
+    device: torch.device | None = None,
+) -> dict[str, Tensor]:
     """Decode every stored tensor, the longest first, so that no thread works on it alone at the end.
 
-    A tensor that is longer than one thread's share is itself decoded on all threads.
+    Args:
+        reader, decoder_of: the file, and its decoders.
+        workers: threads. A tensor that is longer than one thread's share is itself decoded on all of them.
+        decode: decodes one entry; default: on the CPU.
+        device: where it puts the tensor.
     """
+    decode = decode or decode_one
     stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
     blocks = [(name, block, rows) for name in stored for block, rows in blocks_of(reader, name)]
     lengths = {block: reader.header(block).length for _, block, _ in blocks}
     blocks.sort(key=lambda item: lengths[item[1]], reverse=True)
     share = sum(lengths.values()) / workers
-    decoded = {name: _empty(entry) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
+    decoded = {name: _empty(entry, device) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
     queue = iter(blocks)
 
     def decode_next(_: int) -> None:
         for name, block, rows in queue:  # threads share it: a task for each of many small tensors would take longer
-            tensor = _decode(reader, block, decoder_of, workers if lengths[block] > share else 1)
+            tensor = decode(reader, block, decoder_of, workers if lengths[block] > share else 1)
             if block == name:
                 decoded[name] = tensor
             else:
@@ -189,10 +202,10 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
         ArtifactError: the tensor is corrupt, or uses a code of a newer version.
     """
     if (entry := reader.entry(name)).scheme != BLOCKS:
-        return _decode(reader, name, decoder_of, threads)
+        return decode_one(reader, name, decoder_of, threads)
     out = _empty(entry)
     for block, rows in blocks_of(reader, name):
-        out[rows] = _decode(reader, block, decoder_of, threads)
+        out[rows] = decode_one(reader, block, decoder_of, threads)
     return out
 
 
@@ -213,15 +226,19 @@ def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
     return [(block.name, slice(end - block.shape[0], end)) for block, end in zip(blocks, ends, strict=True)]
 
 
-def _empty(entry: Entry) -> Tensor:
-    return torch.empty(entry.shape, dtype=dtype_of(entry), device="cpu")
+def _empty(entry: Entry, device: torch.device | None = None) -> Tensor:
+    return torch.empty(entry.shape, dtype=dtype_of(entry), device=device or "cpu")
 
 
-def _decode(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None) -> Tensor:
-    """Read and decode one entry."""
+def decode_one(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
+    """Read and decode one entry, which is a stored tensor or a block of one.
+
+    Raises:
+        ArtifactError: it is corrupt, or uses a code of a newer version.
+    """
     entry = reader.read(name)
     dtype, decoder = dtype_of(entry), decoder_of(entry)
-    layout = _layout(reader, entry, decoder)
+    layout = layout_of(reader, entry, decoder)
     try:
         streams = tuple(
             entropy.decode(

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress import lanes
+from birdie.compress.device import encoding as device
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.lanes import Matrix, Shape
 from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
@@ -313,7 +314,7 @@ class Trellis(Scheme):
             price = self.rate * right_price * (1 if plain else _FEEDBACK_RATE)
             states = self.states
             if plain and states > 1:
-                states, symbols = self._without_feedback(matrix, most, factors, row, column, price)
+                states, symbols = self._without_feedback(weight, matrix, most, factors, row, column, price)
             else:
                 symbols = quantize(matrix, factors, row, column, states, price)
             encoded = replace(encoded, params=(states, *scales.params))
@@ -321,6 +322,7 @@ class Trellis(Scheme):
 
     def _without_feedback(
         self,
+        weight: Tensor,
         matrix: Matrix,
         most: NDArray[np.float64],
         factors: Feedback,
@@ -333,7 +335,7 @@ class Trellis(Scheme):
         One path starts only once, which saves bits; but where columns are nearly zero, separate paths down the columns
         can stay at zero.
         """
-        fast = self._side_by_side(matrix, most, row, column, price)
+        fast = self._side_by_side(weight, matrix, most, row, column, price)
         if fast is not None:
             return fast
         options = {
@@ -343,15 +345,21 @@ class Trellis(Scheme):
         return states, options[states]
 
     def _side_by_side(
-        self, matrix: Matrix, most: NDArray[np.float64], row: Matrix, column: Matrix, price: float
+        self, weight: Tensor, matrix: Matrix, most: NDArray[np.float64], row: Matrix, column: Matrix, price: float
     ) -> tuple[int, NDArray[np.integer]] | None:
-        """Return the same by the search on many paths at a time; None where it does not suit the scales."""
+        """Return the same by the search on many paths at a time; None where it does not suit the scales.
+
+        Paths down the columns of a weight on a GPU are searched there.
+        """
         shape = Shape.of(matrix)
         if not lanes.suits(shape, most, row, column, self.states):
             return None
         short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
         along = (self.along or short) and shape.even and bool(row.all())
         states = -self.states if along else self.states
+        if not along and device.searches(weight):
+            factors = lanes.Factors.of(shape, row, column, states, price)
+            return states, device.quantize(weight.detach().reshape(matrix.shape), factors).cpu().numpy()
         return states, lanes.quantize(matrix, shape, row, column, states, price)
 
 

@@ -203,6 +203,11 @@ def not_calibrated(state: ModelState, *_: object, **__: object) -> tuple[ModelSt
     return state, None
 
 
+def no_gpu(*_: object) -> bool:
+    """Return that no kernel quantizes a tensor, in place of `birdie.compress.device.encoding.searches`."""
+    return False
+
+
 def left_out(*_: object, **__: object) -> NoReturn:
     """Raise ConfigError, in place of functions that no export calls."""
     raise ConfigError("this file cannot do that; use birdie")
