@@ -17,7 +17,8 @@ import torch
 from benchmarks import memory
 from benchmarks.rivals import Measure, Measured
 from benchmarks.symbols import SymbolSet
-from birdie.artifact.load import decode_tensor, inspect, load
+from birdie.artifact.inspect import inspect
+from birdie.artifact.load import decode_tensor, load
 from birdie.artifact.save import save
 from birdie.entropy.hints import Effort
 

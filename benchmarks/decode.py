@@ -23,7 +23,7 @@ from benchmarks.timing import take_turns
 from birdie.artifact.container import Reader
 from birdie.compress.log_scales import scales_of
 from birdie.compress.schemes.grid import Grid
-from birdie.entropy import coder, rans
+from birdie.entropy import coder, static
 
 State = dict[str, Tensor]
 Row = dict[str, Any]
@@ -69,12 +69,12 @@ def kernel_and_stream(name: str, path: Path, seconds: float) -> list[Row]:
     def decode_stream() -> None:
         coder.decode(stream.coder, stream.payload, rows, columns, dtype=np.int8, threads=1)
 
-    decode = rans.decode
+    decode = static._decode_chunk
     try:
-        rans.decode = lambda *arguments: calls.append(arguments)
+        static._decode_chunk = lambda *arguments: calls.append(arguments)
         decode_stream()
     finally:
-        rans.decode = decode
+        static._decode_chunk = decode
     count = rows * columns
     return [
         row(f"{name}: kernel", count, 1, best(lambda: [decode(*call) for call in calls], seconds)),

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import evaluate, fused_loss, optimizer, scoring_package
+from benchmarks import evaluate, fused_loss, on_device, optimizer, scoring_package
 from benchmarks.fp8 import stdlib_dataset
 from benchmarks.loaders import RepeatedTokens
 from benchmarks.timing import duration, take_turns
@@ -564,6 +564,16 @@ def decoding(setup: Setup) -> Iterator[Row]:
             }
 
 
+def tensors_on_device(setup: Setup) -> Iterator[Row]:
+    """Decoding and encoding of one matrix on the device, beside the CPU and a copy in bfloat16."""
+    yield from on_device.tensor(setup.device, small=setup.small)
+
+
+def model_in_device_memory(setup: Setup) -> Iterator[Row]:
+    """A Llama-like model whose weights stay compressed in the memory of the device, beside bfloat16."""
+    yield from on_device.model(setup.device, small=setup.small)
+
+
 def _median(work: Callable[[], object], device: torch.device, turns: int = 9) -> float:
     """Return the median of the seconds that `work` takes, after one run more."""
     return statistics.median(take_turns({"": work}, turns=turns, device=device)[""])
@@ -598,5 +608,9 @@ CHECKS: dict[str, Check] = {
     "loader": Check("does the loader keep up?", loader, 45),
     "profile": Check("where does the time of a step go?", profiles, 90),
     "decoding": Check("how fast is decoding?", decoding, 45),
+    "decoding on the device": Check("do kernels decode to the CPU's bits, and how fast?", tensors_on_device, 90),
+    "compressed in device memory": Check(
+        "what do weights cost that stay compressed in memory?", model_in_device_memory, 120
+    ),
 }
 """The checks by name, the most valuable first."""

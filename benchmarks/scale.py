@@ -5,6 +5,9 @@
     python -m benchmarks.scale --beside ../old             another checkout in the same run, row by row in turns
     python -m benchmarks.scale --methods "birdie fast"     some methods
 
+ZipNN, torch_ans and EntroPack run in the environment that `make rivals` builds. EntroPack without a GPU takes two
+seconds for a million weights, so it is measured up to 50 million. torch_ans codes a grid with a scale for each row.
+
 Models have the matrices of a Llama-like transformer in bfloat16. Rows and tails are drawn from a trained model of the
 shared data (BIRDIE_DATA), else from a log-normal distribution and Student's t. Every measurement is a process of its
 own on one thread, with kernels warm: processor seconds of compressing and of loading, and the most memory above that of
@@ -34,8 +37,10 @@ from birdie.errors import ConfigError
 SIZES = {"10M": (3, 512, 2048), "50M": (6, 768, 16_384), "200M": (15, 1024, 32_000), "1B": (21, 2048, 32_000)}
 """Layers, width and vocabulary of a model of about so many weights."""
 SOURCE = "weights/parameter_golf/nolanvild_128d_fp32.pt"
-METHODS = ("birdie fast", "birdie max", "birdie lossless", "gguf Q4_0", "torchao int4", "zstd -19")
-ZSTD_MOST = 60_000_000  # weights: it takes a second for a million
+OURS = ("birdie fast", "birdie max", "birdie lossless")
+RIVALS = ("zipnn", "torch_ans", "entropack")  # in an environment of their own
+METHODS = (*OURS, "gguf Q4_0", "torchao int4", "zstd -19", "zipnn", "torch_ans", "entropack")
+MOST = {"zstd -19": 60_000_000, "entropack": 60_000_000}  # weights: they take a second or two for a million
 ROOT = Path(__file__).resolve().parents[1]
 
 # Runs with the working directory in a checkout. Arguments: method, small model, model, file, bits.
@@ -100,6 +105,69 @@ def torchao_methods():
         return decoded
     return save, load
 
+def zipnn_methods():
+    from zipnn import ZipNN
+    settings = dict(input_format="torch", bytearray_dtype="bfloat16", threads=1)
+    def save(source):
+        state = {n: w for n, w in load_file(source).items() if w.ndim > 1}
+        parts = {n: bytearray(ZipNN(**settings).compress(w.clone())) for n, w in state.items()}  # it changes its input
+        torch.save({n: torch.frombuffer(part, dtype=torch.uint8) for n, part in parts.items()}, file)
+    def load():
+        return {n: ZipNN(**settings).decompress(part.numpy().tobytes()) for n, part in torch.load(file).items()}
+    return save, load
+
+def torch_ans_methods():
+    from torch_ans.utils import TorchANSInterface
+    def coder(counts, low):
+        made = TorchANSInterface(impl="rans32_16", num_parallel_states=8, num_interleaves=4, freq_precision=15,
+                                 inverse_cdf_precision="auto", bypass_coding=False)
+        size = torch.tensor([counts.numel()], dtype=torch.int32)
+        made.init_params(counts.float()[None], size, torch.tensor([low], dtype=torch.int32))
+        return made
+    def rounded(w, scale):
+        return torch.round(w / (w.std(1, keepdim=True) * scale).half().float()).to(torch.int32)
+    def entropy(q):
+        p = torch.unique(q, return_counts=True)[1] / q.numel()
+        return float(-(p * p.log2()).sum())
+    def scale_for(w):
+        some, low, high = w[:: max(1, len(w) // 64)].float(), 0.02, 4.0
+        for _ in range(12):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if entropy(rounded(some, middle)) > float(bits) else (low, middle)
+        return high
+    def save(source):
+        parts = {}
+        for n, w in load_file(source).items():
+            if w.ndim < 2:
+                continue
+            w, scale = w.float(), scale_for(w)
+            q = rounded(w, scale)
+            low = int(q.min())
+            counts = torch.bincount((q - low).flatten())
+            data = coder(counts, low).encode_with_indexes(q.reshape(1, -1), torch.zeros_like(q).reshape(1, -1))
+            rows = (w.std(1, keepdim=True) * scale).half()
+            parts[n] = torch.frombuffer(bytearray(data), dtype=torch.uint8), counts.int(), low, rows, tuple(w.shape)
+        torch.save(parts, file)
+    def load():
+        out = {}
+        for n, (data, counts, low, rows, shape) in torch.load(file).items():
+            index = torch.zeros((1, shape[0] * shape[1]), dtype=torch.int32)
+            q = coder(counts, low).decode_with_indexes(data.numpy().tobytes(), index)
+            out[n] = (q.reshape(shape).float() * rows.float()).bfloat16()
+        return out
+    return save, load
+
+def entropack_methods():
+    import entropack
+    config = entropack.EntroPackLossyConfig(target_bpp=float(bits), row_rdo_iterations=8)
+    def save(source):
+        state = {n: w.float() for n, w in load_file(source).items() if w.ndim > 1}
+        torch.save({n: entropack.compress(w, config).entropack_quant_state for n, w in state.items()}, file)
+    def load():
+        unpack = entropack.CompressedTensor.unpack
+        return {n: entropack.decompress(unpack(s), config).bfloat16() for n, s in torch.load(file).items()}
+    return save, load
+
 def zstd_methods():
     import zstandard
     def save(source):
@@ -149,7 +217,7 @@ def measured(
         model = model_file(folder, size, SIZES[size])
         weights = count(SIZES[size])
         for method in methods:
-            if method.startswith("zstd") and weights > ZSTD_MOST:
+            if weights > MOST.get(method, weights):
                 continue
             checkouts = {"": ROOT} | ({f" at {beside.name}": beside} if beside and method.startswith("birdie") else {})
             for name, checkout in checkouts.items():
@@ -174,10 +242,14 @@ COLUMNS = ("compress_cpu_s", "compress_M_per_s", "load_M_per_s", "peak_mib", "by
 
 def run_worker(checkout: Path, method: str, small: Path, model: Path, out: Path, bits: float) -> list[float] | str:
     """Return what a process measured, or why it could not."""
-    package = method.split()[0]
+    package, python = method.split()[0], sys.executable
     if package in ("gguf", "torchao") and not installed(package):
         return "not installed"
-    command = [sys.executable, "-c", _WORKER, method, str(small), str(model), str(out), str(bits)]
+    if package in RIVALS:
+        python = str(ROOT / ".venv-rivals/bin/python")
+        if not Path(python).exists():
+            return "not installed (make rivals)"
+    command = [python, "-c", _WORKER, method, str(small), str(model), str(out), str(bits)]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     if done.returncode:
         return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from birdie import schemes as schemes
     from birdie.artifact.calibrated import calibrate
     from birdie.artifact.in_memory import compress_weights, load_weights
-    from birdie.artifact.load import inspect, load
+    from birdie.artifact.inspect import inspect
+    from birdie.artifact.load import load
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "birdie.artifact.calibrated": ("calibrate",),
-    "birdie.artifact.load": ("inspect", "load"),
+    "birdie.artifact.inspect": ("inspect",),
+    "birdie.artifact.load": ("load",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),

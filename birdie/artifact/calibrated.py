@@ -22,7 +22,7 @@ from birdie.compress.calibration.blockwise_result import (
 from birdie.compress.calibration.result import CalibrationResult, calibrated_state
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.rate.encoding import Refinement
-from birdie.compress.scheme import Encoded
+from birdie.compress.scheme import Blocks, Encoded
 from birdie.compress.state import ModelState, named_tensors
 from birdie.compress.wrappers import unwrapped
 from birdie.entropy import coder as entropy
@@ -110,6 +110,8 @@ def calibrated_files(
 
 def opened(encoded: Encoded) -> Encoded:
     """Return an encoded tensor with its integers, decoded if they are coded already."""
+    if isinstance(encoded, Blocks):
+        return replace(encoded, parts=tuple(map(opened, encoded.parts)))
     if not isinstance(encoded, CodedTensor):
         return encoded
     layout = registry.decoder(encoded.scheme).layout(encoded.shape, encoded.dtype, encoded.params)

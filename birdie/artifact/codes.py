@@ -7,12 +7,12 @@ another package defines) has no fixed code: a file numbers those it uses from 12
 
 from collections.abc import Iterable, Mapping
 
-from birdie.artifact.container import ALIAS, MAX_CODE, Entry
+from birdie.artifact.container import MAX_CODE, Entry
 from birdie.artifact.decoding import DecoderOf
+from birdie.artifact.inspect import scheme_name
 from birdie.compress import registry
 from birdie.compress.scheme import Decoder
-from birdie.compress.schemes.cast import CAST_NAMES
-from birdie.errors import ArtifactError, ConfigError
+from birdie.errors import ConfigError
 
 FIRST_FOREIGN = registry.MAX_CODE + 1
 
@@ -33,28 +33,6 @@ def scheme_codes(names: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
         )
     codes = {name: FIRST_FOREIGN + index for index, name in enumerate(foreign)}
     return builtin | codes, {str(code): name for name, code in codes.items()}
-
-
-def scheme_name(entry: Entry, foreign: Mapping[str, str]) -> str:
-    """Return the name of an entry's scheme.
-
-    Raises:
-        ArtifactError: its code is neither one of birdie's nor named in the file.
-    """
-    name = registry.own_names_by_code().get(entry.scheme) or foreign.get(str(entry.scheme))
-    if name is None:
-        raise ArtifactError(
-            f"tensor {entry.name!r} has scheme code {entry.scheme}, unknown to this version; update birdie"
-        )
-    return name
-
-
-def stored_as(entry: Entry, foreign: Mapping[str, str]) -> str:
-    """Return the name of an entry's scheme in summaries: fp16 and bf16 for casts, alias for a second name."""
-    if entry.scheme == ALIAS:
-        return "alias"
-    name = scheme_name(entry, foreign)
-    return CAST_NAMES.get(entry.params, name) if name == "cast" else name
 
 
 def registered_decoders(foreign: Mapping[str, str]) -> DecoderOf:

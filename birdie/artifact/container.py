@@ -3,9 +3,11 @@
     magic 8 | version 1 | flags 1 | packed length 4 | header length 4 | CRC-32 4 | header | payloads in header order
 
 The header lists every entry (sorted by name) in columns and is deflated, so a thousand tensors cost a few bytes each.
-The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exception is
-scheme 0, an alias: a second name of another entry. Every length is checked against a limit and against the size of the
-file before anything is allocated, and the payloads must fill the file exactly. `docs/format.md` is the byte-exact spec.
+The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exceptions are
+scheme 0, an alias, a second name of another entry, and scheme 11: a tensor that is cut into blocks along its first
+dimension, each an entry of its own that `Reader.names` leaves out. Every length is checked against a limit and against
+the size of the file before anything is allocated, and the payloads must fill the file exactly. `docs/format.md` is the
+byte-exact spec.
 """
 
 import functools
@@ -14,9 +16,9 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise, takewhile
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -30,6 +32,7 @@ from birdie.runtime.reading import require_regular
 MAGIC = b"\x89BRD\r\n\x1a\n"
 VERSION = 1
 ALIAS = 0
+BLOCKS = 11
 
 MAX_HEADER_BYTES = 1 << 26
 HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file
@@ -56,6 +59,15 @@ class Stream:
     coder: int
     payload: bytes
 
+    @property
+    def length(self) -> int:
+        """Bytes of the payload."""
+        return len(self.payload)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the payload; a writer may have it elsewhere than in memory."""
+        yield self.payload
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -69,6 +81,7 @@ class Entry:
             names, which the writer fills in.
         streams: coded streams, in the scheme's order.
         target: for an alias, the name of the entry it repeats; None otherwise.
+        crc: CRC-32 of the payloads, one after the other, if the writer knows it.
     """
 
     name: str
@@ -78,6 +91,7 @@ class Entry:
     params: tuple[int, ...] = ()
     streams: tuple[Stream, ...] = ()
     target: str | None = None
+    crc: int | None = None
 
 
 _EMPTY = [Stream(code, b"") for code in range(MAX_CODE + 1)]
@@ -105,18 +119,25 @@ class EntryHeader:
         return sum(self.lengths)
 
 
+def block_name(name: str, index: int) -> str:
+    """Return the name of the entry of a block; no tensor has a name with NUL."""
+    return f"{name}\0{index}"
+
+
 def to_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> bytes:
     """Return the bytes of the file that holds `entries`; their order does not matter.
 
     Raises:
         ConfigError: two entries share a name, an alias points nowhere, or a limit of the format is passed.
     """
-    return b"".join(_parts(entries, metadata))
+    head, streams = _head(entries, metadata)
+    return b"".join([head, *(piece for stream in streams for piece in stream.pieces())])
 
 
 def file_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> int:
     """Return the number of bytes of that file."""
-    return sum(map(len, _parts(entries, metadata)))
+    head, streams = _head(entries, metadata)
+    return len(head) + sum(stream.length for stream in streams)
 
 
 def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: bytes = b"") -> int:
@@ -126,24 +147,26 @@ def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: by
         ConfigError: as `to_bytes`.
         OutputError: the file cannot be written.
     """
-    parts = _parts(entries, metadata)
+    head, streams = _head(entries, metadata)
     with files.atomic_path(target) as path, path.open("wb") as file:
-        file.writelines(parts)
-    return sum(map(len, parts))
+        file.write(head)
+        for stream in streams:
+            file.writelines(stream.pieces())
+    return len(head) + sum(stream.length for stream in streams)
 
 
-def _parts(entries: Iterable[Entry], metadata: bytes) -> list[bytes]:
-    """Return the header and the payloads, in the order of the file."""
+def _head(entries: Iterable[Entry], metadata: bytes) -> tuple[bytes, list[Stream]]:
+    """Return what stands before the payloads, and the streams in the order of the file."""
     ordered = _resolved(sorted(entries, key=lambda entry: _name_bytes(entry.name)))
     header = _encode_header(ordered, metadata)
-    payloads = [stream.payload for entry in ordered for stream in entry.streams]
+    streams = [stream for entry in ordered for stream in entry.streams]
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
     packed, flags = packer.compress(header) + packer.flush(), _DEFLATED
-    if len(packed) >= len(header) or len(header) > _longest_header(len(packed) + sum(map(len, payloads))):
+    if len(packed) >= len(header) or len(header) > _longest_header(len(packed) + sum(one.length for one in streams)):
         packed, flags = header, 0
     head = _HEAD.pack(VERSION, flags, len(packed), len(header))
     crc = zlib.crc32(packed, zlib.crc32(head))
-    return [MAGIC, head, struct.pack("<I", crc), packed, *payloads]
+    return b"".join([MAGIC, head, struct.pack("<I", crc), packed]), streams
 
 
 class Reader:
@@ -190,6 +213,7 @@ class Reader:
             header, self.where, self.header_bytes
         )
         self._index = {name: index for index, name in enumerate(names)}
+        self._names = tuple(name for name in names if "\0" not in name)
         if (end := self._offsets[-1]) != self._size:
             raise ArtifactError(
                 f"{self.where} has {self._size:,} bytes, its header describes {end:,}; it is cut or has bytes added"
@@ -233,8 +257,8 @@ class Reader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all entries, sorted by their UTF-8 bytes."""
-        return tuple(self._index)
+        """Names of all tensors, sorted by their UTF-8 bytes."""
+        return self._names
 
     @property
     def size(self) -> int:
@@ -255,6 +279,13 @@ class Reader:
         """Return the entry with empty payloads; reads nothing from the file. Raises as `header`."""
         return self.header(name).entry
 
+    def blocks(self, name: str) -> tuple[str, ...]:
+        """Return the names of the entries that hold the blocks of a tensor, in order; else the name itself."""
+        if self.entry(name).scheme != BLOCKS:
+            return (name,)
+        names = (block_name(name, index) for index in count())
+        return tuple(takewhile(self._index.__contains__, names))
+
     def read(self, name: str) -> Entry:
         """Return the entry with its payloads; reads only the bytes of this entry and checks their CRC-32.
 
@@ -271,8 +302,12 @@ class Reader:
         return replace(header.entry, streams=streams)
 
     def table(self) -> dict[str, int]:
-        """Return the payload bytes of every entry, in name order. With `header_bytes` they add up to `size`."""
-        return {name: end - start for name, (start, end) in zip(self._index, pairwise(self._offsets), strict=True)}
+        """Return the payload bytes of every tensor, in name order. With `header_bytes` they add up to `size`."""
+        table = dict.fromkeys(self._names, 0)
+        for name, (start, end) in zip(self._index, pairwise(self._offsets), strict=True):
+            owner = name.partition("\0")[0]
+            table[owner] = table.get(owner, 0) + end - start
+        return table
 
     def close(self) -> None:
         """Close the file; reading from it afterwards is an error."""
@@ -355,10 +390,13 @@ def _encode_header(ordered: list[Entry], metadata: bytes) -> bytes:
         out += varint(len(entry.params)) + b"".join(varint(v << 1 if v >= 0 else ~(v << 1)) for v in entry.params)
     for entry in ordered:
         out += varint(len(entry.streams)) + bytes(stream.coder for stream in entry.streams)
-    out += b"".join(varint(len(stream.payload)) for entry in ordered for stream in entry.streams)
+    out += b"".join(varint(stream.length) for entry in ordered for stream in entry.streams)
     for entry in ordered:
-        crc = functools.reduce(lambda crc, stream: zlib.crc32(stream.payload, crc), entry.streams, 0)
-        out += struct.pack("<I", crc) if any(stream.payload for stream in entry.streams) else b""
+        crc = entry.crc
+        if crc is None:
+            payloads = (piece for stream in entry.streams for piece in stream.pieces())
+            crc = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), payloads, 0)
+        out += struct.pack("<I", crc) if any(stream.length for stream in entry.streams) else b""
     if len(out) > MAX_HEADER_BYTES:
         raise ConfigError(
             f"the header has {len(out):,} bytes, more than the {MAX_HEADER_BYTES:,} allowed; shorten the metadata"

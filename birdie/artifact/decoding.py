@@ -8,25 +8,24 @@ The caller passes the look-up of decoders (`decoder_of`): the one-file decoder h
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from birdie.artifact.container import ALIAS, Entry, Reader
+from birdie.artifact.container import ALIAS, BLOCKS, Entry, Reader
+from birdie.artifact.inspect import DTYPES as DTYPE_NAMES
+from birdie.artifact.inspect import dtype_name
 from birdie.compress.scheme import Cost, Decoder, Encoded, StreamLayout
 from birdie.entropy import coder as entropy
 from birdie.errors import ArtifactError
 
 DecoderOf = Callable[[Entry], Decoder]
 """The decoder of an entry; raises ArtifactError where there is none."""
+DecodeOne = Callable[[Reader, str, DecoderOf, int], Tensor]
+"""Reads and decodes one entry, on so many threads."""
 
-# The index of a dtype is its code in the file. Never change one; new dtypes go at the end.
-DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
-    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
-    torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
-)  # fmt: skip
+DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_NAMES)
 # Bytes that a file may decode to without the caller's word: so many, or so many for each of its own.
 MIN_DECODED_LIMIT = 1 << 30
 DECODED_PER_BYTE = 64
@@ -49,11 +48,8 @@ def dtype_of(entry: Entry) -> torch.dtype:
     Raises:
         ArtifactError: its code is unknown.
     """
-    if entry.dtype >= len(DTYPES):
-        raise ArtifactError(
-            f"tensor {entry.name!r} has dtype code {entry.dtype}, unknown to this version; update birdie"
-        )
-    return DTYPES[entry.dtype]
+    kind: torch.dtype = getattr(torch, dtype_name(entry))
+    return kind
 
 
 def stored_name(reader: Reader, name: str) -> str:
@@ -113,7 +109,8 @@ def require_limits(
             reader, OPERATIONS_PER_TENSOR * stored, max_operations, "operations", "max_operations (--max-operations)"
         )
     entries = [reader.entry(name) for name in (reader.names if names is None else names)]
-    entries = [entry for entry in entries if entry.scheme != ALIAS]
+    stored_names = [entry.name for entry in entries if entry.scheme != ALIAS]
+    entries = [reader.entry(block) for name in stored_names for block, _ in blocks_of(reader, name)]
     total = sum(map(decoded_bytes, entries))
     _require(reader, total, limit, "bytes", "max_bytes (--max-size)")
     operations, peak = OPERATIONS_PER_TENSOR * len(entries), 0
@@ -135,7 +132,7 @@ def _require(reader: Reader, number: int, limit: int, what: str, argument: str) 
 
 def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
     """Return the cost of decoding an entry, streams included."""
-    layout = _layout(reader, entry, decoder)
+    layout = layout_of(reader, entry, decoder)
     cost = decoder.cost(entry.shape, dtype_of(entry), entry.params)
     costs = [(cost.operations, cost.bytes, 0)]
     for stream, expected in zip(entry.streams, layout, strict=True):
@@ -144,7 +141,7 @@ def _cost(reader: Reader, entry: Entry, decoder: Decoder) -> Cost:
     return Cost(sum(operations), sum(kept) + max(temporary))
 
 
-def _layout(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
+def layout_of(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayout, ...]:
     """Return the layout of an entry's streams.
 
     Raises:
@@ -161,20 +158,37 @@ def _layout(reader: Reader, entry: Entry, decoder: Decoder) -> tuple[StreamLayou
     return layout
 
 
-def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str, Tensor]:
+def decode_all(
+    reader: Reader,
+    decoder_of: DecoderOf,
+    workers: int,
+    decode: DecodeOne | None = None,
+    device: torch.device | None = None,
+) -> dict[str, Tensor]:
     """Decode every stored tensor, the longest first, so that no thread works on it alone at the end.
 
-    A tensor that is longer than one thread's share is itself decoded on all threads.
+    Args:
+        reader, decoder_of: the file, and its decoders.
+        workers: threads. A tensor that is longer than one thread's share is itself decoded on all of them.
+        decode: decodes one entry; default: on the CPU.
+        device: where it puts the tensor.
     """
-    lengths = reader.table()
+    decode = decode or decode_one
     stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
-    stored.sort(key=lengths.__getitem__, reverse=True)
+    blocks = [(name, block, rows) for name in stored for block, rows in blocks_of(reader, name)]
+    lengths = {block: reader.header(block).length for _, block, _ in blocks}
+    blocks.sort(key=lambda item: lengths[item[1]], reverse=True)
     share = sum(lengths.values()) / workers
-    queue, decoded = iter(stored), {}
+    decoded = {name: _empty(entry, device) for name in stored if (entry := reader.entry(name)).scheme == BLOCKS}
+    queue = iter(blocks)
 
     def decode_next(_: int) -> None:
-        for name in queue:  # threads share it: a task for each of many small tensors would take longer than they do
-            decoded[name] = decode_entry(reader, name, decoder_of, workers if lengths[name] > share else 1)
+        for name, block, rows in queue:  # threads share it: a task for each of many small tensors would take longer
+            tensor = decode(reader, block, decoder_of, workers if lengths[block] > share else 1)
+            if block == name:
+                decoded[name] = tensor
+            else:
+                decoded[name][rows] = tensor
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(decode_next, range(workers)))
@@ -182,14 +196,49 @@ def decode_all(reader: Reader, decoder_of: DecoderOf, workers: int) -> dict[str,
 
 
 def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
-    """Read and decode one stored entry on at most `threads` threads.
+    """Read and decode one stored tensor on at most `threads` threads.
 
     Raises:
-        ArtifactError: the entry is corrupt, or uses a code of a newer version.
+        ArtifactError: the tensor is corrupt, or uses a code of a newer version.
+    """
+    if (entry := reader.entry(name)).scheme != BLOCKS:
+        return decode_one(reader, name, decoder_of, threads)
+    out = _empty(entry)
+    for block, rows in blocks_of(reader, name):
+        out[rows] = decode_one(reader, block, decoder_of, threads)
+    return out
+
+
+def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
+    """Return the entries that a stored tensor consists of, each with its part of the first dimension.
+
+    Raises:
+        ArtifactError: they do not make up the tensor.
+    """
+    entry = reader.entry(name)
+    if entry.scheme != BLOCKS:
+        return [(name, slice(None))]
+    blocks = [reader.entry(block) for block in reader.blocks(name)]
+    ends = [*accumulate((block.shape or (0,))[0] for block in blocks)]
+    alike = {(entry.shape[1:], entry.dtype)} == {(block.shape[1:], block.dtype) for block in blocks}
+    if not alike or entry.shape[:1] != (ends[-1],) or not all(block.shape[0] for block in blocks):
+        raise ArtifactError(f"the blocks of tensor {name!r} of {reader.where} do not make it up; the file is damaged")
+    return [(block.name, slice(end - block.shape[0], end)) for block, end in zip(blocks, ends, strict=True)]
+
+
+def _empty(entry: Entry, device: torch.device | None = None) -> Tensor:
+    return torch.empty(entry.shape, dtype=dtype_of(entry), device=device or "cpu")
+
+
+def decode_one(reader: Reader, name: str, decoder_of: DecoderOf, threads: int | None = None) -> Tensor:
+    """Read and decode one entry, which is a stored tensor or a block of one.
+
+    Raises:
+        ArtifactError: it is corrupt, or uses a code of a newer version.
     """
     entry = reader.read(name)
     dtype, decoder = dtype_of(entry), decoder_of(entry)
-    layout = _layout(reader, entry, decoder)
+    layout = layout_of(reader, entry, decoder)
     try:
         streams = tuple(
             entropy.decode(

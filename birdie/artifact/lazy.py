@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from birdie.artifact.tensor_cache import Slot, Store, Stored
+from birdie.artifact.tensor_cache import Pending, Slot, Store, Stored
 from birdie.compress.state import fill
 from birdie.errors import ConfigError, WeightsError
 
@@ -210,6 +210,7 @@ def attach(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     cache_bytes: int | None = None,
+    start: Callable[[str], Pending | None] | None = None,
 ) -> M:
     """Make `module` read its weights from a file when they are used, and put it in evaluation mode.
 
@@ -221,6 +222,7 @@ def attach(
         where: name of the file, for error messages.
         device, dtype: destination of the module, as in `Module.to`.
         cache_bytes: most bytes of decoded tensors to keep; default 1.5 times the largest layer.
+        start: name of a stored tensor → the same, decoded beside other work; None for one that cannot be.
 
     Raises:
         WeightsError: names, shapes or kinds of numbers do not match, or a buffer that is not in the file has no memory.
@@ -243,7 +245,7 @@ def attach(
         slot = Slot(source[id(tensor)], ((at, tensor.dtype),), kind == "_parameters")
         last = dtype if dtype is not None and movable else tensor.dtype
         slots[name] = slot.cast(at if device is None else torch.empty(0, device=device).device, last)
-    store = Store(decode, close, cache_bytes)
+    store = Store(decode, close, cache_bytes, start)
     layers: dict[int, dict[str, Slot]] = {}
     for name, slot in slots.items():
         layers.setdefault(id(owners[name][0]), {})[name] = slot

@@ -1,10 +1,9 @@
-"""Loading of .birdie files: all tensors (into a module or a dict), one tensor, or a summary of the header.
+"""Loading of .birdie files: all tensors (into a module or a dict), or one tensor.
 
 No pickle and no code: a file decodes to tensors or raises ArtifactError. A file that uses a scheme from another package
 names it; the file is decoded only if that scheme is registered, or if the caller names it in `schemes`.
 """
 
-import math
 import os
 from collections.abc import Collection
 from functools import partial
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders, stored_as
-from birdie.artifact.container import ALIAS, Reader
+from birdie.artifact.codes import FIRST_FOREIGN, registered_decoders
+from birdie.artifact.container import Reader
 from birdie.artifact.decoding import (
     DecoderOf,
     decode_all,
@@ -27,9 +26,10 @@ from birdie.artifact.decoding import (
     require_limits,
     stored_name,
 )
+from birdie.artifact.device import CompressedTensors, SideStream, device_decoder, target_of
 from birdie.artifact.lazy import attach
-from birdie.artifact.summary import Summary, TensorSummary
 from birdie.artifact.tensor_cache import Stored
+from birdie.compress.device.compressed import works
 from birdie.compress.rate.target import whole_number
 from birdie.compress.registry import import_schemes
 from birdie.compress.state import fill, moved, plain_state
@@ -50,6 +50,7 @@ def load(
     dtype: torch.dtype | None = None,
     lazy: bool = False,
     cache_bytes: int | None = None,
+    offload: bool = False,
     max_bytes: int | None = None,
     max_operations: int | None = None,
     schemes: Collection[str] = (),
@@ -64,6 +65,7 @@ def load(
     dtype: torch.dtype | None = None,
     lazy: bool = False,
     cache_bytes: int | None = None,
+    offload: bool = False,
     max_bytes: int | None = None,
     max_operations: int | None = None,
     schemes: Collection[str] = (),
@@ -77,6 +79,7 @@ def load(
     dtype: torch.dtype | None = None,
     lazy: bool = False,
     cache_bytes: int | None = None,
+    offload: bool = False,
     max_bytes: int | None = None,
     max_operations: int | None = None,
     schemes: Collection[str] = (),
@@ -87,11 +90,13 @@ def load(
     Args:
         path: a .birdie file.
         into: a module to copy the tensors into; names and shapes must match exactly.
-        device: destination of the tensors (or of the module); default: the CPU (or the module's current device).
+        device: destination of the tensors (or of the module); default: the CPU (or the module's current device). On
+            CUDA with Triton, files of the coder "fast" are decoded there (birdie.compress.device), to the same bits.
         dtype: dtype to which floating tensors (or the module) are cast after decoding.
         lazy: decode nothing now, but each tensor when `into` reads it (birdie.artifact.lazy). The module can only run:
             it is put in evaluation mode, and may have been built on the meta device. The file stays open.
         cache_bytes: with lazy, most bytes of decoded tensors to keep; default 1.5 times the largest layer.
+        offload: with lazy on a GPU, keep coded tensors in pinned memory of the host instead of the GPU's.
         max_bytes: refuse to decode more than this; default the larger of 1 GiB and 64 × the file. By default tensors
             for which `into` has memory already do not count.
         max_operations: refuse to decode a file that takes more operations, of about a nanosecond each; default 2 for
@@ -115,18 +120,22 @@ def load(
     cache_bytes = whole_number("cache_bytes", cache_bytes, 0)
     if cache_bytes is not None and not lazy:
         raise ConfigError("cache_bytes limits the cache of lazy loading; give lazy=True as well, or leave it out")
+    if offload and not lazy:
+        raise ConfigError("offload is about where lazy loading keeps coded tensors; give lazy=True, or leave it out")
     import_schemes(schemes)
     if lazy:
         if into is None:
             raise ConfigError("lazy loading needs the module that reads the weights; give into=, or leave lazy out")
         limits = max_bytes, max_operations
-        return _load_lazily(path, into, limits, workers, device=device, dtype=dtype, cache_bytes=cache_bytes)
+        return _load_lazily(
+            path, into, limits, workers, offload=offload, device=device, dtype=dtype, cache_bytes=cache_bytes
+        )
     with Reader(path) as reader:
         if max_bytes is None and into is not None:
             max_bytes = default_limit(reader) + _allocated(reader, unwrapped(into))
         decoders = decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations)
-        tensors = decode_all(reader, decoders, workers or os.cpu_count() or 1)
+        tensors = _decode_all(reader, decoders, workers or os.cpu_count() or 1, device, into)
         if into is None:
             tensors = {name: moved(tensor, device, dtype) for name, tensor in tensors.items()}
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
@@ -134,6 +143,21 @@ def load(
         return state
     fill(unwrapped(into), state, str(path))
     return into.to(device=device, dtype=dtype)
+
+
+def _decode_all(
+    reader: Reader, decoders: DecoderOf, workers: int, device: torch.device | str | None, into: nn.Module | None
+) -> dict[str, Tensor]:
+    """Decode every stored tensor, on a GPU if that is where they go; then `into` is moved there before they are."""
+    module = None if into is None else unwrapped(into)
+    on_device = device_decoder(device, module)
+    if on_device is None:
+        return decode_all(reader, decoders, workers)
+    tensors = decode_all(reader, decoders, workers, on_device.decode, on_device.device)
+    on_device.require_sound(reader.where)
+    if module is not None and not any(tensor.is_meta for tensor in plain_state(module).values()):
+        module.to(on_device.device)  # so that tensors do not go to the CPU and back
+    return tensors
 
 
 def _allocated(reader: Reader, module: nn.Module) -> int:
@@ -149,7 +173,7 @@ def _allocated(reader: Reader, module: nn.Module) -> int:
 
 
 def _load_lazily(
-    path: Source, into: M, limits: tuple[int | None, int | None], workers: int | None, **settings: Any
+    path: Source, into: M, limits: tuple[int | None, int | None], workers: int | None, *, offload: bool, **settings: Any
 ) -> M:
     reader = Reader(path)
     try:
@@ -157,7 +181,14 @@ def _load_lazily(
         require_limits(reader, decoders, *limits)
         entries = {name: reader.entry(stored_name(reader, name)) for name in reader.names}
         stored = {name: Stored(entry.name, entry.shape, dtype_of(entry)) for name, entry in entries.items()}
-        decode = partial(decode_entry, reader, decoder_of=decoders, threads=workers)
+        target = target_of(settings["device"], unwrapped(into))
+        if target is not None and works(target):
+            side = SideStream(target)
+            threads = workers or os.cpu_count() or 1
+            tensors = CompressedTensors(reader, decoders, target, offload=offload, workers=threads, side=side)
+            decode, settings["start"] = tensors.decode, tensors.start
+        else:
+            decode = partial(decode_entry, reader, decoder_of=decoders, threads=workers)
         attach(unwrapped(into), stored, decode, reader.close, where=reader.where, **settings)
     except BaseException:
         reader.close()
@@ -179,29 +210,6 @@ def decode_tensor(
         stored, decoders = stored_name(reader, name), decoders_of(reader)
         require_limits(reader, decoders, max_bytes, max_operations, [stored])
         return decode_entry(reader, stored, decoders)
-
-
-def inspect(path: Source) -> Summary:
-    """Return the summary of a file, reading only its header.
-
-    Raises:
-        ArtifactError: the file is missing or its header is corrupt.
-        ConfigError: the path is not valid.
-    """
-    _require_arguments(path)
-    with Reader(path) as reader:
-        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
-        sizes, foreign = reader.table(), fields.get("schemes", {})
-        entries = [reader.entry(name) for name in reader.names]
-        rows = tuple(
-            TensorSummary(
-                entry.name, entry.shape, dtype_name(dtype_of(entry)), stored_as(entry, foreign), sizes[entry.name]
-            )
-            for entry in entries
-        )
-        weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
-        extra = fields.get("metadata", {}), fields.get("tree")
-        return Summary(str(path), reader.size, fields.get("budget"), weights, rows, *extra)
 
 
 def decoders_of(reader: Reader) -> DecoderOf:

@@ -8,7 +8,8 @@ from collections.abc import Collection
 from typing import Any
 
 from birdie.artifact import pytree
-from birdie.artifact.load import inspect, load
+from birdie.artifact.inspect import inspect
+from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.entropy.hints import Effort

@@ -10,8 +10,10 @@ The same tensors in any order give the same bytes, whatever the number of thread
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,7 +21,8 @@ from torch import Tensor, nn
 
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.calibrated import calibrated_files, require_blockwise
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
+from birdie.artifact.spool import Spool
 from birdie.artifact.summary import Summary
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult, require_triple
@@ -39,6 +42,7 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World, run_on_main, share_out
 from birdie.runtime.files import Source, require_output, require_path, require_writable
 
+_SPOOLED = 1 << 26  # weights from which coded tensors are kept on disk
 _ROUNDS = 4  # times that a budget search usually codes the model: only the progress bar relies on it
 
 
@@ -131,7 +135,8 @@ def save(
     if made_up and isinstance(model, nn.Module):
         calibration = synthetic_calibration(model, example_inputs, symmetries=symmetries)
     assert not isinstance(calibration, str)
-    share = None if world is None or world.size == 1 else partial(share_out, world)
+    world = world or World()
+    share = None if world.size == 1 else partial(share_out, world)
     if share is not None and workers is None:
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     with calibrated_files(state, calibration, path, blockwise=blockwise, symmetries=symmetries, world=world) as (
@@ -140,12 +145,14 @@ def save(
     ):
         assignment = assign(state, scheme, target)
         fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
-        with one_thread(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        spool = None if calibrated is not None else _spool(Path(path), assignment.weights, world)
+        with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
             meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
-            writer = Writer(pool, coder, fields, meter)
+            writer = Writer(pool, coder, fields, meter, spool)
             in_files = calibrated is None or calibrated.factors is not None
-            hooks = Hooks(writer.coded, writer.estimated, share) if in_files else None
+            recalled = None if spool is None else writer.recalled
+            hooks = Hooks(writer.coded, writer.estimated, recalled, share) if in_files else None
 
             def encode(calibration: CalibrationResult | None) -> EncodedState:
                 return encode_state(
@@ -163,12 +170,18 @@ def save(
             encoded = encode(calibrated)
             if made_up and calibrated is not None and target.searched and target.quality is None:
                 encoded = closer(calibrated, encoded, encode(None))
-            run_on_main(world or World(), torch.device("cpu"), lambda: writer.write(path, encoded))
+            encoded = writer.collected(encoded, world)
+            run_on_main(world, torch.device("cpu"), lambda: writer.write(path, encoded))
             meter.finish()
-        summary = inspect(path)
+        summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
         if calibrated is None or calibrated.held_out is None:
             return summary
         return replace(summary, error=calibrated.divergence(encoded))
+
+
+def _spool(path: Path, weights: int, world: World) -> Spool | None:
+    """Return where coded tensors are kept until the file is complete; None for memory."""
+    return Spool(path, world.rank) if weights >= _SPOOLED else None
 
 
 def _require_arguments(

@@ -1,12 +1,15 @@
 """Cache of decoded tensors, bounded in bytes; a tensor is decoded when it is first read.
 
     Slot ─► Store.get ─► changed, cached, or still referenced? ─► tensor
-                         └─ no: make room, then decode and cast
+                         └─ no: make room, then decode and cast; start what followed it the last time
 
 The cache has two parts. Every tensor enters the window, which evicts the oldest first. An evicted tensor moves to the
 rest of the cache while there is room, and stays there. Plain least-recently-used eviction would be useless: a forward
 reads its weights in a cycle, and a cycle longer than such a cache never hits it. A tensor lives as long as anything
 refers to it; the cache decides only which tensors live longer.
+
+On a GPU a tensor is decoded beside the work on the one before it: after each decoding, the tensor that was decoded next
+in the last pass is started. It is held beside the cache until it is read, or until another one is decoded instead.
 """
 
 import math
@@ -14,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError
 from birdie.runtime.device import dtype_name
 
+_SKIPPED = 8  # tensors among which one is looked for that is not in memory and can be started
 ROOM = 1.5  # size of the window over the largest layer: a layer's forward may read weights of its children as well
 
 
@@ -59,15 +63,29 @@ class Slot:
         return replace(self, casts=(*kept, (device, dtype)))
 
 
+class Pending(Protocol):
+    """A tensor that is being decoded beside other work."""
+
+    def wait(self) -> Tensor:
+        """Make all later work wait for the tensor, and return it."""
+
+
 class Store:
     """Cache that decodes tensors and keeps at most `cache_bytes` of them; None: 1.5 times the largest layer (`fit`).
 
     A lock serializes threads. A tensor that was changed in place (a step counter, for example; torch's version counter
-    shows it) is never decoded again: it is kept in addition to the cache from then on.
+    shows it) is never decoded again: it is kept in addition to the cache from then on. `start`, if given, starts to
+    decode a tensor beside other work; it returns None for one that it cannot start.
     """
 
-    def __init__(self, decode: Callable[[str], Tensor], close: Callable[[], None], cache_bytes: int | None) -> None:
-        self._decode = decode
+    def __init__(
+        self,
+        decode: Callable[[str], Tensor],
+        close: Callable[[], None],
+        cache_bytes: int | None,
+        start: Callable[[str], Pending | None] | None = None,
+    ) -> None:
+        self._decode, self._start = decode, start
         self._lock = threading.RLock()
         self._recent: dict[Slot, Tensor] = {}  # the oldest first
         self._settled: dict[Slot, Tensor] = {}  # evicted from the window, kept for good
@@ -77,7 +95,10 @@ class Store:
         self._memory: dict[Slot, weakref.ref[torch.UntypedStorage]] = {}
         self._allowed = cache_bytes
         self.cache_bytes, self.window = cache_bytes or 0, 0
-        weakref.finalize(self, close)
+        self._followers: dict[Slot, Slot] = {}  # slot → the one that was decoded after it
+        self._last: Slot | None = None
+        self._started: dict[Slot, Pending] = {}  # at most one
+        weakref.finalize(self, _finish, self._started, close)
 
     @property
     def cached_bytes(self) -> int:
@@ -108,6 +129,7 @@ class Store:
             self._make_room(slot.nbytes)  # before decoding, so that the two never stand side by side
         if tensor is None:
             tensor = self._revived(slot)
+            self._start_next(slot)
             self._versions[slot] = tensor._version
             self._alive[slot] = tensor
             if tensor.is_contiguous() and tensor.storage_offset() == 0:
@@ -136,10 +158,46 @@ class Store:
                 device, dtype = slot.casts[-1]
                 tensor = torch.empty(0, dtype=dtype, device=device).set_(memory).view(slot.stored.shape)
             else:
-                tensor = self._decode(slot.stored.name)
-                for device, dtype in slot.casts:
-                    tensor = tensor.to(device, dtype)
+                tensor = self._decoded(slot)
+                for _, dtype in slot.casts:  # where they are computed changes no bit
+                    tensor = tensor.to(dtype)
+                tensor = tensor.to(slot.casts[-1][0])
             return nn.Parameter(tensor, requires_grad=False) if slot.parameter else tensor
+
+    def _decoded(self, slot: Slot) -> Tensor:
+        """Return the decoded tensor: the one that was started, if that was the right one."""
+        pending = self._started.pop(slot, None)
+        return self._decode(slot.stored.name) if pending is None else pending.wait()
+
+    def _start_next(self, slot: Slot) -> None:
+        """Note that `slot` was decoded, and start the tensor that followed it the last time."""
+        if self._start is None:
+            return
+        if self._last is not None:
+            self._followers[self._last] = slot
+        self._last = slot
+        upcoming = self._upcoming(slot)
+        if any(one in self._started for one in upcoming):
+            return
+        for pending in self._started.values():  # started in vain: its memory is given to others
+            pending.wait()
+        self._started.clear()
+        for one in upcoming:
+            if not any(one in part for part in (self._recent, self._settled, self._changed, self._alive)):
+                with torch.inference_mode(False), torch.no_grad():
+                    started = self._start(one.stored.name)
+                if started is not None:
+                    self._started[one] = started
+                    return
+
+    def _upcoming(self, slot: Slot) -> list[Slot]:
+        """Return the next slots in the order of the last pass, until this one comes again."""
+        upcoming: list[Slot] = []
+        follower = self._followers.get(slot)
+        while follower is not None and follower != slot and len(upcoming) < _SKIPPED:
+            upcoming.append(follower)
+            follower = self._followers.get(follower)
+        return upcoming
 
     def release(self, slot: Slot) -> Tensor | None:
         """Drop `slot` from the cache; return its tensor if that was changed, for it cannot be decoded again."""
@@ -171,6 +229,13 @@ class Store:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return this very cache: copies of a module share it."""
         return self
+
+
+def _finish(started: dict[Slot, Pending], close: Callable[[], None]) -> None:
+    """Wait for what was started, whose memory others get next, and close the file."""
+    for pending in started.values():
+        pending.wait()
+    close()
 
 
 def _bytes(part: Mapping[Slot, Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""Conversion of a .birdie file to .safetensors, tensor by tensor: the model is never in memory as a whole.
+"""Conversion of a .birdie file to .safetensors, block by block: the model is never in memory as a whole.
 
     header of the .birdie file ──► names, dtypes, shapes ──► header of the .safetensors file
     entry ──► decoded tensor ──► its position in the file, several at a time
@@ -10,7 +10,7 @@ all tensors at once. Wide dtypes come first, so that every tensor is aligned.
 import json
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.artifact.container import Reader
-from birdie.artifact.decoding import decode_entry, decoded_bytes, dtype_of, require_limits, stored_name
+from birdie.artifact.decoding import blocks_of, decode_entry, decoded_bytes, dtype_of, require_limits, stored_name
 from birdie.artifact.load import decoders_of
 from birdie.compress.registry import import_schemes
 from birdie.errors import WeightsError
@@ -64,18 +64,29 @@ def to_safetensors(
         header, positions = _layout(reader)
         room = Room(_IN_FLIGHT)
 
-        def convert(name: str) -> None:
+        def convert(block: tuple[str, list[int]]) -> None:
+            name, starts = block
             with room.taken(decoded_bytes(reader.entry(name))):
                 data = _bytes_of(decode_entry(reader, name, decoder_of, threads))
-                for position in positions[name]:
-                    _write(out.fileno(), data, len(header) + position)
+                for start in starts:
+                    _write(out.fileno(), data, len(header) + start)
 
+        blocks = list(_blocks(reader, positions))
         count = workers or os.cpu_count() or 1
-        threads = max(1, count // max(len(positions), 1))
+        threads = max(1, count // max(len(blocks), 1))
         with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
             out.write(header)
             out.flush()
-            list(pool.map(convert, positions))
+            list(pool.map(convert, blocks))
+
+
+def _blocks(reader: Reader, positions: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
+    """Yield the entries of the tensors at these positions, and where the bytes of each go."""
+    for name, starts in positions.items():
+        offset = 0
+        for block, _ in blocks_of(reader, name):
+            yield block, [start + offset for start in starts]
+            offset += decoded_bytes(reader.entry(block))
 
 
 def _layout(reader: Reader) -> tuple[bytes, dict[str, list[int]]]:

@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.codes import scheme_codes
-from birdie.artifact.container import ALIAS, Entry, Stream
+from birdie.artifact.container import ALIAS, BLOCKS, Entry, Stream, block_name
 from birdie.artifact.decoding import DTYPES
+from birdie.artifact.spool import Record, Spool, Spooled
 from birdie.compress import registry
-from birdie.compress.scheme import Encoded
+from birdie.compress.scheme import Blocks, Encoded
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import kernel
 from birdie.entropy import coder as entropy
 from birdie.entropy.hints import Effort, Hints
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World
 from birdie.runtime.files import Source
+from birdie.runtime.provenance import versions
 
 
 class Meter:
@@ -54,14 +57,36 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
+class SpooledStream(Stream):
+    """A coded stream on disk.
+
+    Attributes:
+        spooled: its payload; `payload` is empty.
+    """
+
+    spooled: Spooled
+
+    @property
+    def length(self) -> int:
+        """Bytes of the payload."""
+        return self.spooled.length
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the payload."""
+        return self.spooled.pieces()
+
+
+@dataclass(frozen=True, slots=True)
 class CodedTensor(Encoded):
     """A tensor whose streams are coded already; it can be written, not decoded.
 
     Attributes:
         coded: the streams in the order of the layout; `streams` is empty.
+        crc: CRC-32 of their payloads, if it is known.
     """
 
     coded: tuple[Stream, ...] = ()
+    crc: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +109,18 @@ class Writer:
         effort: of the entropy coder.
         about: the file's metadata, arguments of `birdie.artifact.metadata.to_bytes`.
         meter: counts coded tensors.
+        spool: takes coded tensors of a model that is too large for memory.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor, effort: Effort, about: Mapping[str, Any], meter: Meter) -> None:
-        self.pool, self.effort, self.about, self.meter = pool, effort, about, meter
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        effort: Effort,
+        about: Mapping[str, Any],
+        meter: Meter,
+        spool: Spool | None = None,
+    ) -> None:
+        self.pool, self.effort, self.about, self.meter, self.spool = pool, effort, about, meter, spool
         self._coded: dict[int, tuple[Encoded, tuple[Stream, ...]]] = {}
 
     def to_bytes(self, encoded: EncodedState) -> bytes:
@@ -106,24 +139,77 @@ class Writer:
         """
         container.write(path, *self._content(encoded))
 
-    def coded(self, encoded: Encoded) -> Encoded:
+    def coded(self, encoded: Encoded, key: str = "") -> Encoded:
         """Return the tensor with its coded streams in place of integers, which take several times the memory."""
         self.meter.count()
-        return CodedTensor(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), self._code_tensor(encoded))
+        coded = self._code_tensor(encoded)
+        tensor = CodedTensor(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), coded)
+        return tensor if self.spool is None else self._spooled(self.spool, tensor, key)
 
-    def estimated(self, encoded: Encoded) -> Encoded:
+    def recalled(self, key: str) -> Encoded | None:
+        """Return the tensor that a process which died has coded under this key, if there is one."""
+        record = None if self.spool is None else self.spool.recall(self._complete(key))
+        if record is None:
+            return None
+        self.meter.count()
+        return _from_record(record)
+
+    def _spooled(self, spool: Spool, tensor: CodedTensor, key: str) -> CodedTensor:
+        about = {
+            "scheme": tensor.scheme, "shape": tensor.shape, "dtype": DTYPES.index(tensor.dtype),
+            "params": tensor.params, "coders": [stream.coder for stream in tensor.coded],
+        }  # fmt: skip
+        return _from_record(spool.put(self._complete(key), about, [stream.payload for stream in tensor.coded]))
+
+    def _complete(self, key: str) -> str:
+        """Return a key that names the coder as well."""
+        return f"{versions()['birdie']} {self.effort} {key}"
+
+    def collected(self, encoded: EncodedState, world: World) -> EncodedState:
+        """Return, on rank 0, the same tensors with payloads that this machine can read; all ranks must call it."""
+        if self.spool is None or world.size == 1:
+            return encoded
+        streams = [
+            stream
+            for tensor in dict(_parts(encoded.tensors)).values()
+            if isinstance(tensor, CodedTensor)
+            for stream in tensor.coded
+        ]
+        spooled = [stream.spooled for stream in streams if isinstance(stream, SpooledStream)]
+        copies = self.spool.collect(world, spooled)
+
+        def copied(tensor: Encoded) -> Encoded:
+            if isinstance(tensor, Blocks):
+                return replace(tensor, parts=tuple(map(copied, tensor.parts)))
+            if isinstance(tensor, CodedTensor):
+                return replace(tensor, coded=tuple(map(moved, tensor.coded)))
+            return tensor
+
+        def moved(stream: Stream) -> Stream:
+            if isinstance(stream, SpooledStream):
+                return replace(stream, spooled=copies.get(stream.spooled, stream.spooled))
+            return stream
+
+        return EncodedState({name: copied(tensor) for name, tensor in encoded.tensors.items()}, encoded.ties)
+
+    def estimated(self, encoded: Encoded, _key: str = "") -> Encoded:
         """Return the tensor with an estimate of its bytes in place of integers; see `estimate`."""
         data, tables = self._estimate_tensor(encoded)
         return EstimatedTensor(encoded.scheme, encoded.shape, encoded.dtype, encoded.params, (), data, tables)
 
     def _content(self, encoded: EncodedState) -> tuple[list[Entry], bytes]:
         """Return the entries and the metadata of the file."""
-        codes, foreign = scheme_codes(tensor.scheme for tensor in encoded.tensors.values())
-        streams = self._code(encoded.tensors)
+        tensors = dict(_parts(encoded.tensors))
+        codes, foreign = scheme_codes(tensor.scheme for tensor in tensors.values())
+        streams = self._code(tensors)
         entries = []
-        for name, tensor in encoded.tensors.items():
+        for name, tensor in tensors.items():
             kind = codes[tensor.scheme], DTYPES.index(tensor.dtype), tensor.shape
-            entries.append(Entry(name, *kind, tensor.params, streams[name]))
+            crc = tensor.crc if isinstance(tensor, CodedTensor) else None
+            entries.append(Entry(name, *kind, tensor.params, streams[name], crc=crc))
+        for name, tensor in encoded.tensors.items():
+            if isinstance(tensor, Blocks):
+                entries.append(Entry(name, BLOCKS, DTYPES.index(tensor.dtype), tensor.shape))
         for name, first in encoded.ties.items():
             tensor = encoded.tensors[first]
             entries.append(Entry(name, ALIAS, DTYPES.index(tensor.dtype), tensor.shape, target=first))
@@ -160,12 +246,38 @@ class Writer:
         return tuple(Stream(one.coder, one.payload) for one in coded)
 
     def _estimate_tensor(self, encoded: Encoded) -> tuple[float, float]:
+        if isinstance(encoded, Blocks):
+            data, tables = zip(*map(self._estimate_tensor, encoded.parts), strict=True)
+            return sum(data), sum(tables)
         if isinstance(encoded, EstimatedTensor):
             return encoded.data, encoded.tables
         if isinstance(encoded, CodedTensor):
-            return sum(len(stream.payload) for stream in encoded.coded), 0.0
+            return sum(stream.length for stream in encoded.coded), 0.0
         parts = [entropy.estimate(values, hints) for values, hints in _hinted(encoded)]
         return sum(data for data, _ in parts), sum(tables for _, tables in parts)
+
+
+def _from_record(record: Record) -> CodedTensor:
+    about = record.about
+    streams = zip(about["coders"], record.payloads, strict=True)
+    return CodedTensor(
+        about["scheme"],
+        tuple(about["shape"]),
+        DTYPES[about["dtype"]],
+        tuple(about["params"]),
+        (),
+        tuple(SpooledStream(coder, b"", payload) for coder, payload in streams),
+        record.crc,
+    )
+
+
+def _parts(tensors: Mapping[str, Encoded]) -> Iterator[tuple[str, Encoded]]:
+    """Yield the entries of the file that have streams: tensors, and blocks of tensors."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Blocks):
+            yield from ((block_name(name, index), part) for index, part in enumerate(tensor.parts))
+        else:
+            yield name, tensor
 
 
 def _hinted(encoded: Encoded) -> Iterator[tuple[NDArray[np.integer], Hints]]:

@@ -111,7 +111,7 @@ def _main(script: Script | None) -> None:
             raise ConfigError("this script has no profiler; unset PROFILE, or run train_gpt.py of a checkout")
     device = choose_device(recipe.device, world_from_environment().local_rank)
     with process_group(device) as world:
-        run_id = world.broadcast_string(os.environ.get("RUN_ID") or str(uuid.uuid4()))
+        run_id = world.broadcast(os.environ.get("RUN_ID") or str(uuid.uuid4()))
         if path := os.environ.get("EVAL_ONLY_PATH"):
             score_only(recipe, run_id, world, Path(path), script)
         else:

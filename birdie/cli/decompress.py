@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from cyclopts import Parameter
 
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli.console import Json, Output, compiling_notice, print_json, print_line, size

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary
 from birdie.cli.console import Json, plain, print_json, print_line, print_table, size
 

@@ -52,7 +52,7 @@ def main(by_recipe: bool) -> None:
 def _main(path: Path, by_recipe: bool) -> None:
     device = choose_device("auto", world_from_environment().local_rank)
     with process_group(device) as world:
-        log = Log(world.broadcast_string(os.environ.get("RUN_ID") or str(uuid.uuid4())), world)
+        log = Log(world.broadcast(os.environ.get("RUN_ID") or str(uuid.uuid4())), world)
         request = EvaluationRequest(data=os.environ.get("DATA_PATH"), tokenizer=os.environ.get("TOKENIZER_PATH"))
         challenge = replace(request, settings=EvaluationSettings())
         log_roundtrip(log, score_roundtrip(log, path, challenge, world))

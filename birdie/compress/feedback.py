@@ -8,7 +8,7 @@ plane algorithm for the lattice of grid points under the norm of H, columns in t
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -220,6 +220,10 @@ class Feedback:
     rows: Matrix
     column_weight: NDArray[np.float64]
     row_weight: NDArray[np.float64]
+
+    def of_rows(self, rows: slice) -> "Feedback":
+        """Return the factors of some rows of a matrix without feedback to rows."""
+        return self if rows == slice(None) else replace(self, row_weight=self.row_weight[rows])
 
     @property
     def feeds_columns(self) -> bool:

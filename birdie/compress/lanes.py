@@ -17,6 +17,7 @@ own frequencies are needed, which `birdie.compress.viterbi` learns.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,34 @@ class Shape:
         return bool(np.count_nonzero(self.column < 1 / 16) * 16 <= self.column.size)
 
 
+class Factors(NamedTuple):
+    """Factors of a search.
+
+    Attributes:
+        inverse: (rows,) 1 / scale of rows, 0 for a row that is left out; inverse_column: (columns,) the same.
+        power: (rows,) ν s² of rows in squared scales; column_power: (columns,) factors of it.
+        gain: (ν + 1) · price / (2 ln 2).
+        code: of the machine, see `_code`.
+    """
+
+    inverse: Matrix
+    inverse_column: Matrix
+    power: Matrix
+    column_power: Matrix
+    gain: np.float32
+    code: tuple[int, int, int, int]
+
+    @classmethod
+    def of(cls, shape: Shape, row: Matrix, column: Matrix, states: int, price: float) -> "Factors":
+        """Return the factors for the arguments of `quantize`."""
+        inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
+        inverse_column: Matrix = np.float32(1) / column
+        nu = shape.freedom
+        power = np.maximum(shape.row * inverse.astype(np.float64) ** 2 * (nu - 2), _LEAST).astype(np.float32)
+        gain = np.float32((nu + 1) * price / (2 * math.log(2)))
+        return cls(inverse, inverse_column, power, shape.column / column**2, gain, _code(abs(states)))
+
+
 def suits(shape: Shape, most: NDArray[np.float64], row: Matrix, column: Matrix, states: int) -> bool:
     """Return whether `quantize` does about as well as `birdie.compress.viterbi` with these scales.
 
@@ -94,16 +123,9 @@ def quantize(weight: Matrix, shape: Shape, row: Matrix, column: Matrix, states: 
     """
     rows, columns = weight.shape
     numbers = np.empty(weight.shape, np.int16)
-    inverse: Matrix = np.divide(1, row, out=np.zeros_like(row), where=row > 0)
-    nu, count = shape.freedom, abs(states)
-    power = np.maximum(shape.row * inverse.astype(np.float64) ** 2 * (nu - 2), _LEAST).astype(
-        np.float32
-    )  # ν s², of rows
-    gain = np.float32((nu + 1) * price / (2 * math.log(2)))
-    shrinkage = power, shape.column / column**2, gain
     search = _search_columns if states > 0 else _search_rows
-    height = min(chunk_rows(columns), rows)
-    search(np.ascontiguousarray(weight), inverse, 1 / column, *shrinkage, _code(count), height, numbers)
+    factors = Factors.of(shape, row, column, states, price)
+    search(np.ascontiguousarray(weight), *factors, min(chunk_rows(columns), rows), numbers)
     return numbers
 
 

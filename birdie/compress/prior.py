@@ -32,9 +32,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.compress.row_blocks import blocks, sums_of_rows
 from birdie.compress.scheme import Sensitivity, TapCovariance
-from birdie.compress.tensors import finite_rows, row_sums
-from birdie.runtime.mapped import release
 
 EMBEDDING_NAMES = ("tok_emb", "embed", "wte", "lm_head")
 RECURRENT_NAMES = ("weight_ih", "weight_hh")  # of torch's RNN, LSTM and GRU, and of their cells
@@ -140,21 +139,25 @@ def prior(weights: Mapping[str, Tensor], kinds: Mapping[str, Kind] = KINDS) -> d
 
 
 def _sensitivity(name: str, weight: Tensor, kind: Kind) -> Sensitivity:
-    rows = finite_rows(name, weight)
     taps = covariance(tuple(weight.shape), kind)
     if taps is None:
-        energy = row_sums(rows)[1]
+        energy = sums_of_rows(name, weight)[1]
     else:
-        by_channel = rows.astype(np.float64).reshape(len(rows), -1, len(taps.taps))
-        energy = ((by_channel @ taps.taps) * by_channel).sum((1, 2)) + taps.shared * by_channel.sum((1, 2)) ** 2
-    release(weight)
+        energy = np.concatenate([_energy(rows, taps) for rows in blocks(name, weight)])
     used = energy[energy > 0]
     typical = float(np.median(used)) if used.size else 1.0
     energy = np.maximum(energy, _FLOOR * typical)
     importance = kind.importance * (max(weight.numel(), USUAL) / USUAL) ** (1 - kind.size)
     importance *= (GATE / min(max(weight.numel(), 1), GATE)) ** kind.gate
-    fisher = importance / len(rows) / (energy**kind.by_row * typical ** (1 - kind.by_row))
+    fisher = importance / len(energy) / (energy**kind.by_row * typical ** (1 - kind.by_row))
     return Sensitivity(row_fisher=torch.from_numpy(fisher), taps=taps)
+
+
+def _energy(rows: NDArray[np.float32], taps: TapCovariance) -> NDArray[np.float64]:
+    """Return w H wᵀ of each row w, (rows, columns) → (rows,)."""
+    by_channel = rows.astype(np.float64).reshape(len(rows), -1, len(taps.taps))
+    squares = ((by_channel @ taps.taps) * by_channel).sum((1, 2))
+    return np.asarray(squares + taps.shared * by_channel.sum((1, 2)) ** 2)
 
 
 def covariance(shape: tuple[int, ...], kind: Kind) -> TapCovariance | None:

@@ -21,10 +21,11 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+import torch
 from torch import Tensor
 
 from birdie.compress import schemes
-from birdie.compress.scheme import Decoder, Encoded, Scheme, Spec
+from birdie.compress.scheme import Blocks, Decoder, Encoded, Scheme, Spec
 from birdie.errors import ArtifactError, ConfigError
 
 GROUP = "birdie.schemes"  # of entry points
@@ -139,6 +140,8 @@ def decode(encoded: Encoded) -> Tensor:
     Raises:
         ArtifactError: its scheme is not registered.
     """
+    if isinstance(encoded, Blocks):
+        return torch.cat([decode(part) for part in encoded.parts])
     return decoder(encoded.scheme).decode(encoded)
 
 

@@ -10,8 +10,8 @@ so that it can be extracted into the one-file decoder.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Self
 
@@ -59,6 +59,22 @@ class Encoded:
     dtype: torch.dtype
     params: Parameters
     streams: tuple[Integers, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks(Encoded):
+    """A tensor whose parts along the first dimension are encoded apart, because all of it would take much memory.
+
+    Attributes:
+        parts: in order; scheme "blocks" has neither parameters nor streams of its own.
+    """
+
+    parts: tuple[Encoded, ...] = ()
+
+    @classmethod
+    def of(cls, shape: Shape, parts: Sequence[Encoded]) -> Encoded:
+        """Return the tensor of `shape` that these parts make up; the only one as it is."""
+        return parts[0] if len(parts) == 1 else cls("blocks", shape, parts[0].dtype, (), (), tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +141,12 @@ class Sensitivity:
     blocks: BlockDiagonal | None = None
     samples: float = 0.0
     gradients: float = 0.0
+
+    def of_rows(self, rows: slice) -> "Sensitivity":
+        """Return the sensitivity of some rows; their errors are not fed to other rows."""
+        if rows == slice(None):
+            return self
+        return replace(self, row_fisher=None if self.row_fisher is None else self.row_fisher[rows], output=None)
 
     def input_power(self) -> Tensor | None:
         """Return the mean square of each measured input, (columns,), or None."""
@@ -216,6 +238,11 @@ class Scheme(ABC):
     decoder: ClassVar[Decoder]
     specs: ClassVar[tuple[Spec, ...]] = ()
     quantizes: ClassVar[bool] = True
+
+    @property
+    def by_rows(self) -> bool:
+        """Return whether rows are encoded without regard to others; large tensors are then encoded in blocks."""
+        return False
 
     @abstractmethod
     def encode(self, name: str, weight: Tensor, *, sensitivity: Sensitivity | None = None, lam: float = 0.0) -> Encoded:

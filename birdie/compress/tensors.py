@@ -4,7 +4,6 @@ Rows are the first dimension and columns everything else, flattened; vectors and
 coding and quantization work on this form only.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -132,12 +131,6 @@ def row_sums(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np
     sums, squares = np.empty(len(rows)), np.empty(len(rows))
     _add_up(rows, sums, squares)
     return sums, squares
-
-
-def deviation(rows: NDArray[np.float32]) -> float:
-    """Return the standard deviation of all numbers of a matrix that is not empty."""
-    sums, squares = row_sums(rows)
-    return math.sqrt(max(float(squares.sum()) / rows.size - (float(sums.sum()) / rows.size) ** 2, 0.0))
 
 
 @njit(nogil=True, cache=True)

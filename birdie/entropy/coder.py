@@ -2,7 +2,8 @@
 
     constant   every value the same                 bytes     one byte per value, as it is
     packed     a fixed number of bits per value     numbers   adaptive models, nothing to describe first: small arrays
-    static     interleaved rANS with tables per class of rows, and for odd states of a trellis: decodes fastest
+    static     interleaved rANS with tables per class of rows, and for odd states of a trellis: decodes fast
+    lanes      the same with independent states, for larger arrays: decodes fastest, and on a GPU
     mixed      context mixing: the fewest bytes, and the slowest
 
 `encode` tries the coders that suit the array and the effort, and keeps the smallest result. Decoding is integer
@@ -22,14 +23,22 @@ from birdie.entropy.hints import Effort, Hints
 from birdie.entropy.raw import Bytes
 from birdie.errors import ArtifactError, ConfigError
 
-CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED = range(6)
-NAMES = {CONSTANT: "constant", BYTES: "bytes", PACKED: "packed", NUMBERS: "numbers", STATIC: "static", MIXED: "mixed"}
+CONSTANT, BYTES, PACKED, NUMBERS, STATIC, MIXED, LANES = range(7)
+NAMES = dict(enumerate(("constant", "bytes", "packed", "numbers", "static", "mixed", "lanes")))
 DTYPES: tuple[np.dtype[np.integer], ...] = tuple(  # what `decode` can write
     np.dtype(kind) for kind in (np.uint8, np.int8, np.uint16, np.int16, np.int32)
 )
 
 # Most operations that a value takes in each coder, and most bytes besides the value itself until the stream is decoded.
-_COSTS = {CONSTANT: (0, 0), BYTES: (1, 0), PACKED: (64, 0), NUMBERS: (128, 0), STATIC: (64, 2), MIXED: (800, 4)}
+_COSTS = {
+    CONSTANT: (0, 0),
+    BYTES: (1, 0),
+    PACKED: (64, 0),
+    NUMBERS: (128, 0),
+    STATIC: (64, 2),
+    MIXED: (800, 4),
+    LANES: (64, 2),
+}
 _TRY_NUMBERS = {"fast": 1 << 12, "max": 1 << 15}  # values up to which the coder "numbers" is tried
 _TRY_STATIC = 1 << 16  # values up to which "static" is tried beside another coder
 _NOISE = 0.9995  # a mantissa whose entropy is above this share of its bits is stored as it is
@@ -43,6 +52,7 @@ _DECODERS: dict[int, _Decode] = {
     NUMBERS: numbers.decode,
     STATIC: static.decode,
     MIXED: mixed.decode,
+    LANES: static.decode_lanes,
 }
 
 
@@ -99,7 +109,11 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         if payload is not None:
             tried.append(Coded(MIXED, payload))
     if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
-        tried.append(Coded(STATIC, static.encode(values, kernel, states)))
+        if effort == "fast":
+            payload, in_lanes = static.encode_fastest(values, kernel, states)
+            tried.append(Coded(LANES if in_lanes else STATIC, payload))
+        else:
+            tried.append(Coded(STATIC, static.encode(values, kernel, states)))
     best = min(tried, key=_size, default=None)
     if best is not None and 8 * len(best.payload) < values.size * (high - low).bit_length():
         return best  # smaller than packed bits, which need not be written
@@ -146,7 +160,7 @@ def decode(
         raise ArtifactError(f"coder {coder} is unknown to this birdie; update birdie, or copy the file again")
     if coder != CONSTANT and rows * columns == 0:
         raise ArtifactError(f"an empty stream has coder {coder} and {len(payload):,} bytes; the file is damaged")
-    states = (hints.states,) if coder in (STATIC, MIXED) and hints is not None else ()
+    states = (hints.states,) if coder in (STATIC, MIXED, LANES) and hints is not None else ()
     return _DECODERS[coder](payload, rows, columns, known, threads or os.cpu_count() or 1, *states)
 
 

@@ -1,4 +1,4 @@
-"""Interleaved range asymmetric numeral systems (rANS) with static tables: the fastest decoder.
+"""Interleaved range asymmetric numeral systems (rANS) with static tables: a fast decoder.
 
 rANS (Duda, arXiv 1311.2540) keeps the message in one integer x, the state. Decoding a symbol of frequency f out of
 2**precision is one table lookup, one multiplication and sometimes one 16-bit refill. Four independent states take
@@ -27,19 +27,28 @@ _PADDING = 3 * LANES  # words after a chunk: initial states and one step of all 
 MAX_PRECISION = 15
 
 
-def decode_table(frequencies: NDArray[np.int64], values: NDArray[np.int64], precision: int) -> NDArray[np.uint64]:
-    """Return the lookup table of the decoder, (classes, 2**precision).
+def decode_table(
+    frequencies: NDArray[np.int64], values: NDArray[np.int64], precision: int, parities: int = 1
+) -> NDArray[np.uint64]:
+    """Return the lookup table of the decoder, (classes, 2**precision, parities).
 
     A slot holds its value in bits 0–31, the frequency in bits 32–47 and the offset within the symbol in bits 48–63.
 
     Args:
-        frequencies: (classes, symbols), which sum to 2**precision in each class.
+        frequencies: (classes · parities, symbols), which sum to 2**precision in each row.
         values: (symbols,) the int32 that the decoder writes for each symbol.
         precision: log2 of the number of slots.
+        parities: 2 for tables in pairs, for even and for odd states of a trellis.
     """
-    table = np.empty((frequencies.shape[0], 1 << precision), np.uint64)
+    table = np.empty((frequencies.shape[0] // parities, 1 << precision, parities), np.uint64)
     _fill(frequencies, values.astype(np.int32).view(np.uint32), table)
     return table
+
+
+def encode_table(frequencies: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the entries of the encoder, (tables, symbols): the frequency, and from bit 32 on where its slots start."""
+    starts = np.cumsum(frequencies, axis=1) - frequencies
+    return frequencies.astype(np.uint64) | starts.astype(np.uint64) << np.uint64(32)
 
 
 def encode(
@@ -54,10 +63,8 @@ def encode(
     With `odd` (rows, columns), 1 for symbols in odd states of a trellis, tables come in pairs, the second for those.
     """
     parities, odd = (1, np.zeros((1, symbols.shape[1]), np.uint8)) if odd is None else (2, odd)
-    starts = np.cumsum(frequencies, axis=1) - frequencies
     buffer = np.empty(symbols.size + 4 * LANES, np.uint16)
-    table = frequencies.astype(np.uint64) | starts.astype(np.uint64) << np.uint64(32)
-    first = _encode(symbols, classes, parities, np.ascontiguousarray(odd), table, precision, buffer)
+    first = _encode(symbols, classes, parities, np.ascontiguousarray(odd), encode_table(frequencies), precision, buffer)
     return buffer[first:]
 
 
@@ -84,18 +91,19 @@ def decode(
 
 @njit(nogil=True, cache=True)
 def _fill(frequencies, values, table):  # type: ignore[no-untyped-def]
+    parities = table.shape[2]
     for row in range(frequencies.shape[0]):
         slot = 0
         for symbol in range(frequencies.shape[1]):
             frequency = frequencies[row, symbol]
             fixed = np.uint64(values[symbol]) | np.uint64(frequency) << np.uint64(32)
             for offset in range(frequency):
-                table[row, slot] = fixed | np.uint64(offset) << np.uint64(48)
+                table[row // parities, slot, row % parities] = fixed | np.uint64(offset) << np.uint64(48)
                 slot += 1
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _push(x, entry, shift, limit, position, buffer):  # type: ignore[no-untyped-def]
+def push(x, entry, shift, limit, position, buffer):  # type: ignore[no-untyped-def]
     """Return the state after a symbol of this entry, and where the words begin."""
     frequency = entry & np.uint64(0xFFFF_FFFF)
     need = x >= frequency << limit
@@ -109,10 +117,7 @@ def _push(x, entry, shift, limit, position, buffer):  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True)
 def _encode(symbols, classes, parities, odd, table, precision, buffer):  # type: ignore[no-untyped-def]
-    """Fill the end of `buffer`; return where the words begin. Symbols are coded backwards: the decoder undoes it.
-
-    An entry of `table` (tables, symbols) is the frequency and, from bit 32 on, where its slots start.
-    """
+    """Fill the end of `buffer`; return where the words begin. Symbols are coded backwards: the decoder undoes it."""
     rows, columns = symbols.shape
     shift = np.uint64(precision)
     limit = np.uint64(24 + 8 * parities) - shift
@@ -124,18 +129,16 @@ def _encode(symbols, classes, parities, odd, table, precision, buffer):  # type:
         while column & 3:
             column -= 1
             entry, lane = table[first + half[column], values[column]], column & 3
-            x, position = _push(x0 if lane == 0 else x1 if lane == 1 else x2, entry, shift, limit, position, buffer)
+            x, position = push(x0 if lane == 0 else x1 if lane == 1 else x2, entry, shift, limit, position, buffer)
             x0, x1, x2 = x if lane == 0 else x0, x if lane == 1 else x1, x if lane == 2 else x2
         while column:
             column -= 4
             e0, e1 = table[first + half[column], values[column]], table[first + half[column + 1], values[column + 1]]
             e2 = table[first + half[column + 2], values[column + 2]]
-            x3, position = _push(
-                x3, table[first + half[column + 3], values[column + 3]], shift, limit, position, buffer
-            )
-            x2, position = _push(x2, e2, shift, limit, position, buffer)
-            x1, position = _push(x1, e1, shift, limit, position, buffer)
-            x0, position = _push(x0, e0, shift, limit, position, buffer)
+            x3, position = push(x3, table[first + half[column + 3], values[column + 3]], shift, limit, position, buffer)
+            x2, position = push(x2, e2, shift, limit, position, buffer)
+            x1, position = push(x1, e1, shift, limit, position, buffer)
+            x0, position = push(x0, e0, shift, limit, position, buffer)
     for x in (x3, x2, x1, x0):
         for word in range(parities, -1, -1):
             position -= 1
@@ -144,7 +147,7 @@ def _encode(symbols, classes, parities, odd, table, precision, buffer):  # type:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _advance(x, entry, shift):  # type: ignore[no-untyped-def]
+def advance(x, entry, shift):  # type: ignore[no-untyped-def]
     """Return the state before this symbol was encoded: frequency · (x >> precision) + offset."""
     return ((entry >> np.uint64(32)) & np.uint64(0xFFFF)) * (x >> shift) + (entry >> np.uint64(48))
 
@@ -171,24 +174,23 @@ def _decode(words, classes, table, precision, odd, next_state, path_mask, state,
         x[lane] = x[lane] << half | np.uint64(words[word])
     x0, x1, x2, x3 = x[0], x[1], x[2], x[3]
     for row in range(rows):
-        first = np.int64(classes[row]) * parities
-        slots, values = table[first], out[row]
+        slots, values = table[classes[row]], out[row]
         column = 0
         while column < interleaved and position <= last:
             if parities == 1:
-                e0, e1, e2, e3 = slots[x0 & mask], slots[x1 & mask], slots[x2 & mask], slots[x3 & mask]
+                e0, e1, e2, e3 = slots[x0 & mask, 0], slots[x1 & mask, 0], slots[x2 & mask, 0], slots[x3 & mask, 0]
             else:
                 s0, s1, s2, s3 = state[column], state[column + 1], state[column + 2], state[column + 3]
-                e0, e1 = table[first + (s0 & 1), x0 & mask], table[first + (s1 & 1), x1 & mask]
-                e2, e3 = table[first + (s2 & 1), x2 & mask], table[first + (s3 & 1), x3 & mask]
+                e0, e1 = slots[x0 & mask, s0 & 1], slots[x1 & mask, s1 & 1]
+                e2, e3 = slots[x2 & mask, s2 & 1], slots[x3 & mask, s3 & 1]
                 state[column], state[column + 1] = _next(s0, e0, feedback, flip), _next(s1, e1, feedback, flip)
                 state[column + 2], state[column + 3] = _next(s2, e2, feedback, flip), _next(s3, e3, feedback, flip)
             values[column] = e0
             values[column + 1] = e1
             values[column + 2] = e2
             values[column + 3] = e3
-            x0, x1 = _advance(x0, e0, shift), _advance(x1, e1, shift)
-            x2, x3 = _advance(x2, e2, shift), _advance(x3, e3, shift)
+            x0, x1 = advance(x0, e0, shift), advance(x1, e1, shift)
+            x2, x3 = advance(x2, e2, shift), advance(x3, e3, shift)
             # Selecting instead of branching: whether a state needs a word is a coin toss to a branch predictor.
             need, refill = x0 < low, np.uint64(words[position])
             x0 = (x0 << half | refill) if need else x0
@@ -205,10 +207,10 @@ def _decode(words, classes, table, precision, odd, next_state, path_mask, state,
             column += 4
         while interleaved <= column < columns and position <= last:
             path = column & path_mask
-            entry = table[first + (state[path] & 1), x0 & mask]
+            entry = slots[x0 & mask, state[path] & 1]
             values[column] = entry
             state[path] = _next(state[path], entry, feedback, flip)
-            advanced = _advance(x0, entry, shift)
+            advanced = advance(x0, entry, shift)
             need, refill = advanced < low, np.uint64(words[position])
             # Rotate so that the next column finds its own state in x0; after the last all return to where they were.
             x0, x1, x2, x3 = x1, x2, x3, (advanced << half | refill) if need else advanced

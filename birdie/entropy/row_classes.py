@@ -99,7 +99,7 @@ def _merge(counts, width, out):  # type: ignore[no-untyped-def]
             out[row, k] = total
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # sums of integers below 2**53: exact in any order
 def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
     """Move rows to the cheapest class until few move: its bits under the table of the class and those of naming it.
 
@@ -107,28 +107,29 @@ def _improve(counts, labels, classes):  # type: ignore[no-untyped-def]
     expensive.
     """
     rows, bins = counts.shape
-    price, naming, bits = np.empty((bins, classes)), np.empty(classes), np.empty(classes)
+    price, naming = np.empty((classes, bins)), np.empty(classes)
     for _ in range(_ROUNDS):
         price[:] = 0.5
         naming[:] = 0
         for row in range(rows):
             naming[labels[row]] += 1
+            into = price[labels[row]]
             for k in range(bins):
-                price[k, labels[row]] += counts[row, k]
+                into[k] += counts[row, k]
         for label in range(classes):
-            total = price[:, label].sum()
+            total = price[label].sum()
             for k in range(bins):
-                price[k, label] = np.rint(-_UNIT * np.log2(price[k, label] / total))
+                price[label, k] = np.rint(-_UNIT * np.log2(price[label, k] / total))
             naming[label] = np.rint(_UNIT * np.log2(rows / max(naming[label], 0.5)))
         moved = 0
         for row in range(rows):
-            bits[:] = naming
-            for k in range(bins):
-                count = counts[row, k]
-                if count:
-                    for label in range(classes):
-                        bits[label] += count * price[k, label]
-            best = np.uint8(np.argmin(bits))
+            values, least, best = counts[row], np.inf, np.uint8(0)
+            for label in range(classes):
+                bits, prices = naming[label], price[label]
+                for k in range(bins):
+                    bits += values[k] * prices[k]
+                if bits < least:
+                    least, best = bits, np.uint8(label)
             moved += best != labels[row]
             labels[row] = best
         if moved * _SETTLED < rows:

@@ -36,6 +36,11 @@ _SUBSTITUTES = {
     (f"{_COMPRESS}.rate.parts", "refit_by_parts"): "left_out",
     (f"{_COMPRESS}.rate.budget", "fit_quality"): "left_out",
     (f"{_COMPRESS}.schemes.spectral", "best_transform"): "no_transform",
+    (f"{_COMPRESS}.device.encoding", "searches"): "no_gpu",
+    (f"{_COMPRESS}.device.encoding", "quantize"): "left_out",
+    ("birdie.entropy.static", "encode_fastest"): "left_out",
+    ("birdie.entropy.rans_lanes", "encode"): "left_out",
+    ("birdie.entropy.rans_lanes", "decode"): "left_out",
     (f"{_COMPRESS}.schemes.spectral", "Spectral"): "left_out",
 }
 _UNCALIBRATED = {

@@ -21,7 +21,7 @@ _TECHNIQUES = "birdie.model.techniques"
 _DECLARING = ("GPT", "Block", "Attention", "MLP")  # classes whose `techniques` only training and streaming read
 
 # Bodies of functions that do more than this script needs: settings are those of a run, which has checked them.
-_REPLACED = {
+_REPLACED = packed.DECODING | {
     ("birdie.run.evaluation", "load_gpt"): f"from {_ENTRY} import load_gpt as rebuilt\nreturn rebuilt(path, device)",
     ("birdie.run.evaluation", "_model_warnings"): "return ()",
     ("birdie.score.request", "EvaluationRequest.resolve"): (
@@ -74,6 +74,7 @@ _SKIPPED = (
     ("birdie.data.tokenizer", "ByteTokenizer.encode"),
 )
 _NEVER = (
+    ("birdie.entropy.static", "decode_lanes"),
     ("birdie.score.package", "PackagedModel"),
     ("birdie.score.package", "for_scoring"),
     ("birdie.score.ttt.state", "StateFile"),

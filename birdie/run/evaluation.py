@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from birdie.artifact import int8_zlib as baseline
-from birdie.artifact.load import inspect, load
+from birdie.artifact.inspect import inspect
+from birdie.artifact.load import load
 from birdie.artifact.repack import load_object
 from birdie.compress.state import fill
 from birdie.data.byte_sidecar import byte_counts

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
 from birdie.compress.rate.size import parse_size
@@ -155,7 +155,7 @@ class Run:
                     stack.enter_context(locked_folder(self.folder, LOCK, self.notify))
                 except ConfigError as error:
                     refusal = str(error)
-            if refusal := self.world.broadcast_string(refusal):
+            if refusal := self.world.broadcast(refusal):
                 raise ConfigError(refusal)
             if self.world.is_main:
                 for folder in (self.folder, self.checkpoints, self.profiles):
@@ -184,7 +184,7 @@ class Run:
             yield from self._train(resume, stop, on_warmup)
 
     def _train(self, resume: bool, stop: Stop, on_warmup: Progress) -> Iterator[Event]:
-        job = self.world.broadcast_string(self.world.job)
+        job = self.world.broadcast(self.world.job)
         checkpoint = self._common_checkpoint(resume, job)
         about = self._identity() | self._reserve(checkpoint) | {"job": job}
         settings = self.training

@@ -18,7 +18,7 @@ from torch import Tensor
 from birdie.artifact import container
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.run.calibration import Batch, training_sequences
 from birdie.run.dataset import open_shards
 from birdie.run.evaluation import load_gpt
@@ -46,7 +46,7 @@ def store_temperature(path: Path, recipe: Recipe, device: torch.device) -> tuple
     temperature, gain = fit_temperature(lambda ids: model(ids.to(device)), batches)
     with Reader(path) as reader:
         fields = file_metadata.parse(bytes(reader.metadata), reader.where)
-        entries = [reader.read(name) for name in reader.names]
+        entries = [reader.read(entry) for name in reader.names for entry in {name, *reader.blocks(name)}]
     fields["metadata"]["recipe"]["evaluation"]["temperature"] = temperature
     container.write(path, entries, file_metadata.to_bytes(**fields))
     return temperature, gain

@@ -1,5 +1,6 @@
 """Choice of the device and of the dtype in which matrix products run fast on it."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -70,6 +71,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one for a while: kernels of Triton run on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def make_current(device: torch.device) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from birdie.errors import ConfigError
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Any)
 
 
 class PendingTensor:
@@ -129,8 +130,8 @@ class World:
         """Return True on every rank if `flag` is true on any rank."""
         return bool(self.max_int(int(flag), device))
 
-    def broadcast_string(self, value: str) -> str:
-        """Return rank 0's `value` on every rank."""
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's `value` on every rank; it travels by pickle."""
         if self.size == 1:
             return value
         values = [value]
@@ -157,27 +158,27 @@ class World:
             dist.barrier()
 
 
-Work = Callable[[Sequence[str]], dict[str, T]]
-"""Work on named items, and its result for each."""
+Work = Callable[[Sequence[K]], dict[K, T]]
+"""Work on items, and its result for each."""
 
 
-def owners(ranks: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the rank of each item, so that all have about the same amount of work (name → amount in `sizes`)."""
-    loads, ranks_by_name = [0] * ranks, {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        ranks_by_name[name] = loads.index(min(loads))
-        loads[ranks_by_name[name]] += sizes[name]
-    return ranks_by_name
+def owners(ranks: int, sizes: Mapping[K, int]) -> dict[K, int]:
+    """Return the rank of each item, so that all have about the same amount of work (item → amount in `sizes`)."""
+    loads, ranks_by_item = [0] * ranks, {}
+    for item in sorted(sizes, key=lambda item: (-sizes[item], item)):
+        ranks_by_item[item] = loads.index(min(loads))
+        loads[ranks_by_item[item]] += sizes[item]
+    return ranks_by_item
 
 
-def share_out(world: World, sizes: Mapping[str, int], work: Work[T]) -> dict[str, T]:
+def share_out(world: World, sizes: Mapping[K, int], work: Work[K, T]) -> dict[K, T]:
     """Let every rank do `work` on some of the items, about as much each, and return all results on every rank.
 
     Every rank must call it with the same sizes. Results travel by pickle between ranks.
 
     Args:
         world: the ranks.
-        sizes: name → amount of work.
+        sizes: item → amount of work; items can be sorted.
         work: done on this rank's items.
 
     Raises:
@@ -185,8 +186,8 @@ def share_out(world: World, sizes: Mapping[str, int], work: Work[T]) -> dict[str
     """
     if world.size == 1:
         return work(list(sizes))
-    mine = [name for name, rank in owners(world.size, sizes).items() if rank == world.rank]
-    result: dict[str, T] | Exception
+    mine = [item for item, rank in owners(world.size, sizes).items() if rank == world.rank]
+    result: dict[K, T] | Exception
     try:
         result = work(mine)
     except Exception as error:
@@ -196,8 +197,30 @@ def share_out(world: World, sizes: Mapping[str, int], work: Work[T]) -> dict[str
     for one in results:
         if isinstance(one, Exception):
             raise one
-    merged = {name: value for part in results for name, value in part.items()}
-    return {name: merged[name] for name in sizes}
+    merged = {item: value for part in results for item, value in part.items()}
+    return {item: merged[item] for item in sizes}
+
+
+def send_to_main(world: World, source: int, pieces: Callable[[], Iterator[bytes]], length: int) -> Iterator[bytes]:
+    """Yield on rank 0 the bytes that rank `source` has, piece by piece; ranks 0 and `source` iterate, others need not.
+
+    Args:
+        world: the ranks.
+        source: another rank than 0.
+        pieces: called there alone: the bytes, in pieces of any sizes.
+        length: bytes in all.
+    """
+    if world.rank == source:
+        for piece in pieces():
+            dist.send(torch.tensor(len(piece)), 0)
+            dist.send(torch.frombuffer(bytearray(piece), dtype=torch.uint8), 0)
+    while world.is_main and length:
+        size = torch.tensor(0)
+        dist.recv(size, source)
+        received = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(received, source)
+        length -= len(received)
+        yield received.numpy().tobytes()
 
 
 class SharedCounter:
@@ -211,7 +234,7 @@ class SharedCounter:
         self._store: PrefixStore | None = None
         self._next = 0
         if world.size > 1:
-            self._store = PrefixStore(world.broadcast_string(uuid4().hex), dist.distributed_c10d._get_default_store())
+            self._store = PrefixStore(world.broadcast(uuid4().hex), dist.distributed_c10d._get_default_store())
 
     def next(self) -> int:
         """Return the next number, which no other rank gets."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary
 from birdie.cli import build_app, challenge
 from birdie.cli.challenge import main

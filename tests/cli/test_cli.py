@@ -265,7 +265,7 @@ def test_every_mode_scores_the_same_targets(evaluations: dict[str, dict[str, Any
     assert evaluations["exact"]["bpb"] == pytest.approx(plain["bpb"], abs=1e-4)
     assert len({result["bpb"] for result in evaluations.values()}) >= 5  # after six steps the context has little effect
     alike = [result["bpb"] for name, result in evaluations.items() if name != "n-gram"]
-    assert alike == pytest.approx([plain["bpb"]] * len(alike), abs=1e-3)
+    assert alike == pytest.approx([plain["bpb"]] * len(alike), abs=2e-3)
     assert evaluations["n-gram"]["bpb"] < plain["bpb"] - 1
 
 

@@ -113,7 +113,7 @@ def test_the_reference_decoder_agrees_on_any_array(case: tuple[Integers, tuple[i
         for module in (trellis, reference, reference_mixed):
             patch.setattr(module, "CHUNK", chunk)
         streams = {coder.STATIC: static.encode(values, kernel), coder.MIXED: mixed.encode(values, kernel)}
-        streams[coder.NUMBERS] = numbers.encode(values)
+        streams |= {coder.NUMBERS: numbers.encode(values), coder.LANES: static.encode(values, kernel, lanes=4)}
         for code, payload in streams.items():
             if payload is not None:
                 assert reference.decode(code, payload, rows, columns) == values.tolist(), coder.NAMES[code]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from birdie.entropy import rans, trellis
+from birdie.entropy import rans, rans_lanes, trellis
 from birdie.errors import ArtifactError
 from tests.reference import decoder as reference
 
@@ -41,6 +41,16 @@ class Case:
         """1 for a symbol in an odd state of the trellis."""
         return trellis.odd_states(self.values[self.symbols], self.states)
 
+    @property
+    def machine(self) -> trellis.Machine:
+        """Machine whose states select the tables."""
+        return trellis.machine(self.states if self.paired else 1)
+
+    @property
+    def table(self) -> NDArray[np.uint64]:
+        """Table of the decoder."""
+        return rans.decode_table(self.frequencies, self.values, self.precision, 1 + self.paired)
+
     def encode(self) -> bytes:
         """Return the bytes of the chunk."""
         odd = self.odd if self.paired else None
@@ -49,11 +59,30 @@ class Case:
 
     def decode(self, data: bytes) -> NDArray[np.int32]:
         """Return the values of the chunk."""
-        out = np.full(self.symbols.shape, -1 << 31, np.int32)
-        table = rans.decode_table(self.frequencies, self.values, self.precision)
-        machine = trellis.machine(self.states if self.paired else 1)
-        rans.decode(memoryview(data), self.classes, table, self.precision, machine, out)
+        out = self._unset()
+        rans.decode(memoryview(data), self.classes, self.table, self.precision, self.machine, out)
         return out
+
+    def encode_lanes(self, lanes: int) -> tuple[bytes, NDArray[np.int64]]:
+        """Return the bytes of the chunk in lanes, and the words of each lane."""
+        odd = self.odd if self.paired else None
+        words, lengths = rans_lanes.encode(self.symbols, self.classes, self.frequencies, self.precision, odd, lanes)
+        return words.astype("<u2").tobytes(), lengths
+
+    def decode_lanes(self, data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the values of the chunk, one lane after the other."""
+        out = self._unset()
+        rans_lanes.decode(memoryview(data), lengths, self.classes, self.table, self.precision, self.machine, out)
+        return out
+
+    def _unset(self) -> NDArray[np.int32]:
+        return np.full(self.symbols.shape, -1 << 31, np.int32)
+
+    @property
+    def bits(self) -> float:
+        """Bits that the frequencies promise."""
+        tables = self.classes[:, None] * np.int64(1 + self.paired) + (self.odd if self.paired else 0)
+        return float(-np.log2(self.frequencies[tables, self.symbols] / (1 << self.precision)).sum())
 
 
 def any_case(rows: int, columns: int, size: int, precision: int, states: int, seed: int, classes: int = 3) -> Case:
@@ -115,9 +144,7 @@ def test_any_symbols_come_back_from_both_decoders(case: Case) -> None:
 def test_symbols_cost_what_their_frequencies_promise(precision: int, states: int) -> None:
     """Four initial states, and at most half a percent for the rounding of states."""
     case = any_case(200, 200, 60, precision, states, 0)
-    tables = case.classes[:, None] * np.int64(1 + case.paired) + (case.odd if case.paired else 0)
-    bits = float(-np.log2(case.frequencies[tables, case.symbols] / (1 << precision)).sum())
-    assert 8 * len(case.encode()) < 1.005 * bits + 4 * (48 if case.paired else 32)
+    assert 8 * len(case.encode()) < 1.005 * case.bits + 4 * (48 if case.paired else 32)
 
 
 @pytest.mark.parametrize("states", [1, 8, -8])
@@ -138,6 +165,79 @@ def test_damaged_words_give_an_error_or_values_of_the_table(case: Case, data: st
         damaged[bit // 8] ^= 1 << bit % 8
     try:
         values = case.decode(bytes(damaged))
+    except ArtifactError:
+        return
+    assert np.isin(values, case.values).all()
+
+
+LANES = st.sampled_from([4, 8, 32])
+IN_LANES = st.builds(
+    any_case,
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 70),
+    size=st.integers(1, 200),
+    precision=st.sampled_from([8, 12, rans.MAX_PRECISION]),
+    states=st.sampled_from(trellis.STATES),
+    seed=st.integers(0, 1 << 30),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(IN_LANES, LANES)
+def test_any_symbols_come_back_from_lanes(case: Case, lanes: int) -> None:
+    data, lengths = case.encode_lanes(lanes)
+    assert 2 * lengths.sum() == len(data)
+    assert (case.decode_lanes(data, lengths) == case.values[case.symbols]).all()
+    words, columns = np.frombuffer(data, "<u2").tolist(), case.symbols.shape[1]
+    symbols = reference.decode_lanes(
+        words, lengths.tolist(), case.classes.tolist(), columns, reference_side(case), case.states
+    )
+    assert symbols == case.symbols.ravel().tolist()
+
+
+@pytest.mark.parametrize("states", [1, 8])
+@pytest.mark.parametrize("precision", [12, rans.MAX_PRECISION])
+def test_a_lane_costs_two_bytes(precision: int, states: int) -> None:
+    case = any_case(200, 256, 60, precision, states, 0)
+    sizes = {lanes: len(case.encode_lanes(lanes)[0]) for lanes in (4, 256)}
+    assert 8 * sizes[4] < 1.0001 * case.bits + 4 * 24
+    assert sizes[256] - sizes[4] < 2.2 * 252
+
+
+def test_symbols_of_no_bits_take_no_words() -> None:
+    case = any_case(5, 20, 1, 12, 1, 0)
+    data, lengths = case.encode_lanes(8)
+    assert (data, lengths.tolist()) == (b"", [0] * 8)
+    assert (case.decode_lanes(data, lengths) == case.values[0]).all()
+
+
+@pytest.mark.parametrize("states", [1, 8])
+@pytest.mark.parametrize("lane", [0, 2, 7])
+def test_a_lane_with_a_needless_word_is_refused(states: int, lane: int) -> None:
+    """At its beginning, where it would not change the state, and at its end."""
+    case = any_case(4, 23, 30, 12, states, 1)
+    data, lengths = case.encode_lanes(8)
+    for at in int(lengths[:lane].sum()), int(lengths[: lane + 1].sum()):
+        longer = lengths + (np.arange(8) == lane)
+        with pytest.raises(ArtifactError):
+            case.decode_lanes(data[: 2 * at] + bytes(2) + data[2 * at :], longer)
+
+
+@settings(max_examples=150, deadline=None)
+@given(IN_LANES, LANES, st.data())
+def test_damaged_lanes_give_an_error_or_values_of_the_table(case: Case, lanes: int, data: st.DataObject) -> None:
+    coded, lengths = case.encode_lanes(lanes)
+    damaged = bytearray(coded)
+    if damaged and data.draw(st.booleans()):
+        bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
+        damaged[bit // 8] ^= 1 << bit % 8
+    elif lengths.max():  # words move to the lane before or after
+        lane = data.draw(st.sampled_from(np.flatnonzero(lengths).tolist()))
+        words = data.draw(st.integers(1, int(lengths[lane])))
+        lengths[lane] -= words
+        lengths[data.draw(st.integers(0, lanes - 1))] += words
+    try:
+        values = case.decode_lanes(bytes(damaged), lengths)
     except ArtifactError:
         return
     assert np.isin(values, case.values).all()

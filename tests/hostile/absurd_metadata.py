@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from birdie.artifact import container
-from birdie.artifact.load import inspect
+from birdie.artifact.inspect import inspect
 from birdie.artifact.repack import load_object
 from birdie.artifact.save import save
 from birdie.data.corpus import file_corpus

@@ -104,10 +104,11 @@ def one_symbol(
     split: bool = False,
     classes: int = 1,
     size: int = 1,
+    lanes: int = 0,
 ) -> Stream:
     """A stream of coder 4 that only ever uses symbol 0, which costs no bits, so that its words say nothing of its size.
 
-    With more classes than one, the others have tables of all symbols.
+    With more classes than one, the others have tables of all symbols. In lanes, coder 6, it has no words at all.
     """
     parts = [(0, 2), (1, 0)] if split else alphabet(size)
     parts += [(5, 0), (6, 7), (7, classes - 1), *(predicted or [(22, 0)])]
@@ -124,9 +125,18 @@ def one_symbol(
         (12, np.zeros(max(0, -(-(size - 1) // 2) - 1), int)),
         (17, 0),
     ] * (classes - 1)
+    if lanes:
+        chunks = -(-rows // max(1, (1 << 20) // columns))
+        parts += [(20, lanes.bit_length() - 1), (21, 0), (57, np.zeros(chunks * lanes - 1, int))]
+        return Stream(coder.LANES, side(*parts))
     chunks = -(-rows * columns // (1 << 20))
     chunk = np.tile(np.array([0, 1], "<u2"), 4)
     return Stream(coder.STATIC, side(*parts, (21, np.full(chunks, 8))) + chunk.tobytes() * chunks)
+
+
+def lanes(rows: int, columns: int, count: int) -> Stream:
+    """A stream of coder 6 of so many lanes without words."""
+    return one_symbol(rows, columns, lanes=count)
 
 
 def no_words(
@@ -200,6 +210,11 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "constant float32 of 4 GiB": lambda: artifact(1, FLOAT, HUGE, HUGE, *[Stream(0, b"\x01")] * 4),
     "constant grid": lambda: artifact(2, FLOAT, SIDE, SIDE, Stream(0, b"\x01"), Stream(0, b"")),
     "grid of one symbol": lambda: artifact(2, FLOAT, SIDE, SIDE, one_symbol(SIDE, SIDE), Stream(0, b"")),
+    "grid of one symbol in lanes": lambda: artifact(2, FLOAT, SIDE, SIDE, lanes(SIDE, SIDE, 256), Stream(0, b"")),
+    "lanes, 1 GiB": lambda: artifact(2, FLOAT, *GIB, lanes(*GIB, 256), Stream(0, b"")),
+    "lanes, one column": lambda: artifact(1, SIGNED, LONG, 1, lanes(LONG, 1, 4)),
+    "more lanes than columns": lambda: artifact(1, SIGNED, LONG, 1, lanes(LONG, 1, 256)),
+    "lanes, rows beyond a chunk": lambda: artifact(1, SIGNED, 9, LONG, lanes(9, LONG, 256)),
     "bytes of one split token": lambda: artifact(1, BYTE, SIDE, SIDE, one_symbol(SIDE, SIDE, split=True)),
     "float32 of one symbol": lambda: artifact(1, FLOAT, SIDE, SIDE, *[one_symbol(SIDE, SIDE)] * 4),
     "float32 of one symbol, 4 GiB": lambda: artifact(1, FLOAT, HUGE, HUGE, *[one_symbol(HUGE, HUGE)] * 4),

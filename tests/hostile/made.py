@@ -10,10 +10,10 @@ import numpy as np
 
 from birdie.artifact import container
 from birdie.artifact.container import Entry, Stream
-from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans
+from birdie.entropy import coder, context_mixing, frequency_tables, prediction, rans, rans_lanes
 from birdie.entropy.alphabet import AFFINE, LISTED, Alphabet, Symbols
 from birdie.entropy.prediction import RowPrediction, TapPrediction
-from birdie.entropy.side_information import Writer
+from birdie.entropy.side_information import Writer, zigzag
 from birdie.entropy.varint import varint
 from birdie.errors import ArtifactError
 from tests.hostile.seeds import CHUNK, Seed
@@ -22,11 +22,15 @@ _SIDES = (1, 1, 2, 3, 4, 7, 8, 9, 16, 33)
 
 
 def stream(seed: Seed, rng: random.Random) -> bytes:  # noqa: ARG001 (one of the interchangeable mutations)
-    """A file of one stream of coder 4 or 5."""
+    """A file of one stream of coder 4, 5 or 6."""
     rows, columns = rng.choice((*_SIDES, 70)), rng.choice(_SIDES)
-    code, swapped = rng.choice([coder.STATIC, coder.MIXED]), rng.randrange(2)
+    code, swapped = rng.choice([coder.STATIC, coder.MIXED, coder.LANES]), rng.randrange(2)
+    lanes = rng.choice([4, 4, 4, 8, 16, 32]) if code == coder.LANES else 0
     try:
-        data = (_static if code == coder.STATIC else _mixed)(rows, columns, swapped, rng)
+        if code == coder.MIXED:
+            data = _mixed(rows, columns, swapped, rng)
+        else:
+            data = _static(rows, columns, swapped, lanes, rng)
     except ArtifactError:  # no such tables: then another prediction or alphabet
         data = _mixed(rows, columns, swapped, rng)
         code = coder.MIXED
@@ -94,7 +98,7 @@ def _mixed(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
     return _joined(writer, words, tail)
 
 
-def _static(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
+def _static(rows: int, columns: int, swapped: int, lanes: int, rng: random.Random) -> bytes:
     alphabet, predicted = _alphabet(rng), _prediction(rows, columns, rng)
     noise = np.random.default_rng(rng.randrange(1 << 30))
     precision = rng.choice([15, 15, 14, 12, 8])
@@ -105,13 +109,21 @@ def _static(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
     symbols: Symbols = np.empty((rows, columns), np.uint16)
     for row in range(rows):
         symbols[row] = noise.choice(np.flatnonzero(frequencies[classes[row]]), columns)
-    if classes.any():
+    if classes.any() or lanes:
         high = max(1, CHUNK // columns)
         parts = [(symbols[at : at + high], classes[at : at + high]) for at in range(0, rows, high)]
     else:
         flat = symbols.reshape(1, -1)
         parts = [(flat[:, at : at + CHUNK], classes[:1]) for at in range(0, flat.size, CHUNK)]
-    words = [rans.encode(part, kinds, frequencies, precision).astype("<u2").tobytes() for part, kinds in parts]
+    words, lengths = [], []
+    for part, kinds in parts:
+        if lanes:
+            coded, of_lanes = rans_lanes.encode(part, kinds, frequencies, precision, None, lanes)
+            lengths += of_lanes.tolist()
+        else:
+            coded = rans.encode(part, kinds, frequencies, precision)
+            lengths.append(coded.size)
+        words.append(coded.astype("<u2").tobytes())
     writer = Writer()
     alphabet.put(writer)
     writer.put(5, swapped)
@@ -124,7 +136,16 @@ def _static(rows: int, columns: int, swapped: int, rng: random.Random) -> bytes:
         writer.put_chain(24, classes.astype(np.int64), 31)
     for shape in shapes:
         shape.put(writer, alphabet.size)
-    writer.put_all(21, [len(part) // 2 for part in words])
+    if lanes:
+        writer.put(20, _at_limits(lanes.bit_length() - 1, lanes.bit_length() - 1, rng))
+        if rng.random() < 0.2:  # lanes as long together, but not each
+            i, j = rng.randrange(len(lengths)), rng.randrange(len(lengths))
+            some = rng.randint(0, lengths[i])
+            lengths[i], lengths[j] = lengths[i] - some, lengths[j] + some * (i != j)
+        writer.put_all(21, lengths[:1])
+        writer.put_all(57, zigzag(np.array(lengths[1:], np.int64) - np.array(lengths[:-1], np.int64)))
+    else:
+        writer.put_all(21, lengths)
     return _joined(writer, words, b"")
 
 

@@ -141,6 +141,11 @@ def _coded() -> Iterator[tuple[str, Values, int, bytes, int]]:
         payload = mixed.encode(some, (1, 1), states)
         assert payload is not None
         yield f"mixed {name}, {states} states", some, coder.MIXED, payload, states
+    for name, lanes in ("plain", 4), ("classes", 32), ("columns first", 16), ("rows", 8), ("split", 4), ("vector", 256):
+        values, kernel = arrays()[name]
+        yield f"lanes {name}", values, coder.LANES, static.encode(values, kernel, 1, lanes), 1
+    some = np.random.default_rng(6).normal(0, 1, (128, 70)).round().astype(np.int64)
+    yield "lanes, 16 states", some, coder.LANES, static.encode(some, (1, 1), 16, 8), 16
     for states in 8, -32:
         some = np.random.default_rng(5).normal(0, 1, (128, 64)).round().astype(np.int64)
         yield f"static, {states} states", some, coder.STATIC, static.encode(some, (1, 1), states), states
@@ -164,7 +169,7 @@ def streams() -> list[Seed]:
 def _side(code: int, payload: bytes, known: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Side | None:
     if code == coder.NUMBERS:
         return Side(*known[payload], b"")
-    if code not in (coder.STATIC, coder.MIXED):
+    if code not in (coder.STATIC, coder.MIXED, coder.LANES):
         return None
     words, rest = payloads.split(payload)
     return Side(*known[words.astype("<u2").tobytes()], bytes(rest))

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from tests.model.interpreted_kernels import run_interpreted
+from tests.interpreted_kernels import run_interpreted
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, dict[str, Any]]:
     """Return the results of the loss kernel."""
-    return run_interpreted("loss_kernels_interpreted.py")
+    return run_interpreted("model/loss_kernels_interpreted.py")
 
 
 @pytest.mark.parametrize("case", ["one block", "several blocks", "beyond a float's exponential", "bfloat16"])

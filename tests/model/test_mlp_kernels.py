@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from birdie.train.loop import fit
-from tests.model.interpreted_kernels import run_interpreted
+from tests.interpreted_kernels import run_interpreted
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, dict[str, Any]]:
     """Return the results of the MLP kernel."""
-    return run_interpreted("mlp_kernels_interpreted.py")
+    return run_interpreted("model/mlp_kernels_interpreted.py")
 
 
 @pytest.mark.parametrize("case", ["one tile", "several tiles"])

@@ -27,6 +27,7 @@ class Feature:
     facts: dict[str, object] = field(default_factory=dict)
     kernel: tuple[int, int] = (1, 1)
     states: int = 1
+    lanes: int = 0
 
     @property
     def hints(self) -> Hints:
@@ -42,6 +43,7 @@ class Feature:
             coder.PACKED: lambda: raw.encode_packed(self.values, low, high),
             coder.NUMBERS: lambda: numbers.encode(self.values),
             coder.STATIC: lambda: static.encode(self.values, self.kernel, self.states),
+            coder.LANES: lambda: static.encode(self.values, self.kernel, self.states, self.lanes),
             coder.MIXED: lambda: mixed.encode(self.values, self.kernel, self.states),
         }
         payload = write[self.coder]()
@@ -50,7 +52,7 @@ class Feature:
 
 
 def facts(coded: Coded, rows: int, columns: int) -> dict[str, object]:
-    """Return the facts that the side information of coder 3, 4 or 5 states."""
+    """Return the facts that the side information of coder 3, 4, 5 or 6 states."""
     if coded.coder == coder.NUMBERS:
         return {"running": Bits(words_of(coded.payload)).number(0) == 1}
     if coded.coder < coder.NUMBERS:
@@ -58,9 +60,11 @@ def facts(coded: Coded, rows: int, columns: int) -> dict[str, object]:
     bits, _ = opened(coded.payload)
     side: reference.Side | reference_mixed.Side
     more: dict[str, object]
-    if coded.coder == coder.STATIC:
-        side = static_side = reference.described(bits, rows, columns)
-        more = {"classes": max(static_side.kinds) > 0, "paired": bool(static_side.paired)}
+    lanes = 1
+    if coded.coder in (coder.STATIC, coder.LANES):
+        side = static_side = reference.described(bits, rows, columns, coded.coder == coder.LANES)
+        more = {"classes": max(static_side.kinds) > 0, "paired": bool(static_side.paired), "lanes": static_side.lanes}
+        lanes = max(static_side.lanes, 1)
     else:
         side = mixed_side = reference_mixed.described(bits, rows, columns)
         more = {"low": mixed_side.low, "prior": mixed_side.prior}
@@ -70,7 +74,7 @@ def facts(coded: Coded, rows: int, columns: int) -> dict[str, object]:
         "alphabet": kind,
         "transposed": bool(side.transposed),
         "predicted": side.predicted[0],
-        "chunks": len(side.words),
+        "chunks": len(side.words) // lanes,
         **more,
     }
 
@@ -153,6 +157,16 @@ FEATURES: dict[str, Feature] = {
     "static 8 states": Feature(coder.STATIC, on_paths(64, 60, 8, 0.6), {"paired": True}, states=8),
     "static along rows": Feature(coder.STATIC, on_paths(30, 70, -4, 0.6), {"paired": True}, states=-4),
     "mixed chunks": Feature(coder.MIXED, mostly_zero(1100, 1024), {"chunks": 2}),
+    "lanes plain": Feature(coder.LANES, gaussian(40, 37, 5, 5), {"classes": False, "lanes": 8}, lanes=8),
+    "lanes row classes": Feature(coder.LANES, gaussian(96, 48, 1, 40), {"classes": True, "lanes": 16}, lanes=16),
+    "lanes column classes": Feature(coder.LANES, gaussian(96, 48, 1, 40).T, {"transposed": True}, lanes=4),
+    "lanes 32 states": Feature(coder.LANES, on_paths(70, 66, 32, 0.6), {"paired": True, "lanes": 32}, (1, 1), 32, 32),
+    "lanes listed": Feature(coder.LANES, LISTED, {"alphabet": "listed"}, lanes=4),
+    "lanes split": Feature(coder.LANES, FAR, {"alphabet": "split"}, lanes=4),
+    "lanes rows": Feature(coder.LANES, near_copies(), {"predicted": "rows"}, lanes=8),
+    "lanes narrow": Feature(coder.LANES, gaussian(300, 3, 9, 9), {"lanes": 4}, lanes=4),
+    "lanes of one value": Feature(coder.LANES, gaussian(9, 256, 9, 9), {"lanes": 256}, lanes=256),
+    "lanes chunks": Feature(coder.LANES, mostly_zero(1100, 1024), {"chunks": 2, "lanes": 64}, lanes=64),
 }
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from birdie.artifact.load import inspect, load
+from birdie.artifact.inspect import inspect
+from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.cli import build_app
 from birdie.cli.console import run

@@ -48,7 +48,7 @@ def test_without_torchrun_there_is_one_rank_and_collectives_return_their_input(m
     assert world == World()
     assert world.any(True, CPU)
     assert not world.any(False, CPU)
-    assert world.broadcast_string("value") == "value"
+    assert world.broadcast("value") == "value"
     assert world.all_gather_strings("value") == ["value"]
     assert world.start_all_gather(part := torch.ones(2), torch.zeros(2)).wait() is part
     counter = SharedCounter(world)

@@ -121,7 +121,7 @@ class Scratch:
                 path[0] = str(stack.enter_context(temporary_folder(require_writable(parent))))
 
         together(world, create)
-        self.path = Path(world.broadcast_string(path[0]))
+        self.path = Path(world.broadcast(path[0]))
         self.close = weakref.finalize(self, stack.close)
 
 

@@ -47,7 +47,7 @@ class MappedHeldOut:
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the difference, as `HeldOutKL` does; the arguments of rank 0 count."""
         world = self._world
-        return float(world.broadcast_string(repr(together(world, lambda: self._difference(state)))))
+        return float(world.broadcast(repr(together(world, lambda: self._difference(state)))))
 
     def _difference(self, state: Mapping[str, Tensor]) -> float:
         if not self._world.is_main:

@@ -14,6 +14,7 @@ typical scale in standard deviations.
 """
 
 import copy
+import hashlib
 import math
 import os
 from collections import ChainMap
@@ -24,14 +25,14 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.prior import assumed
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.row_blocks import deviation, every_nth_row, row_blocks
+from birdie.compress.scheme import Blocks, Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
 from birdie.compress.schemes.spectral import Spectral, best_transform
@@ -39,7 +40,7 @@ from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import EncodedState
-from birdie.compress.tensors import deviation, finite_rows, rows_columns
+from birdie.compress.tensors import finite_rows, rows_columns, to_bits
 from birdie.runtime.mapped import release
 from birdie.runtime.room import Room
 
@@ -55,7 +56,9 @@ LONG_KERNEL = 32  # taps from which transforms are tried
 _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must reach: trellis and feedback gain as well
 
 
-Share = Callable[[Mapping[str, int], Callable[[Sequence[str]], dict[str, Encoded]]], dict[str, Encoded]]
+Part = tuple[str, int]
+"""A tensor and the number of a block of its rows (compress/row_blocks.py)."""
+Share = Callable[[Mapping[Any, int], Callable[[Sequence[Any]], dict[Any, Any]]], dict[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,16 @@ class Hooks:
     """Handling of encoded tensors, and the process that encodes each. No file depends on it.
 
     Attributes:
-        coded: called with each tensor as soon as it is encoded; the result is kept instead.
-        estimated: the same for tensors of a sample, of which only the size counts.
-        share: does work on tensors (name → size) that is shared out over processes; None does it here.
+        coded: called with each part of a tensor as soon as it is encoded, and with its key; the result is kept instead.
+        estimated: the same for parts of a sample, of which only the size counts.
+        recalled: key → what `coded` returned for it in a process that died, or None; None: nothing has a key. A key is
+            a digest of the weights and of all settings.
+        share: does work on parts of tensors (part → size) that is shared out over processes; None does it here.
     """
 
-    coded: Callable[[Encoded], Encoded] | None = None
-    estimated: Callable[[Encoded], Encoded] | None = None
+    coded: Callable[[Encoded, str], Encoded] | None = None
+    estimated: Callable[[Encoded, str], Encoded] | None = None
+    recalled: Callable[[str], Encoded | None] | None = None
     share: Share | None = None
 
 
@@ -125,8 +131,7 @@ class Allocation:
             }
         for name in self.matrices:
             item = self._factors[name]
-            spread = deviation(finite_rows(name, self.matrices[name])) or 1.0
-            release(self.matrices[name])
+            spread = deviation(name, self.matrices[name]) or 1.0
             typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
             self._levels[name] = math.log2(spread) + typical
         self.weights = sum(weight.numel() for weight in self.matrices.values())
@@ -147,17 +152,14 @@ class Allocation:
             exponent: log2 of the typical scale in standard deviations.
             draft: estimate the size in a fraction of the time: plain rounding in place of trellises.
         """
-        return self._ordered(
-            self._encode_each(list(self.matrices), lambda name: self._encode_matrix(name, exponent, draft))
-        )
+        return self._ordered(self._encode_matrices(list(self.matrices), exponent, draft))
 
     def encode_part(self, names: Sequence[str], exponent: float) -> dict[str, Encoded]:
         """Encode some tensors: free matrices at `exponent`, others by their schemes."""
         chosen = {**self.assignment.settled, **self.assignment.small}
         settled = {name: chosen[name] for name in names if name not in self.matrices}
         free = [name for name in names if name in self.matrices]
-        encoded = self._encode_each(free, lambda name: self._encode_matrix(name, exponent, draft=False))
-        return self._encode_by(settled) | encoded
+        return self._encode_by(settled) | self._encode_matrices(free, exponent, draft=False)
 
     def continued(self, fixed: Mapping[str, Encoded], tensors: Mapping[str, Tensor]) -> "Allocation":
         """Return this allocation with more tensors encoded for good and others changed; exponents mean the same.
@@ -188,13 +190,31 @@ class Allocation:
         share = min(1.0, count / sum(weight.numel() for weight in self.matrices.values()))
         return np.concatenate([self._normalized(name, share) for name in self.matrices])
 
-    def _encode_matrix(self, name: str, exponent: float, draft: bool) -> Encoded:
-        weight = self.matrices[name]
+    def _encode_matrices(self, names: Sequence[str], exponent: float, draft: bool) -> dict[str, Encoded]:
+        """Encode free matrices."""
+        steered = self.assignment.steered
+
+        def by_rows(name: str) -> bool:
+            if steered is not None:
+                return steered.by_rows
+            return name not in self._transforms and self._factors[name].rows.size == 0
+
+        def settings(name: str, rows: slice) -> str:
+            factors, transform = self._factors[name].of_rows(rows), self._transforms.get(name)
+            chosen = steered or self.scheme, transform, self.plain, exponent + self._unit - self._levels[name]
+            return f"{chosen} {digest(factors.row_weight, factors.column_weight)}"
+
+        return self._encode_each(
+            names, by_rows, lambda name, rows: self._encode_matrix(name, rows, exponent, draft), settings
+        )
+
+    def _encode_matrix(self, name: str, rows: slice, exponent: float, draft: bool) -> Encoded:
+        weight = self.matrices[name][rows]
         sigma = min(2.0 ** (exponent + self._unit - self._levels[name]), WIDEST)
         if self.assignment.steered is not None:
             steered = self.assignment.steered.at_scale(sigma)
             assert steered is not None
-            return steered.encode(name, weight, sensitivity=self.sensitivities.get(name))
+            return steered.encode(name, weight, sensitivity=self._sensitivity(name, rows))
         if weight.ndim < 2:  # the rate of a single row is too uneven for a search that counts bits
             return Grid(sigma=sigma).encode(name, weight)
         if name in self._transforms:
@@ -203,7 +223,12 @@ class Allocation:
         if name not in self.sensitivities:
             scheme = replace(self.scheme, along=not self.plain)
             exponent = min(exponent, self._levels[name] + math.log2(WIDEST))
-        return scheme.encode_with(name, weight, self._factors[name], 2.0**exponent, draft=draft)
+        return scheme.encode_with(name, weight, self._factors[name].of_rows(rows), 2.0**exponent, draft=draft)
+
+    def _sensitivity(self, name: str, rows: slice) -> Sensitivity | None:
+        """Return the sensitivity of a block of rows, if it was calibrated."""
+        sensitivity = self.sensitivities.get(name)
+        return None if sensitivity is None else sensitivity.of_rows(rows)
 
     def settled(self) -> EncodedState:
         """Return the tensors that the exponent does not change, alone."""
@@ -227,7 +252,7 @@ class Allocation:
         """
         self._encode_settled()  # for both
         other = copy.copy(self)
-        other.hooks = replace(self.hooks, coded=self.hooks.estimated)
+        other.hooks = replace(self.hooks, coded=self.hooks.estimated, recalled=None)
         every = self.weights // max(count, 1)
         if every < 2 or self.assignment.steered is not None:
             return other, {}
@@ -237,11 +262,9 @@ class Allocation:
             step = max(1, min(every, len(weight) // rows))
             if weight.ndim < 2 or name in self._transforms:
                 step = 1
-            picked = slice(min(step // 2, len(weight) - 1), None, step)
-            factors = self._factors[name]
-            row_weight = factors.row_weight if step == 1 else factors.row_weight[picked]
-            other.matrices[name] = weight[picked].clone() if step > 1 else weight
-            release(weight)
+            first, factors = min(step // 2, len(weight) - 1), self._factors[name]
+            row_weight = factors.row_weight if step == 1 else factors.row_weight[first::step]
+            other.matrices[name] = every_nth_row(weight, first, step) if step > 1 else weight
             other._factors[name] = replace(factors, rows=np.zeros((0, 0), np.float32), row_weight=row_weight)
         other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **other.matrices})
         return other, {name: weight.numel() / other.matrices[name].numel() for name, weight in self.matrices.items()}
@@ -259,31 +282,58 @@ class Allocation:
         return self._settled
 
     def _encode_by(self, schemes: Mapping[str, Scheme]) -> dict[str, Encoded]:
-        """Encode each named tensor by its scheme, several at a time."""
+        """Encode each named tensor by its scheme."""
 
-        def encode(name: str) -> Encoded:
+        def by_rows(name: str) -> bool:
             sensitivity = self.sensitivities.get(name)
-            return schemes[name].encode(name, self.assignment.tensors[name], sensitivity=sensitivity)
+            return schemes[name].by_rows and (sensitivity is None or sensitivity.output is None)
 
-        return self._encode_each(list(schemes), encode)
+        def encode(name: str, rows: slice) -> Encoded:
+            weight = self.assignment.tensors[name]
+            return schemes[name].encode(name, _rows_of(weight, rows), sensitivity=self._sensitivity(name, rows))
 
-    def _encode_each(self, names: Sequence[str], encode: Callable[[str], Encoded]) -> dict[str, Encoded]:
-        """Encode tensors, several at a time, but not so many that their copies take much memory."""
+        return self._encode_each(list(schemes), by_rows, encode, lambda name, _: repr(schemes[name]))
+
+    def _encode_each(
+        self,
+        names: Sequence[str],
+        by_rows: Callable[[str], bool],
+        encode: Callable[[str, slice], Encoded],
+        settings: Callable[[str, slice], str],
+    ) -> dict[str, Encoded]:
+        """Encode tensors, several at a time, but not so many that their copies take much memory.
+
+        Args:
+            names: of the tensors.
+            by_rows: whether a tensor may be encoded in blocks of rows.
+            encode: encodes some rows of a tensor.
+            settings: what the result depends on besides these rows.
+        """
         tensors, room = self.assignment.tensors, Room(_IN_FLIGHT)
+        blocks = {name: row_blocks(tensors[name]) if by_rows(name) else [slice(None)] for name in names}
+        rows = {(name, index): block for name in names for index, block in enumerate(blocks[name])}
+        sizes = {part: _rows_of(tensors[part[0]], block).numel() for part, block in rows.items()}
 
-        def complete(name: str) -> Encoded:
-            with room.taken(tensors[name].numel()):
-                encoded = encode(name)
-                release(tensors[name])
-                return encoded if self.hooks.coded is None else self.hooks.coded(encoded)
+        def complete(part: Part) -> Encoded:
+            name, weight, key = part[0], _rows_of(tensors[part[0]], rows[part]), ""
+            with room.taken(sizes[part]):
+                if self.hooks.recalled is not None:
+                    key = digest(settings(name, rows[part]), weight)
+                    if (known := self.hooks.recalled(key)) is not None:
+                        return known
+                encoded = encode(name, rows[part])
+                release(weight)
+                return encoded if self.hooks.coded is None else self.hooks.coded(encoded, key)
 
-        def encode_all(names: Sequence[str]) -> dict[str, Encoded]:
+        def encode_all(parts: Sequence[Part]) -> dict[Part, Encoded]:
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                return dict(zip(names, pool.map(complete, names), strict=True))
+                return dict(zip(parts, pool.map(complete, parts), strict=True))
 
-        if self.hooks.share is None:
-            return encode_all(names)
-        return self.hooks.share({name: tensors[name].numel() for name in names}, encode_all)
+        encoded = encode_all(list(rows)) if self.hooks.share is None else self.hooks.share(sizes, encode_all)
+        return {
+            name: Blocks.of(tuple(tensors[name].shape), [encoded[name, index] for index in range(len(blocks[name]))])
+            for name in names
+        }
 
     def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
         """Return `encoded` and the tensors that the exponent does not change, in the order of the assignment."""
@@ -306,12 +356,32 @@ class Allocation:
     def _normalized(self, name: str, share: float) -> NDArray[np.float32]:
         """Return a share of the rows of a matrix, divided by their scales at exponent 0, flat."""
         weight = self.matrices[name]
-        flat = weight.detach().reshape(rows_columns(tuple(weight.shape)))
-        picked = torch.arange(0, flat.shape[0], max(1, round(1 / share)), device="cpu")
-        rows = finite_rows(name, flat[picked])
+        step = max(1, round(1 / share))
+        rows = finite_rows(name, every_nth_row(weight.detach(), 0, step) if weight.ndim > 1 else weight)
         factors = self._factors[name]
-        unit = np.outer(factors.row_weight[picked.numpy()] ** 0.5, factors.column_weight**0.5) * 2.0**-self._unit
+        unit = (
+            np.outer(factors.row_weight[:: step if weight.ndim > 1 else 1] ** 0.5, factors.column_weight**0.5)
+            * 2.0**-self._unit
+        )
         return np.asarray(rows * unit, dtype=np.float32).reshape(-1)
+
+
+def digest(*parts: str | Tensor | NDArray[np.float64]) -> str:
+    """Return a digest of texts and of the bytes of arrays."""
+    total = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            total.update(part.encode())
+        elif isinstance(part, Tensor):
+            total.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            total.update(np.ascontiguousarray(to_bits(part)).data)
+        else:
+            total.update(np.ascontiguousarray(part).data)
+    return total.hexdigest()
+
+
+def _rows_of(weight: Tensor, rows: slice) -> Tensor:
+    return weight[rows] if weight.ndim else weight
 
 
 def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMapping[str, Feedback]:

@@ -17,7 +17,6 @@ from birdie.errors import ArtifactError, ConfigError, WeightsError
 
 CAST_DTYPES = (torch.float16, torch.bfloat16)
 SIXTEEN_BIT: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
-CAST_NAMES: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
 
 def _cast_dtype(params: tuple[int, ...]) -> torch.dtype:
@@ -67,6 +66,11 @@ class Cast(Scheme):
     def __post_init__(self) -> None:
         if self.to not in SIXTEEN_BIT:
             raise ConfigError(f"cast to {self.to!r} is unknown; choose fp16 or bf16")
+
+    @property
+    def by_rows(self) -> bool:
+        """Return True: every row is stored as it is."""
+        return True
 
     def encode(
         self,

@@ -250,6 +250,11 @@ class Grid(Scheme):
         """Outermost symbol before `level_stride`."""
         return int(2 ** (self.bits - 1) - 1)
 
+    @property
+    def by_rows(self) -> bool:
+        """Return whether each row has scales of its own."""
+        return not self.per_tensor
+
     def at_scale(self, sigma: float) -> "Grid | None":
         """Return a grid with a scale of `sigma` standard deviations and the same groups; None if its width is fixed."""
         return None if self.sigma is None else Grid(sigma=sigma, group_size=self.group_size, per_tensor=self.per_tensor)

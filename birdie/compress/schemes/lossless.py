@@ -187,6 +187,11 @@ class Lossless(Scheme):
     specs = (Spec("lossless", "every bit kept"),)
     quantizes = False
 
+    @property
+    def by_rows(self) -> bool:
+        """Return True: every row is stored as it is."""
+        return True
+
     def encode(
         self,
         name: str,

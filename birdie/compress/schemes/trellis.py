@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress import lanes
+from birdie.compress.device import encoding as device
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.lanes import Matrix, Shape
 from birdie.compress.log_scales import HIGHEST, LOWEST, PER_OCTAVE, scales_of
@@ -223,6 +224,11 @@ class Trellis(Scheme):
         """Mean squared error at high rate, in squared scales."""
         return float(2.0 ** (2 * (_GAPS[self.states] - _GAPS[1])) / 12)
 
+    @property
+    def by_rows(self) -> bool:
+        """Return whether each row has scales of its own."""
+        return not self.per_tensor
+
     def at_scale(self, sigma: float) -> "Trellis":
         """Return the same trellis with a scale of `sigma` standard deviations."""
         return replace(self, sigma=sigma, bits=None)
@@ -308,7 +314,7 @@ class Trellis(Scheme):
             price = self.rate * right_price * (1 if plain else _FEEDBACK_RATE)
             states = self.states
             if plain and states > 1:
-                states, symbols = self._without_feedback(matrix, most, factors, row, column, price)
+                states, symbols = self._without_feedback(weight, matrix, most, factors, row, column, price)
             else:
                 symbols = quantize(matrix, factors, row, column, states, price)
             encoded = replace(encoded, params=(states, *scales.params))
@@ -316,6 +322,7 @@ class Trellis(Scheme):
 
     def _without_feedback(
         self,
+        weight: Tensor,
         matrix: Matrix,
         most: NDArray[np.float64],
         factors: Feedback,
@@ -328,7 +335,7 @@ class Trellis(Scheme):
         One path starts only once, which saves bits; but where columns are nearly zero, separate paths down the columns
         can stay at zero.
         """
-        fast = self._side_by_side(matrix, most, row, column, price)
+        fast = self._side_by_side(weight, matrix, most, row, column, price)
         if fast is not None:
             return fast
         options = {
@@ -338,15 +345,21 @@ class Trellis(Scheme):
         return states, options[states]
 
     def _side_by_side(
-        self, matrix: Matrix, most: NDArray[np.float64], row: Matrix, column: Matrix, price: float
+        self, weight: Tensor, matrix: Matrix, most: NDArray[np.float64], row: Matrix, column: Matrix, price: float
     ) -> tuple[int, NDArray[np.integer]] | None:
-        """Return the same by the search on many paths at a time; None where it does not suit the scales."""
+        """Return the same by the search on many paths at a time; None where it does not suit the scales.
+
+        Paths down the columns of a weight on a GPU are searched there.
+        """
         shape = Shape.of(matrix)
         if not lanes.suits(shape, most, row, column, self.states):
             return None
         short = min(len(matrix), chunk_rows(matrix.shape[1])) < _SHORT
         along = (self.along or short) and shape.even and bool(row.all())
         states = -self.states if along else self.states
+        if not along and device.searches(weight):
+            factors = lanes.Factors.of(shape, row, column, states, price)
+            return states, device.quantize(weight.detach().reshape(matrix.shape), factors).cpu().numpy()
         return states, lanes.quantize(matrix, shape, row, column, states, price)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.artifact.load import inspect, load
+from birdie.artifact.inspect import inspect
+from birdie.artifact.load import load
 from birdie.data.byte_accounting import Tokens
 from birdie.data.byte_sidecar import byte_counts
 from birdie.data.dataset import Dataset, check_tokenizer, open_dataset

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.codes import registered_decoders, stored_as
+from birdie.artifact.codes import registered_decoders
 from birdie.artifact.container import ALIAS, Reader
 from birdie.artifact.decoding import default_limit, dtype_of, require_limits
+from birdie.artifact.inspect import stored_as
 from birdie.entropy import coder, mixed
 
 _MOST_SYMBOLS = 512  # of a histogram: more are no bars that can be seen

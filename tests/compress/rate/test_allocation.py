@@ -206,7 +206,7 @@ def test_some_rows_tell_the_size_of_all() -> None:
 def test_tensors_can_be_coded_as_soon_as_they_are_encoded() -> None:
     known: list[str] = []
 
-    def coded(encoded: Encoded) -> Encoded:
+    def coded(encoded: Encoded, _key: str) -> Encoded:
         known.append(encoded.scheme)
         return replace(encoded, streams=())
 

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_interpreted(script: str) -> dict[str, dict[str, Any]]:
-    """Run kernels in another process, because the interpreter must be chosen before Triton is imported."""
+    """Run `script`, a path below tests, in another process: the interpreter must be chosen before Triton is imported.
+
+    The script prints what it found as JSON.
+    """
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tests" / "model" / script)]
+    command = [sys.executable, str(ROOT / "tests" / script)]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if "only 0-dimensional arrays can be converted" in process.stderr:
         pytest.skip("the interpreter of this Triton does not work with this NumPy")

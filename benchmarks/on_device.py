@@ -1,0 +1,289 @@
+"""Compressed weights on a GPU: checks "decoding on the device" and "compressed in device memory" of `benchmarks.gpu`.
+
+    tensor   one matrix at about four bits, decoded and encoded by the CPU and by the kernels, beside a copy in bfloat16
+    model    a Llama-like model of about a billion random weights, in bfloat16 and decoded layer by layer
+
+Rows are those of `benchmarks.gpu_checks`. EntroPack (PyPI `entropack`, the peer that decodes E8 lattices with rANS on a
+GPU) is measured beside it where it is installed.
+"""
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.timing import take_turns
+from birdie.artifact import container
+from birdie.artifact.container import Reader
+from birdie.artifact.decoding import decode_entry
+from birdie.artifact.device import compressed_entry
+from birdie.artifact.load import decoders_of, load
+from birdie.artifact.save import save
+from birdie.compress import lanes
+from birdie.compress.device import encoding
+from birdie.compress.device.compressed import require_sound, works
+from birdie.compress.schemes.trellis import Trellis
+from birdie.entropy import row_classes, static
+from birdie.runtime.device import synchronize
+
+Row = dict[str, Any]
+SCHEME = Trellis(32, 0.26, along=False)  # about four bits a weight, with paths down the columns
+NO_KERNELS = "skipped: no CUDA, or no kernels for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Shape of a Llama-like model."""
+
+    layers: int
+    width: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+
+BILLION = Size(16, 2048, 8192, 32, 8, 32_000)
+TINY = Size(2, 64, 192, 4, 2, 100)
+
+
+class Block(nn.Module):
+    """Attention and a gated MLP, both behind RMSNorm, without positions, which cost neither weights nor time."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads, kv_width = size.heads, size.width // size.heads * size.kv_heads
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(size.width), nn.RMSNorm(size.width)
+        self.q, self.o = (nn.Linear(size.width, size.width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(size.width, kv_width, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(size.width, size.hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(size.hidden, size.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, T, D) of (B, T, D)."""
+        hidden = self.attention_norm(x)
+        q, k, v = (part(hidden).unflatten(-1, (-1, x.shape[-1] // self.heads)) for part in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        hidden = self.mlp_norm(x)
+        y: Tensor = x + self.down(F.silu(self.gate(hidden)) * self.up(hidden))
+        return y
+
+
+class Llama(nn.Module):
+    """Embedding, blocks, norm and head."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(size.vocabulary, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm, self.head = nn.RMSNorm(size.width), nn.Linear(size.width, size.vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits of the last position, (B, V), of token ids (B, T)."""
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x[:, -1]))
+        return logits
+
+
+def model_of(size: Size) -> Llama:
+    """Return the model in bfloat16, without memory."""
+    with torch.device("meta"):
+        return Llama(size).bfloat16()
+
+
+def saved(path: Path, size: Size, device: torch.device) -> int:
+    """Write a file of the model with random weights, of which one block is coded and the others repeat its bytes.
+
+    Returns:
+        Number of weights.
+    """
+    names = {name: weight.shape for name, weight in model_of(replace(size, layers=1)).state_dict().items()}
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        name: (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(device, torch.bfloat16)
+        if len(shape) == 2
+        else torch.ones(shape, dtype=torch.bfloat16)
+        for name, shape in names.items()
+    }
+    save(state, path, scheme=SCHEME, coder="fast")
+    with Reader(path) as reader:
+        entries, metadata = [reader.read(name) for name in reader.names], bytes(reader.metadata)
+    copies = {
+        entry.name.replace("blocks.0.", f"blocks.{layer}."): entry for entry in entries for layer in range(size.layers)
+    }
+    container.write(path, [replace(entry, name=name) for name, entry in copies.items()], metadata)
+    return sum(weight.numel() for weight in model_of(size).state_dict().values())
+
+
+def tensor(device: torch.device, *, small: bool) -> Iterator[Row]:
+    """Decode and encode one matrix on the CPU and on the device, in turns with a copy in bfloat16."""
+    rows, columns = (256, 512) if small else (8192, 7168)
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).bfloat16()
+    count, turns = weight.numel(), 3 if small else 9
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "matrix.birdie"
+        save({"weight": weight}, path, scheme=SCHEME, coder="fast")
+        with Reader(path) as reader:
+            compressed, decoders = compressed_entry(reader, "weight", decoders_of(reader)), decoders_of(reader)
+            assert compressed is not None
+            yield {"what": "bits a weight", "figure": 8 * path.stat().st_size / count, "unit": "bits"}
+            decode = partial(decode_entry, reader, "weight", decoders, os.cpu_count())
+            expected = decode()
+            yield speed("decode, CPU", count, median(decode, turns), f"{os.cpu_count()} threads")
+    yield from encoded_on_cpu(weight)
+    if not works(device):
+        yield {"what": "decode and encode on the device", "note": NO_KERNELS}
+        return
+    on_device = compressed.to(device)
+    out, damaged = on_device.decode()
+    require_sound(damaged)
+    same = torch.equal(out.cpu().view(torch.int16), expected.view(torch.int16))
+    target = torch.empty_like(out)
+    ways = {"decode": lambda: on_device.decode(out), "copy": lambda: target.copy_(out)}
+    seconds = {name: statistics.median(times) for name, times in take_turns(ways, turns=turns, device=device).items()}
+    note = f"{2 * count / seconds['decode'] / 1e9:.0f} GB/s of bfloat16"
+    yield speed("decode, device", count, seconds["decode"], note) | {"target": "bits of the CPU", "met": same}
+    note = f"decoding takes {seconds['decode'] / seconds['copy']:.1f} × as long"
+    yield speed("copy in bfloat16, device", count, seconds["copy"], note)
+    share = on_device.nbytes / (2 * count)
+    yield {"what": "device memory", "figure": share, "unit": "of bfloat16", "target": "≤ 0.3", "met": share <= 0.3}
+    yield from encoded_on_device(weight.to(device), turns)
+    yield from entropack(weight.to(device), turns)
+
+
+def speed(what: str, count: int, seconds: float, note: str | None = None) -> Row:
+    """Return the row of a speed."""
+    return {"what": what, "figure": count / seconds / 1e9, "unit": "G weights/s", "note": note}
+
+
+def median(work: Callable[[], object], turns: int, device: torch.device | None = None) -> float:
+    """Return the median of the seconds that `work` takes, after one run more."""
+    return statistics.median(take_turns({"": work}, turns=turns, device=device or torch.device("cpu"))[""])
+
+
+def factors_of(weight: Tensor) -> tuple[lanes.Shape, lanes.Factors, np.ndarray[Any, np.dtype[np.float32]]]:
+    """Return what a search of 32 states takes at four bits."""
+    matrix = weight.float().cpu().numpy()
+    shape = lanes.Shape.of(matrix)
+    scale = np.full(len(matrix), 0.26 * matrix.std(), np.float32)
+    return shape, lanes.Factors.of(shape, scale, np.ones(matrix.shape[1], np.float32), 32, 0.05), scale
+
+
+def encoded_on_cpu(weight: Tensor) -> Iterator[Row]:
+    """Quantize and code some rows of a matrix on one thread of the CPU."""
+    some = weight[:1024]
+    shape, _, scale = factors_of(some)
+    ones = np.ones(some.shape[1], np.float32)
+    matrix = some.float().numpy()
+    numbers = lanes.quantize(matrix, shape, scale, ones, 32, 0.05)
+    search = median(lambda: lanes.quantize(matrix, shape, scale, ones, 32, 0.05), 1)
+    code = median(lambda: static.encode_fastest(numbers, (1, 1), 32), 1)
+    yield speed("encode, CPU", some.numel(), search + code, f"one thread; search {search / (search + code):.0%} of it")
+
+
+def encoded_on_device(weight: Tensor, turns: int) -> Iterator[Row]:
+    """Quantize, count and code a matrix on the device; tables are fitted on the CPU between these."""
+    device, count = weight.device, weight.numel()
+    _, factors, _ = factors_of(weight)
+    numbers = encoding.quantize(weight, factors)
+    low, size = int(numbers.min()), int(numbers.max() - numbers.min()) + 1
+    symbols, counts = encoding.symbols_of(numbers, low, size, 32)
+    histogram = row_classes.sums(counts.cpu().numpy(), np.zeros(len(weight), np.uint8), 1).reshape(2, size) + 1
+    frequencies = np.maximum(histogram * 4096 // histogram.sum(1, keepdims=True), 1)
+    frequencies[np.arange(2), frequencies.argmax(1)] += 4096 - frequencies.sum(1)
+    classes = np.zeros(len(weight), np.uint8)
+    steps: dict[str, Callable[[], object]] = {
+        "search of 32 states": lambda: encoding.quantize(weight, factors),
+        "states and histograms": lambda: encoding.symbols_of(numbers, low, size, 32),
+        "rANS in 128 lanes": lambda: encoding.encode_lanes(symbols, classes, frequencies, 12, 128),
+    }
+    seconds = {name: median(work, turns, device) for name, work in steps.items()}
+    for name, duration in seconds.items():
+        yield speed(f"encode, device: {name}", count, duration)
+    yield speed("encode, device", count, sum(seconds.values()), "without the fitting of tables")
+
+
+def entropack(weight: Tensor, turns: int) -> Iterator[Row]:
+    """Measure EntroPack at four bits on the same matrix."""
+    try:
+        import entropack as peer  # type: ignore[import-not-found]
+    except ImportError:
+        yield {"what": "EntroPack", "note": "not installed (pip install entropack)"}
+        return
+    config = peer.EntroPackLossyConfig(target_bpp=4.0)
+    try:
+        packed = peer.compress(weight, config)
+        decode = median(lambda: peer.decompress(packed, config), turns, weight.device)
+        encode = median(lambda: peer.compress(weight, config), 1, weight.device)
+        note = f"{packed.actual_bpp:.3f} bits a weight"
+    except Exception as error:  # another version, or a driver that it does not know
+        yield {"what": "EntroPack", "note": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+        return
+    yield speed("EntroPack, decode", weight.numel(), decode, note)
+    yield speed("EntroPack, encode", weight.numel(), encode)
+
+
+def model(device: torch.device, *, small: bool) -> Iterator[Row]:
+    """Run a model from bfloat16, and from weights that stay compressed on the device or on the host."""
+    size, tokens, steps = (TINY, 16, 2) if small else (BILLION, 2048, 16)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.birdie"
+        count = saved(path, size, device)
+        bits = 8 * path.stat().st_size / count
+        yield {"what": "weights", "figure": count, "note": f"{bits:.2f} bits a weight in the file"}
+        ways: dict[str, dict[str, Any]] = {"bfloat16": {}, "compressed": {"lazy": True}}
+        if works(device):
+            ways["compressed on the host"] = {"lazy": True, "offload": True}
+        outputs: dict[str, list[Tensor]] = {}
+        for way, settings in ways.items():
+            rows, outputs[way] = run(path, size, device, tokens, steps, settings)
+            same = all(map(torch.equal, outputs[way], outputs["bfloat16"]))
+            for row in rows:
+                yield row | {"what": f"{way}: {row['what']}"}
+            yield {"what": f"{way}: outputs", "target": "those of bfloat16", "met": same}
+    if not works(device):
+        yield {"what": "decoding on the device", "note": NO_KERNELS}
+
+
+def run(
+    path: Path, size: Size, device: torch.device, tokens: int, steps: int, settings: dict[str, Any]
+) -> tuple[list[Row], list[Tensor]]:
+    """Load the model in one way, and return rows of memory and of tokens per second, and outputs."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    idle = torch.cuda.memory_allocated(device) if on_gpu else 0
+    module = model_of(size)
+    if not settings:
+        module.to_empty(device=device)
+    load(path, into=module, device=device, **settings)
+    module.eval()
+    ids = torch.randint(size.vocabulary, (1, tokens), generator=torch.Generator().manual_seed(1)).to(device)
+    inputs = {f"{tokens:,} tokens at a time": ids, "one token at a time": ids[:, :1]}
+    rows, outputs = [], []
+    with torch.inference_mode():
+        for what, batch in inputs.items():
+            for _ in range(2):  # the second pass is the first in which the next layer is known
+                output = module(batch)
+            outputs.append(output.cpu())
+            synchronize(device)
+            seconds = median(lambda batch=batch: module(batch), steps, device)  # type: ignore[misc]
+            rows.append({"what": what, "figure": round(batch.numel() / seconds, 1), "unit": "tokens/s"})
+    if on_gpu:
+        peak = (torch.cuda.max_memory_allocated(device) - idle) / 1e6
+        rows.append({"what": "peak memory", "figure": round(peak), "unit": "MB"})
+    return rows, outputs

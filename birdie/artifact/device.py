@@ -1,0 +1,237 @@
+"""Decoding of the tensors of a file on a GPU: by kernels where these can, otherwise on the CPU and then moved.
+
+    entry ──► CompressedTensor ──payload──► device ──kernel──► tensor          (birdie.compress.device)
+      └─────► decode_entry ──► tensor ──────────────────────►  tensor
+
+Lazy loading keeps tensors in their coded form in the memory of the device, and decodes each when it is read. The one
+that will be read next is decoded on a stream of its own in the meantime:
+
+    main stream     layer 1 ──────────► layer 2 ──────────► layer 3
+    side stream     decode 2 ───┘       decode 3 ───┘       decode 4
+
+The memory of a started tensor comes from the main stream, where the side stream waits until all work before has been
+done: so torch may give it the memory of the layer before last, and the side stream keeps none of its own for tensors.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from birdie.artifact.container import ALIAS, Reader
+from birdie.artifact.decoding import (
+    DecoderOf,
+    blocks_of,
+    decode_entry,
+    decode_one,
+    decoded_bytes,
+    dtype_of,
+    layout_of,
+)
+from birdie.artifact.tensor_cache import Pending
+from birdie.compress.device.compressed import CompressedTensor, may_decode, require_sound, works
+from birdie.errors import ArtifactError
+
+_RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
+_RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
+_Blocks = list[tuple[CompressedTensor, slice]]  # of a tensor, each with its rows
+
+
+class DeviceDecoder:
+    """Decodes tensors in the memory of a GPU, from any thread.
+
+    Attributes:
+        device: where tensors are decoded.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._lock = threading.Lock()  # Triton compiles kernels at their first call
+        self._damaged: dict[str, Tensor] = {}
+
+    def decode(self, reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> Tensor:
+        """Return an entry's tensor on the device. If a kernel decodes it, `require_sound` tells whether it is sound.
+
+        Raises:
+            ArtifactError: the entry is corrupt, as far as that is known without waiting for the device.
+        """
+        compressed = compressed_entry(reader, name, decoder_of, threads)
+        if compressed is None:
+            return decode_one(reader, name, decoder_of, threads).to(self.device)
+        with self._lock:
+            tensor, self._damaged[name] = compressed.to(self.device).decode()
+        return tensor
+
+    def require_sound(self, where: str) -> None:
+        """Wait for the device, and check the tensors of the file `where` that kernels decoded since the last call.
+
+        Raises:
+            ArtifactError: one is damaged.
+        """
+        damaged, self._damaged = self._damaged, {}
+        if not damaged:
+            return
+        flags = torch.stack([chunks.any() for chunks in damaged.values()]).tolist()  # one wait for all of them
+        for name, flag in zip(damaged, flags, strict=True):
+            if flag:
+                raise ArtifactError(
+                    f"tensor {name!r} of {where}: a lane of a coded chunk does not end where it should; "
+                    "the file is damaged"
+                )
+
+
+class SideStream:
+    """Stream of a GPU beside the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, work: Callable[[], object], tensor: Tensor) -> Pending:
+        """Do `work`, which fills `tensor`, on the stream, after all that is queued on the current one."""
+        self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
+        with torch.cuda.stream(self._stream):
+            work()
+        return _OnStream(tensor, self._stream.record_event(), self._device)
+
+
+class _OnStream:
+    """A tensor that a side stream fills."""
+
+    def __init__(self, tensor: Tensor, done: torch.cuda.Event, device: torch.device) -> None:
+        self._tensor, self._done, self._device = tensor, done, device
+
+    def wait(self) -> Tensor:
+        """Make the current stream wait for the tensor, and return it."""
+        torch.cuda.current_stream(self._device).wait_event(self._done)
+        return self._tensor
+
+
+class CompressedTensors:
+    """The tensors of a file in their coded form on a device, decoded there one by one.
+
+    Those that kernels do not decode stay decoded on the device if they are small or hardly smaller in the file; others
+    are read from the file and decoded on the CPU each time.
+
+    Args:
+        reader, decoder_of: the file, and its decoders.
+        device: where tensors are decoded.
+        offload: keep coded tensors in pinned memory of the host.
+        workers: threads that read the file.
+        side: stream on which tensors are started.
+
+    Raises:
+        ArtifactError: an entry is corrupt.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        decoder_of: DecoderOf,
+        device: torch.device,
+        *,
+        offload: bool,
+        workers: int,
+        side: SideStream,
+    ) -> None:
+        self._reader, self._decoder_of, self._workers = reader, decoder_of, workers
+        self._device, self._side = device, side
+        self._resident: dict[str, Tensor] = {}
+        self._sound: set[str] = set()
+        stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
+
+        def read(name: str) -> _Blocks | None:
+            blocks = []
+            for block, rows in blocks_of(reader, name):
+                compressed = compressed_entry(reader, block, decoder_of)
+                if compressed is None:
+                    return None
+                blocks.append((compressed.to(device, words=not offload), rows))
+            return blocks
+
+        with ThreadPoolExecutor(workers) as pool:
+            tensors = dict(zip(stored, pool.map(read, stored), strict=True))
+        self._compressed = {name: blocks for name, blocks in tensors.items() if blocks is not None}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors in their coded form."""
+        return sum(tensor.nbytes for blocks in self._compressed.values() for tensor, _ in blocks)
+
+    def decode(self, name: str) -> Tensor:
+        """Return a stored tensor, decoded on the current stream; the first time wait until it is known to be sound.
+
+        Raises:
+            ArtifactError: it is corrupt.
+        """
+        if name not in self._compressed:
+            return self._decoded_on_cpu(name)
+        tensor = self._empty(name)
+        damaged = self._decode_into(tensor, name)
+        if name not in self._sound:
+            try:
+                require_sound(torch.cat(damaged))
+            except ArtifactError as error:
+                raise ArtifactError(f"tensor {name!r} of {self._reader.where}: {error}") from error
+            self._sound.add(name)
+        return tensor
+
+    def start(self, name: str) -> Pending | None:
+        """Start to decode a stored tensor beside other work; None unless a kernel decoded it before."""
+        if name not in self._sound:
+            return None
+        tensor = self._empty(name)
+        return self._side.start(lambda: self._decode_into(tensor, name), tensor)
+
+    def _empty(self, name: str) -> Tensor:
+        entry = self._reader.entry(name)
+        return torch.empty(entry.shape, dtype=dtype_of(entry), device=self._device)
+
+    def _decode_into(self, tensor: Tensor, name: str) -> list[Tensor]:
+        """Decode the blocks of a tensor into it, and return what tells whether they are sound."""
+        return [compressed.decode(tensor[rows])[1] for compressed, rows in self._compressed[name]]
+
+    def _decoded_on_cpu(self, name: str) -> Tensor:
+        if name in self._resident:
+            return self._resident[name]
+        tensor = decode_entry(self._reader, name, self._decoder_of, self._workers).to(self._device)
+        coded = sum(self._reader.header(block).length for block, _ in blocks_of(self._reader, name))
+        if decoded_bytes(self._reader.entry(name)) <= max(_RESIDENT, _RESIDENT_PER_CODED * coded):
+            self._resident[name] = tensor
+        return tensor
+
+
+def compressed_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int = 1) -> CompressedTensor | None:
+    """Read an entry in its coded form, to memory of the CPU; None if the kernels do not decode it.
+
+    Raises:
+        ArtifactError: the entry is corrupt, or uses a code of a newer version.
+    """
+    entry = reader.entry(name)
+    decoder, dtype = decoder_of(entry), dtype_of(entry)
+    layout = layout_of(reader, entry, decoder)
+    if not may_decode(decoder.name, dtype, entry.params, [stream.coder for stream in entry.streams]):
+        return None
+    payloads = [(stream.coder, stream.payload) for stream in reader.read(name).streams]
+    try:
+        return CompressedTensor.of(decoder.name, entry.shape, dtype, entry.params, layout, payloads, threads)
+    except ArtifactError as error:
+        raise ArtifactError(f"tensor {name!r} of {reader.where}: {error}") from error
+
+
+def device_decoder(device: torch.device | str | None, module: nn.Module | None) -> DeviceDecoder | None:
+    """Return a decoder to `device`, by default to the only one of the module's; None if kernels do not work there."""
+    target = target_of(device, module)
+    return DeviceDecoder(target) if target is not None and works(target) else None
+
+
+def target_of(device: torch.device | str | None, module: nn.Module | None) -> torch.device | None:
+    """Return the GPU that `device` names, by default the one that has all tensors of the module; None for others."""
+    if device is None and module is not None:
+        devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+        device = devices.pop() if len(devices) == 1 else None
+    if device is None or torch.device(device).type != "cuda":
+        return None
+    index = torch.device(device).index
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)

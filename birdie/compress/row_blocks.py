@@ -1,0 +1,72 @@
+"""Blocks of rows: large tensors are encoded in parts along their first dimension, each of which takes little memory."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from birdie.compress.tensors import finite_rows, row_sums, rows_columns
+from birdie.entropy.trellis import chunk_rows
+from birdie.runtime.mapped import release
+
+LARGE = 1 << 25  # elements of a tensor above which it is encoded in blocks
+_BLOCK = 1 << 24  # elements of a block, about
+
+
+def row_blocks(weight: Tensor) -> list[slice]:
+    """Return the parts of the first dimension in which a tensor is encoded; one if it is not large.
+
+    A block has whole chunks of the coder, at whose ends paths through a trellis begin anew in any case.
+    """
+    rows, columns = rows_columns(tuple(weight.shape))
+    if weight.ndim < 2 or weight.numel() <= LARGE:
+        return [slice(None)]
+    chunk = chunk_rows(columns)
+    height = max(1, _BLOCK // columns // chunk) * chunk
+    return [slice(start, min(start + height, rows)) for start in range(0, rows, height)]
+
+
+def blocks(name: str, weight: Tensor) -> Iterator[NDArray[np.float32]]:
+    """Yield the numbers of each block of rows, (rows, columns); its pages of a mapped file are released afterwards.
+
+    Raises:
+        WeightsError: a value is not finite.
+    """
+    for rows in row_blocks(weight):
+        block = weight[rows] if weight.ndim else weight
+        yield finite_rows(name, block)
+        release(block)
+
+
+def every_nth_row(weight: Tensor, first: int, n: int) -> Tensor:
+    """Return a copy of rows `first`, `first` + n, …, `first` below n; pages are released as by `blocks`."""
+    parts = []
+    for rows in row_blocks(weight):
+        block = weight[rows]
+        parts.append(block[(first - (rows.start or 0)) % n :: n].clone())
+        release(block)
+    return torch.cat(parts)
+
+
+def sums_of_rows(name: str, weight: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the sums of rows and of their squares, both (rows,).
+
+    Raises:
+        WeightsError: a value is not finite.
+    """
+    sums, squares = zip(*map(row_sums, blocks(name, weight)), strict=True)
+    return np.concatenate(sums), np.concatenate(squares)
+
+
+def deviation(name: str, weight: Tensor) -> float:
+    """Return the standard deviation of all numbers of a tensor that is not empty.
+
+    Raises:
+        WeightsError: a value is not finite.
+    """
+    sums, squares = sums_of_rows(name, weight)
+    mean = float(sums.sum()) / weight.numel()
+    return math.sqrt(max(float(squares.sum()) / weight.numel() - mean**2, 0.0))

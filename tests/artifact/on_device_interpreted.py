@@ -1,0 +1,200 @@
+"""Files loaded by the kernels under Triton's interpreter, whose device is the CPU: prints one JSON object.
+
+TRITON_INTERPRET=1 python -m tests.artifact.on_device_interpreted     # as test_device does
+"""
+
+import gc
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import birdie
+from birdie.artifact import container, device
+from birdie.artifact import load as load_module
+from birdie.artifact.container import Reader, Stream
+from birdie.artifact.load import decoders_of
+from birdie.compress import row_blocks
+from birdie.compress.device.compressed import CompressedTensor
+from birdie.compress.schemes.trellis import Trellis
+from birdie.entropy import coder, static, trellis
+from birdie.errors import ArtifactError
+from tests.artifact.states import same_bits
+
+CPU = torch.device("cpu")
+Results = dict[str, dict[str, Any]]
+
+
+class Net(nn.Module):
+    """Layers that kernels decode, and some that they do not: a bias, a norm, a tied head, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 64)
+        self.up, self.norm, self.down = nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64, bias=False)
+        for layer in (self.up, self.down):
+            nn.init.normal_(layer.weight)
+        self.head = nn.Linear(64, 40, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("steps", torch.tensor(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.down(self.norm(self.up(self.embedding(ids)).relu())))
+        return logits
+
+
+@contextmanager
+def in_lanes() -> Iterator[None]:
+    """Code small tensors as if they were large."""
+    rules = mock.patch.multiple(static, _LEAST_IN_LANES=1 << 10, _BYTES_PER_LANE=1, _STEPS=1, _MOST_LANES=64)
+    with rules, mock.patch.dict(coder._TRY_NUMBERS, fast=0):
+        yield
+
+
+@contextmanager
+def in_blocks() -> Iterator[None]:
+    """Encode the layers in two blocks of rows, each of one small chunk."""
+    chunk = 32 * 64
+    with mock.patch.object(trellis, "CHUNK", chunk), mock.patch.multiple(row_blocks, LARGE=chunk, _BLOCK=chunk):
+        yield
+
+
+def saved(folder: Path, **settings: Any) -> Path:
+    torch.manual_seed(0)
+    path = folder / "model.birdie"
+    with in_lanes():
+        birdie.save(Net(), path, workers=1, coder="fast", **settings)
+    return path
+
+
+def on_cpu(load: Callable[[], Any]) -> Any:
+    """Load as if the CPU were a GPU on which the kernels work; fail if they decode nothing."""
+    decoded: list[Any] = []
+    decode = CompressedTensor.decode
+    with (
+        mock.patch.object(device, "works", return_value=True),
+        mock.patch.object(device, "target_of", return_value=CPU),
+        mock.patch.object(CompressedTensor, "decode", lambda *args: decoded.append(0) or decode(*args)),
+    ):
+        result = load()
+    return result, len(decoded)
+
+
+def loaded(path: Path, **settings: Any) -> dict[str, Any]:
+    state, by_kernels = on_cpu(lambda: birdie.load(path, **settings))
+    expected = birdie.load(path, **settings)
+    same = list(state) == list(expected) and all(same_bits(state[name], expected[name]) for name in expected)
+    return {"same": same, "tied": state["head.weight"] is state["embedding.weight"], "kernels": by_kernels}
+
+
+def filled(path: Path) -> dict[str, Any]:
+    module, by_kernels = on_cpu(lambda: birdie.load(path, into=Net(), device="cpu", dtype=torch.bfloat16))
+    expected = birdie.load(path, into=Net(), dtype=torch.bfloat16).state_dict()
+    state = module.state_dict()
+    return {"same": all(same_bits(state[name], expected[name]) for name in expected), "kernels": by_kernels}
+
+
+def damaged(path: Path) -> dict[str, Any]:
+    """Change a word of a tensor and let the checksum agree again."""
+    with Reader(path) as reader:
+        entries, metadata = [reader.read(name) for name in reader.names], reader.metadata
+    index = next(i for i, entry in enumerate(entries) if entry.streams and entry.streams[0].coder == coder.LANES)
+    payload = bytearray(entries[index].streams[0].payload)
+    payload[-3] ^= 8
+    streams = (Stream(coder.LANES, bytes(payload)), *entries[index].streams[1:])
+    entries[index] = replace(entries[index], streams=streams)
+    data: Any = container.to_bytes(entries, bytes(metadata))
+    errors = []
+    for load in (birdie.load, lambda data: on_cpu(lambda: birdie.load(data))):
+        try:
+            load(data)
+        except ArtifactError as error:
+            errors.append(entries[index].name in str(error))
+    return {"same": errors == [True, True]}
+
+
+class Beside:
+    """Stand-in for a side stream: it does the work at once, and notes what was started and what was waited for."""
+
+    def __init__(self, _: Any = None) -> None:
+        self.started: list[Tensor] = []
+        self.waited = 0
+
+    def start(self, work: Callable[[], object], tensor: Tensor) -> Any:
+        work()
+        self.started.append(tensor)
+        return self.Pending(self, tensor)
+
+    class Pending:
+        """A tensor that was started."""
+
+        def __init__(self, side: "Beside", tensor: Tensor) -> None:
+            self.side, self.tensor = side, tensor
+
+        def wait(self) -> Tensor:
+            self.side.waited += 1
+            return self.tensor
+
+
+def lazy(path: Path, **settings: Any) -> dict[str, Any]:
+    """Run a lazily loaded module three times, and compare it with an eager one."""
+    side = Beside()
+    expected = birdie.load(path, into=Net()).eval()
+    ids = torch.arange(12).view(3, 4)
+    with (
+        mock.patch.object(load_module, "works", return_value=True),
+        mock.patch.object(load_module, "target_of", return_value=CPU),
+        mock.patch.object(load_module, "SideStream", return_value=side),
+        mock.patch.object(Tensor, "pin_memory", lambda tensor: tensor),
+    ):
+        module = birdie.load(path, into=Net(), lazy=True, device="cpu", **settings)
+        with torch.no_grad():
+            outputs, started = [], []
+            for _ in range(3):
+                outputs.append(module(ids))
+                started.append(len(side.started))
+            same = all(torch.equal(output, expected(ids)) for output in outputs)
+    del module
+    gc.collect()
+    return {"same": same, "started": started, "waited": side.waited}
+
+
+def coders(path: Path) -> dict[str, Any]:
+    with Reader(path) as reader:
+        stored = [name for name in reader.names if reader.entry(name).target is None]
+        known = {name: device.compressed_entry(reader, name, decoders_of(reader)) for name in stored}
+    return {"compressed": sorted(name for name, tensor in known.items() if tensor is not None)}
+
+
+def main(folder: Path) -> Results:
+    results: Results = {}
+    for name, scheme in (("grid", "sigma:0.3"), ("trellis", Trellis(8, along=False))):
+        path = saved(folder, scheme=scheme)
+        results[name] = loaded(path) | coders(path)
+        results[f"{name}, damaged"] = damaged(path)
+    with in_blocks():
+        path = saved(folder, scheme="sigma:0.3")
+        results["blocks"] = loaded(path)
+        results["blocks, lazy"] = lazy(path)
+    path = saved(folder, scheme=Trellis(8, along=False))
+    results["cast"] = loaded(path, dtype=torch.float16)
+    results["into a module"] = filled(path)
+    results["lazy"] = lazy(path)
+    results["lazy, offloaded"] = lazy(path, offload=True, cache_bytes=20_000)
+    results["lazy, all cached"] = lazy(path, cache_bytes=1 << 20)
+    return results
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        results = main(Path(name))
+    sys.stdout.write(json.dumps(results))

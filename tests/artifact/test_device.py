@@ -1,0 +1,100 @@
+"""Loading to a GPU: kernels decode what they can, under Triton's interpreter, the CPU the rest, to the same bits."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import birdie
+from birdie.artifact import device
+from birdie.artifact.device import DeviceDecoder, target_of
+from birdie.compress.device import compressed
+from birdie.errors import ArtifactError
+from tests.interpreted_kernels import run_interpreted
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, dict[str, Any]]:
+    """Return the results of all loads."""
+    return run_interpreted("artifact/on_device_interpreted.py")
+
+
+@pytest.mark.parametrize("scheme", ["grid", "trellis"])
+def test_a_loaded_state_equals_that_of_the_cpu(scheme: str, interpreted: dict[str, dict[str, Any]]) -> None:
+    result = interpreted[scheme]
+    assert result["same"]
+    assert result["tied"]
+    assert set(result["compressed"]) >= {"down.weight", "up.weight"}
+    assert result["kernels"] == len(result["compressed"])
+
+
+def test_tensors_in_blocks_of_rows_are_decoded_block_by_block(interpreted: dict[str, dict[str, Any]]) -> None:
+    assert interpreted["blocks"] == {"same": True, "tied": True, "kernels": 4}
+    assert interpreted["blocks, lazy"]["same"]
+
+
+def test_casts_and_modules_get_what_they_would_get_from_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
+    assert interpreted["cast"]["same"]
+    assert interpreted["into a module"] == {"same": True, "kernels": interpreted["trellis"]["kernels"]}
+
+
+@pytest.mark.parametrize("scheme", ["grid", "trellis"])
+def test_damage_is_an_error_that_names_the_tensor(scheme: str, interpreted: dict[str, dict[str, Any]]) -> None:
+    assert interpreted[f"{scheme}, damaged"]["same"]
+
+
+@pytest.mark.parametrize("where", ["lazy", "lazy, offloaded", "lazy, all cached"])
+def test_lazy_modules_decode_on_the_device_and_start_the_next_tensor(
+    where: str, interpreted: dict[str, dict[str, Any]]
+) -> None:
+    """The first pass shows the order; only the embedding, which the head reads again, has a known successor in it."""
+    result = interpreted[where]
+    assert result["same"]
+    assert len(interpreted["trellis"]["compressed"]) == 2
+    assert result["started"] == ([0, 0, 0] if "all" in where else [1, 3, 5])
+    assert result["waited"] == result["started"][-1]
+
+
+def test_damage_of_several_tensors_is_found_in_one_wait() -> None:
+    decoder = DeviceDecoder(CPU)
+    decoder._damaged = {"a": torch.zeros(3, dtype=torch.int32), "b": torch.tensor([0, 1], dtype=torch.int32)}
+    with pytest.raises(ArtifactError, match="'b' of model"):
+        decoder.require_sound("model.birdie")
+    decoder.require_sound("model.birdie")  # the next call is about other tensors
+
+
+def test_the_device_is_that_of_the_call_or_the_only_one_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert target_of("cuda", None) == torch.device("cuda", 3)
+    assert target_of("cuda:1", nn.Linear(2, 2)) == torch.device("cuda", 1)
+    assert target_of(None, None) is None
+    assert target_of("cpu", nn.Linear(2, 2)) is None
+    assert target_of(None, nn.Linear(2, 2)) is None
+    with torch.device("meta"):
+        assert target_of(None, nn.Linear(2, 2)) is None
+
+
+def test_without_kernels_tensors_are_decoded_on_the_cpu_and_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model.birdie"
+    birdie.save({"w": torch.randn(300, 300)}, path, scheme="int4", coder="fast")
+    moved: list[dict[str, Any]] = []
+    monkeypatch.setattr(device, "target_of", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr("birdie.compress.device.compressed.find_spec", lambda _: None)
+    monkeypatch.setattr("birdie.artifact.load._require_arguments", lambda *_: None)
+    to = Tensor.to
+    monkeypatch.setattr(Tensor, "to", lambda tensor, *_, **kwargs: moved.append(kwargs) or tensor)
+    compressed.works.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        state = birdie.load(path, device="cuda:0")
+    monkeypatch.setattr(Tensor, "to", to)
+    compressed.works.cache_clear()
+    assert {"device": "cuda:0", "dtype": None} in moved
+    assert torch.equal(state["w"], birdie.load(path)["w"])
+    assert "decoded on the CPU" in caplog.text

@@ -1,0 +1,262 @@
+"""Coded tensors on disk: a compression that was killed goes on from them, and nothing stays when it is complete."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import birdie
+from birdie.artifact import save as saving
+from birdie.artifact.spool import Spool
+from birdie.artifact.writer import Writer
+from birdie.compress.scheme import Encoded
+from birdie.errors import OutputError
+from tests.ranks import birdie_command, run_as_ranks
+
+
+def weights(count: int = 6) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {f"blocks.{index}.w": torch.randn(64 + 8 * index, 96, generator=generator) for index in range(count)}
+
+
+@pytest.fixture(autouse=True)
+def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep coded tensors of small models on disk, too."""
+    monkeypatch.setattr(saving, "_SPOOLED", 1)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> bytes:
+    """The file that a process writes which nothing disturbs."""
+    path = tmp_path / "plain.birdie"
+    birdie.save(weights(), path, bits=4.0, coder="fast")
+    return path.read_bytes()
+
+
+def count_coded(monkeypatch: pytest.MonkeyPatch) -> list[Encoded]:
+    """Return the list of the tensors that are coded from here on."""
+    coded: list[Encoded] = []
+    code = Writer._code_tensor
+    monkeypatch.setattr(Writer, "_code_tensor", lambda self, tensor: coded.append(tensor) or code(self, tensor))
+    return coded
+
+
+def folder_of(path: Path) -> Path:
+    return path.parent / f".{path.name}.coded"
+
+
+def test_a_complete_file_leaves_no_folder_and_has_the_bytes_of_one_in_memory(
+    tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(tmp_path.iterdir()) == [tmp_path / "plain.birdie"]
+    monkeypatch.setattr(saving, "_SPOOLED", 1 << 40)
+    birdie.save(weights(), tmp_path / "x.birdie", bits=4.0, coder="fast")
+    assert (tmp_path / "x.birdie").read_bytes() == plain
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from safetensors.torch import load_file
+import birdie
+from birdie.artifact import save
+from birdie.artifact.spool import Spool
+save._SPOOLED = 1
+put, left = Spool.put, [int(sys.argv[3])]
+def killed(self, key, about, payloads):
+    left[0] -= 1
+    if not left[0]:
+        os.write(self._file, b"half a record")
+        os.kill(os.getpid(), getattr(signal, sys.argv[4]))
+    return put(self, key, about, payloads)
+Spool.put = killed
+birdie.save(load_file(sys.argv[1]), Path(sys.argv[2]), bits=4.0, coder="fast", workers=1)
+"""
+
+
+@pytest.mark.parametrize(("after", "how"), [(1, "SIGKILL"), (4, "SIGKILL"), (4, "SIGINT")])
+def test_after_a_kill_the_same_command_goes_on(
+    after: int, how: str, tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.birdie"
+    save_file(weights(), tmp_path / "x.safetensors")
+    command = [sys.executable, "-c", KILLED, f"{tmp_path}/x.safetensors", str(path), str(after), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (-signal.SIGKILL, -signal.SIGINT), done.stderr
+    assert not path.exists()
+    assert folder_of(path).is_dir()
+    coded, recalled = count_coded(monkeypatch), 0
+    recall = Writer.recalled
+
+    def count_recalled(self: Writer, key: str) -> Encoded | None:
+        nonlocal recalled
+        tensor = recall(self, key)
+        recalled += tensor is not None
+        return tensor
+
+    monkeypatch.setattr(Writer, "recalled", count_recalled)
+    birdie.save(weights(), path, bits=4.0, coder="fast")
+    assert path.read_bytes() == plain
+    assert not folder_of(path).exists()
+    assert recalled >= after - 1
+    continued = len(coded)
+    birdie.save(weights(), path, bits=4.0, coder="fast")
+    assert len(coded) - continued == continued + recalled
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let the fourth record raise an error."""
+    put, left = Spool.put, [4]
+
+    def fail(self: Spool, *arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+        return put(self, *arguments)
+
+    monkeypatch.setattr(Spool, "put", fail)
+
+
+def test_an_interruption_says_where_the_tensors_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupted(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        birdie.save(weights(), tmp_path / "x.birdie", bits=4.0, coder="fast", workers=1)
+    assert folder_of(tmp_path / "x.birdie").is_dir()
+    assert str(folder_of(tmp_path / "x.birdie")) in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["full", "no budget"])
+def test_errors_that_would_come_again_leave_nothing(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault == "full":
+        interrupted(monkeypatch, OutputError("cannot write x: no space left on device; free some space"))
+    with pytest.raises((OutputError, birdie.BudgetError)):
+        birdie.save(weights(), tmp_path / "x.birdie", bits=4.0 if fault == "full" else 0.01, workers=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with Spool(tmp_path / "x.birdie") as spool:
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(OutputError, match="no space left on device"):
+            spool.put("key", {}, [b"payload"])
+
+
+def put_two(output: Path) -> None:
+    """Leave the records "a" and "b"."""
+    with suppress(KeyboardInterrupt), Spool(output) as spool:
+        spool.put("a", {"number": 1}, [b"first", b"second"])
+        spool.put("b", {"number": 2}, [b"third"])
+        raise KeyboardInterrupt
+
+
+def test_records_come_back_by_their_keys(tmp_path: Path) -> None:
+    put_two(tmp_path / "x")
+    with Spool(tmp_path / "x") as spool:
+        record = spool.recall("a")
+        assert record is not None
+        assert record.about == {"number": 1}
+        assert [b"".join(payload.pieces()) for payload in record.payloads] == [b"first", b"second"]
+        assert spool.recall("c") is None
+        third = spool.put("c", {}, [b"fourth"])
+        assert [b"".join(payload.pieces()) for payload in third.payloads] == [b"fourth"]
+        assert spool.recall("b") is not None
+
+
+def flip(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("damage", [flip, lambda data: data[:-1], lambda data: data[:20], lambda _: b""])
+def test_a_damaged_record_is_not_used(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    put_two(tmp_path / "x")
+    file = folder_of(tmp_path / "x") / "0"
+    file.write_bytes(damage(file.read_bytes()))
+    with Spool(tmp_path / "x") as spool:
+        assert spool.recall("b") is None
+        spool.put("b", {"number": 3}, [b"again"])
+
+
+def test_a_second_process_on_the_same_output_is_refused(tmp_path: Path) -> None:
+    with (
+        Spool(tmp_path / "x"),
+        pytest.raises(OutputError, match="written by another process"),
+        Spool(tmp_path / "x"),
+    ):
+        pass
+
+
+def spooling_command(folder: str, *tokens: str) -> None:
+    """Run the command line with coded tensors on disk, ranks above 0 in folders of their own if `folder` is given."""
+    saving._SPOOLED = 1
+    if folder and os.environ["RANK"] != "0":
+        disk = Path(folder + os.environ["RANK"])
+        disk.mkdir()
+        os.chdir(disk)
+    birdie_command(*tokens)
+
+
+@pytest.mark.parametrize("own_disks", [False, True])
+def test_rank_0_collects_what_the_ranks_coded(own_disks: bool, tmp_path: Path, plain: bytes) -> None:
+    save_file(weights(), tmp_path / "x.safetensors")
+    command = ("compress", str(tmp_path / "x.safetensors"), "--bits", "4", "--coder", "fast", "-o", "x.birdie")
+    ranks = tmp_path / "ranks"
+    run_as_ranks(spooling_command, (str(tmp_path / "rank ") if own_disks else "", *command), 3, ranks, {})
+    assert (ranks / "x.birdie").read_bytes() == plain
+    assert not folder_of(ranks / "x.birdie").exists()
+    if own_disks:
+        assert not (tmp_path / "rank 1" / "x.birdie").exists()
+
+
+DYING = """
+import os, signal, sys
+from birdie.artifact import save
+from birdie.artifact.spool import Spool
+from birdie.cli import main
+save._SPOOLED = 1
+put, left = Spool.put, [2]
+def killed(self, key, about, payloads):
+    left[0] -= 1
+    if not left[0] and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return put(self, key, about, payloads)
+recall = Spool.recall
+def seen(self, key):
+    record = recall(self, key)
+    if record is not None:
+        print("rank", os.environ["RANK"], "recalled", file=sys.stderr)
+    return record
+Spool.put, Spool.recall = killed, seen
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_restarted_and_takes_up_its_tensors(tmp_path: Path, plain: bytes) -> None:
+    save_file(weights(), tmp_path / "x.safetensors")
+    (tmp_path / "dying.py").write_text(DYING)
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    command = ["compress", "x.safetensors", "--bits", "4", "--coder", "fast", "-o", "x.birdie"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "dying.py", *command],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x.birdie").read_bytes() == plain
+    assert "recalled" in done.stderr
+    assert not folder_of(tmp_path / "x.birdie").exists()

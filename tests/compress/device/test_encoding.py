@@ -1,0 +1,66 @@
+"""Kernels quantize and code as the CPU does, under Triton's interpreter."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from birdie.compress.device import encoding
+from birdie.compress.lanes import Factors
+from birdie.compress.schemes.trellis import Trellis
+from tests.interpreted_kernels import run_interpreted
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, dict[str, Any]]:
+    """Return the results of all cases."""
+    return run_interpreted("compress/device/encoding_interpreted.py")
+
+
+def test_the_search_finds_the_paths_of_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
+    searches = {name: result for name, result in interpreted.items() if name.startswith("search")}
+    assert len(searches) == 5
+    for name, result in searches.items():
+        assert result["differ"] <= 0.01, name  # ties
+        assert result["error"] < 1.001 * result["error of the CPU"], name
+
+
+def test_numbers_are_coded_to_the_words_of_the_cpu(interpreted: dict[str, dict[str, Any]]) -> None:
+    codings = {name: result for name, result in interpreted.items() if name.startswith("code")}
+    assert len(codings) == 4
+    assert [name for name, result in codings.items() if not all(result.values())] == []
+
+
+def test_a_weight_on_a_gpu_is_quantized_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.from_numpy(np.random.default_rng(0).normal(0, 1, (70, 27)).astype(np.float32))
+    calls: list[tuple[int, ...]] = []
+
+    def quantize(part: torch.Tensor, factors: Factors) -> torch.Tensor:
+        calls.append(tuple(part.shape))
+        assert factors.code[0] == 8
+        return torch.ones(part.shape, dtype=torch.int16)
+
+    monkeypatch.setattr(encoding, "searches", lambda _: True)
+    monkeypatch.setattr(encoding, "quantize", quantize)
+    encoded = Trellis(8, along=False).encode("w", weight)
+    assert calls == [(70, 27)]
+    assert encoded.params[0] == 8
+    assert (encoded.streams[0] == 1).all()
+    assert Trellis(8, along=True).encode("w", weight).params[0] == -8  # one path along the rows stays on the CPU
+    assert len(calls) == 1
+
+
+def test_without_kernels_weights_are_quantized_on_the_cpu_which_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(encoding, "find_spec", lambda _: None)
+    encoding._works.cache_clear()
+    for _ in range(2):
+        assert not encoding._works(torch.device("cuda", 0))
+    encoding._works.cache_clear()
+    assert not encoding.searches(torch.zeros(2))
+    assert len(caplog.records) == 1
+    assert "quantized on the CPU" in caplog.text
