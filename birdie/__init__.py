@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from birdie import schemes as schemes
+    from birdie.artifact.calibrated import calibrate
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "birdie.artifact.calibrated": ("calibrate",),
     "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
     "birdie.artifact.repack": ("load_object", "save_object"),
@@ -74,6 +76,7 @@ __all__ = [
     "Summary",
     "WeightsError",
     "__version__",
+    "calibrate",
     "compress_weights",
     "fine_tune",
     "inspect",

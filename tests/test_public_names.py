@@ -21,6 +21,7 @@ PUBLIC = [
     "Summary",
     "WeightsError",
     "__version__",
+    "calibrate",
     "compress_weights",
     "fine_tune",
     "inspect",

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact import metadata as file_metadata
+from birdie.artifact.calibrated import calibrated_files, require_blockwise
 from birdie.artifact.inspect import inspect
 from birdie.artifact.spool import Spool
 from birdie.artifact.summary import Summary
 from birdie.artifact.writer import Meter, Writer
-from birdie.compress.calibration.result import CalibrationResult, calibrated_state, require_triple
+from birdie.compress.calibration.result import CalibrationResult, require_triple
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.calibration.synthetic import closer, synthetic_calibration
 from birdie.compress.rate.allocation import Hooks
@@ -59,6 +60,7 @@ def save(
     symmetries: bool = True,
     recalibrate: bool = False,
     refit: int = 0,
+    blockwise: bool | Source = False,
     lossless: bool = False,
     metadata: Mapping[str, Any] | None = None,
     tree: Any = None,
@@ -99,13 +101,17 @@ def save(
         refit: with calibration, number of Adam steps (one batch each; a few dozen pay) after each of eight parts of the
             model is encoded, which tune all that is not encoded yet; the result is kept if the KL on the held-out
             batches is lower.
+        blockwise: calibrate one block of the module at a time and keep what is measured in files, so that memory is
+            that of a block: in this folder, where a calibration that was stopped resumes, or in a temporary one beside
+            the file (True). It excludes `recalibrate` and `refit`.
         lossless: keep every bit of every tensor.
         metadata: JSON to store in the file.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
         progress: called with (done, total) as tensors are coded.
         workers: threads; None uses every core. The bytes do not depend on it.
-        world: ranks (`birdie.runtime.distributed`) that share the tensors out if there is no calibration. All call this
-            with the same arguments; rank 0 writes the file, and its bytes are those of one process.
+        world: ranks (`birdie.runtime.distributed`) that share the tensors out if there is no calibration, or a
+            blockwise one, whose batches they share as well. All call this with the same arguments; rank 0 writes the
+            file, and its bytes are those of one process, up to the rounding of sums over batches.
 
     Raises:
         ConfigError: settings contradict one another, or a spec or pattern is wrong.
@@ -116,7 +122,7 @@ def save(
     target = Target(whole_number("budget", budget), bits, quality, lossless)
     refinement, workers = Refinement(recalibrate, refit), whole_number("workers", workers)
     made_up = calibration == "synthetic" or example_inputs is not None
-    _require_arguments(path, scheme, coder, metadata, target, calibration, refinement)
+    _require_arguments(path, scheme, coder, metadata, target, calibration, refinement, blockwise)
     if made_up:
         _require_module(model, calibration, example_inputs, target)
     # Wrong metadata, specs and patterns raise before a folder is created and before any calibration.
@@ -129,43 +135,48 @@ def save(
     if made_up and isinstance(model, nn.Module):
         calibration = synthetic_calibration(model, example_inputs, symmetries=symmetries)
     assert not isinstance(calibration, str)
-    state, calibrated = calibrated_state(state, calibration, symmetries=symmetries)
-    assignment = assign(state, scheme, target)
-    fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
     world = world or World()
     share = None if world.size == 1 else partial(share_out, world)
     if share is not None and workers is None:
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    spool = None if calibrated is not None else _spool(Path(path), assignment.weights, world)
-    with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
-        meter.begin(len(assignment.tensors))
-        writer = Writer(pool, coder, fields, meter, spool)
-        hooks = Hooks(writer.coded, writer.estimated, None if spool is None else writer.recalled, share)
+    with calibrated_files(state, calibration, path, blockwise=blockwise, symmetries=symmetries, world=world) as (
+        state,
+        calibrated,
+    ):
+        assignment = assign(state, scheme, target)
+        fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
+        spool = None if calibrated is not None else _spool(Path(path), assignment.weights, world)
+        with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+            meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
+            meter.begin(len(assignment.tensors))
+            writer = Writer(pool, coder, fields, meter, spool)
+            in_files = calibrated is None or calibrated.factors is not None
+            recalled = None if spool is None else writer.recalled
+            hooks = Hooks(writer.coded, writer.estimated, recalled, share) if in_files else None
 
-        def encode(calibration: CalibrationResult | None) -> EncodedState:
-            return encode_state(
-                assignment,
-                target,
-                writer.size,
-                rough=writer.estimate,
-                hooks=hooks if calibrated is None else None,
-                calibration=calibration,
-                refinement=refinement,
-                plain=coder == "fast",
-                workers=workers,
-            )
+            def encode(calibration: CalibrationResult | None) -> EncodedState:
+                return encode_state(
+                    assignment,
+                    target,
+                    writer.size,
+                    rough=writer.estimate,
+                    hooks=hooks,
+                    calibration=calibration,
+                    refinement=refinement,
+                    plain=coder == "fast",
+                    workers=workers,
+                )
 
-        encoded = encode(calibrated)
-        if made_up and calibrated is not None and target.searched and target.quality is None:
-            encoded = closer(calibrated, encoded, encode(None))
-        encoded = writer.collected(encoded, world)
-        run_on_main(world, torch.device("cpu"), lambda: writer.write(path, encoded))
-        meter.finish()
-    summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
-    if calibrated is None or calibrated.held_out is None:
-        return summary
-    return replace(summary, error=calibrated.divergence(encoded))
+            encoded = encode(calibrated)
+            if made_up and calibrated is not None and target.searched and target.quality is None:
+                encoded = closer(calibrated, encoded, encode(None))
+            encoded = writer.collected(encoded, world)
+            run_on_main(world, torch.device("cpu"), lambda: writer.write(path, encoded))
+            meter.finish()
+        summary = world.broadcast(inspect(path) if world.is_main else Summary(str(path), 0, None, 0, (), {}))
+        if calibrated is None or calibrated.held_out is None:
+            return summary
+        return replace(summary, error=calibrated.divergence(encoded))
 
 
 def _spool(path: Path, weights: int, world: World) -> Spool | None:
@@ -181,6 +192,7 @@ def _require_arguments(
     target: Target,
     calibration: Any,
     refinement: Refinement,
+    blockwise: Any,
 ) -> None:
     """Check the types of the arguments and that they do not contradict one another; specs are parsed elsewhere.
 
@@ -202,6 +214,7 @@ def _require_arguments(
     if calibration is not None and not isinstance(calibration, CalibrationResult | str):
         require_triple(calibration)
     refinement.require(calibration)
+    require_blockwise(blockwise, calibration, refinement)
     if scheme is None or _is_spec(scheme):
         return
     rules = list(scheme.items()) if isinstance(scheme, Mapping) else scheme

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,12 +24,14 @@ from birdie.cli.console import (
     size,
 )
 from birdie.cli.inspect import summary_table
+from birdie.compress.calibration.blockwise_result import work_folder
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import examples_of_words, is_spec, parse_spec
 from birdie.errors import ConfigError
 from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
 from birdie.run.dataset import data_files
 from birdie.run.recipe import CalibrationSettings, Recipe
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import DeviceName, choose_device
 from birdie.runtime.distributed import process_group, world_from_environment
 from birdie.runtime.files import require_output
@@ -87,6 +89,17 @@ def command(
     refit: Annotated[
         int, Parameter(help="Steps that tune what is not encoded yet, after each of eight parts; needs --calibrate.")
     ] = 0,
+    blockwise: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            help="Calibrate one block of the model at a time, with the memory of a block; needs --calibrate.",
+        ),
+    ] = False,
+    calibration_folder: Annotated[
+        Path | None,
+        Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
+    ] = None,
     device: Annotated[DeviceName, Parameter(help="Of the calibration; auto takes a GPU if there is one.")] = "cpu",
     json: Json = False,
 ) -> None:
@@ -110,11 +123,21 @@ def command(
         )
     if quality is not None and not quality > 0:
         raise ConfigError(f"--quality is {quality}; give a positive KL divergence in nats per token, for example 0.01")
-    with_data = {"--quality": quality is not None, "--recalibrate": recalibrate, "--refit": refit > 0}
+    with_data = {
+        "--quality": quality is not None,
+        "--recalibrate": recalibrate,
+        "--refit": refit > 0,
+        "--blockwise": blockwise,
+        "--calibration-folder": calibration_folder is not None,
+    }
     if calibrate is None and (flags := [flag for flag, active in with_data.items() if active]):
         raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate RECIPE_OR_RUN")
-    if calibrate is not None and world_from_environment().size > 1:
-        raise ConfigError("ranks share tensors without calibration only; drop --calibrate, or start one process")
+    if calibration_folder is not None and not blockwise:
+        raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
+    if blockwise and (recalibrate or refit):
+        raise ConfigError("--recalibrate and --refit keep the complete model in memory; drop them, or --blockwise")
+    if calibrate is not None and not blockwise and world_from_environment().size > 1:
+        raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
     files = files_of(checkpoint)
     inputs = list(files)
     calibration_device = choose_device(device)
@@ -134,34 +157,41 @@ def command(
     # a packed file (.ptz) may have fewer bytes than its tensors
     input_bytes = file_bytes if complete else min(file_bytes, tensor_bytes(content))
     calibration, metadata = None, None
-    if calibrate is not None:
-        with progress_bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
-            calibration = calibrate_gpt(recipe, content, settings, update, device=calibration_device).result
-        metadata = artifact_metadata(recipe)
     with (
         process_group(torch.device("cpu")) as world,
-        progress_bar(f"compressing {checkpoint.name}", "tensors") if world.is_main else nullcontext() as update,
         releasing(files),
+        work_folder(output, calibration_folder or blockwise, world) as folder,
     ):
-        if complete:
-            summary = save_object(content, output, coder=coder, progress=update, world=world)
-        else:
-            summary = save(
-                content,
-                output,
-                scheme=_schemes(scheme) if scheme else None,
-                budget=None if budget is None else parse_size(budget),
-                bits=bits,
-                quality=quality,
-                calibration=calibration,
-                recalibrate=recalibrate,
-                refit=refit,
-                metadata=metadata,
-                coder=coder,
-                lossless=lossless,
-                progress=update,
-                world=world,
-            )
+
+        def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
+            return progress_bar(text, unit) if world.is_main else nullcontext()
+
+        if calibrate is not None:
+            with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
+                calibration = calibrate_gpt(
+                    recipe, content, settings, update, device=calibration_device, folder=folder, world=world
+                ).result
+            metadata = artifact_metadata(recipe)
+        with bar(f"compressing {checkpoint.name}", "tensors") as update:
+            if complete:
+                summary = save_object(content, output, coder=coder, progress=update, world=world)
+            else:
+                summary = save(
+                    content,
+                    output,
+                    scheme=_schemes(scheme) if scheme else None,
+                    budget=None if budget is None else parse_size(budget),
+                    bits=bits,
+                    quality=quality,
+                    calibration=calibration,
+                    recalibrate=recalibrate,
+                    refit=refit,
+                    metadata=metadata,
+                    coder=coder,
+                    lossless=lossless,
+                    progress=update,
+                    world=world,
+                )
         if not world.is_main:
             return
     if json:

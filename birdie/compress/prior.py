@@ -94,8 +94,8 @@ def _kind(name: str, weight: Tensor, features: set[int]) -> str:
     return "embedding" if any(part in name for part in EMBEDDING_NAMES) else "matrix"
 
 
-def completed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
-    """Return the sensitivity of each of `weights`: what is known, and else what is assumed, in the units of the known.
+def assumed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    """Return the assumed sensitivity of each of `weights` that is not known, in the units of the known ones.
 
     Args:
         known: name → sensitivity by calibration.
@@ -104,10 +104,10 @@ def completed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -
     Raises:
         WeightsError: a weight is not finite.
     """
-    assumed = prior(weights)
-    ratios = [level(known[name]) / level(item) for name, item in assumed.items() if name in known]
+    every = prior(weights)
+    ratios = [level(known[name]) / level(item) for name, item in every.items() if name in known]
     factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
-    return {name: known[name] if name in known else scaled(item, factor) for name, item in assumed.items()}
+    return {name: scaled(item, factor) for name, item in every.items() if name not in known}
 
 
 def scaled(sensitivity: Sensitivity, factor: float) -> Sensitivity:

@@ -75,6 +75,11 @@ _NEVER = (
 
 _ENCODE_EACH = """with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
     return dict(zip(names, pool.map(ENCODE, names)))"""
+_FACTORS = """names, known = allocation.matrices, allocation.sensitivities
+known = assumed(known, names) | known
+return dict(zip(names, pool.map(lambda name: allocation.compute_factors(name, known[name]), names)))"""
+_FILLED = """weights = {name: weight.float() for name, weight in state.items()}
+return fill(GPT(recipe.model), weights, "the checkpoint", "give its run or recipe")"""
 _CODED = "coded = self.hooks.coded or (lambda one: one)\n" + _ENCODE_EACH
 
 _DECODE_ALL = """
@@ -108,6 +113,9 @@ _REPLACED = DECODING | {
     ),
     ("birdie.artifact.save", "_require_arguments"): "pass",
     ("birdie.artifact.save", "_require_module"): "pass",
+    ("birdie.artifact.calibrated", "calibrated_files"): "yield calibrated_state(state, calibration)",
+    (f"{_CALIBRATION}.sensitivity", "require_finite"): "pass",
+    ("birdie.compress.rate.allocation", "factors_of"): _FACTORS,
     ("birdie.artifact.writer", "Writer.collected"): "return encoded",
     ("birdie.artifact.writer", "Writer.recalled"): "pass",
     ("birdie.artifact.writer", "_parts"): "return tensors.items()",
@@ -156,6 +164,8 @@ _REPLACED_IF_CALIBRATED = {
         "ENCODE", "lambda name: encode(name, slice(None))"
     ),
     ("birdie.artifact.writer", "Writer.coded"): "pass",
+    ("birdie.run.calibration", "_model"): _FILLED,
+    ("birdie.run.calibration", "_result"): "return CalibrationResult.of(dict(state), calibration, progress=progress)",
     ("birdie.artifact.writer", "Writer.estimated"): "pass",
 }
 

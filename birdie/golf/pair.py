@@ -29,6 +29,7 @@ _SUBSTITUTES = {
     ("birdie.artifact.codes", "scheme_codes"): "scheme_codes",
     (f"{_COMPRESS}.registry", "decoder"): "decoder",
     (f"{_COMPRESS}.registry", "register"): "left_out",
+    (f"{_COMPRESS}.rate.allocation", "factors_of"): "factors_of",
     (f"{_COMPRESS}.rate.assignment", "parse_rules"): "no_rules",
     (f"{_COMPRESS}.rate.assignment", "match"): "no_matches",
     (f"{_COMPRESS}.rate.assignment", "DEFAULT"): "DEFAULT",

@@ -8,6 +8,7 @@ The result holds the sensitivity of the loss to each weight. Samples of the mode
 records drew 64 sequences at temperature 0.8 (parameter-golf#1019, github.com/openai/parameter-golf/pull/1019).
 """
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.sensitivity import Calibration as Data
 from birdie.compress.state import fill
 from birdie.data.dataset import Dataset
 from birdie.data.shards import read_shard
@@ -30,6 +33,8 @@ from birdie.model.sample import sample_sequences
 from birdie.run.dataset import open_shards
 from birdie.run.recipe import CalibrationSettings, Recipe, load_recipe
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World
+from birdie.runtime.files import Source
 
 _BATCH_TOKENS = 4096  # bounds memory: the activations of one batch are held at a time
 Batch = tuple[Tensor, Tensor]
@@ -74,6 +79,8 @@ def calibrate_gpt(
     progress: Progress | None = None,
     *,
     device: torch.device | None = None,
+    folder: Source | None = None,
+    world: World | None = None,
 ) -> Calibration:
     """Calibrate the recipe's GPT with the weights `state`, in float32.
 
@@ -81,6 +88,8 @@ def calibrate_gpt(
         settings: source and number of tokens; the calibration settings of `recipe` are ignored.
         progress: called with (done, total), in tokens sampled and calibrated.
         device: to compute on; None is the CPU.
+        folder: to calibrate in, one block at a time and without a copy of the weights; None: the complete model.
+        world: ranks that share the batches of a blockwise calibration.
 
     Raises:
         ConfigError: the settings turn calibration off.
@@ -88,9 +97,7 @@ def calibrate_gpt(
         WeightsError: the weights are not those of the recipe's model.
     """
     start = time.perf_counter()
-    model = GPT(recipe.model)
-    weights = {name: weight.float() for name, weight in state.items()}
-    fill(model, weights, "the checkpoint", "give the run or the recipe that these weights came from").eval().to(device)
+    model = _model(recipe, state, folder).eval().to(device)
     sampled = 0
 
     def report_sampling(done: int) -> None:
@@ -107,8 +114,41 @@ def calibrate_gpt(
         if progress is not None:
             progress(sampled + sum(sizes[:done]), total)
 
-    result = CalibrationResult.of(dict(state), (model, batches, loss), progress=report_batches)
+    result = _result(state, (model, batches, loss), report_batches, folder, world)
     return Calibration(result, sum(sizes), time.perf_counter() - start)
+
+
+def _model(recipe: Recipe, state: Mapping[str, Tensor], folder: Source | None) -> GPT:
+    """Return the recipe's GPT with a float32 copy of the weights, or, with a folder, with the very weights.
+
+    Raises:
+        WeightsError: the weights are not those of the recipe's model.
+    """
+    remedy = "give the run or the recipe that these weights came from"
+    if folder is None:
+        weights = {name: weight.float() for name, weight in state.items()}
+        return fill(GPT(recipe.model), weights, "the checkpoint", remedy)  # type: ignore[return-value]
+    with torch.device("meta"):  # no initial weights
+        model = GPT(dataclasses.replace(recipe.model, overtone_init=False, orthogonal_init=False))
+    model.config = recipe.model
+    try:
+        model.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise WeightsError(f"the checkpoint does not fit the recipe's model ({problem}); {remedy}") from error
+    return model
+
+
+def _result(
+    state: Mapping[str, Tensor],
+    calibration: Data,
+    progress: Callable[[int], None],
+    folder: Source | None,
+    world: World | None,
+) -> CalibrationResult:
+    if folder is None:
+        return CalibrationResult.of(dict(state), calibration, progress=progress)
+    return calibrate_in_blocks(state, calibration, folder=folder, world=world, progress=progress)
 
 
 def calibrated_batch_count(batches: int) -> int:

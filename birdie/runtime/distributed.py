@@ -81,6 +81,12 @@ class World:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
         return tensor
 
+    def reduce_(self, tensor: Tensor, owner: int) -> Tensor:
+        """Sum `tensor` over the ranks, in place on rank `owner`, and return it; on other ranks it has no meaning."""
+        if self.size > 1:
+            dist.reduce(tensor, dst=owner, op=dist.ReduceOp.SUM)
+        return tensor
+
     def start_sum_(self, tensor: Tensor) -> PendingTensor:
         """Start an asynchronous `sum_`."""
         work = dist.all_reduce(tensor, op=dist.ReduceOp.SUM, async_op=True) if self.size > 1 else None
@@ -156,6 +162,15 @@ Work = Callable[[Sequence[K]], dict[K, T]]
 """Work on items, and its result for each."""
 
 
+def owners(ranks: int, sizes: Mapping[K, int]) -> dict[K, int]:
+    """Return the rank of each item, so that all have about the same amount of work (item → amount in `sizes`)."""
+    loads, ranks_by_item = [0] * ranks, {}
+    for item in sorted(sizes, key=lambda item: (-sizes[item], item)):
+        ranks_by_item[item] = loads.index(min(loads))
+        loads[ranks_by_item[item]] += sizes[item]
+    return ranks_by_item
+
+
 def share_out(world: World, sizes: Mapping[K, int], work: Work[K, T]) -> dict[K, T]:
     """Let every rank do `work` on some of the items, about as much each, and return all results on every rank.
 
@@ -171,12 +186,7 @@ def share_out(world: World, sizes: Mapping[K, int], work: Work[K, T]) -> dict[K,
     """
     if world.size == 1:
         return work(list(sizes))
-    loads, mine = [0] * world.size, []
-    for item in sorted(sizes, key=lambda item: (-sizes[item], item)):
-        rank = loads.index(min(loads))
-        loads[rank] += sizes[item]
-        if rank == world.rank:
-            mine.append(item)
+    mine = [item for item, rank in owners(world.size, sizes).items() if rank == world.rank]
     result: dict[K, T] | Exception
     try:
         result = work(mine)

@@ -62,13 +62,13 @@ def batches(count: int = 4) -> list[tuple[Tensor, Tensor]]:
 
 def test_a_calibration_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     recorders: list[weakref.ref[Any]] = []
-    create = sensitivity._Recorder.__init__
+    create = sensitivity.Recorder.__init__
 
     def remember(self: Any, *args: Any) -> None:
         recorders.append(weakref.ref(self))
         create(self, *args)
 
-    monkeypatch.setattr(sensitivity._Recorder, "__init__", remember)
+    monkeypatch.setattr(sensitivity.Recorder, "__init__", remember)
     module = Embedded()
     CalibrationResult.of(module.state_dict(), (module, [torch.randint(20, (2, 8)) for _ in range(3)], embedded_loss))
     gc.collect()
@@ -91,11 +91,13 @@ def test_the_kl_is_measured_under_autocast() -> None:
     assert exact < near < far
 
 
-def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blockwise", [False, True])
+def test_a_default_device_changes_nothing(blockwise: bool, tmp_path: Path) -> None:
     module, data = linear(), batches()
-    birdie.save(module, tmp_path / "plain", bits=4, calibration=(module, data, loss), workers=1)
+    calibration = module, data, loss
+    birdie.save(module, tmp_path / "plain", bits=4, calibration=calibration, blockwise=blockwise, workers=1)
     with torch.device("meta"):
-        birdie.save(module, tmp_path / "meta", bits=4, calibration=(module, data, loss), workers=1)
+        birdie.save(module, tmp_path / "meta", bits=4, calibration=calibration, blockwise=blockwise, workers=1)
         decoded = birdie.load(tmp_path / "meta")
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "meta").read_bytes()
     assert all(tensor.device.type == "cpu" for tensor in decoded.values())

@@ -265,7 +265,7 @@ def test_every_mode_scores_the_same_targets(evaluations: dict[str, dict[str, Any
     assert evaluations["exact"]["bpb"] == pytest.approx(plain["bpb"], abs=1e-4)
     assert len({result["bpb"] for result in evaluations.values()}) >= 5  # after six steps the context has little effect
     alike = [result["bpb"] for name, result in evaluations.items() if name != "n-gram"]
-    assert alike == pytest.approx([plain["bpb"]] * len(alike), abs=1e-3)
+    assert alike == pytest.approx([plain["bpb"]] * len(alike), abs=2e-3)
     assert evaluations["n-gram"]["bpb"] < plain["bpb"] - 1
 
 
@@ -731,6 +731,17 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
         ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--recalibrate"], "ConfigError", "--calibrate RECIPE"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--refit", "5"], "ConfigError", "--calibrate RECIPE"),
+        (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--blockwise"], "ConfigError", "--calibrate RECIPE"),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--calibration-folder", "y"],
+            "ConfigError",
+            "add --blockwise",
+        ),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x", "--blockwise", "--refit", "5"],
+            "ConfigError",
+            "complete model in memory",
+        ),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--calibrate", "x"], "ConfigError", "neither a run folder"),
         (
             ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--device", "cuda"],

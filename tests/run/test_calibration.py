@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from birdie.artifact.inspect import inspect
 from birdie.artifact.load import load
 from birdie.artifact.save import save
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.compress.calibration.interception import Interception
 from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
@@ -269,6 +273,52 @@ def test_the_embedding_is_stored_by_its_own_scheme_with_and_without_a_budget(
     stored = {tensor.name: tensor.scheme for tensor in inspect(tmp_path / "model.birdie").tensors}
     searched = embedding is None and budget is not None
     assert stored["tok_emb.weight"] == ("trellis" if searched else "fp16" if embedding == "fp16" else "grid")
+
+
+def compress(*arguments: object, ranks: int, folder: Path) -> int:
+    """Run `birdie compress`, calibrated on a run block by block, in `ranks` processes; return the bytes of the file."""
+    tokens = [*map(str, arguments), "--calibration-tokens", "2048", "--bits", "4", "--coder", "fast"]
+    if ranks > 1:
+        run_as_ranks(birdie_command, ("compress", *tokens, "--blockwise"), ranks, folder, {})
+    else:
+        assert run(build_app, ["compress", *tokens, "--blockwise"]) == 0
+    return Path(tokens[tokens.index("-o") + 1]).stat().st_size
+
+
+def test_the_command_calibrates_block_by_block_and_keeps_its_folder_if_it_is_named(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint in bfloat16 is calibrated as it is: nothing is copied to float32."""
+    train(recipe, tmp_path / "run")
+    state = {name: weight.bfloat16() for name, weight in GPT(recipe.model).state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    arguments = tmp_path / "model.safetensors", "--calibrate", tmp_path / "run", "-o"
+    work, out = tmp_path / "work", tmp_path / "out"
+    compress(*arguments, out / "a.birdie", "--calibration-folder", work, ranks=1, folder=tmp_path)
+    kept = sorted(path.name for path in work.rglob("*.safetensors"))
+    assert len(kept) == 13
+    assert all(name.startswith("sensitivity-") for name in kept)
+    monkeypatch.setattr(Interception, "running", None)  # nothing runs again
+    compress(*arguments, out / "b.birdie", "--calibration-folder", work, ranks=1, folder=tmp_path)
+    assert (out / "a.birdie").read_bytes() == (out / "b.birdie").read_bytes()
+    monkeypatch.undo()
+    compress(*arguments, out / "c.birdie", ranks=1, folder=tmp_path)
+    assert (out / "a.birdie").read_bytes() == (out / "c.birdie").read_bytes()
+    assert sorted(path.name for path in out.iterdir()) == ["a.birdie", "b.birdie", "c.birdie"]
+
+
+@pytest.mark.slow
+def test_ranks_calibrate_block_by_block_together(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe, tmp_path / "run")
+    save_file(GPT(recipe.model).state_dict(), tmp_path / "model.safetensors")
+    arguments = tmp_path / "model.safetensors", "--calibrate", tmp_path / "run", "-o"
+    sizes = [
+        compress(*arguments, tmp_path / f"{ranks}.birdie", ranks=ranks, folder=tmp_path / "ranks") for ranks in (1, 2)
+    ]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
+    one, two = (load(tmp_path / f"{ranks}.birdie") for ranks in (1, 2))
+    for name, weight in one.items():
+        assert float((weight - two[name]).norm()) <= 0.1 * float(weight.norm()), name
 
 
 def test_an_embedding_with_its_own_scheme_is_calibrated(recipe: Recipe, tmp_path: Path) -> None:

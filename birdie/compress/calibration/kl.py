@@ -208,16 +208,23 @@ class HeldOutKL:
     """Mean difference of a module with other weights from the module itself, on held-out batches.
 
     It is the mean KL where the loss is one of probabilities; else see the module's docstring.
+
+    Attributes:
+        module: from which differences are measured.
+        batches: that calibration did not use.
+        loss: calls the module on a batch.
+        copied: function that copies the module; its copy receives the other weights.
     """
 
     module: nn.Module
     batches: Sequence[Batch]
     loss: Loss
+    copied: Callable[[nn.Module], nn.Module] = copy.deepcopy
     _candidate: nn.Module = field(init=False)
     _reference: dict[int, Predictions] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._candidate = copy.deepcopy(self.module).eval()  # receives the weights to be measured
+        self._candidate = self.copied(self.module).eval()  # receives the weights to be measured
 
     def __call__(self, state: Mapping[str, Tensor]) -> float:
         """Return the KL in nats per target, plus relative errors of values; both as in the module's docstring.

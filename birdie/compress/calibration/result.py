@@ -9,7 +9,7 @@ probabilities a relative error is measured instead of the KL (`birdie.compress.c
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,10 +20,10 @@ from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.probe import probe
 from birdie.compress.calibration.refit import MEASUREMENTS, refit
 from birdie.compress.calibration.sensitivity import Batch, Calibration, Loss, calibrate
-from birdie.compress.calibration.shrinkage import shrunk
+from birdie.compress.calibration.shrinkage import floored, shrunk
 from birdie.compress.calibration.symmetry import canonical, carried
 from birdie.compress.calibration.symmetry_graph import symmetries_of
-from birdie.compress.feedback import FLOOR
+from birdie.compress.feedback import Feedback
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Sensitivity
 from birdie.compress.state import EncodedState, ModelState, named_tensors
@@ -66,12 +66,14 @@ class CalibrationResult:
         sensitivities: name → sensitivity, for that order.
         held_out: KL on batches that were not used for calibration.
         batches: batches that were used for calibration.
+        factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
     """
 
     state: dict[str, Tensor]
-    sensitivities: dict[str, Sensitivity]
+    sensitivities: Mapping[str, Sensitivity]
     held_out: HeldOut | None = None
     batches: Sequence[Batch] = ()
+    factors: MutableMapping[str, Feedback] | None = None
 
     @classmethod
     def of(
@@ -101,7 +103,7 @@ class CalibrationResult:
         module, batches, loss = calibration
         module = unwrapped(module)
         batches = batches if isinstance(batches, Sequence) else list(batches)
-        _require_match(module, state)
+        require_match(module, state)
         count = held_out_batches(len(batches))
         used, kept = (batches[:-count], batches[-count:]) if count else (batches, batches)
         held_out = HeldOutKL(module, kept, loss)
@@ -174,7 +176,7 @@ class CalibrationResult:
             for name, sensitivity in self.sensitivities.items()
             if name in quantized
         }
-        return replace(self, sensitivities=self.sensitivities | means)
+        return replace(self, sensitivities={**self.sensitivities, **means})
 
     def _require_batches(self, purpose: str) -> HeldOut:
         if self.held_out is None:
@@ -217,7 +219,8 @@ def require_triple(calibration: Any) -> None:
         raise ConfigError("calibration is not (module, batches, loss); loss(module, batch) must return one number")
 
 
-def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Raise WeightsError unless every tensor of `state` is one of the module's, by its name and shape."""
     shapes = {name: tuple(weight.shape) for name, weight in named_tensors(module).items()}
     for name, weight in state.items():
         if shapes.get(name) != tuple(weight.shape):
@@ -229,18 +232,7 @@ def _require_match(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def _settled(sensitivities: Mapping[str, Sensitivity], state: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
     """Return the sensitivities of a calibration, shrunk towards the prior and with a lower limit on rows."""
-    return {name: _floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state).items()}
-
-
-def _floored(sensitivity: Sensitivity) -> Sensitivity:
-    """Return the sensitivity with a lower limit on the Fisher of rows: rows that calibration never used may be used."""
-    rows, output = sensitivity.row_fisher, sensitivity.output
-    if rows is None:
-        return sensitivity
-    floor = FLOOR * rows.mean()
-    if output is not None:
-        output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
-    return replace(sensitivity, row_fisher=rows.clamp_min(floor), output=output)
+    return {name: floored(sensitivity) for name, sensitivity in shrunk(sensitivities, state, sensitivities)}
 
 
 def _mean(first: Sensitivity, second: Sensitivity) -> Sensitivity:

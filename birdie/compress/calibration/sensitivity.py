@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from birdie.compress.calibration.modes import differentiable_evaluation
@@ -46,6 +47,7 @@ Key = tuple[int, int, tuple[int, ...]]
 MAX_COLUMNS = 3072
 MAX_OUTPUTS = 4096  # most rows of a matrix whose full output covariance is kept; beyond, its diagonal
 _CONVOLUTIONS: dict[Callable[..., Tensor], int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
+PRODUCTS = {F.linear, F.embedding, *_CONVOLUTIONS}
 # A convolution's n images of m positions each count as n · m^_SPREAD independent inputs: neighboring patches overlap.
 _SPREAD = 2 / 3
 _SLICE = 1 << 22  # elements of unfolded inputs at a time
@@ -83,12 +85,12 @@ def calibrate(
     """
     if not temperature > 0:
         raise ConfigError(f"temperature is {temperature}; it must be above 0")
-    names = _names_by_memory(module)
+    names = names_by_memory(module)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    recorder = _Recorder(names, torch.Generator().manual_seed(seed), temperature, device, gradients)
-    with _evaluation_mode(module), torch.set_grad_enabled(gradients):
+    recorder = Recorder(names, torch.Generator().manual_seed(seed), temperature, device, gradients)
+    with evaluation_mode(module), torch.set_grad_enabled(gradients):
         for done, batch in enumerate(batches, start=1):
-            with _name_bad_weights(module):
+            with naming_bad_weights(module):
                 with recorder:
                     nats = loss(module, batch)
                 if gradients and not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
@@ -102,7 +104,7 @@ def calibrate(
 
 
 @contextmanager
-def _name_bad_weights(module: nn.Module) -> Iterator[None]:
+def naming_bad_weights(module: nn.Module) -> Iterator[None]:
     """Replace the DataError of values that are not finite by a WeightsError that names a weight, if one is not finite.
 
     NaN is detected at the output of a layer, which does not show whether the data or a weight caused it.
@@ -119,7 +121,7 @@ def _name_bad_weights(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluation_mode(module: nn.Module) -> Iterator[None]:
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode and `requires_grad` of every floating parameter; restore both afterwards."""
     frozen = [weight for weight in module.parameters() if not weight.requires_grad and weight.is_floating_point()]
     for weight in frozen:
@@ -132,7 +134,7 @@ def _evaluation_mode(module: nn.Module) -> Iterator[None]:
             weight.requires_grad_(False)
 
 
-def _names_by_memory(module: nn.Module) -> dict[Key, str]:
+def names_by_memory(module: nn.Module) -> dict[Key, str]:
     """Return memory → name of every weight of two or more dimensions; of tied names the first in the alphabet."""
     named = {name: weight for name, weight in module.state_dict(keep_vars=True).items() if isinstance(weight, Tensor)}
     views = getattr(module, "named_matrices", None)
@@ -149,7 +151,7 @@ def _key(weight: Tensor) -> Key:
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     """Sums over the uses of one weight: Σ x xᵀ, Σ g gᵀ or its diagonal, number of uses; for look-ups Σ g² by row.
 
     Inputs are (blocks, size, size), with the channels of a block fastest and the taps of its kernel slowest.
@@ -167,17 +169,17 @@ class _Sums:
         """Return the shapes of the three sums, None for a sum that this rank does not have."""
         return [None if part is None else list(part.shape) for part in (self.inputs, self.outputs, self.looked_up)]
 
-    def filled(self, shapes: list[list[int] | None], device: torch.device) -> "_Sums":
+    def filled(self, shapes: list[list[int] | None], device: torch.device) -> "Sums":
         """Return the sums with zeros for those that other ranks have and this one has not."""
         local = (self.inputs, self.outputs, self.looked_up)
         inputs, outputs, looked_up = (
             part if part is not None or shape is None else torch.zeros(shape, device=device)
             for part, shape in zip(local, shapes, strict=True)
         )
-        return _Sums(inputs, outputs, looked_up, self.uses, self.samples, self.examples)
+        return Sums(inputs, outputs, looked_up, self.uses, self.samples, self.examples)
 
 
-class _Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """Records every product with a known weight, and replaces cross-entropies by their curvature."""
 
     def __init__(
@@ -193,8 +195,8 @@ class _Recorder(TorchFunctionMode):
         self._device_generator: torch.Generator | None = None
         self.gradients = gradients
         self.casts: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self.sums: dict[str, _Sums] = {}
-        self.roots: list[Tensor] = []
+        self.sums: dict[str, Sums] = {}
+        self.roots: list[GradientEdge] = []
         self.targets = 0
         self.batches = 0
 
@@ -208,9 +210,9 @@ class _Recorder(TorchFunctionMode):
         if func in _CASTS and args and (name := self._name(args[0])) is not None and isinstance(out, Tensor):
             self.casts[id(out)] = (weakref.ref(out), name)
         elif func is F.linear:
-            self._product(_argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight"), out)
+            self._product(argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight"), out)
         elif func is F.embedding:
-            self._look_up(_argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight"), out)
+            self._look_up(argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight"), out)
         elif func in _CONVOLUTIONS:
             self._convolution(_CONVOLUTIONS[func], args, kwargs, out)
         return out
@@ -253,7 +255,7 @@ class _Recorder(TorchFunctionMode):
 
         def add(g: Tensor | None) -> None:
             g = torch.ones(shape, device=device) if g is None else g
-            sums = self.sums.setdefault(name, _Sums())
+            sums = self.sums.setdefault(name, Sums())
             if sums.looked_up is None:
                 sums.looked_up = torch.zeros(table, dtype=torch.float32, device=device)
             sums.looked_up.index_add_(0, ids.reshape(-1), _finite(name, g).reshape(-1, g.shape[-1]).float() ** 2)
@@ -261,15 +263,15 @@ class _Recorder(TorchFunctionMode):
         self._on_gradient(out, add)
 
     def _convolution(self, dims: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        x, weight = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
+        x, weight = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight")
         name = self._name(weight)
         if name is None or not self._is_recorded(out):
             return
         stride, padding, dilation = (
-            _argument(args, kwargs, position, word, default)
+            argument(args, kwargs, position, word, default)
             for position, word, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
         )
-        groups = int(_argument(args, kwargs, 6, "groups", 1))
+        groups = int(argument(args, kwargs, 6, "groups", 1))
         source = x.detach()
 
         def add(g: Tensor | None) -> None:
@@ -297,7 +299,7 @@ class _Recorder(TorchFunctionMode):
                 add(gradient.detach())
 
         out.register_hook(hook)  # type: ignore[no-untyped-call]
-        self.roots.append(out)
+        self.roots.append(get_gradient_edge(out))  # not `out`, which an activation may change in place
 
     def _add(
         self,
@@ -312,7 +314,7 @@ class _Recorder(TorchFunctionMode):
 
         Grouped convolutions have fewer gradients than uses.
         """
-        sums = self.sums.setdefault(name, _Sums())
+        sums = self.sums.setdefault(name, Sums())
         for part in inputs:
             count = _block_count(columns, part.shape[-1])
             size = columns // count
@@ -338,9 +340,9 @@ class _Recorder(TorchFunctionMode):
         With random signs s the gradient is v = r − p Σ r, r = √p · s. As E[r rᵀ] = Diag(p) and p sums to one, E[v vᵀ] =
         Diag(p) − p pᵀ. One backward pass gives an unbiased sample of the Fisher information of all layers.
         """
-        source, target = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "target")
-        ignore_index = _argument(args, kwargs, 4, "ignore_index", -100)
-        reduction = _argument(args, kwargs, 6, "reduction", "mean")
+        source, target = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "target")
+        ignore_index = argument(args, kwargs, 4, "ignore_index", -100)
+        reduction = argument(args, kwargs, 6, "reduction", "mean")
         logits = source.movedim(1, -1) if source.ndim > 1 else source
         with torch.no_grad():
             p = torch.softmax(logits.detach().float() / self.temperature, -1)
@@ -365,29 +367,32 @@ class _Recorder(TorchFunctionMode):
 
     def finish(self, world: World) -> dict[str, Sensitivity]:
         """Return the means over all ranks, per target (per batch if the loss calls no cross-entropy)."""
-        shapes = _all_shapes({name: sums.shapes() for name, sums in self.sums.items()}, world)
+        shapes = all_shapes({name: sums.shapes() for name, sums in self.sums.items()}, world)
         counts = torch.tensor([self.targets, self.batches], dtype=torch.float64, device=self.device)
         targets, batches = world.sum_(counts).tolist()
         if not batches:
             raise DataError("there are no calibration batches; give tens of thousands of tokens or images")
         if not shapes:
             raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
-        everywhere = {name: self.sums.get(name, _Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
+        everywhere = {name: self.sums.get(name, Sums()).filled(shapes[name], self.device) for name in sorted(shapes)}
         taps = {name: math.prod(shape[2:]) for (_, _, shape), name in self.names.items()}
         sensitivities = {
-            name: _sensitivity(sums, taps[name], targets or batches, world) for name, sums in everywhere.items()
+            name: sensitivity_of(sums, taps[name], targets or batches, world) for name, sums in everywhere.items()
         }
         for name, sensitivity in sensitivities.items():
-            blocks = None if sensitivity.blocks is None else sensitivity.blocks.blocks
-            for part in (sensitivity.hessian, blocks, sensitivity.row_fisher, sensitivity.output):
-                if part is not None and not bool(torch.isfinite(part).all()):
-                    raise DataError(
-                        f"squares of the calibration values at {name!r} exceed float32; check weights and batches"
-                    )
+            require_finite(name, sensitivity)
         return sensitivities
 
 
-def _all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
+def require_finite(name: str, sensitivity: Sensitivity) -> None:
+    """Raise DataError if squares exceeded float32."""
+    blocks = None if sensitivity.blocks is None else sensitivity.blocks.blocks
+    for part in (sensitivity.hessian, blocks, sensitivity.row_fisher, sensitivity.output):
+        if part is not None and not bool(torch.isfinite(part).all()):
+            raise DataError(f"squares of the calibration values at {name!r} exceed float32; check weights and batches")
+
+
+def all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict[str, list[list[int] | None]]:
     """Return the shapes of the sums of all ranks: an all-reduce needs the same tensors on every rank."""
     merged: dict[str, list[list[int] | None]] = {}
     for text in world.all_gather_strings(json.dumps(shapes)):
@@ -397,11 +402,17 @@ def _all_shapes(shapes: dict[str, list[list[int] | None]], world: World) -> dict
     return merged
 
 
-def _sensitivity(sums: _Sums, taps: int, units: float, world: World) -> Sensitivity:
-    """Return the sensitivity of one weight; a tied embedding combines its products and its look-ups.
+def sensitivity_of(sums: Sums, taps: int, units: float, world: World) -> Sensitivity:
+    """Return the sensitivity of one weight from the sums over all ranks; a tied embedding combines both of its uses.
 
     A look-up reads one row, so its Fisher information is diagonal: Σ g² of every element. The combination keeps the sum
     over columns and the sum over rows of the elements of both.
+
+    Args:
+        sums: of this rank.
+        taps: weights of a kernel; 1 if it is no convolution.
+        units: targets of all ranks, or batches.
+        world: the ranks.
     """
     parts = [world.sum_(part) for part in (sums.inputs, sums.outputs, sums.looked_up) if part is not None]
     counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device=parts[0].device)
@@ -440,7 +451,8 @@ def _with_inputs(known: Sensitivity, inputs: Tensor) -> Sensitivity:
     )
 
 
-def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
+def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
+    """Return an argument of a call by its position or name."""
     return args[position] if len(args) > position else kwargs.get(name, default)
 
 

@@ -11,13 +11,14 @@ prior. The Fisher information of rows is shrunk in proportion to a number of gra
 is worth.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from birdie.compress.feedback import FLOOR
 from birdie.compress.prior import level, prior
 from birdie.compress.scheme import Sensitivity, TapCovariance
 
@@ -26,12 +27,15 @@ ENOUGH = 100  # samples for each column, from which on a Hessian is not shrunk: 
 _LEAST = 1e-6  # smallest variance of a gradient, as a share of the mean of all rows
 
 
-def shrunk(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
-    """Return the sensitivities, shrunk towards the prior as far as their numbers of samples require.
+def shrunk(
+    known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], names: Collection[str]
+) -> Iterator[tuple[str, Sensitivity]]:
+    """Yield (name, sensitivity), shrunk towards the prior as far as their numbers of samples require, one at a time.
 
     Args:
         known: name → sensitivity by calibration; without a number of samples it is not changed.
         weights: name → weight; a sensitivity without a weight is not changed.
+        names: of the sensitivities to yield.
 
     Raises:
         WeightsError: a weight is not finite.
@@ -39,7 +43,19 @@ def shrunk(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> d
     assumed = prior({name: weights[name] for name in known if name in weights})
     ratios = [level(known[name]) / level(item) for name, item in assumed.items()]
     unit = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
-    return {name: _shrunk(item, assumed[name], unit) if name in assumed else item for name, item in known.items()}
+    for name in names:
+        yield name, _shrunk(known[name], assumed[name], unit) if name in assumed else known[name]
+
+
+def floored(sensitivity: Sensitivity) -> Sensitivity:
+    """Return the sensitivity with a lower limit on the Fisher of rows: rows that calibration never used may be used."""
+    rows, output = sensitivity.row_fisher, sensitivity.output
+    if rows is None:
+        return sensitivity
+    floor = FLOOR * rows.mean()
+    if output is not None:
+        output = output + torch.diag((floor - output.diagonal()).clamp_min(0))
+    return replace(sensitivity, row_fisher=rows.clamp_min(floor), output=output)
 
 
 def _shrunk(known: Sensitivity, assumed: Sensitivity, unit: float) -> Sensitivity:

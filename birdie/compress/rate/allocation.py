@@ -17,17 +17,19 @@ import copy
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.compress.feedback import Feedback, feedback
-from birdie.compress.prior import completed
+from birdie.compress.prior import assumed
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.row_blocks import deviation, every_nth_row, row_blocks
 from birdie.compress.scheme import Blocks, Encoded, Scheme, Sensitivity
@@ -56,7 +58,7 @@ _TRANSFORMED = 0.8  # share of the bytes of a plain grid that a transform must r
 
 Part = tuple[str, int]
 """A tensor and the number of a block of its rows (compress/row_blocks.py)."""
-Share = Callable[[Mapping[Part, int], Callable[[Sequence[Part]], dict[Part, Encoded]]], dict[Part, Encoded]]
+Share = Callable[[Mapping[Any, int], Callable[[Sequence[Any]], dict[Any, Any]]], dict[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Allocation:
         plain: whether paths of matrices without calibration run down the columns only, which decodes faster.
         workers: threads; None uses every core.
         hooks: what becomes of tensors that are encoded, and which process encodes them.
+        factors: name → factors of error feedback of calibrated matrices, where these are kept; those that it does not
+            have are added.
         fixed: name → tensor encoded for good (`continued`).
         matrices: name → weight that the exponent changes; weights: how many elements they have.
         finest, coarsest: the range of exponents.
@@ -100,12 +104,13 @@ class Allocation:
     plain: bool = True
     workers: int | None = None
     hooks: Hooks = field(default_factory=Hooks)
+    factors: MutableMapping[str, Feedback] | None = None
     fixed: Mapping[str, Encoded] = field(init=False, default_factory=dict)
     matrices: dict[str, Tensor] = field(init=False)
     weights: int = field(init=False, default=0)
     finest: float = field(init=False, default=FINEST)
     coarsest: float = field(init=False, default=COARSEST)
-    _factors: dict[str, Feedback] = field(init=False, default_factory=dict)
+    _factors: MutableMapping[str, Feedback] = field(init=False)
     _transforms: dict[str, Transform] = field(init=False, default_factory=dict)
     _levels: dict[str, float] = field(init=False, default_factory=dict)
     _unit: float = field(init=False, default=0.0)
@@ -113,19 +118,19 @@ class Allocation:
 
     def __post_init__(self) -> None:
         ties = self.assignment.ties
-        self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
+        if not ties.keys().isdisjoint(self.sensitivities):
+            self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
         self.matrices = {name: self.assignment.tensors[name] for name in self.assignment.free}
-        known = completed(self.sensitivities, self.matrices)
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-            factors = pool.map(lambda name: self._feedback(name, known[name]), self.matrices)
-            self._factors = dict(zip(self.matrices, factors, strict=True))
+            self._factors = factors_of(self, pool)
             transforms = pool.map(self._transform, self.matrices)
             self._transforms = {
                 name: transform
                 for name, transform in zip(self.matrices, transforms, strict=True)
                 if transform is not None
             }
-        for name, item in self._factors.items():
+        for name in self.matrices:
+            item = self._factors[name]
             spread = deviation(name, self.matrices[name]) or 1.0
             typical = float(np.log2(item.row_weight).mean() + np.log2(item.column_weight).mean()) / 2
             self._levels[name] = math.log2(spread) + typical
@@ -335,7 +340,8 @@ class Allocation:
         every = self._encode_settled() | dict(encoded)
         return EncodedState({name: every[name] for name in self.assignment.tensors}, self.assignment.ties)
 
-    def _feedback(self, name: str, sensitivity: Sensitivity) -> Feedback:
+    def compute_factors(self, name: str, sensitivity: Sensitivity) -> Feedback:
+        """Return the factors of error feedback of a free matrix."""
         weight = self.matrices[name]
         return feedback(sensitivity, *rows_columns(tuple(weight.shape)), output=self.scheme.output)
 
@@ -378,28 +384,40 @@ def _rows_of(weight: Tensor, rows: slice) -> Tensor:
     return weight[rows] if weight.ndim else weight
 
 
-def allocations(
-    assignment: Assignment,
-    sensitivities: Mapping[str, Sensitivity],
-    budget: int | None,
-    *,
-    plain: bool,
-    workers: int | None,
-    hooks: Hooks | None = None,
-) -> list[Allocation]:
-    """Return the allocations to try for a target, the preferred one first.
+def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMapping[str, Feedback]:
+    """Return name → factors of error feedback of the free matrices, computed by `pool` where nobody has before."""
+    prior, room = assumed(allocation.sensitivities, allocation.matrices), Room(_IN_FLIGHT)
+    kept: MutableMapping[str, Feedback] = {} if allocation.factors is None else allocation.factors
+
+    def compute(name: str) -> Feedback:
+        with room.taken(allocation.matrices[name].numel()):
+            return allocation.compute_factors(name, prior.get(name) or allocation.sensitivities[name])
+
+    def keep(name: str) -> None:
+        if name not in kept:
+            kept[name] = compute(name)
+
+    def keep_all(names: Sequence[str]) -> dict[str, Any]:
+        return dict(zip(names, pool.map(keep, names), strict=True))
+
+    calibrated = {name: weight.numel() for name, weight in allocation.matrices.items() if name not in prior}
+    if allocation.hooks.share is None:
+        keep_all(list(calibrated))
+    else:  # every rank sees what the others keep, and when it does is a matter of chance: so all of them are shared out
+        allocation.hooks.share(calibrated, keep_all)
+    return ChainMap(dict(zip(prior, pool.map(compute, prior), strict=True)), kept)
+
+
+def assignments(assignment: Assignment, budget: int | None) -> list[Assignment]:
+    """Return the assignments to try for a budget, the preferred one first.
 
     What stays in 16 bits must not take too much of the budget: if it is more than a sixth of it, or if the budget
     cannot be met with it, it is coarsened as well.
     """
-
-    def allocate(assignment: Assignment) -> Allocation:
-        return Allocation(assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks())
-
     if budget is None or not assignment.reserve:
-        return [allocate(assignment)]
+        return [assignment]
     reserve = [assignment.tensors[name] for name in assignment.reserve]
     freed = {*assignment.free, *assignment.reserve}
     every = replace(assignment, free=tuple(name for name in assignment.tensors if name in freed), reserve=())
     kept = RESERVE_SHARE * sum(tensor.numel() * min(tensor.itemsize, 2) for tensor in reserve) <= budget
-    return [*([allocate(assignment)] if kept else []), allocate(every)]
+    return [*([assignment] if kept else []), every]

@@ -97,6 +97,7 @@ _CLOSE_BY = 50  # sizes within this fraction (1/50) of the budget are corrected 
 _MOST_SHIFT = 1 / 8  # octaves by which these are shifted
 _MOST_PART = 0.7  # share of the weights: a larger part is no less work than all
 _TRIMS = 4  # corrections by a part, at most
+_SLOPES = 4  # most change of the slope from one correction to the next
 _MARGIN = 0.05  # share of a bracket at either end in which no exponent is tried
 FIRST = -2.0  # exponent at which a search for quality begins
 _AIM, _CLOSE = 0.99, 0.97  # shares of the quality: the KL to aim for, and the KL at which the search stops
@@ -244,31 +245,33 @@ class _Search:
         offset = float(self.size(self.encoder.settled()))
         target = self.budget - self.tolerance / 2
         over, under = self.encoder.finest, self.encoder.coarsest
+        above = below = 0  # bytes at these exponents, as far as they were coded
         best: Fit | None = None
-        above: Fit | None = None  # at the exponent `over`; `best` is at `under`, or nearly
         proposal = model.solve(target - offset) if start is None else math.log2(start)
         for _ in range(ROUNDS):
             fit = self._code(proposal)
+            coded = fit.bytes
             if self.encoder.weights >= _FEW and not self.draft and abs(fit.bytes - target) * _CLOSE_BY <= self.budget:
                 fit = self._trimmed(fit, proposal, model, target)
             if fit.bytes <= self.budget:
-                under = proposal
                 best = fit if best is None or fit.bytes > best.bytes else best
                 if self.budget - fit.bytes <= self.tolerance or proposal <= self.encoder.finest:
                     return best
+            if coded <= self.budget:
+                under, below = proposal, coded
             else:
-                over, above = proposal, fit
+                over, above = proposal, coded
                 if proposal >= self.encoder.coarsest:
                     break
-            if best is not None and above is not None:
+            if above and below:
                 if (under - over) * self.encoder.weights / 8 < self.tolerance / 2:
                     break  # the size jumps here: a coder's choice changes, so no exponent comes nearer
                 # Two real sizes around the target give the slope, which at low rates is steeper than the model's.
-                share = (above.bytes - target) / (above.bytes - best.bytes)
+                share = (above - target) / (above - below)
                 proposal = over + (under - over) * min(max(share, _MARGIN), 1 - _MARGIN)
                 continue
             # The model's error at this exponent is nearly the same at the next one: subtract it from the target.
-            corrected = model.solve(target - (fit.bytes - model(proposal)))
+            corrected = model.solve(target - (coded - model(proposal)))
             proposal = corrected if over < corrected < under else self._inside(over, under, corrected)
         return best or self._coarsest()
 
@@ -283,10 +286,13 @@ class _Search:
             last = tried[-1]
             if 0 <= self.budget - last.bytes <= self.tolerance:
                 break
-            shift += (last.bytes - target) / slope
+            step = (last.bytes - target) / slope
+            shift += step
             part = self.encoder.encode_part(names, exponent + shift)
             encoded = EncodedState({**fit.encoded.tensors, **part}, fit.encoded.ties)
             tried.append(Fit(encoded, self._measure(encoded), fit.sigma, self.rounds))
+            # Matrices that a calibration finds insensitive have few bits, and lose less than the model's slope.
+            slope = min(max((last.bytes - tried[-1].bytes) / step, slope / _SLOPES), slope * _SLOPES)
         fits = [one for one in tried if one.bytes <= self.budget]
         return max(fits, key=lambda one: one.bytes, default=fit)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.rate.allocation import Allocation, Hooks, allocations
+from birdie.compress.rate.allocation import Allocation, Hooks, assignments
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.rate.budget import Estimate, Fit, Size, fit_budget, fit_quality
 from birdie.compress.rate.parts import refit_by_parts
@@ -67,7 +67,8 @@ def encode_state(
         calibration: of the model.
         refinement: further passes; none by default.
         plain: whether files must load fast: paths of trellises run down the columns only.
-        hooks: what becomes of encoded tensors, and which process encodes them; without calibration alone.
+        hooks: what becomes of encoded tensors, and which process encodes them; without calibration, or with a
+            blockwise one.
         workers: threads; None uses every core.
 
     Raises:
@@ -78,15 +79,24 @@ def encode_state(
 
     def search(calibration: CalibrationResult | None) -> Searched:
         sensitivities = {} if calibration is None else calibration.sensitivities
-        *preferred, last = allocations(assignment, sensitivities, budget, plain=plain, workers=workers, hooks=hooks)
-        if target.quality is not None and calibration is not None:
-            return Searched(last, fit_quality(last, size, target.quality, calibration.divergence))
-        if budget is None:
-            return Searched(last, Fit(last.encode_settled(), 0, None, 0))
-        for allocation in preferred:
+        factors = None if calibration is None else calibration.factors
+
+        def allocate(assignment: Assignment) -> Allocation:
+            return Allocation(
+                assignment, sensitivities, plain=plain, workers=workers, hooks=hooks or Hooks(), factors=factors
+            )
+
+        *preferred, last = assignments(assignment, budget)
+        for option in preferred:
+            allocation = allocate(option)
             with suppress(BudgetError):
-                return Searched(allocation, fit_budget(allocation, size, budget, rough))
-        return Searched(last, fit_budget(last, size, budget, rough))
+                return Searched(allocation, fit_budget(allocation, size, budget or 0, rough))
+        allocation = allocate(last)
+        if target.quality is not None and calibration is not None:
+            return Searched(allocation, fit_quality(allocation, size, target.quality, calibration.divergence))
+        if budget is None:
+            return Searched(allocation, Fit(allocation.encode_settled(), 0, None, 0))
+        return Searched(allocation, fit_budget(allocation, size, budget, rough))
 
     def finish(allocation: Allocation, calibration: CalibrationResult, steps: int, sigma: float) -> EncodedState:
         """Encode what `refit_by_parts` leaves."""
@@ -104,7 +114,7 @@ def encode_state(
     searched = search(calibration)
     if calibration is None:
         return searched.fit.encoded
-    encoded = checked(searched, calibration) if budget is not None else searched.fit.encoded
+    encoded = checked(searched, calibration, size) if budget is not None else searched.fit.encoded
     if refinement is None:
         return encoded
     # With a quality as the target both results meet it, so the smaller file wins; else the lower KL.
@@ -112,7 +122,7 @@ def encode_state(
     if refinement.recalibrate:
         recalibrated = calibration.recalibrated(encoded, workers)
         again = search(recalibrated)
-        other = checked(again, recalibrated) if budget is not None else again.fit.encoded
+        other = checked(again, recalibrated, size) if budget is not None else again.fit.encoded
         if loss(other) < loss(encoded):
             searched, encoded, calibration = again, other, recalibrated
     if refinement.refit and (searched.fit.sigma is not None or not target.searched):
@@ -139,7 +149,7 @@ class Searched:
     fit: Fit
 
 
-def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
+def checked(searched: Searched, calibration: CalibrationResult, size: Size) -> EncodedState:
     """Return the encoding that the search found, or a slightly coarser one if that is closer to the float model.
 
     Rounding errors add up by chance. In small networks they can make a file worse than a smaller one, which nobody
@@ -148,6 +158,7 @@ def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
     Args:
         searched: result of the search.
         calibration: of the model.
+        size: bytes of the file; one that is larger than what was found may be over the budget.
     """
     fit = searched.fit
     if calibration.held_out is None or fit.sigma is None:
@@ -157,7 +168,7 @@ def checked(searched: Searched, calibration: CalibrationResult) -> EncodedState:
         return fit.encoded
     coarser = searched.allocation.encode(exponent)
     errors = calibration.divergence(fit.encoded), calibration.divergence(coarser)
-    if errors[0] <= errors[1]:
+    if errors[0] <= errors[1] or size(coarser) > fit.bytes:
         return fit.encoded
     logging.getLogger("birdie").info(
         "error %.3g on held-out inputs is out of line: a slightly smaller file has %.3g and is kept", *errors

@@ -390,8 +390,9 @@ def _hold_small_rows(
     """
     spread = np.sqrt(np.mean((matrix * factors.column_weight**0.5) ** 2, axis=1)) / (scale * rows)
     kept = spread >= _LEFT_OUT
-    energy = np.sqrt(factors.energy(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
-    kept[~kept] = energy >= _LEFT_OUT
+    if not kept.all():
+        energy = np.sqrt(factors.energy(matrix[~kept]) / matrix.shape[1]) / (scale * rows[~kept])
+        kept[~kept] = energy >= _LEFT_OUT
     return np.where(spread < _HELD, rows * np.maximum(spread, 1e-30) / _HELD, rows), kept
 
 

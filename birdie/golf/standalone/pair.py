@@ -21,6 +21,7 @@ from birdie.artifact.container import Entry, Reader
 from birdie.artifact.decoding import decode_all, require_limits, stored_name
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import calibrated_state, require_triple
+from birdie.compress.prior import assumed
 from birdie.compress.rate.allocation import Hooks
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.encoding import encode_state
@@ -201,6 +202,13 @@ def no_transform(*_: object, **__: object) -> SimpleNamespace:
 def not_calibrated(state: ModelState, *_: object, **__: object) -> tuple[ModelState, None]:
     """Return a state without calibration, in place of `calibrated_state`."""
     return state, None
+
+
+def factors_of(allocation: Any, pool: ThreadPoolExecutor) -> dict[str, Any]:
+    """Return all factors in memory, in place of `birdie.compress.rate.allocation.factors_of`."""
+    names, known = allocation.matrices, allocation.sensitivities
+    known = assumed(known, names) | known
+    return dict(zip(names, pool.map(lambda name: allocation.compute_factors(name, known[name]), names), strict=True))
 
 
 def no_gpu(*_: object) -> bool:

@@ -63,6 +63,17 @@ def test_two_layers_by_hand() -> None:
         close(measured[name].row_fisher, (outputs**2).sum(0) / 3)
 
 
+def test_an_activation_in_place_hides_no_layer() -> None:
+    module, x, g = mlp(), seeded(6, 5), seeded(6, 4, seed=1)
+    in_place = nn.Sequential(module[0], nn.ReLU(inplace=True), module[2])
+    apart = nn.Sequential(module[0], nn.ReLU(), module[2])
+    measured, expected = (calibrate(network, [(x, g)], project) for network in (in_place, apart))
+    assert list(measured) == list(expected) == ["0.weight", "2.weight"]
+    for name in expected:
+        close(measured[name].hessian, expected[name].hessian)  # type: ignore[arg-type]
+        close(measured[name].output, expected[name].output)  # type: ignore[arg-type]
+
+
 def curvature(logits: Tensor) -> Tensor:
     p = torch.softmax(logits, -1)
     return torch.diag(p) - torch.outer(p, p)

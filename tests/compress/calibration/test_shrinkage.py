@@ -1,5 +1,7 @@
 """Few samples lean on the prior, many do not, and what is assumed and true is found at once."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,10 @@ def test_one_sample_gives_the_prior_with_the_power_measured() -> None:
     torch.testing.assert_close(prior_only / prior_only[0, 0], dense(6) / dense(6)[0, 0])
 
 
+def shrunk_all(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+    return dict(shrunk(known, weights, known))
+
+
 def known(rows: int, columns: int, count: float, seed: int = 0) -> Sensitivity:
     g = seeded(64, rows, seed=seed)
     output = moments(g)
@@ -62,7 +68,9 @@ def known(rows: int, columns: int, count: float, seed: int = 0) -> Sensitivity:
 
 def test_rows_shrink_to_the_priors_in_the_units_of_the_calibration() -> None:
     weights = {"a.weight": seeded(6, 4, 3, 3), "b.weight": seeded(5, 4, 3, 3, seed=3)}
-    few, many = (shrunk({"a.weight": known(6, 36, n), "b.weight": known(5, 36, n, 7)}, weights) for n in (1e-9, 1e9))
+    few, many = (
+        shrunk_all({"a.weight": known(6, 36, n), "b.weight": known(5, 36, n, 7)}, weights) for n in (1e-9, 1e9)
+    )
     assumed = prior(weights)
     for name, weight in weights.items():
         rows = few[name].row_fisher
@@ -82,7 +90,7 @@ def test_rows_shrink_to_the_priors_in_the_units_of_the_calibration() -> None:
 
 def test_what_is_not_counted_or_has_no_weight_is_not_changed() -> None:
     sensitivity = known(6, 36, 0)
-    result = shrunk({"w": sensitivity, "elsewhere": known(3, 4, 5)}, {"w": seeded(6, 4, 3, 3)})
+    result = shrunk_all({"w": sensitivity, "elsewhere": known(3, 4, 5)}, {"w": seeded(6, 4, 3, 3)})
     for part in ("hessian", "row_fisher", "output"):
         assert torch.equal(getattr(result["w"], part), getattr(sensitivity, part))
         assert torch.equal(getattr(result["elsewhere"], part), getattr(known(3, 4, 5), part))
@@ -91,7 +99,7 @@ def test_what_is_not_counted_or_has_no_weight_is_not_changed() -> None:
 def test_blocks_shrink_as_the_matrices_they_are() -> None:
     hessian = moments(seeded(3, 18))
     blocks = BlockDiagonal(torch.arange(36).view(2, 18), torch.stack([hessian, 2 * hessian]))
-    result = shrunk({"w": Sensitivity(blocks=blocks, samples=3)}, {"w": seeded(6, 4, 3, 3)})["w"].blocks
+    result = shrunk_all({"w": Sensitivity(blocks=blocks, samples=3)}, {"w": seeded(6, 4, 3, 3)})["w"].blocks
     assert result is not None
     torch.testing.assert_close(result.blocks[1], 2 * result.blocks[0])
     assert float(torch.linalg.eigvalsh(result.blocks[0].double())[0]) > 1e-3
@@ -101,7 +109,7 @@ def test_blocks_shrink_as_the_matrices_they_are() -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_gradients_that_vanish_leave_the_prior(value: float) -> None:
     nothing = Sensitivity(torch.eye(4) * value, torch.zeros(3), torch.zeros(3, 3), samples=5, gradients=5)
-    result = shrunk({"w": nothing}, {"w": seeded(3, 4)})["w"]
+    result = shrunk_all({"w": nothing}, {"w": seeded(3, 4)})["w"]
     assert result.row_fisher is not None
     assert result.hessian is not None
     assert bool(result.row_fisher.isfinite().all())

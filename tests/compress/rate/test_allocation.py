@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.prior import prior
-from birdie.compress.rate.allocation import COARSEST, FINEST, Allocation, Hooks, allocations
+from birdie.compress.rate.allocation import COARSEST, FINEST, Allocation, Hooks, assignments
 from birdie.compress.rate.assignment import Assignment
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Sensitivity
@@ -169,7 +169,7 @@ def test_small_matrices_stay_in_16_bits_where_that_is_a_small_part_of_the_budget
     assignment = Assignment(weights, {}, {}, {}, free=("w",), reserve=("small",))
 
     def free(budget: int | None) -> list[tuple[str, ...]]:
-        return [allocation.assignment.free for allocation in allocations(assignment, {}, budget, plain=True, workers=1)]
+        return [option.free for option in assignments(assignment, budget)]
 
     assert free(None) == [("w",)]
     assert free(6 * 200) == [("w",), ("small", "w")]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birdie.compress.rate.allocation import FINEST, Allocation, allocations
+from birdie.compress.rate.allocation import FINEST, Allocation, assignments
 from birdie.compress.rate.assignment import Schemes, assign
 from birdie.compress.rate.budget import ROUNDS, TINY, TOLERANCE, Estimate, Fit, fit_budget
 from birdie.compress.rate.encoding import encode_state
@@ -128,7 +128,7 @@ def slack(state: Mapping[str, torch.Tensor], budget: int) -> int:
 def finest_bytes(state: Mapping[str, torch.Tensor]) -> int:
     """Return the bytes of the model with the finest scales there are, small matrices included."""
     assignment = assign(ModelState.of(state), None, Target(budget=1))
-    return entropy_bytes(allocations(assignment, {}, 1, plain=True, workers=None)[-1].encode(FINEST))
+    return entropy_bytes(Allocation(assignments(assignment, 1)[-1]).encode(FINEST))
 
 
 @pytest.mark.parametrize("kind", STATES)

@@ -141,10 +141,10 @@ class ByExponent:
 def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     best: float, coarser: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def kept(exponent: float, calibration: CalibrationResult) -> float:
+    def kept(exponent: float, calibration: CalibrationResult, size: int = 99) -> float:
         allocation: Any = ByExponent()
         result = Searched(allocation, Fit(allocation.encode(exponent), 100, 2.0**exponent, 3))
-        return float(checked(result, calibration).decode()["first"])
+        return float(checked(result, calibration, lambda _: size).decode()["first"])
 
     model = nn.Linear(2, 2)
     calibration = Measured({}, {}, HeldOutKL(model, [], lambda *_: torch.zeros(())), best=best)
@@ -153,6 +153,7 @@ def test_a_smaller_file_is_kept_where_the_found_one_is_out_of_line(
     assert ("out of line" in caplog.text) == coarser
     assert kept(-3.0, replace(calibration, held_out=None)) == -3.0
     assert kept(0.0, calibration) == 0.0  # there is nothing coarser
+    assert kept(-3.0, calibration, size=101) == -3.0  # what was found fits only because a part of it is coarser still
 
 
 @pytest.mark.parametrize("refinement", [Refinement(recalibrate=True), Refinement(refit=5)])

@@ -1,0 +1,224 @@
+"""Memory and time of calibration, of the complete model and of one block at a time: `python -m benchmarks.blockwise`.
+
+    python -m benchmarks.blockwise                           8, 16 and 32 blocks of width 512
+    python -m benchmarks.blockwise --depths 8,32 --width 1024
+    python -m benchmarks.blockwise --save                    calibrate, search for a budget and write the file
+
+A GPT whose random weights are mapped from a file is calibrated on random tokens, or goes through all of `birdie.save`.
+Every row is a process of its own on one thread: processor seconds, and the most memory above that of the process after
+it has done the same for a small model. Pages of the mapped weights count as long as they are resident. `disk_mb` is the
+most that the folder of the calibration takes, and `fisher` the mean of all row Fishers times 10^9, the same both ways.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import birdie
+from benchmarks.command import Row, comma_separated, command_parser, errors_as_exit, log, one_of, report
+from benchmarks.memory import can_measure, reset_peak, resident
+from birdie.compress.calibration.blockwise import calibrate_blockwise
+from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.scheme import Sensitivity
+from birdie.model.gpt import GPT, GPTConfig
+from birdie.run.calibration import loss
+from birdie.runtime.mapped import releasing
+
+METHODS = ("complete", "blockwise")
+VOCABULARY, LENGTH, BITS = 1024, 256, 4.0
+_INTERVAL = 0.05  # seconds between two looks at the size of the folder
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Work that one process measures.
+
+    Attributes:
+        method: one of `METHODS`.
+        depth, width: of the model.
+        tokens: of a batch.
+        batches: how many.
+        save: whether the model is compressed as well, to `BITS` bits a weight.
+    """
+
+    method: str
+    depth: int
+    width: int
+    tokens: int
+    batches: int
+    save: bool
+
+
+def main() -> None:
+    """Print a row for each depth and method; with --job, the result of one process."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--depths", type=comma_separated(int), default=[8, 16, 32], help="numbers of blocks")
+    parser.add_argument("--width", type=int, default=512, help="of the model (default: 512)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a batch (default: 2048)")
+    parser.add_argument("--batches", type=int, default=4, help="how many (default: 4)")
+    parser.add_argument("--methods", type=comma_separated(one_of(METHODS, "method")), default=list(METHODS))
+    parser.add_argument("--save", action="store_true", help=f"compress to {BITS:g} bits a weight as well")
+    parser.add_argument("--folder", type=Path, help="for models and calibrations (default: a temporary folder)")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not can_measure():
+        raise SystemExit("the peak of memory is read from /proc, which this system does not have")
+    with errors_as_exit(OSError), tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.job:
+            sys.stdout.write(json.dumps(measured(Job(**json.loads(options.job)), folder)) + "\n")
+            return
+        rows = [
+            row(Job(method, depth, options.width, options.tokens, options.batches, options.save), folder)
+            for depth in options.depths
+            for method in options.methods
+        ]
+        report(rows, as_json=options.json)
+
+
+def row(job: Job, folder: Path) -> Row:
+    """Return the row of a job, which a new process does."""
+    log(f"{job.depth} blocks, {job.method}")
+    command = [sys.executable, "-m", "benchmarks.blockwise", "--folder", str(folder), "--job", json.dumps(asdict(job))]
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    if process.returncode:
+        raise OSError(f"{job.method} with {job.depth} blocks failed: {process.stderr.strip()[-400:]}")
+    result: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
+    return {"blocks": job.depth, "method": job.method} | result
+
+
+def measured(job: Job, folder: Path) -> dict[str, float]:
+    """Return what a job takes in this process: seconds, memory and disk in 10^6 bytes."""
+    torch.set_num_threads(1)
+    small = replace(job, depth=2, width=min(64, job.width), tokens=LENGTH, batches=2)
+    done(small, folder)  # loads libraries and kernels
+    path = model_file(job, folder)
+    reset_peak()
+    idle, start = resident("VmRSS"), time.process_time()
+    with watched(folder) as most:
+        result = done(job, folder)
+    seconds = time.process_time() - start
+    weights = path.stat().st_size / 1e6
+    sizes = {"weights_mb": weights, "cpu_s": seconds, "peak_mb": resident("VmHWM") - idle, "disk_mb": most() / 1e6}
+    return sizes | result
+
+
+def done(job: Job, folder: Path) -> dict[str, float]:
+    """Do a job and return what tells whether it was done right."""
+    path, work = model_file(job, folder), folder / "work"
+    state = load_file(path)
+    with releasing([path]):
+        model, batches = mapped_model(job, state), random_batches(job)
+        if job.save:
+            blockwise = work if job.method == "blockwise" else False
+            out = folder / "model.birdie"
+            summary = birdie.save(
+                model, out, bits=BITS, coder="fast", calibration=(model, batches, loss), blockwise=blockwise, workers=1
+            )
+            result = {"bytes": summary.bytes, "kl": summary.error or 0.0}
+        elif job.method == "blockwise":
+            result = {"fisher": mean_fisher(calibrate_blockwise(model, batches, loss, work))}
+        else:
+            result = {"fisher": mean_fisher(calibrate(model, batches, loss))}
+    shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def mean_fisher(sensitivities: Mapping[str, Sensitivity]) -> float:
+    """Return the mean over all rows of all matrices, times 10^9."""
+    total, count = 0.0, 0
+    for name in sensitivities:
+        rows = sensitivities[name].row_fisher
+        if rows is not None:
+            total, count = total + float(rows.double().sum()), count + len(rows)
+    return 1e9 * total / max(count, 1)
+
+
+def config(job: Job) -> GPTConfig:
+    """Return the settings of the model."""
+    heads = max(1, job.width // 64)
+    return GPTConfig(
+        vocab_size=VOCABULARY,
+        num_layers=job.depth,
+        model_dim=job.width,
+        num_heads=heads,
+        num_kv_heads=heads,
+        mlp_mult=4,
+    )
+
+
+def model_file(job: Job, folder: Path) -> Path:
+    """Write the weights of the model into `folder` unless they are there, and return their file."""
+    path = folder / f"{job.depth}x{job.width}.safetensors"
+    if not path.exists():
+        generator = torch.Generator().manual_seed(0)
+        with torch.device("meta"):
+            shapes = {name: weight.shape for name, weight in GPT(config(job)).state_dict().items()}
+        scale = 0.5 * job.width**-0.5
+        state = {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
+        save_file(state, path)
+    return path
+
+
+def mapped_model(job: Job, state: Mapping[str, Tensor]) -> GPT:
+    """Return the model with these very tensors as its weights."""
+    with torch.device("meta"):
+        model = GPT(config(job))
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def random_batches(job: Job) -> list[Batch]:
+    """Return batches of random tokens."""
+    generator = torch.Generator().manual_seed(1)
+    shape = job.batches, max(1, job.tokens // LENGTH), min(job.tokens, LENGTH) + 1
+    rows = torch.randint(0, VOCABULARY, shape, generator=generator)
+    return [(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) for batch in rows]
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the most bytes that `folder / "work"` took in the body of the context."""
+    most, stop = [0], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(_INTERVAL):
+            most[0] = max(most[0], size(folder / "work"))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of all files below a folder, which may vanish meanwhile."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += Path(parent, file).stat().st_size
+    return total
+
+
+if __name__ == "__main__":
+    main()

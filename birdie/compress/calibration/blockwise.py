@@ -1,0 +1,460 @@
+"""Blockwise calibration: the sums of `calibrate`, with one block of the module in memory at a time.
+
+    batches ──► forward, once: outputs of every unit ──► files
+    loss ──► gradients at the outputs, by a run in which every unit is answered from its files
+    units, last to first ──► each alone, on every batch: its sums; gradients at its inputs go to earlier outputs
+
+A unit (`units`) is repeated inside of a run of the complete module in which all earlier units are answered from files
+(`interception`), so skips, recurrence and shared inputs are right, whatever their topology. The sums of a matrix become
+its sensitivity as soon as no earlier unit uses it, and go to a file too. Memory is that of one unit, of the activations
+of one batch within it, and of what the module passes around it; the time is about one more forward pass.
+
+    FOLDER/rank-0/                   (`work_folder`)
+    ├── outputs/BATCH/               calls.json, and the outputs of each call
+    └── steps/STEP/                  of one unit: gradients BATCH-CALL, sums and sensitivities of matrices
+
+A file is removed when nothing needs it any more and all ranks have finished the step that says so. So a calibration
+that was killed resumes after its last batch or step, with the same result.
+"""
+
+import functools
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from birdie.compress.calibration.interception import (
+    CALLS,
+    Answer,
+    Answers,
+    Capture,
+    Interception,
+    Reached,
+    Stage,
+    not_repeated,
+    read_answers,
+)
+from birdie.compress.calibration.sensitivity import (
+    Batch,
+    Key,
+    Loss,
+    Sums,
+    all_shapes,
+    evaluation_mode,
+    names_by_memory,
+    naming_bad_weights,
+    require_finite,
+    sensitivity_of,
+)
+from birdie.compress.calibration.stored import (
+    SUFFIX,
+    StoredSensitivities,
+    read_tensors,
+    write_sensitivity,
+    write_tensors,
+)
+from birdie.compress.calibration.units import Call, Units, find_units
+from birdie.compress.calibration.work_folder import WorkFolder, digest_of, digest_of_module, together
+from birdie.errors import ConfigError, DataError
+from birdie.runtime.distributed import World, owners
+from birdie.runtime.mapped import release
+
+_FORMAT = 1  # of the folder
+_OUTPUTS, _STEPS = "outputs", "steps"
+_FORWARD = 0.25  # share of the forward passes in the work, for the progress
+_SUMS = ("inputs", "outputs", "looked_up")
+_COUNTS = ("uses", "samples", "examples")
+
+
+def calibrate_blockwise(
+    module: nn.Module,
+    batches: Sequence[Batch],
+    loss: Loss,
+    folder: Path,
+    *,
+    blocks: Collection[str] | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    world: World | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> StoredSensitivities:
+    """Return what `calibrate` returns, up to rounding, in files and computed one block at a time.
+
+    Args:
+        module: neither trained nor changed. Its weights may be mapped: their pages are released after each unit.
+        batches: arguments of `loss`; each is used once for every unit.
+        loss: as in `calibrate`; it must do the same whenever it is called with a batch.
+        folder: an empty or missing one, or one that this calibration left when it was stopped. Meanwhile it holds the
+            outputs of all units: bytes of a batch's activations, times units, times batches.
+        blocks: names of the modules to take as blocks; None: the members of `nn.ModuleList` and its like.
+        seed, temperature: as in `calibrate`.
+        world: ranks with different batches, which all see `folder`. Each sum goes to one rank alone.
+        progress: called with the number of batches done; each unit is a part of the work on all of them.
+
+    Raises:
+        ConfigError: as `calibrate`; or the folder is of another calibration, or a block cannot be repeated alone.
+        DataError: as `calibrate`; or a file of the folder is damaged.
+        WeightsError: activations are not finite because a weight is not.
+        OutputError: the folder cannot be written.
+    """
+    if not temperature > 0:
+        raise ConfigError(f"temperature is {temperature}; it must be above 0")
+    world = world or World()
+    names = names_by_memory(module)
+    settings = {
+        "format": _FORMAT,
+        "blocks": None if blocks is None else sorted(blocks),
+        "seed": seed,
+        "temperature": temperature,
+    }
+    identity = {
+        "another module": digest_of_module(module),
+        "other batches": digest_of(list(batches)),
+        "another loss": _name_of(loss),
+        "other settings": json.dumps(settings),
+    }
+    with WorkFolder.opened(folder, identity, world) as work, evaluation_mode(module):
+        files = work.progress().get("sensitivities")
+        if files is None:
+            device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+            runs = _Runs(module, batches, loss, seed, device)
+            units = together(world, lambda: runs.units(names, blocks))
+            generator = torch.Generator().manual_seed(seed)
+            recorder = Interception(names, units, generator, temperature, device)
+            files = _Calibration(work, runs, recorder, progress).finish()
+            work.save_progress({"sensitivities": files})
+        _keep(work.rank, {folder / file for file in files.values()})
+    return StoredSensitivities({name: folder / file for name, file in files.items()})
+
+
+def _name_of(loss: Any) -> str:
+    """Return a name of a loss function that another process gives it as well."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    kind = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _keep(rank: Path, kept: Collection[Path]) -> None:
+    """Remove the outputs of units, and all steps that left none of the files to keep."""
+    folders = {path.parent for path in kept}
+    shutil.rmtree(rank / _OUTPUTS, ignore_errors=True)
+    for step in (rank / _STEPS).glob("*"):
+        if step not in folders:
+            shutil.rmtree(step, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Runs of a module on batches; the same random numbers are drawn whenever a batch is repeated."""
+
+    module: nn.Module
+    batches: Sequence[Batch]
+    loss: Loss
+    seed: int
+    device: torch.device
+
+    def units(self, names: Mapping[Key, str], blocks: Collection[str] | None) -> Units:
+        """Return the units that the first batch uses."""
+        if not self.batches:
+            return Units({}, frozenset())
+        with torch.no_grad():
+            return find_units(self.module, names, lambda: self(0), blocks)
+
+    def __call__(self, index: int, recorder: Interception | None = None, stage: Stage | None = None) -> Any:
+        """Return the loss of a batch, or None if the stage ended the run before there was one."""
+        generators = [self.device] if self.device.type == "cuda" else []
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=generators))
+            torch.manual_seed(self.seed + index)
+            if recorder is not None and stage is not None:
+                stack.enter_context(recorder.running(stage))
+            try:
+                return self.loss(self.module, self.batches[index])
+            except Reached:
+                return None
+            finally:
+                for weight in self.module.parameters():
+                    release(weight)
+
+
+@dataclass(slots=True)
+class _Calibration:
+    """One calibration on one rank.
+
+    Attributes:
+        work: folder of the calibration.
+        runs: of the module.
+        recorder: of the runs.
+        progress: called with the number of batches done.
+        answers: of each batch.
+        steps: calls in the order in which they are repeated, last to first, after the loss, which is None.
+        uses: matrices that each step uses on any rank; `last`: the last step that uses a matrix.
+        gradients: (batch, index of a call in it) → file with the gradients at its outputs.
+        sums: matrix → file with its sums so far.
+    """
+
+    work: WorkFolder
+    runs: _Runs
+    recorder: Interception
+    progress: Callable[[int], None] | None
+    answers: list[dict[Call, Answer]] = field(default_factory=list)
+    steps: list[Call | None] = field(default_factory=list)
+    uses: list[set[str]] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], Path] = field(default_factory=dict)
+    sums: dict[str, Path] = field(default_factory=dict)
+    _names: list[str] = field(init=False)
+    _numbers: dict[str, int] = field(init=False)
+    _owners: dict[str, int] = field(init=False)
+    _reported: int = 0
+
+    def __post_init__(self) -> None:
+        self._names = sorted(self.recorder.names.values())
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        sizes = {name: math.prod(shape) for (_, _, shape), name in self.recorder.names.items()}
+        self._owners = owners(self.work.world.size, sizes)
+
+    def finish(self) -> dict[str, str]:
+        """Do what is left and return name → file of the sensitivities, relative to the folder.
+
+        Raises:
+            ConfigError, DataError, WeightsError, OutputError: as `calibrate_blockwise`.
+        """
+        world = self.work.world
+        together(world, self._capture)
+        self._order()
+        state = self.work.progress()
+        if not sum(map(int, world.all_gather_strings(str(len(self.runs.batches))))):
+            raise DataError("there are no calibration batches; give tens of thousands of tokens or images")
+        for step in range(len(self.steps)):
+            if step >= state.get("steps", 0):
+                state = {"steps": step + 1, "units": self._take(step, state.get("units", 0.0))}
+                self.work.save_progress(state)
+            self._clean(step)
+        files = {}
+        for name, step in sorted(self.last.items()):
+            file = self._step(self._owners[name], step) / self._file("sensitivity", name)
+            if file.exists():  # else no gradient arrived at it
+                files[name] = str(file.relative_to(self.work.root))
+        if not files:
+            raise ConfigError("the calibration loss uses none of the module's matrices; check that it calls the module")
+        return files
+
+    def _capture(self) -> None:
+        """Keep the outputs of all units on every batch that a stopped calibration has not done."""
+        for index in range(len(self.runs.batches)):
+            folder = self._outputs(index)
+            if not (folder / CALLS).exists():
+                with self.work.committed(folder) as part, torch.no_grad():
+                    capture = Capture(part, self.recorder)
+                    self.runs(index, self.recorder, capture)
+                    capture.finish()
+                self.recorder.forget()
+            self.answers.append(read_answers(folder))
+            self._report(_FORWARD * (index + 1) / len(self.runs.batches))
+
+    def _order(self) -> None:
+        """Order the calls of all ranks, and find the last step that uses each matrix.
+
+        Raises:
+            ConfigError: two batches have calls in different orders.
+        """
+        sequences: list[list[Call]] = []
+        uses: dict[Call, set[str]] = {}
+        tail: set[str] = set()
+        for answers in self.answers:
+            for call, answer in answers.items():
+                (tail if answer.in_tail else uses.setdefault(call, set())).update(answer.matrices)
+            sequence = [call for call, answer in answers.items() if not answer.in_tail]
+            if sequence not in sequences:
+                sequences.append(sequence)
+        local = [sequences, [[call, sorted(names)] for call, names in uses.items()], sorted(tail)]
+        sorter: TopologicalSorter[Call] = TopologicalSorter()
+        for text in self.work.world.all_gather_strings(json.dumps(local)):
+            sequences, pairs, names = json.loads(text)
+            tail.update(names)
+            for (name, number), names in pairs:
+                uses.setdefault(Call(name, number), set()).update(names)
+            for sequence in sequences:
+                calls = [Call(*call) for call in sequence]
+                sorter.add(calls[0]) if len(calls) == 1 else None
+                for first, second in itertools.pairwise(calls):
+                    sorter.add(second, first)
+        try:
+            order = list(sorter.static_order())
+        except CycleError:
+            raise ConfigError(
+                "two batches call the blocks of the module in different orders; calibrate without blockwise"
+            ) from None
+        self.steps = [None, *reversed(order)]
+        self.uses = [tail if call is None else uses[call] for call in self.steps]
+        self.last = {name: step for step, names in enumerate(self.uses) for name in names}
+
+    def _take(self, step: int, units: float) -> float:
+        """Repeat one call on all batches, and leave what it found in a folder of its own.
+
+        Args:
+            step: index of the call.
+            units: targets of all ranks, or batches where no targets are counted; the first step counts them.
+        """
+        world, recorder = self.work.world, self.recorder
+        with self.work.committed(self._step(world.rank, step)) as part:
+            recorder.sums = {
+                name: _read_sums(self.sums[name], self.runs.device) for name in self.uses[step] if name in self.sums
+            }
+            together(world, lambda: self._repeat_all(step, part))
+            if self.steps[step] is None:
+                counts = torch.tensor([recorder.targets, len(self.runs.batches)], dtype=torch.float64, device="cpu")
+                targets, batches = world.sum_(counts.to(self.runs.device)).tolist()
+                units = targets or batches
+            finished = [name for name in sorted(self.uses[step]) if self.last[name] == step]
+            local = {name: recorder.sums.pop(name, Sums()) for name in finished}
+            for name, sums in recorder.sums.items():
+                _write_sums(part / self._file("sums", name), sums)
+            mine = self._reduced(local)
+            taps = {name: math.prod(shape[2:]) for (_, _, shape), name in recorder.names.items()}
+
+            def write() -> None:
+                for name, sums in mine.items():
+                    sensitivity = sensitivity_of(sums, taps[name], units, World())
+                    require_finite(name, sensitivity)
+                    write_sensitivity(part / self._file("sensitivity", name), sensitivity)
+
+            together(world, write)
+        recorder.sums = {}
+        return units
+
+    def _reduced(self, local: dict[str, Sums]) -> dict[str, Sums]:
+        """Return the sums over all ranks of the matrices that this rank owns, of which there are any."""
+        world, mine = self.work.world, {}
+        shapes = all_shapes({name: sums.shapes() for name, sums in local.items()}, world)
+        for name in sorted(shapes):
+            sums, owner = local.pop(name).filled(shapes[name], self.runs.device), self._owners[name]
+            for part in (sums.inputs, sums.outputs, sums.looked_up):
+                if part is not None:
+                    world.reduce_(part, owner)
+            counts = torch.tensor([sums.uses, sums.samples, sums.examples], dtype=torch.float64, device="cpu")
+            uses, samples, examples = world.reduce_(counts.to(self.runs.device), owner).tolist()
+            if owner == world.rank and any(shape is not None for shape in shapes[name]):
+                mine[name] = Sums(sums.inputs, sums.outputs, sums.looked_up, int(uses), samples, examples)
+        return mine
+
+    def _repeat_all(self, step: int, part: Path) -> None:
+        """Repeat a call on every batch; gradients at outputs of earlier calls go to files."""
+        for index in range(len(self.runs.batches)):
+            with naming_bad_weights(self.runs.module):
+                gradients = self._repeat(index, self.steps[step])
+            self.recorder.forget()
+            for target, tensors in gradients.items():
+                if (index, target) in self.gradients:
+                    for number, earlier in read_tensors(self.gradients[index, target])[0].items():
+                        tensors[number] = tensors[number].cpu() + earlier if number in tensors else earlier
+                write_tensors(part / f"gradients-{index}-{target}{SUFFIX}", tensors)
+            done = step * len(self.runs.batches) + index + 1
+            share = done / len(self.steps) / len(self.runs.batches)
+            self._report(_FORWARD + (1 - _FORWARD) * share)
+
+    def _repeat(self, index: int, call: Call | None) -> dict[int, dict[str, Tensor]]:
+        """Repeat a call on a batch; return the gradients at outputs of earlier calls.
+
+        Returns:
+            index of the call in the batch → number of the output → gradient.
+
+        Raises:
+            ConfigError: the loss is no number that depends on the module, or the module does not repeat itself.
+        """
+        answers = self.answers[index]
+        arrived: dict[str, Tensor] = {}
+        if call is not None:
+            if call not in answers or (index, answers[call].index) not in self.gradients:
+                return {}  # the batch does not call it, or its loss does not depend on it
+            arrived = read_tensors(self.gradients[index, answers[call].index])[0]
+        stage = Answers(self._outputs(index), answers, call)
+        nats = self.runs(index, self.recorder, stage)
+        if call is None:
+            if not (isinstance(nats, Tensor) and nats.numel() == 1 and nats.requires_grad):
+                raise ConfigError("the calibration loss must be one number that depends on the module's weights")
+            ends: list[tuple[Tensor, Tensor | None]] = [(nats.reshape(()), None)]
+        else:
+            if not stage.outputs:
+                raise not_repeated(call)
+            ends = [(stage.outputs[int(number)], gradient) for number, gradient in arrived.items()]
+            ends = [(end, gradient.to(end)) for end, gradient in ends if end.requires_grad and gradient is not None]
+        starts: list[Tensor | GradientEdge] = [*self.recorder.roots, *stage.leaves.values()]
+        if not ends or not starts:
+            return {}
+        results = torch.autograd.grad(
+            [end for end, _ in ends],
+            starts,  # type: ignore[arg-type]  # it may mix tensors and edges
+            [gradient for _, gradient in ends],
+            allow_unused=True,
+        )
+        gradients: dict[int, dict[str, Tensor]] = {}
+        for (target, number), gradient in zip(stage.leaves, results[len(self.recorder.roots) :], strict=True):
+            if gradient is not None:
+                gradients.setdefault(answers[target].index, {})[str(number)] = gradient
+        return gradients
+
+    def _clean(self, step: int) -> None:
+        """Note the files of a finished step, and remove those that it replaces."""
+        for file in sorted(self._step(self.work.world.rank, step).glob(f"*{SUFFIX}")):
+            kind, *numbers = file.name.removesuffix(SUFFIX).split("-")
+            if kind == "gradients":
+                _replace(self.gradients, (int(numbers[0]), int(numbers[1])), file)
+            elif kind == "sums":
+                _replace(self.sums, self._names[int(numbers[0])], file)
+        for name in self.uses[step]:
+            if self.last[name] == step and name in self.sums:
+                self.sums.pop(name).unlink(missing_ok=True)
+        call = self.steps[step]
+        for index, answers in enumerate(self.answers):
+            if call is not None and call in answers:
+                answer = answers[call]
+                (self._outputs(index) / answer.file).unlink(missing_ok=True)
+                if (index, answer.index) in self.gradients:
+                    self.gradients.pop((index, answer.index)).unlink(missing_ok=True)
+
+    def _report(self, share: float) -> None:
+        """Report that a share of the work is done."""
+        done = int(share * len(self.runs.batches) + 1e-9)
+        if self.progress is not None and done > self._reported:
+            self._reported = done
+            self.progress(done)
+
+    def _outputs(self, index: int) -> Path:
+        return self.work.rank / _OUTPUTS / str(index)
+
+    def _step(self, rank: int, step: int) -> Path:
+        return self.work.root / f"rank-{rank}" / _STEPS / str(step)
+
+    def _file(self, kind: str, name: str) -> str:
+        return f"{kind}-{self._numbers[name]}{SUFFIX}"
+
+
+def _replace(files: dict[Any, Path], key: Any, file: Path) -> None:
+    """Note the newest file for a key, and remove the one before."""
+    if key in files and files[key] != file:
+        files[key].unlink(missing_ok=True)
+    files[key] = file
+
+
+def _write_sums(path: Path, sums: Sums) -> None:
+    tensors = {key: part for key in _SUMS if (part := getattr(sums, key)) is not None}
+    write_tensors(path, tensors, {key: repr(getattr(sums, key)) for key in _COUNTS})
+
+
+def _read_sums(path: Path, device: torch.device) -> Sums:
+    tensors, facts = read_tensors(path)
+    parts = {key: part.to(device) for key, part in tensors.items()}
+    return Sums(**parts, uses=int(facts["uses"]), samples=float(facts["samples"]), examples=float(facts["examples"]))

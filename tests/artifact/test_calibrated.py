@@ -1,0 +1,270 @@
+"""Laws of files from a blockwise calibration: those of the complete one, and nothing left behind."""
+
+import gc
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import birdie
+from birdie.artifact.calibrated import opened
+from birdie.artifact.writer import CodedTensor, Meter, Writer
+from birdie.compress.calibration.blockwise_result import BlockwiseResult, calibrate_in_blocks, groups_of
+from birdie.compress.calibration.kl import HeldOutKL
+from birdie.compress.calibration.mapped_module import MappedHeldOut, mapped_copy
+from birdie.compress.calibration.result import CalibrationResult
+from birdie.compress.calibration.stored import StoredFactors
+from birdie.compress.feedback import BlockFeedback, DenseFeedback, Feedback, feedback
+from birdie.compress.registry import parse_spec
+from birdie.compress.scheme import BlockDiagonal, Sensitivity
+from birdie.compress.state import EncodedState
+from birdie.errors import ConfigError, WeightsError
+from birdie.runtime.distributed import World
+from tests.compress.calibration.block_models import Case, chain, gpt, seeded
+from tests.ranks import run_in_process_group
+
+
+def small_gpt() -> Case:
+    module, batches, loss = gpt(num_layers=3, model_dim=48, tie_embeddings=True)
+    return Case(module, [*batches, *batches[::-1]], loss)
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Case, CalibrationResult, CalibrationResult]:
+    case = small_gpt()
+    return case, birdie.calibrate(*case), birdie.calibrate(*case, blockwise=True)
+
+
+def close(measured: Tensor | None, expected: Tensor | None) -> None:
+    assert (measured is None) == (expected is None)
+    if measured is not None and expected is not None:
+        torch.testing.assert_close(measured, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_the_result_is_that_of_the_complete_module(
+    both: tuple[Case, CalibrationResult, CalibrationResult],
+) -> None:
+    """Shrunk, with a floor, and with the units of every layer sorted alike."""
+    case, complete, blockwise = both
+    assert isinstance(blockwise, BlockwiseResult)
+    assert blockwise.state.keys() == complete.state.keys()
+    moved = 0
+    for name, weight in complete.state.items():
+        assert torch.equal(blockwise.state[name], weight), name
+        moved += not torch.equal(weight, case.module.state_dict()[name])
+    assert moved
+    assert sorted(blockwise.sensitivities) == sorted(complete.sensitivities)
+    for name, expected in complete.sensitivities.items():
+        measured = blockwise.sensitivities[name]
+        for part in ("hessian", "row_fisher", "output"):
+            close(getattr(measured, part), getattr(expected, part))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"quality": 0.01}, {"scheme": "gptq:bits=4,clip_sigmas=6"}, {}, {"bits": 3.0}, {"bits": 3.0, "coder": "fast"}],
+    ids=str,
+)
+def test_files_are_those_of_a_complete_calibration(
+    settings: dict[str, Any], both: tuple[Case, CalibrationResult, CalibrationResult], tmp_path: Path
+) -> None:
+    case, *results = both
+    names = ("complete", "blockwise")
+    one, two = (
+        birdie.save(case.module, tmp_path / name, calibration=result, **settings)
+        for name, result in zip(names, results, strict=True)
+    )
+    assert one.error is not None
+    assert two.error is not None
+    if "bits" in settings:  # a search that begins elsewhere may end elsewhere
+        assert two.bytes == pytest.approx(one.bytes, rel=0.02)
+        assert two.error == pytest.approx(one.error, rel=0.3)
+    else:
+        assert two.bytes == pytest.approx(one.bytes, rel=1e-3)
+        assert two.error == pytest.approx(one.error, rel=0.05)
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
+
+
+def test_factors_are_computed_once_for_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = small_gpt()
+    result = birdie.calibrate(*case, blockwise=tmp_path / "work")
+    first = birdie.save(case.module, tmp_path / "a", calibration=result, bits=4)
+    monkeypatch.setattr("birdie.compress.rate.allocation.Allocation.compute_factors", None)
+    again = birdie.save(case.module, tmp_path / "b", calibration=result, bits=4)
+    assert again.bytes == first.bytes
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_temporary_files_live_as_long_as_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    result = birdie.calibrate(*chain(), blockwise=True)
+    sensitivities = result.sensitivities
+    del result
+    gc.collect()
+    assert sensitivities["2.weight"].hessian is not None
+    assert [*tmp_path.iterdir()] != []
+    del sensitivities
+    gc.collect()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_save_leaves_a_named_folder_and_no_other(tmp_path: Path) -> None:
+    module, batches, loss = chain()
+    calibration = module, batches, loss
+    birdie.save(module, tmp_path / "a", bits=6, calibration=calibration, blockwise=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    birdie.save(module, tmp_path / "b", bits=6, calibration=calibration, blockwise=tmp_path / "work")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "work"]
+    assert not list((tmp_path / "work").glob(".birdie-*"))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_what_needs_the_complete_model_is_refused(tmp_path: Path) -> None:
+    module, batches, loss = chain()
+    calibration = module, batches, loss
+    for settings in ({"refit": 5}, {"recalibrate": True}):
+        with pytest.raises(ConfigError, match=f"{next(iter(settings))} has the complete model in memory"):
+            birdie.save(module, tmp_path / "x", bits=4, calibration=calibration, blockwise=True, **settings)
+    result = birdie.calibrate(*calibration, blockwise=tmp_path / "work")
+    with pytest.raises(ConfigError, match="refit has the complete model in memory"):
+        birdie.save(module, tmp_path / "x", bits=4, calibration=result, refit=5)
+    with pytest.raises(ConfigError, match="recalibration has the complete model in memory"):
+        result.recalibrated(EncodedState({}, {}))
+    with pytest.raises(ConfigError, match="calibration data"):
+        birdie.save(module, tmp_path / "x", bits=4, blockwise=True)
+    with pytest.raises(ConfigError, match="calibration data"):
+        birdie.save(module, tmp_path / "x", bits=4, calibration="synthetic", blockwise=True)
+    with pytest.raises(ConfigError, match="5 is not a path"):
+        birdie.save(module, tmp_path / "x", bits=4, calibration=calibration, blockwise=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="blockwise=True"):
+        birdie.calibrate(*calibration, blocks=["0"])
+    with pytest.raises(WeightsError, match="calibrate with the model"):
+        calibrate_in_blocks({"other": torch.zeros(3)}, calibration, folder=tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["work"]
+
+
+class Tied(nn.Module):
+    """A module with a tied weight, a buffer of integers, and a parameter that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+        self.register_buffer("count", torch.tensor([3, 4]))
+        self.short = nn.Parameter(torch.randn(5).half())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(torch.tanh(self.first(x)))
+        return out
+
+
+def test_a_mapped_copy_is_a_copy(tmp_path: Path) -> None:
+    module = Tied()
+    copied = mapped_copy(module, tmp_path / "weights")
+    assert isinstance(copied, Tied)
+    state, originals = copied.state_dict(), {name: weight.clone() for name, weight in module.state_dict().items()}
+    assert all(torch.equal(state[name], weight) for name, weight in originals.items())
+    assert copied.second.weight is copied.first.weight
+    assert not copied.second.bias.requires_grad
+    assert copied.first.weight.requires_grad
+    for weight in state.values():
+        weight.zero_()
+    assert all(torch.equal(weight, originals[name]) for name, weight in module.state_dict().items())
+    assert not any((tmp_path / "weights").read_bytes())
+
+
+def test_a_mapped_module_has_the_divergence_of_one_in_memory(tmp_path: Path) -> None:
+    module, batches, loss = small_gpt()
+    mapped = MappedHeldOut(module, batches, loss, tmp_path / "weights", World())
+    plain = HeldOutKL(module, batches, loss)
+    for seed in (0, 1):
+        state = {name: weight + 0.02 * seeded(*weight.shape, seed=seed) for name, weight in module.state_dict().items()}
+        assert mapped(state) == pytest.approx(plain(state), rel=1e-6)
+    assert all(not part._forward_hooks for part in module.modules())
+
+
+def test_a_coded_tensor_opens_to_the_one_that_was_encoded() -> None:
+    encoded = parse_spec("trellis:sigma=0.3").encode("w", seeded(64, 48))
+    with ThreadPoolExecutor(1) as pool:
+        coded = Writer(pool, "fast", {}, Meter(None)).coded(encoded)
+    assert isinstance(coded, CodedTensor)
+    again = opened(coded)
+    assert (again.scheme, again.params, again.shape) == (encoded.scheme, encoded.params, encoded.shape)
+    assert all((one == two).all() for one, two in zip(again.streams, encoded.streams, strict=True))
+    assert opened(encoded) is encoded
+
+
+def arrays(factors: Feedback) -> list[Any]:
+    columns = factors.columns
+    blocks = columns.blocks if isinstance(columns, BlockFeedback) else (columns,)
+    dense = [
+        part for block in blocks if isinstance(block, DenseFeedback) for part in (block.coefficients, block.pivots)
+    ]
+    return [factors.order, factors.rows, factors.column_weight, factors.row_weight, *dense]
+
+
+@pytest.mark.parametrize("kind", ["hessian", "blocks", "none"])
+def test_stored_factors_are_the_factors(kind: str, tmp_path: Path) -> None:
+    x, g = seeded(200, 12), seeded(200, 40, seed=1)
+    hessian = x.T @ x / 200 if kind == "hessian" else None
+    blocks = torch.stack([x[:, :6].T @ x[:, :6], x[:, 6:].T @ x[:, 6:]]) / 200
+    columns = torch.arange(12).view(2, 6)
+    known = Sensitivity(
+        hessian,
+        (g**2).sum(0),
+        g.T @ g,
+        blocks=BlockDiagonal(columns, blocks) if kind == "blocks" else None,
+    )
+    factors, stored = feedback(known, 40, 12), StoredFactors(tmp_path, {"w": 3, "v": 5})
+    assert "w" not in stored
+    stored["w"] = factors
+    assert list(stored) == ["w"]
+    assert type(stored["w"].columns) is type(factors.columns)
+    for ours, theirs in zip(arrays(stored["w"]), arrays(factors), strict=True):
+        assert (ours == theirs).all()
+    del stored["w"]
+    assert len(stored) == 0
+    with pytest.raises(KeyError):
+        stored["w"]
+
+
+def test_symmetries_are_sorted_in_groups_that_share_no_tensor() -> None:
+    def symmetry(*names: str) -> tuple[tuple[Any, ...], ...]:
+        return tuple((name, 0, 1) for name in names)
+
+    symmetries = [symmetry("a", "b"), symmetry("c"), symmetry("d", "e"), symmetry("b", "c"), symmetry("f")]
+    groups = groups_of(symmetries)
+    assert sorted(map(len, groups)) == [1, 1, 3]
+    joined = next(group for group in groups if len(group) == 3)
+    assert joined == [symmetries[0], symmetries[1], symmetries[3]]
+
+
+def save_as_rank(world: World, folder: Path) -> None:
+    module, batches, loss = small_gpt()
+    calibration = module, batches, loss
+    summary = birdie.save(
+        module, folder / "two.birdie", bits=4, calibration=calibration, blockwise=folder / "work", world=world
+    )
+    torch.save(summary.error, folder / f"error.{world.rank}")
+
+
+@pytest.mark.slow
+def test_two_ranks_write_one_file_between_them(tmp_path: Path) -> None:
+    run_in_process_group(save_as_rank, 2, tmp_path)
+    module, batches, loss = small_gpt()
+    calibration = module, batches, loss
+    alone = birdie.save(module, tmp_path / "one.birdie", bits=4, calibration=calibration, blockwise=True)
+    errors = [torch.load(tmp_path / f"error.{rank}", weights_only=True) for rank in range(2)]
+    assert errors[0] == errors[1]
+    assert errors[0] == pytest.approx(alone.error, rel=0.6)  # other signs on other batches
+    assert (tmp_path / "two.birdie").stat().st_size <= (alone.budget or 0)
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == [
+        "calibration.json", "progress.json", "rank-0", "rank-1"
+    ]  # fmt: skip

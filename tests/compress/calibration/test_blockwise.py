@@ -1,0 +1,397 @@
+"""Laws of blockwise calibration: the sums of the complete module, the same after a kill, on any number of ranks."""
+
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from birdie.compress.calibration import sensitivity
+from birdie.compress.calibration.blockwise import calibrate_blockwise
+from birdie.compress.calibration.interception import Interception
+from birdie.compress.calibration.sensitivity import calibrate
+from birdie.compress.calibration.work_folder import WorkFolder, digest_of
+from birdie.compress.scheme import Sensitivity
+from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.runtime.distributed import World
+from tests.compress.calibration.block_models import (
+    CASES,
+    WIDTH,
+    Bank,
+    Batch,
+    Case,
+    Named,
+    chain,
+    classify,
+    gpt,
+    project,
+    seeded,
+    vectors,
+)
+from tests.kills import kill_at_each_call
+from tests.ranks import run_in_process_group
+
+
+def parts(known: Sensitivity) -> dict[str, Tensor | None]:
+    blocks = None if known.blocks is None else known.blocks.blocks
+    return {"hessian": known.hessian, "blocks": blocks, "rows": known.row_fisher, "output": known.output}
+
+
+def require_same(measured: Any, expected: Any, *, tolerance: float = 1e-5) -> None:
+    """Compare sensitivities by name; tolerance 0 is the same bits."""
+    assert sorted(measured) == sorted(expected)
+    for name in expected:
+        ours, theirs = parts(measured[name]), parts(expected[name])
+        for part, tensor in theirs.items():
+            other = ours[part]
+            assert (other is None) == (tensor is None), (name, part)
+            if tensor is not None and other is not None:
+                difference = float((tensor - other).norm() / tensor.norm().clamp_min(1e-30))
+                assert difference <= tolerance, (name, part, difference)
+        assert measured[name].samples == pytest.approx(expected[name].samples)
+        assert measured[name].gradients == expected[name].gradients
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sums_are_those_of_the_complete_module(name: str, tmp_path: Path) -> None:
+    module, batches, loss = CASES[name]()
+    measured = calibrate_blockwise(module, batches, loss, tmp_path / "work")
+    require_same(measured, calibrate(module, batches, loss))
+
+
+def test_columns_in_blocks_and_settings_are_those_of_the_complete_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensitivity, "MAX_COLUMNS", WIDTH // 2)
+    module, batches, loss = chain()
+    measured = calibrate_blockwise(module, batches, loss, tmp_path, seed=3, temperature=2.0)
+    require_same(measured, calibrate(module, batches, loss, seed=3, temperature=2.0))
+    assert all(known.blocks is not None for known in measured.values())
+
+
+def test_the_module_and_the_random_numbers_of_the_caller_stay_as_they_were(tmp_path: Path) -> None:
+    module, batches, loss = gpt()
+    module.train()
+    module.get_parameter("blocks.0.attn.c_q.weight").requires_grad_(False)
+    state = {name: weight.clone() for name, weight in module.state_dict().items()}
+    flags = [weight.requires_grad for weight in module.parameters()]
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    calibrate_blockwise(module, batches, loss, tmp_path)
+    assert torch.equal(torch.rand(1), expected)
+    assert module.training
+    assert [weight.requires_grad for weight in module.parameters()] == flags
+    assert all("forward" not in part.__dict__ and not part._forward_hooks for part in module.modules())
+    assert all(torch.equal(weight, state[name]) for name, weight in module.state_dict().items())
+    assert all(weight.grad is None for weight in module.parameters())
+
+
+def test_blocks_may_be_named(tmp_path: Path) -> None:
+    module, batches, loss = gpt()
+    expected = calibrate(module, batches, loss)
+    names = [f"blocks.{layer}.{part}" for layer in range(5) for part in ("attn", "mlp")]
+    require_same(calibrate_blockwise(module, batches, loss, tmp_path / "1", blocks=names), expected)
+    require_same(calibrate_blockwise(module, batches, loss, tmp_path / "2", blocks=["blocks.2"]), expected)
+
+
+def test_only_one_block_is_summed_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither sums, nor gradients, nor outputs of finished units are kept."""
+    module, batches, loss = chain(6)
+    most, forget = [0], Interception.forget
+
+    def counting(recorder: Interception) -> None:
+        most[0] = max(most[0], len(recorder.sums))
+        forget(recorder)
+
+    monkeypatch.setattr(Interception, "forget", counting)
+    files: list[int] = []
+    saved = WorkFolder.save_progress
+
+    def listing(work: WorkFolder, progress: dict[str, Any]) -> None:
+        saved(work, progress)
+        files.append(sum(1 for file in work.rank.rglob("*.safetensors") if not file.name.startswith("sensitivity")))
+
+    monkeypatch.setattr(WorkFolder, "save_progress", listing)
+    calibrate_blockwise(module, batches, loss, tmp_path)
+    assert most == [1]
+    assert files[1:] == sorted(files[1:], reverse=True)
+    assert files[-1] < files[1] / 3
+    assert not list(tmp_path.rglob("gradients*"))
+    assert not list(tmp_path.rglob("outputs"))
+
+
+def test_progress_ends_with_the_number_of_batches(tmp_path: Path) -> None:
+    seen: list[int] = []
+    module, batches, loss = chain()
+    calibrate_blockwise(module, batches, loss, tmp_path, progress=seen.append)
+    assert seen == [1, 2, 3]
+
+
+class Stopped(BaseException):
+    """Ends a calibration, as a kill does but for the temporary files."""
+
+
+@contextmanager
+def stopping_after(runs: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stop in the middle of a later run of the module."""
+    original, count = Interception._answer, [0]
+
+    def answer(recorder: Interception, name: str, run: Callable[[], Any], inputs: Any) -> Any:
+        count[0] += 1
+        if count[0] > runs:
+            raise Stopped
+        return original(recorder, name, run, inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Interception, "_answer", answer)
+        yield
+
+
+@pytest.mark.parametrize("case", [chain, lambda: gpt(num_loops=1, loop_start=1, loop_end=2)], ids=["chain", "gpt"])
+def test_a_calibration_that_was_stopped_anywhere_resumes_with_the_same_bits(
+    case: Callable[[], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, batches, loss = case()
+    expected = dict(calibrate_blockwise(module, batches, loss, tmp_path / "undisturbed"))
+    stops = 0
+    for runs in (3, 8, 11, 17, 20, 26, 31, 40, 200):
+        try:
+            with stopping_after(runs, monkeypatch):
+                calibrate_blockwise(module, batches, loss, tmp_path / "stopped")
+        except Stopped:
+            stops += 1
+    assert stops > 2
+    require_same(calibrate_blockwise(module, batches, loss, tmp_path / "stopped"), expected, tolerance=0)
+
+
+def calibrate_chain(folder: str) -> None:
+    calibrate_blockwise(*chain(2), Path(folder))
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_at_any_call_of_the_system_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    """Each attempt dies a call later than the one before, so that all of them together finish."""
+    expected = dict(calibrate_blockwise(*chain(2), tmp_path / "undisturbed"))
+    attempts = max(kill_at_each_call(calibrate_chain, str(tmp_path / "killed")))
+    assert attempts > 10
+    require_same(calibrate_blockwise(*chain(2), tmp_path / "killed"), expected, tolerance=0)
+    assert not list((tmp_path / "killed").rglob("*.part"))
+
+
+def test_batches_are_told_apart_by_their_content() -> None:
+    class Slotted:
+        __slots__ = ("tensor",)
+
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    x = seeded(4)
+    kinds: list[Callable[[Tensor], Any]] = [
+        lambda x: x, lambda x: {"x": [x]}, lambda x: x.numpy(), lambda x: UserDict(x=x), lambda x: float(x[0]),
+        Result, Slotted,
+    ]  # fmt: skip
+    digests = [digest_of([kind(x)]) for kind in kinds]
+    assert digests == [digest_of([kind(x.clone())]) for kind in kinds]
+    assert all(digest_of([kind(x + 1)]) != digest for kind, digest in zip(kinds, digests, strict=True))
+    assert digest_of([x]) != digest_of([x.view(2, 2)])
+
+
+def test_a_finished_calibration_runs_nothing_again(tmp_path: Path) -> None:
+    module, batches, loss = chain()
+    expected = dict(calibrate_blockwise(module, batches, loss, tmp_path))
+    with torch.no_grad():
+        again = calibrate_blockwise(module, batches, refusing(loss), tmp_path)
+    require_same(again, expected, tolerance=0)
+
+
+def refusing(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a loss of the same name that cannot be called."""
+
+    def call(module: nn.Module, batch: Batch) -> Tensor:
+        raise AssertionError((module, batch))
+
+    call.__qualname__, call.__module__ = loss.__qualname__, loss.__module__
+    return call
+
+
+def other_weights(case: Case) -> Case:
+    with torch.no_grad():
+        next(case.module.parameters()).mul_(1.5)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        (other_weights, {}, "another module"),
+        (lambda case: case._replace(batches=vectors(4)), {}, "other batches"),
+        (lambda case: case._replace(loss=project), {}, "another loss"),
+        (lambda case: case, {"seed": 1}, "other settings"),
+        (lambda case: case, {"blocks": ["0", "2"]}, "other settings"),
+    ],
+)
+def test_the_folder_of_another_calibration_is_refused(
+    change: Callable[[Case], Case], settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    calibrate_blockwise(*chain(), tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        calibrate_blockwise(*change(chain()), tmp_path, **settings)
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match=r"thesis\.tex"):
+        calibrate_blockwise(*chain(), tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["outputs/1/2.safetensors", "outputs/0/calls.json", "gradients-2-*.safetensors"])
+def test_a_damaged_file_is_noticed_when_a_calibration_resumes(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Stopped), stopping_after(33, monkeypatch):
+        calibrate_blockwise(*chain(), tmp_path)
+    file = next(tmp_path.rglob(pattern))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=f"{file.name} is damaged"):
+        calibrate_blockwise(*chain(), tmp_path)
+
+
+class InPlace(nn.Linear):
+    """A block that changes its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.add_(1))
+
+
+class Noisy(nn.Linear):
+    """A block that computes something else each time."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + torch.randn(())
+
+
+class Opaque(nn.Linear):
+    """A block that returns an object."""
+
+    def forward(self, input: Tensor) -> Any:
+        return Result(super().forward(input))
+
+
+class Result:
+    """An object with a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def of_blocks(kind: Callable[[int, int], nn.Module]) -> nn.Module:
+    class Blocks(nn.Module):
+        """Blocks of one kind, and a head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(kind(WIDTH, WIDTH) for _ in range(3))
+            self.head = nn.Linear(WIDTH, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+                x = x.tensor if isinstance(x, Result) else x
+            logits: Tensor = self.head(x)
+            return logits
+
+    return Blocks()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (InPlace, "'blocks.0' changes its inputs in place"),
+        (Noisy, "'blocks.2' computes something else"),
+        (Opaque, "returns a Result"),
+    ],
+)
+def test_blocks_that_cannot_be_run_alone_are_refused(
+    kind: Callable[[int, int], nn.Module], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        calibrate_blockwise(of_blocks(kind), vectors(), classify, tmp_path)
+
+
+class Reordered(nn.Module):
+    """Blocks in an order that the batch decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (0, 1) if x[0, 0] > 0 else (1, 0)
+        for index in order:
+            x = self.blocks[index](x)
+        return x[:, :4]
+
+
+def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
+    module, batches, loss = chain()
+    mixed = [(seeded(7, WIDTH).abs() * sign, torch.arange(7) % 4) for sign in (1, -1)]
+    for case, message in (
+        (Case(Reordered(), mixed, classify), "different orders"),
+        (Case(module, batches, lambda module, batch: module(batch[0])), "one number"),
+        (Case(module, batches, lambda _, batch: batch[0].sum()), "one number"),
+        (Case(module, batches, lambda module, _: module.get_parameter("0.bias").sum()), "uses none of"),
+        (Case(nn.LayerNorm(4), batches, loss), "has no matrices"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            calibrate_blockwise(*case, tmp_path / message)
+    with pytest.raises(DataError, match="no calibration batches"):
+        calibrate_blockwise(module, [], loss, tmp_path / "empty")
+    with pytest.raises(ConfigError, match="above 0"):
+        calibrate_blockwise(module, batches, loss, tmp_path / "cold", temperature=0)
+    with pytest.raises(ConfigError, match="did you mean '2'"):
+        calibrate_blockwise(module, batches, loss, tmp_path / "unknown", blocks=["22"])
+    with pytest.raises(ConfigError, match="'inner' is not called"):
+        calibrate_blockwise(Named(), batches, classify, tmp_path / "nested", blocks=["inner"])
+    with pytest.raises(DataError, match="NaN, infinite"):
+        calibrate_blockwise(module, [(torch.full((2, WIDTH), torch.nan), batches[0][1][:2])], loss, tmp_path / "nan")
+    with torch.no_grad():
+        module.get_parameter("2.weight")[0] = torch.inf
+    with pytest.raises(WeightsError, match=r"'2\.weight' holds NaN"):
+        calibrate_blockwise(module, batches, loss, tmp_path / "inf")
+
+
+def calibrate_as_rank(world: World, folder: Path) -> None:
+    for name in ("a GPT with skips", "banks"):
+        module, batches, loss = CASES[name]()
+        mine = batches[world.rank :: world.size]
+        measured = calibrate_blockwise(module, mine, project if name == "banks" else loss, folder / name, world=world)
+        values = {name: parts(known) for name, known in measured.items()}
+        torch.save(values, folder / f"{name}.{world.rank}")
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_sums_of_one(tmp_path: Path) -> None:
+    """Each sensitivity is written by one rank, and all read it; the loss without targets has no random signs."""
+    run_in_process_group(calibrate_as_rank, 2, tmp_path)
+    alone = calibrate(Bank(), vectors(), project)
+    for rank in range(2):
+        measured = torch.load(tmp_path / f"banks.{rank}", weights_only=True)
+        assert sorted(measured) == sorted(alone)
+        for name, known in alone.items():
+            for part, tensor in parts(known).items():
+                if tensor is not None:
+                    torch.testing.assert_close(measured[name][part], tensor, rtol=1e-4, atol=1e-6)
+    first, second = (torch.load(tmp_path / f"a GPT with skips.{rank}", weights_only=True) for rank in range(2))
+    for name, known in first.items():
+        for part, tensor in known.items():
+            assert tensor is None or torch.equal(tensor, second[name][part])
+    owners = [len(list((tmp_path / "banks" / f"rank-{rank}").rglob("sensitivity*"))) for rank in range(2)]
+    assert min(owners) > 0
+    assert sum(owners) == len(alone)
