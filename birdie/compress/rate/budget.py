@@ -97,6 +97,7 @@ _CLOSE_BY = 50  # sizes within this fraction (1/50) of the budget are corrected 
 _MOST_SHIFT = 1 / 8  # octaves by which these are shifted
 _MOST_PART = 0.7  # share of the weights: a larger part is no less work than all
 _TRIMS = 4  # corrections by a part, at most
+_MOST_SLOPE = 4  # bits of a weight an octave, at most; the mean is about 1
 _SLOPES = 4  # most change of the slope from one correction to the next
 _MARGIN = 0.05  # share of a bracket at either end in which no exponent is tried
 FIRST = -2.0  # exponent at which a search for quality begins
@@ -264,7 +265,7 @@ class _Search:
                 if proposal >= self.encoder.coarsest:
                     break
             if above and below:
-                if (under - over) * self.encoder.weights / 8 < self.tolerance / 2:
+                if (under - over) * _MOST_SLOPE * self.encoder.weights / 8 < self.tolerance / 2:
                     break  # the size jumps here: a coder's choice changes, so no exponent comes nearer
                 # Two real sizes around the target give the slope, which at low rates is steeper than the model's.
                 share = (above - target) / (above - below)
@@ -273,7 +274,11 @@ class _Search:
             # The model's error at this exponent is nearly the same at the next one: subtract it from the target.
             corrected = model.solve(target - (coded - model(proposal)))
             proposal = corrected if over < corrected < under else self._inside(over, under, corrected)
-        return best or self._coarsest()
+        if best is None:
+            return self._coarsest()
+        if self.draft or self.budget - best.bytes <= self.tolerance:
+            return best
+        return self._trimmed(best, under, model, target)  # other matrices may fill what a jump leaves
 
     def _trimmed(self, fit: Fit, exponent: float, model: "_SizeModel", target: float) -> Fit:
         """Return the nearest fit below the budget that a shift of some matrices gives; `fit` if there is none."""
