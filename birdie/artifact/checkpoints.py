@@ -42,6 +42,11 @@ FOLDER_NAMES = (
     "model.safetensors",
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.bin",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
 )
 MAX_INDEX_BYTES = 1 << 26
 MIN_UNPACKED_LIMIT = 1 << 30
@@ -78,10 +83,10 @@ def read_weights(
     """
     path = Path(path)
     if not _is_pickled(path):
-        return _without_prefixes(_read_files(path)), {}
+        return without_prefixes(read_files(path)), {}
     content = read_object(path, skip_objects=skip_objects)
     keys, state = _find_tensors(content, path)
-    return _without_prefixes(state), _sizes_beside(keys, content, state)
+    return without_prefixes(state), _sizes_beside(keys, content, state)
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Any:
@@ -94,7 +99,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Any:
         WeightsError: it is missing, damaged or of an unknown format.
     """
     path = Path(path)
-    return read_object(path, skip_objects=True) if _is_pickled(path) else dict(sorted(_read_files(path).items()))
+    return read_object(path, skip_objects=True) if _is_pickled(path) else dict(sorted(read_files(path).items()))
 
 
 def read_object(path: str | os.PathLike[str], *, skip_objects: bool = False) -> Any:
@@ -119,8 +124,12 @@ def _is_pickled(path: Path) -> bool:
     return path.suffix in (*PICKLED, ".ptz") and not path.is_dir()
 
 
-def _read_files(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder, an index or a file, under the names they have there."""
+def read_files(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder, an index or a file, under the names they have there.
+
+    Raises:
+        WeightsError: as `read_state_dict`.
+    """
     if path.is_dir():
         path = _main_file(path)
     return _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
@@ -382,11 +391,11 @@ def _main_file(folder: Path) -> Path:
     """Return the first file of `FOLDER_NAMES` that the folder has."""
     for name in FOLDER_NAMES:
         if os.path.lexists(folder / name):
-            return _own_file(folder / name, folder)
+            return own_file(folder / name, folder)
     raise WeightsError(f"folder {folder} holds none of {', '.join(FOLDER_NAMES)}; give the checkpoint's file")
 
 
-def _own_file(path: Path, folder: Path) -> Path:
+def own_file(path: Path, folder: Path) -> Path:
     """Return `path`, found in `folder`, if its links stay there or lead to the blobs of the same Hugging Face cache.
 
     Raises:
@@ -422,7 +431,7 @@ def _shards(index: Path) -> dict[Path, list[str]]:
     shards: dict[str, list[str]] = {}
     for name, shard in _weight_map(index).items():
         shards.setdefault(shard, []).append(name)
-    return {_own_file(index.parent / shard, index.parent): names for shard, names in shards.items()}
+    return {own_file(index.parent / shard, index.parent): names for shard, names in shards.items()}
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -457,8 +466,8 @@ def _inside(shard: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not set(shard) & set("\\:")
 
 
-def _without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state without the prefixes that DataParallel and torch.compile add to every name."""
+def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state without the prefixes that DataParallel and torch.compile add to every name."""
     while state:
         prefix = next((p for p in _PREFIXES if all(name.startswith(p) and name != p for name in state)), None)
         if prefix is None:

@@ -5,7 +5,8 @@
 The header lists every entry (sorted by name) in columns and is deflated, so a thousand tensors cost a few bytes each.
 The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exceptions are
 scheme 0, an alias, a second name of another entry, and scheme 11: a tensor that is cut into blocks along its first
-dimension, each an entry of its own that `Reader.names` leaves out. Every length is checked against a limit and against
+dimension, each an entry of its own that `Reader.names` leaves out. So are files beside the tensors, scheme 12
+(kept_files.py). Every length is checked against a limit and against
 the size of the file before anything is allocated, and the payloads must fill the file exactly. `docs/format.md` is the
 byte-exact spec.
 """
@@ -33,6 +34,7 @@ MAGIC = b"\x89BRD\r\n\x1a\n"
 VERSION = 1
 ALIAS = 0
 BLOCKS = 11
+FILES = 12
 
 MAX_HEADER_BYTES = 1 << 26
 HEADER_RATIO = 64  # a header above 1 MiB is at most so many times the whole file

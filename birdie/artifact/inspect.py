@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import ALIAS, Entry, Reader
 from birdie.artifact.summary import Summary, TensorSummary
@@ -46,8 +47,18 @@ def inspect(path: Source) -> Summary:
             for entry in entries
         )
         weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
-        extra = fields.get("metadata", {}), fields.get("tree")
-        return Summary(str(path), reader.size, fields.get("budget"), weights, rows, *extra)
+        kept = kept_files.listed(fields, reader.where)
+        return Summary(
+            str(path),
+            reader.size,
+            fields.get("budget"),
+            weights,
+            rows,
+            fields.get("metadata", {}),
+            fields.get("tree"),
+            kept,
+            reader.header(kept_files.ENTRY).length if kept else 0,
+        )
 
 
 def dtype_name(entry: Entry) -> str:

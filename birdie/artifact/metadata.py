@@ -3,6 +3,7 @@
 budget     byte budget of the file                  metadata   JSON of the caller of `save`
 tree       how the tensors nest (birdie.artifact.pytree), if the file holds a complete checkpoint
 schemes    code → name of the schemes in the file that do not ship with birdie
+files      name → bytes of the files kept beside the tensors (birdie.artifact.kept_files)
 """
 
 import json
@@ -19,6 +20,7 @@ def to_bytes(
     budget: int | None = None,
     tree: Any = None,
     schemes: Mapping[str, str] | None = None,
+    files: Mapping[str, int] | None = None,
 ) -> bytes:
     """Return the JSON of the arguments that are not None; equal arguments give equal bytes.
 
@@ -30,6 +32,7 @@ def to_bytes(
         "metadata": dict(metadata) if metadata else None,
         "tree": tree,
         "schemes": dict(schemes) if schemes else None,
+        "files": files,
     }
     present = {key: value for key, value in fields.items() if value is not None}
     if not present:
@@ -46,7 +49,7 @@ def to_bytes(
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
-    """Return the arguments of `to_bytes`: a dict with some of budget, metadata, tree and schemes.
+    """Return the arguments of `to_bytes`: a dict with some of budget, metadata, tree, schemes and files.
 
     Args:
         data: the container's metadata.

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
 from birdie.artifact.calibrated import calibrated_files, require_blockwise
 from birdie.artifact.inspect import inspect
@@ -63,6 +64,7 @@ def save(
     blockwise: bool | Source = False,
     lossless: bool = False,
     metadata: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
     tree: Any = None,
     progress: Progress | None = None,
     workers: int | None = None,
@@ -106,6 +108,7 @@ def save(
             the file (True). It excludes `recalibrate` and `refit`.
         lossless: keep every bit of every tensor.
         metadata: JSON to store in the file.
+        files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
         progress: called with (done, total) as tensors are coded.
         workers: threads; None uses every core. The bytes do not depend on it.
@@ -127,6 +130,7 @@ def save(
         _require_module(model, calibration, example_inputs, target)
     # Wrong metadata, specs and patterns raise before a folder is created and before any calibration.
     file_metadata.to_bytes(metadata, tree=tree)
+    hidden = [kept_files.entry_of(files)] if files else []
     model = unwrapped(model)
     state = ModelState.of(model)
     assign(state, scheme, target)
@@ -144,12 +148,17 @@ def save(
         calibrated,
     ):
         assignment = assign(state, scheme, target)
-        fields = {"metadata": metadata, "budget": target.in_bytes(assignment.weights), "tree": tree}
+        fields = {
+            "metadata": metadata,
+            "budget": target.in_bytes(assignment.weights),
+            "tree": tree,
+            "files": kept_files.sizes_of(files or {}),
+        }
         spool = None if calibrated is not None else _spool(Path(path), assignment.weights, world)
         with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
             meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
-            writer = Writer(pool, coder, fields, meter, spool)
+            writer = Writer(pool, coder, fields, meter, spool, hidden)
             in_files = calibrated is None or calibrated.factors is not None
             recalled = None if spool is None else writer.recalled
             hooks = Hooks(writer.coded, writer.estimated, recalled, share) if in_files else None

@@ -1,7 +1,7 @@
 """Summary of a file, as `inspect` and `save` return it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -27,6 +27,7 @@ class Summary:
         weights: number of elements of all tensors, tied ones counted once.
         tensors: sorted by name.
         metadata: JSON of the caller of `save`.
+        files: name → bytes of the files kept beside the tensors, unpacked; `file_bytes`: what they take together.
         tree: how the tensors nest, if the file holds a complete checkpoint (birdie.artifact.pytree); else None.
         error: after a compression with calibration, the difference from the float model on held-out inputs: mean KL
             in nats, or relative error (`quality` of `birdie.save`); not stored in the file.
@@ -39,6 +40,8 @@ class Summary:
     tensors: tuple[TensorSummary, ...]
     metadata: Mapping[str, Any]
     tree: Any = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    file_bytes: int = 0
     error: float | None = None
 
     @property
@@ -59,4 +62,5 @@ class Summary:
             "weights": self.weights,
             "bits_per_weight": self.bits_per_weight,
             "tensors": rows,
+            "files": dict(self.files),
         }

@@ -59,25 +59,39 @@ def to_safetensors(
     """
     import_schemes(schemes)
     with Reader(file) as reader:
-        decoder_of = decoders_of(reader)
-        require_limits(reader, decoder_of, max_bytes, max_operations)
-        header, positions = _layout(reader)
-        room = Room(_IN_FLIGHT)
+        require_limits(reader, decoders_of(reader), max_bytes, max_operations)
+        write_tensors(reader, target, {name: name for name in reader.names}, workers)
 
-        def convert(block: tuple[str, list[int]]) -> None:
-            name, starts = block
-            with room.taken(decoded_bytes(reader.entry(name))):
-                data = _bytes_of(decode_entry(reader, name, decoder_of, threads))
-                for start in starts:
-                    _write(out.fileno(), data, len(header) + start)
 
-        blocks = list(_blocks(reader, positions))
-        count = workers or os.cpu_count() or 1
-        threads = max(1, count // max(len(blocks), 1))
-        with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
-            out.write(header)
-            out.flush()
-            list(pool.map(convert, blocks))
+def write_tensors(reader: Reader, target: Path, keys: Mapping[str, str], workers: int | None = None) -> None:
+    """Decode tensors into one .safetensors file; the caller has checked what that takes.
+
+    Args:
+        reader: of the .birdie file.
+        target: the .safetensors file.
+        keys: name of each tensor → its name there.
+        workers: threads; None uses every core.
+
+    Raises:
+        ArtifactError, WeightsError, OSError: as `to_safetensors`.
+    """
+    decoder_of, room = decoders_of(reader), Room(_IN_FLIGHT)
+    header, positions = _layout(reader, keys)
+
+    def convert(block: tuple[str, list[int]]) -> None:
+        name, starts = block
+        with room.taken(decoded_bytes(reader.entry(name))):
+            data = _bytes_of(decode_entry(reader, name, decoder_of, threads))
+            for start in starts:
+                _write(out.fileno(), data, len(header) + start)
+
+    blocks = list(_blocks(reader, positions))
+    count = workers or os.cpu_count() or 1
+    threads = max(1, count // max(len(blocks), 1))
+    with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
+        out.write(header)
+        out.flush()
+        list(pool.map(convert, blocks))
 
 
 def _blocks(reader: Reader, positions: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
@@ -89,20 +103,20 @@ def _blocks(reader: Reader, positions: Mapping[str, list[int]]) -> Iterator[tupl
             offset += decoded_bytes(reader.entry(block))
 
 
-def _layout(reader: Reader) -> tuple[bytes, dict[str, list[int]]]:
+def _layout(reader: Reader, keys: Mapping[str, str]) -> tuple[bytes, dict[str, list[int]]]:
     """Return the header, and where the bytes of each stored tensor go: positions after the header."""
-    fields: dict[str, object] = {}
+    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without it
     positions: dict[str, list[int]] = {}
     end = 0
-    for name in sorted(reader.names, key=lambda name: (-dtype_of(reader.entry(name)).itemsize, name)):
+    for name in sorted(keys, key=lambda name: (-dtype_of(reader.entry(name)).itemsize, keys[name])):
         entry = reader.entry(name)
         dtype = dtype_of(entry)
-        if name == "__metadata__":
+        if keys[name] == "__metadata__":
             raise WeightsError("safetensors cannot hold a tensor named __metadata__; write a .pt file instead")
         if dtype not in DTYPES:
             raise WeightsError(f"safetensors cannot hold {dtype} (tensor {name!r}); write a .pt file instead")
         start, end = end, end + math.prod(entry.shape) * dtype.itemsize
-        fields[name] = {"dtype": DTYPES[dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
+        fields[keys[name]] = {"dtype": DTYPES[dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
         positions.setdefault(stored_name(reader, name), []).append(start)
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

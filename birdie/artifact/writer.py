@@ -1,6 +1,6 @@
 """Writer of files: encoded tensors → bytes. Unchanged tensors are not coded again, which makes searches cheap."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,6 +110,7 @@ class Writer:
         about: the file's metadata, arguments of `birdie.artifact.metadata.to_bytes`.
         meter: counts coded tensors.
         spool: takes coded tensors of a model that is too large for memory.
+        hidden: entries beside the tensors.
     """
 
     def __init__(
@@ -119,7 +120,9 @@ class Writer:
         about: Mapping[str, Any],
         meter: Meter,
         spool: Spool | None = None,
+        hidden: Sequence[Entry] = (),
     ) -> None:
+        self.hidden = hidden
         self.pool, self.effort, self.about, self.meter, self.spool = pool, effort, about, meter, spool
         self._coded: dict[int, tuple[Encoded, tuple[Stream, ...]]] = {}
 
@@ -202,7 +205,7 @@ class Writer:
         tensors = dict(_parts(encoded.tensors))
         codes, foreign = scheme_codes(tensor.scheme for tensor in tensors.values())
         streams = self._code(tensors)
-        entries = []
+        entries = [*self.hidden]
         for name, tensor in tensors.items():
             kind = codes[tensor.scheme], DTYPES.index(tensor.dtype), tensor.shape
             crc = tensor.crc if isinstance(tensor, CodedTensor) else None

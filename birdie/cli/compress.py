@@ -10,6 +10,7 @@ import torch
 from cyclopts import Parameter
 
 from birdie.artifact.checkpoints import files_of, read_checkpoint, read_weights, tensor_bytes
+from birdie.artifact.folders import folder_files, read_folder
 from birdie.artifact.repack import save_object
 from birdie.artifact.save import save
 from birdie.cli.console import (
@@ -115,6 +116,9 @@ def command(
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
     restores it. All other settings, and --weights-only, keep the state dict; the rest is listed as dropped. Sizes
     before and after are of what is kept.
+
+    Of a Hugging Face folder (transformers, diffusers, peft, timm) configuration, tokenizer and license files are kept
+    as well, and count; `birdie decompress -o FOLDER` gives a folder that from_pretrained loads.
     """
     if lossless and (scheme or budget or bits or quality or calibrate):
         raise ConfigError(
@@ -138,7 +142,7 @@ def command(
         raise ConfigError("--recalibrate and --refit keep the complete model in memory; drop them, or --blockwise")
     if calibrate is not None and not blockwise and world_from_environment().size > 1:
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
-    files = files_of(checkpoint)
+    files = folder_files(checkpoint) if checkpoint.is_dir() else files_of(checkpoint)
     inputs = list(files)
     calibration_device = choose_device(device)
     if calibrate is not None:
@@ -146,21 +150,28 @@ def command(
         settings = _settings(recipe, calibration_data, calibration_tokens)
         inputs += [recipe_file(calibrate), *data_files(recipe.data, shards=settings.data == "train")]
     require_output(output, inputs)
-    complete = lossless and not weights_only
+    complete = lossless and not weights_only and not checkpoint.is_dir()
     content: Any = None
     dropped: dict[str, int] = {}
-    if complete:
+    folder = read_folder(checkpoint) if checkpoint.is_dir() else None
+    if folder is not None:
+        content, dropped = folder.tensors, dict.fromkeys(folder.left_out, 0)
+    elif complete:
         content = read_checkpoint(checkpoint)
     else:
         content, dropped = read_weights(checkpoint, skip_objects=weights_only)
     file_bytes = sum(file.stat().st_size for file in files)
     # a packed file (.ptz) may have fewer bytes than its tensors
     input_bytes = file_bytes if complete else min(file_bytes, tensor_bytes(content))
-    calibration, metadata = None, None
+    calibration = None
+    kept = None if folder is None or weights_only else folder.files
+    metadata = None if folder is None else folder.metadata
+    kept_bytes = sum(map(len, (kept or {}).values()))
+    input_bytes, file_bytes = input_bytes + kept_bytes, file_bytes + kept_bytes
     with (
         process_group(torch.device("cpu")) as world,
         releasing(files),
-        work_folder(output, calibration_folder or blockwise, world) as folder,
+        work_folder(output, calibration_folder or blockwise, world) as work,
     ):
 
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
@@ -169,9 +180,9 @@ def command(
         if calibrate is not None:
             with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
                 calibration = calibrate_gpt(
-                    recipe, content, settings, update, device=calibration_device, folder=folder, world=world
+                    recipe, content, settings, update, device=calibration_device, folder=work, world=world
                 ).result
-            metadata = artifact_metadata(recipe)
+            metadata = (metadata or {}) | artifact_metadata(recipe)
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
             if complete:
                 summary = save_object(content, output, coder=coder, progress=update, world=world)
@@ -187,6 +198,7 @@ def command(
                     recalibrate=recalibrate,
                     refit=refit,
                     metadata=metadata,
+                    files=kept,
                     coder=coder,
                     lossless=lossless,
                     progress=update,

@@ -1,4 +1,4 @@
-"""`birdie decompress`: convert a .birdie file back into .safetensors, .pt or .ptz, which other tools read."""
+"""`birdie decompress`: convert a .birdie file back into .safetensors, .pt, .ptz or a Hugging Face folder."""
 
 import io
 import zlib
@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import torch
 from cyclopts import Parameter
 
+from birdie.artifact.folders import require_replaceable, write_folder
 from birdie.artifact.inspect import inspect
 from birdie.artifact.repack import load_object
 from birdie.artifact.to_safetensors import to_safetensors
-from birdie.cli.console import Json, Output, compiling_notice, print_json, print_line, size
+from birdie.cli.console import Json, compiling_notice, print_json, print_line, size
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError
 from birdie.runtime.files import atomic_path, require_output
@@ -25,7 +26,13 @@ def command(
     file: Path,
     /,
     *,
-    output: Annotated[Output, Parameter(help="The .safetensors, .pt, .pth or .ptz to write.")],
+    output: Annotated[
+        Path,
+        Parameter(name=["-o", "--output"], help="The .safetensors, .pt, .pth, .ptz or folder (no suffix) to write."),
+    ],
+    max_shard_size: Annotated[
+        str, Parameter(help="Of a folder: most bytes of a file of weights; larger models are cut into several.")
+    ] = "5GB",
     max_size: Annotated[
         str | None, Parameter(help="Largest decoded size; default: 1 GiB or 64 × the file, the larger.")
     ] = None,
@@ -41,18 +48,26 @@ def command(
     ] = (),
     json: Json = False,
 ) -> None:
-    """Convert a .birdie file back into .safetensors, .pt, or .ptz (torch.save under zlib).
+    """Convert a .birdie file back into .safetensors, .pt, .ptz (torch.save under zlib), or a folder.
 
     A file of `birdie compress --lossless` restores nested values too, except in .safetensors: it holds only the
-    tensors, named by their paths.
+    tensors, named by their paths. A folder has the weights and all files that `birdie compress FOLDER` kept: what
+    from_pretrained of the library loads that wrote it.
     """
-    if output.suffix not in SUFFIXES:
+    if output.suffix and output.suffix not in SUFFIXES and not output.is_dir():
         raise ConfigError(
-            f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+            f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
+            "the name of a folder has no suffix"
         )
-    require_output(output, [file])
     limit = None if max_size is None else parse_size(max_size)
     limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
+    if output.is_dir() or not output.suffix:
+        require_replaceable(output)
+        with compiling_notice():
+            write_folder(file, output, max_shard_bytes=parse_size(max_shard_size), **limits)
+        _report(file, output, sum(path.stat().st_size for path in output.rglob("*") if path.is_file()), json)
+        return
+    require_output(output, [file])
     with compiling_notice(), atomic_path(output) as path:
         try:
             if output.suffix == ".safetensors":
@@ -61,7 +76,11 @@ def command(
                 _write(load_object(file, **limits), path, output.suffix)
         except RuntimeError as error:  # a full disk is one in torch
             raise OutputError(f"cannot write {output}: {error}; is the disk full?") from error
-    output_bytes, tensors = output.stat().st_size, len(inspect(file).tensors)
+    _report(file, output, output.stat().st_size, json)
+
+
+def _report(file: Path, output: Path, output_bytes: int, json: bool) -> None:
+    tensors = len(inspect(file).tensors)
     if json:
         print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors})
     else:

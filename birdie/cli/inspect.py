@@ -11,6 +11,7 @@ from birdie.artifact.summary import Summary
 from birdie.cli.console import Json, plain, print_json, print_line, print_table, size
 
 GROUP = "Compress"
+_MOST_NAMES = 6  # of files that the table names
 
 
 def command(
@@ -59,6 +60,11 @@ def summary_table(summary: Summary) -> Table:
             f"{tensor.bytes / summary.bytes:.1%}",
         )
     table.add_section()
+    if summary.files:
+        names = sorted(summary.files, key=lambda name: (-summary.files[name], name))
+        text = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
+        share = f"{summary.file_bytes / summary.bytes:.1%}"
+        table.add_row(plain(text), f"{len(names)} files", "", "lzma", f"{summary.file_bytes:,}", "", share)
     table.add_row(
         "total", f"{summary.weights:,} weights", "", "", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", ""
     )

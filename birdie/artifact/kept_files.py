@@ -1,0 +1,117 @@
+"""Files that a .birdie file keeps beside its tensors: configuration, tokenizer, license of a model.
+
+    name → bytes ──► one hidden entry, all contents one after the other under LZMA; names and sizes: metadata
+                 ◄── `read`
+
+Together they take fewer bytes than one by one: tokenizer.json repeats vocab.json.
+"""
+
+import lzma
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.container import FILES, Entry, Reader, Stream
+from birdie.errors import ArtifactError, ConfigError
+
+ENTRY = "\0files"  # no tensor has a name with NUL
+_LEAST_WINDOW, _LARGEST_WINDOW = 1 << 12, 1 << 26
+_LZMA, _UINT8 = 0, 1  # codes of the coder and of the dtype
+_MOST_FILES, _MOST_NAME = 1 << 12, 1 << 10
+_LEAST_LIMIT, _MOST_RATIO = 1 << 28, 64
+
+
+def entry_of(files: Mapping[str, bytes]) -> Entry:
+    """Return the entry that holds the contents of files, in the order of their names.
+
+    Raises:
+        ConfigError: a name is not that of a file in a folder, or there are very many.
+    """
+    if len(files) > _MOST_FILES:
+        raise ConfigError(f"a file keeps at most {_MOST_FILES:,} others beside its tensors, not {len(files):,}")
+    for name in files:
+        if not is_name(name):
+            raise ConfigError(
+                f"{name!r} is not the name of a file in a folder; give for example 'tokenizer/vocab.json'"
+            )
+    content = b"".join(files[name] for name in sorted(files))
+    data = lzma.compress(content, lzma.FORMAT_RAW, filters=_filters(len(content)))
+    return Entry(ENTRY, FILES, _UINT8, (len(content),), (), (Stream(_LZMA, data),))
+
+
+def sizes_of(files: Mapping[str, bytes]) -> dict[str, int] | None:
+    """Return name → bytes for the metadata; None without files."""
+    return {name: len(files[name]) for name in sorted(files)} or None
+
+
+def listed(fields: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Return name → bytes of the files that a .birdie file keeps, from its metadata.
+
+    Raises:
+        ArtifactError: that is not what `sizes_of` writes.
+    """
+    sizes = fields.get("files", {})
+    if not (
+        isinstance(sizes, dict)
+        and len(sizes) <= _MOST_FILES
+        and list(sizes) == sorted(sizes)
+        and all(is_name(name) and type(size) is int and size >= 0 for name, size in sizes.items())
+    ):
+        raise ArtifactError(f"the list of files kept in {where} is not what birdie writes; the file is damaged")
+    return sizes
+
+
+def read(reader: Reader, limit: int | None = None) -> dict[str, bytes]:
+    """Return the files that a .birdie file keeps.
+
+    Args:
+        reader: of the file.
+        limit: most bytes of all; None: what tensors may take.
+
+    Raises:
+        ArtifactError: they are damaged, or larger than the limit.
+    """
+    sizes = listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
+    if not sizes:
+        return {}
+    limit = max(_LEAST_LIMIT, _MOST_RATIO * reader.size) if limit is None else limit
+    if sum(sizes.values()) > limit:
+        raise ArtifactError(
+            f"{reader.where} keeps files of {sum(sizes.values()):,} bytes, more than the {limit:,} allowed; "
+            "raise max_bytes (--max-size) if you trust where it comes from"
+        )
+    entry = reader.read(ENTRY)
+    total = sum(sizes.values())
+    if entry.scheme != FILES or entry.shape != (total,) or [stream.coder for stream in entry.streams] != [_LZMA]:
+        raise ArtifactError(f"the files kept in {reader.where} are not those that its header lists; it is damaged")
+    try:
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_filters(total))
+        content = decompressor.decompress(entry.streams[0].payload, max_length=total)
+    except lzma.LZMAError as error:
+        raise ArtifactError(f"the files kept in {reader.where} cannot be unpacked ({error}); it is damaged") from error
+    if len(content) != total:
+        raise ArtifactError(f"the files kept in {reader.where} are cut; it is damaged")
+    files, start = {}, 0
+    for name, size in sizes.items():
+        files[name] = content[start : start + size]
+        start += size
+    return files
+
+
+def is_name(name: str) -> bool:
+    """Return whether a name, with / between its parts, is that of a file in a folder, on any system."""
+    path = PurePosixPath(name)
+    return (
+        0 < len(name) <= _MOST_NAME
+        and str(path) == name
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and not set(name) & set('\\:*?"<>|')
+        and name.isprintable()
+    )
+
+
+def _filters(length: int) -> list[dict[str, int]]:
+    window = min(max(1 << max(length - 1, 0).bit_length(), _LEAST_WINDOW), _LARGEST_WINDOW)
+    return [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": window}]
