@@ -21,6 +21,7 @@ from birdie.compress.state import fill
 from birdie.errors import ConfigError, WeightsError
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 _EAGER = "load it without lazy"
 
 
@@ -230,7 +231,7 @@ def attach(
     """
     if any(isinstance(part, LazyModule) for part in module.modules()):
         raise ConfigError(f"the module already reads its weights from a file; build it anew for {where}")
-    current = module.state_dict(keep_vars=True)
+    current, stored = module.state_dict(keep_vars=True), with_ties(module, stored)
     placeholders = {name: _placeholder(tuple(t.shape), t.dtype) if _is_plain(t) else t for name, t in current.items()}
     fill(_Outline(placeholders), {name: _placeholder(item.shape, item.dtype) for name, item in stored.items()}, where)
     owners = _owners(module)
@@ -254,6 +255,16 @@ def attach(
     _install(module, owners, slots, store)
     module.to(device=device, dtype=dtype)
     return module.eval()
+
+
+def with_ties(module: nn.Module, items: Mapping[str, T]) -> dict[str, T]:
+    """Return name → item with the missing names of tensors that have an item under another name.
+
+    Hugging Face libraries write a tied tensor to disk under one of its names.
+    """
+    current = module.state_dict(keep_vars=True)
+    known = {id(tensor): items[name] for name, tensor in current.items() if name in items}
+    return {**{name: known[id(tensor)] for name, tensor in current.items() if id(tensor) in known}, **items}
 
 
 def _is_plain(item: Any) -> bool:

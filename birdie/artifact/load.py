@@ -27,7 +27,7 @@ from birdie.artifact.decoding import (
     stored_name,
 )
 from birdie.artifact.device import CompressedTensors, SideStream, device_decoder, target_of
-from birdie.artifact.lazy import attach
+from birdie.artifact.lazy import attach, with_ties
 from birdie.artifact.tensor_cache import Stored
 from birdie.compress.device.compressed import works
 from birdie.compress.rate.target import whole_number
@@ -141,7 +141,7 @@ def load(
         state = {name: tensors[stored_name(reader, name)] for name in reader.names}
     if into is None:
         return state
-    fill(unwrapped(into), state, str(path))
+    fill(unwrapped(into), with_ties(unwrapped(into), state), str(path))
     return into.to(device=device, dtype=dtype)
 
 

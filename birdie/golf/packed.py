@@ -50,6 +50,7 @@ _NEVER = (
     (f"{_SCHEMES}.spectral", "Spectral"),
     (f"{_SCHEMES}.spectral", "best_transform"),
     (f"{_SCHEMES}.tucker", "smaller_by_tucker"),
+    ("birdie.artifact.kept_files", "entry_of"),
     ("birdie.artifact.lazy", "attach"),
     ("birdie.compress.rate.parts", "refit_by_parts"),
     ("birdie.artifact.load", "_load_lazily"),
@@ -100,6 +101,8 @@ DECODING = {
 _REPLACED = DECODING | {
     ("birdie.artifact.load", "_allocated"): "return 0",
     ("birdie.artifact.load", "_decode_all"): "return decode_all(reader, decoders, workers)",
+    ("birdie.artifact.kept_files", "sizes_of"): "return None",
+    ("birdie.artifact.lazy", "with_ties"): "return items",
     ("birdie.artifact.load", "_require_arguments"): "pass",
     ("birdie.compress.device.encoding", "searches"): "return False",
     ("birdie.artifact.container", "Reader.blocks"): "return (name,)",

@@ -1,0 +1,117 @@
+"""Birdie folders: a .birdie file with what the Hub and transformers want to see beside it.
+
+model.birdie         the weights, and once more all files below
+config.json, …       the files that the .birdie file keeps; config.json with a quantization_config
+model.safetensors    empty: transformers looks for it before it asks the quantizer (birdie.hub.quantizer)
+README.md            the model card: bytes, bits, difference from the float model, how to load it
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from birdie.artifact import kept_files
+from birdie.artifact.container import Reader
+from birdie.artifact.folders import PIPELINE
+from birdie.artifact.inspect import inspect
+from birdie.artifact.summary import Summary
+from birdie.errors import ArtifactError, ConfigError
+from birdie.hub.pretrained import WEIGHTS
+from birdie.runtime.files import Source, atomic_folder
+
+CARD = "README.md"
+_EMPTY = b'{"__metadata__":{"format":"pt"}}'
+
+
+def write_birdie_folder(file: Source, target: Source) -> Summary:
+    """Write the birdie folder of a .birdie file, and return the summary of the file.
+
+    Args:
+        file: of `birdie compress FOLDER`, which keeps the configuration.
+        target: the folder; it appears complete or not at all, in place of one that is there.
+
+    Raises:
+        ArtifactError: the file is missing or damaged.
+        ConfigError: it keeps no configuration.
+        OutputError: the folder cannot be written.
+    """
+    summary = inspect(file)
+    with Reader(file) as reader:
+        files = kept_files.read(reader)
+    if not files:
+        raise ConfigError(
+            f"{file} keeps no configuration, which a folder needs; compress the model's Hugging Face folder instead of "
+            "its weights alone"
+        )
+    with atomic_folder(target) as folder:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        shutil.copyfile(file, folder / WEIGHTS)
+        if "config.json" in files and PIPELINE not in files:
+            (folder / "config.json").write_text(_config(files["config.json"], summary), encoding="utf-8")
+            empty = _EMPTY + b" " * (-len(_EMPTY) % 8)
+            (folder / "model.safetensors").write_bytes(len(empty).to_bytes(8, "little") + empty)
+        (folder / CARD).write_text(card(summary), encoding="utf-8")
+    return summary
+
+
+def _config(content: bytes, summary: Summary) -> str:
+    try:
+        config = json.loads(content)
+    except ValueError as error:
+        raise ArtifactError(f"config.json kept in {summary.path} is not JSON; compress the folder again") from error
+    if "quantization_config" in config:  # of another quantizer, whose integers the file has losslessly
+        return json.dumps(config, indent=2) + "\n"
+    about = {"bytes": summary.bytes, "bits_per_weight": round(summary.bits_per_weight, 3)}
+    config["quantization_config"] = {"quant_method": "birdie", "file": WEIGHTS, **about}
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+def card(summary: Summary) -> str:
+    """Return the model card of a file, in Markdown with the Hub's front matter."""
+    schemes: dict[str, int] = {}
+    for tensor in summary.tensors:
+        schemes[tensor.scheme] = schemes.get(tensor.scheme, 0) + tensor.bytes
+    rows = [
+        ("bytes", f"{summary.bytes:,}"),
+        ("weights", f"{summary.weights:,}"),
+        ("bits per weight, everything included", f"{summary.bits_per_weight:.3f}"),
+        *_settings(summary),
+        *(
+            (f"bytes as {scheme}", f"{size:,}")
+            for scheme, size in sorted(schemes.items(), key=lambda item: -item[1])
+            if size
+        ),
+        ("bytes of configuration and tokenizer", f"{summary.file_bytes:,}"),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    return f"""---
+library_name: birdie
+tags: [birdie, compressed]
+---
+
+# {Path(summary.path).stem}
+
+A model compressed by birdie into one file, `{WEIGHTS}`: entropy-coded, checksummed, without pickle.
+
+| | |
+|---|--:|
+{table}
+
+```python
+import birdie
+
+model = birdie.from_pretrained("PATH_OR_REPOSITORY")  # or a path to {WEIGHTS}
+```
+
+transformers loads this folder as well, after `birdie.hub.register()`; `birdie decompress {WEIGHTS} -o FOLDER` writes an
+ordinary one.
+"""
+
+
+def _settings(summary: Summary) -> list[tuple[str, Any]]:
+    error = summary.metadata.get("error")
+    known = [("difference from the float model on held-out inputs", f"{error:.4g}")] if isinstance(error, float) else []
+    return known + ([("byte budget", f"{summary.budget:,}")] if summary.budget else [])

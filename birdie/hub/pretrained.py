@@ -1,0 +1,203 @@
+"""Models of transformers, diffusers, peft and timm from .birdie files, ready to use.
+
+    model.birdie ──► temporary folder (weights, configuration, tokenizer) ──from_pretrained of the library──► model
+
+The file says itself which library it is of: `birdie compress FOLDER` keeps the configuration. The library's own loading
+is used, so names that it changed since, tied weights and buffers are right.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from birdie.artifact import kept_files
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.container import Reader
+from birdie.artifact.folders import PIPELINE, write_folder
+from birdie.artifact.load import load
+from birdie.errors import BirdieError, ConfigError
+from birdie.hub.meta import parameters_on_meta
+from birdie.runtime.files import Source
+
+WEIGHTS = "model.birdie"  # of a birdie folder
+_ADAPTER = "adapter_config.json"
+
+
+def from_pretrained(
+    path: Source,
+    *,
+    lazy: bool = False,
+    base: Any = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    max_bytes: int | None = None,
+    schemes: Collection[str] = (),
+    **options: Any,
+) -> Any:
+    """Return the model of a .birdie file that keeps its configuration, in evaluation mode.
+
+    Args:
+        path: a .birdie file, a folder with model.birdie, or the name of a repository on the Hub, "user/name".
+        lazy: decode each weight when it is used (docs/lazy.md); for transformers, where the names of the weights in the
+            file are those of the module.
+        base: for an adapter of peft, the model that it adapts; default: the one that its configuration names.
+        device, dtype: of the model; default: the CPU, and the dtypes of the file.
+        revision: of the repository.
+        max_bytes, schemes: as in `birdie.load`.
+        options: passed to `from_pretrained` of the library (`create_model` of timm).
+
+    Returns:
+        A model of transformers, diffusers (or a pipeline), peft or timm.
+
+    Raises:
+        ArtifactError: the file is missing or damaged.
+        ConfigError: it keeps no configuration, or its library is not installed or does not know the model.
+    """
+    file = local_file(path, revision)
+    with Reader(file) as reader:
+        listed = kept_files.listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
+        config = json.loads(kept_files.read(reader, max_bytes).get("config.json", b"{}")) if listed else {}
+    library = _library(listed, config, file)
+    if lazy and library != "transformers":
+        raise ConfigError(f"lazy loading is for models of transformers, and {file} is of {library}; leave lazy out")
+    if find_spec(library) is None:
+        raise ConfigError(f"{file} is a model of {library}, which is not installed; pip install {library}")
+    if lazy:
+        return _lazy(file, config, device, dtype, max_bytes, schemes)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="birdie-"))) / "model"
+        write_folder(file, folder, max_bytes=max_bytes, schemes=schemes)
+        try:
+            model = _LOADERS[library](folder, config, base, options)
+        except BirdieError:
+            raise
+        except Exception as error:  # whatever the library raises
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ConfigError(
+                f"{library} cannot load the model of {file} ({reason}); try another version of it"
+            ) from error
+    if device is not None or dtype is not None:
+        model = model.to(*(one for one in (device, dtype) if one is not None))
+    return model
+
+
+def local_file(path: Source, revision: str | None = None) -> Path:
+    """Return the .birdie file that `path` stands for: itself, that of a folder, or that of a repository on the Hub.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    local = Path(path)
+    if local.is_dir():
+        if (local / WEIGHTS).is_file():
+            return local / WEIGHTS
+        raise ConfigError(f"{local} has no {WEIGHTS}; give a .birdie file, or a folder that birdie wrote")
+    if local.exists() or not _is_repository(str(path)):
+        return local
+    from birdie.hub.transfer import download
+
+    return download(str(path), revision) / WEIGHTS
+
+
+def _is_repository(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith(("/", ".", "~")) and not name.endswith((".birdie", "/"))
+
+
+def _library(listed: Collection[str], config: dict[str, Any], file: Path) -> str:
+    """Return the name of the library whose configuration a file keeps.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if _ADAPTER in listed:
+        return "peft"
+    if PIPELINE in listed or "_class_name" in config:
+        return "diffusers"
+    if "model_type" in config and config.get("architectures"):
+        return "transformers"
+    if "architecture" in config:
+        return "timm"
+    raise ConfigError(
+        f"{file} keeps no configuration of a model, so there is nothing to build; compress its Hugging Face folder "
+        "instead of its weights alone, or use birdie.load(…, into=model)"
+    )
+
+
+def _transformers_class(config: dict[str, Any]) -> Any:
+    """Return the class of a model.
+
+    Raises:
+        ConfigError: the installed version has none of that name.
+    """
+    transformers, name = import_module("transformers"), str(config["architectures"][0])
+    if not hasattr(transformers, name):
+        raise ConfigError(f"transformers {transformers.__version__} has no {name}; install another version of it")
+    return getattr(transformers, name)
+
+
+def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
+    return _transformers_class(config).from_pretrained(folder, **options)
+
+
+def _load_diffusers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
+    diffusers = import_module("diffusers")
+    if (folder / PIPELINE).is_file():
+        return diffusers.DiffusionPipeline.from_pretrained(folder, **options)
+    name = str(config["_class_name"])
+    if not hasattr(diffusers, name):
+        raise ConfigError(f"diffusers {diffusers.__version__} has no {name}; install another version")
+    return getattr(diffusers, name).from_pretrained(folder, **options).eval()
+
+
+def _load_peft(folder: Path, _config: dict[str, Any], base: Any, options: dict[str, Any]) -> Any:
+    peft = import_module("peft")
+    if base is not None:
+        return peft.PeftModel.from_pretrained(base, folder, **options).eval()
+    adapter = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
+    name = adapter.get("base_model_name_or_path")
+    if not name:
+        raise ConfigError("this adapter does not name the model that it adapts; give base=model")
+    transformers = import_module("transformers")
+    kind = {"CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM"}.get(
+        adapter.get("task_type"), "AutoModel"
+    )
+    return peft.PeftModel.from_pretrained(getattr(transformers, kind).from_pretrained(name), folder, **options).eval()
+
+
+def _load_timm(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
+    settings = {"num_classes": config.get("num_classes")} | config.get("model_args", {}) | options
+    settings = {name: value for name, value in settings.items() if value is not None}
+    model = import_module("timm").create_model(str(config["architecture"]), pretrained=False, **settings)
+    model.load_state_dict(import_module("safetensors.torch").load_file(folder / "model.safetensors"))
+    return model.eval()
+
+
+_LOADERS: dict[str, Callable[[Path, dict[str, Any], Any, dict[str, Any]], Any]] = {
+    "transformers": _load_transformers,
+    "diffusers": _load_diffusers,
+    "peft": _load_peft,
+    "timm": _load_timm,
+}
+
+
+def _lazy(
+    file: Path,
+    config: dict[str, Any],
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    max_bytes: int | None,
+    schemes: Collection[str],
+) -> Any:
+    """Return a model of transformers whose weights stay coded; its parameters are never in memory at once."""
+    kind = _transformers_class(config)
+    with parameters_on_meta():
+        model = kind(kind.config_class.from_dict(config))
+    return load(file, into=model, lazy=True, device=device, dtype=dtype, max_bytes=max_bytes, schemes=schemes)
