@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RuleError,
         WeightsError,
     )
+    from birdie.hub.pretrained import from_pretrained
     from birdie.run.fine_tuning import FineTuneStep, fine_tune
     from birdie.train.muon import Muon
 
@@ -57,6 +58,7 @@ _HOMES = {
         "RuleError",
         "WeightsError",
     ),
+    "birdie.hub.pretrained": ("from_pretrained",),
     "birdie.run.fine_tuning": ("FineTuneStep", "fine_tune"),
     "birdie.train.muon": ("Muon",),
 }
@@ -79,6 +81,7 @@ __all__ = [
     "calibrate",
     "compress_weights",
     "fine_tune",
+    "from_pretrained",
     "inspect",
     "leaky_floor",
     "load",

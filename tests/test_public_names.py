@@ -24,6 +24,7 @@ PUBLIC = [
     "calibrate",
     "compress_weights",
     "fine_tune",
+    "from_pretrained",
     "inspect",
     "leaky_floor",
     "load",

@@ -77,16 +77,16 @@ def test_a_folder_comes_back_with_its_names_and_files(write: Write, flags: list[
     write(source)
     assert run("compress", source, "-o", file, *flags) == 0
     assert run("decompress", file, "-o", target) == 0
-    before, after = read_folder(source), read_folder(target)
-    assert after.files == before.files
-    assert after.weights == before.weights
-    assert after.left_out == ()
-    assert after.tensors.keys() == before.tensors.keys() == birdie.load(file).keys()
-    for name, tensor in before.tensors.items():
-        assert after.tensors[name].dtype is tensor.dtype
-        assert torch.equal(after.tensors[name], birdie.load(file)[name])
-        assert torch.equal(after.tensors[name], tensor) == (flags == ["--lossless"])
-    assert set(birdie.inspect(file).files) == set(before.files)
+    original, decoded = read_folder(source), read_folder(target)
+    assert decoded.files == original.files
+    assert decoded.weights == original.weights
+    assert decoded.left_out == ()
+    assert decoded.tensors.keys() == original.tensors.keys() == birdie.load(file).keys()
+    for name, tensor in original.tensors.items():
+        assert decoded.tensors[name].dtype is tensor.dtype
+        assert torch.equal(decoded.tensors[name], birdie.load(file)[name])
+        assert torch.equal(decoded.tensors[name], tensor) == (flags == ["--lossless"])
+    assert set(birdie.inspect(file).files) == set(original.files)
 
 
 def test_weights_are_cut_into_shards_of_at_most_so_many_bytes(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ def test_targets_that_cannot_be_written_are_refused_before_anything_is_lost(take
         write_files(target, thesis__txt="mine")
     else:
         flags = ["--max-shard-size", "0"]
-    before = sorted(tmp_path.rglob("*"))
+    paths = sorted(tmp_path.rglob("*"))
     assert run("decompress", tmp_path / "x.birdie", "-o", target, *flags) == 1
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == paths
 
 
 def test_a_model_folder_is_replaced_as_a_unit(tmp_path: Path) -> None:
