@@ -198,6 +198,7 @@ def _lazy(
 ) -> Any:
     """Return a model of transformers whose weights stay coded; its parameters are never in memory at once."""
     kind = _transformers_class(config)
-    with parameters_on_meta():
-        model = kind(kind.config_class.from_dict(config))
+    settings = kind.config_class.from_dict(config)
+    with parameters_on_meta(getattr(settings, "dtype", None)):
+        model = kind(settings)
     return load(file, into=model, lazy=True, device=device, dtype=dtype, max_bytes=max_bytes, schemes=schemes)
