@@ -10,10 +10,11 @@ import torch
 import birdie
 from birdie.cli import main
 from birdie.errors import BirdieError, ConfigError
-from tests.hub.models import TRANSFORMERS, outputs, write
+from tests.hub.models import SMALL, TRANSFORMERS, outputs, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
-SETTINGS = [["--lossless"], ["--bits", "6"]]
+LOSSLESS, BITS = ["--lossless"], ["--bits", "6"]
+CASES = [*((name, LOSSLESS) for name in TRANSFORMERS), ("llama, tied", BITS), ("gpt2", BITS)]
 
 
 def compress(folder: Path, *flags: str) -> Path:
@@ -24,15 +25,14 @@ def compress(folder: Path, *flags: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("flags", SETTINGS, ids=" ".join)
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize(("name", "flags"), CASES, ids=[f"{name} {' '.join(flags)}" for name, flags in CASES])
 def test_a_folder_becomes_a_model_again(name: str, flags: list[str], tmp_path: Path) -> None:
     model = write(name, tmp_path / "model")
     file = compress(tmp_path / "model", *flags)
     loaded = birdie.from_pretrained(file)
     assert type(loaded) is type(model)
     assert loaded.dtype is torch.bfloat16
-    if flags == ["--lossless"]:
+    if flags == LOSSLESS:
         assert torch.equal(outputs(loaded, name), outputs(model, name))
     state = birdie.load(file)
     same = [name for name, tensor in loaded.state_dict().items() if name in state and torch.equal(tensor, state[name])]
@@ -104,7 +104,11 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path, "has no model.birdie"),
     (lambda path: saved(path, {}), "keeps no configuration"),
     (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no NoSuchModel"),
-    (lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}), "cannot load the model"),
+    (lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL}), "lacks 21"),
+    (
+        lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": "wide"}),
+        "cannot load",
+    ),
     (lambda path: saved(path, {"_class_name": "NoSuchPipeline"}), "NoSuchPipeline"),
     (lambda path: saved(path, {"architecture": "resnet18"}), "timm, which is not installed"),
     (lambda path: saved(path, {"peft_type": "LORA", "r": 1}, "adapter_config.json"), "give base=model"),
