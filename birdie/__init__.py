@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
+    from birdie.artifact.quantize import quantize_
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
@@ -42,6 +43,7 @@ _HOMES = {
     "birdie.artifact.calibrated": ("calibrate",),
     "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
+    "birdie.artifact.quantize": ("quantize_",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
@@ -85,6 +87,7 @@ __all__ = [
     "load_object",
     "load_weights",
     "quantization_loss",
+    "quantize_",
     "save",
     "save_object",
     "schemes",

@@ -30,6 +30,7 @@ PUBLIC = [
     "load_object",
     "load_weights",
     "quantization_loss",
+    "quantize_",
     "save",
     "save_object",
     "schemes",
