@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
+    from birdie.compress.calibration.table import sensitivity
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
     from birdie.errors import (
         ArtifactError,
@@ -47,6 +48,7 @@ _HOMES = {
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
+    "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (
@@ -91,6 +93,7 @@ __all__ = [
     "save",
     "save_object",
     "schemes",
+    "sensitivity",
     "spectral",
 ]
 

@@ -34,6 +34,7 @@ PUBLIC = [
     "save",
     "save_object",
     "schemes",
+    "sensitivity",
     "spectral",
 ]
 
