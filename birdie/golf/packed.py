@@ -46,6 +46,8 @@ _NEVER = (
     (f"{_CALIBRATION}.synthetic", "synthetic_calibration"),
     (f"{_CALIBRATION}.synthetic", "closer"),
     (f"{_CALIBRATION}.refit", "refit"),
+    (f"{_CALIBRATION}.sensitivity", "Recorder._convolution"),
+    (f"{_CALIBRATION}.sensitivity", "Recorder._transposed_product"),
     (f"{_CALIBRATION}.symmetry_graph", "find_symmetries"),
     (f"{_SCHEMES}.spectral", "Spectral"),
     (f"{_SCHEMES}.spectral", "best_transform"),
