@@ -30,7 +30,9 @@ from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.rate.size import parse_size
 from birdie.compress.registry import examples_of_words, is_spec, parse_spec
 from birdie.errors import ConfigError
-from birdie.hub.calibration import TOKENS, calibrate_folder, require_language_model
+from birdie.hub.calibration import TOKENS, calibrate_folder
+from birdie.hub.images import calibrate_on_images, images_in
+from birdie.hub.loading import require_transformers_folder
 from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
 from birdie.run.dataset import data_files
 from birdie.run.recipe import CalibrationSettings, Recipe
@@ -78,8 +80,8 @@ def command(
     calibrate: Annotated[
         Path | None,
         Parameter(
-            help="A text, for the Hugging Face folder of a language model; or the model's run folder or recipe. "
-            "Precision then follows the sensitivity of the loss."
+            help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
+            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss."
         ),
     ] = None,
     calibration_data: Annotated[
@@ -148,18 +150,19 @@ def command(
     if calibrate is not None and not calibrate.exists():
         raise ConfigError(f"--calibrate {calibrate} is neither a run folder nor a recipe nor a text: it does not exist")
     text = calibrate if calibrate is not None and calibrate.is_file() and calibrate.suffix != ".toml" else None
-    if text is not None:
+    images = [] if calibrate is None or recipe_file(calibrate).is_file() else images_in(calibrate)
+    if text is not None or images:
         if blockwise or calibration_data is not None:
             flag = "--blockwise" if blockwise else "--calibration-data"
-            raise ConfigError(f"{flag} is for the calibration of a run, not on a text; drop it")
-        require_language_model(checkpoint)
+            raise ConfigError(f"{flag} is for the calibration of a run, not on a text or images; drop it")
+        require_transformers_folder(checkpoint)
     if calibrate is not None and not blockwise and world_from_environment().size > 1:
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
     files = folder_files(checkpoint) if checkpoint.is_dir() else files_of(checkpoint)
     inputs = list(files)
     calibration_device = choose_device(device)
-    if text is not None:
-        inputs.append(text)
+    if text is not None or images:
+        inputs += [*([] if text is None else [text]), *images]
     elif calibrate is not None:
         recipe = load_run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
@@ -197,6 +200,11 @@ def command(
             with bar(f"calibrating on {text.name}", "tokens") as update:
                 calibration = calibrate_folder(
                     checkpoint, content, text, tokens=tokens, device=calibration_device, progress=update
+                )
+        elif images:
+            with bar(f"calibrating on {len(images):,} images", "images") as update:
+                calibration = calibrate_on_images(
+                    checkpoint, content, images, device=calibration_device, progress=update
                 )
         elif calibrate is not None:
             with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:

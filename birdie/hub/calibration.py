@@ -4,11 +4,7 @@ text.txt ──tokenizer of the folder──► sequences ─┐
 folder ──from_pretrained──► model in float32 ────┴──► CalibrationResult, by the names of the tensors on disk
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from torch import Tensor, nn
 
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
 from birdie.errors import ConfigError, DataError
+from birdie.hub.loading import load_part
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
 
@@ -30,26 +27,6 @@ _LEAST_BATCHES = 5  # one of them is held out
 _LEAST_TOKENS = 64
 _TEXT_BYTES = 16  # read for each token that is needed, spread over the text
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-
-
-def require_language_model(folder: Path) -> None:
-    """Check that a checkpoint can be calibrated on a text, before anything is read.
-
-    Raises:
-        ConfigError: it is no folder of a model of transformers, or transformers is not installed.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        known = isinstance(config, dict) and "model_type" in config
-    except (OSError, ValueError):
-        known = False
-    if not known:
-        raise ConfigError(
-            f"a text calibrates the Hugging Face folder of a language model, and {folder} has no config.json of one; "
-            "compress such a folder, or give a run or recipe to --calibrate"
-        )
-    if find_spec("transformers") is None:
-        raise ConfigError("calibration on a text needs transformers, which is not installed; pip install transformers")
 
 
 def calibrate_folder(
@@ -78,18 +55,18 @@ def calibrate_folder(
     """
     if tokens < _LEAST_TOKENS:
         raise ConfigError(f"{tokens} calibration tokens are too few; give {_LEAST_TOKENS} at least")
-    tokenizer = _load(folder, "AutoTokenizer", "tokenizer")
-    config = _load(folder, "AutoConfig", "configuration").get_text_config()
+    tokenizer = load_part(folder, "AutoTokenizer", "tokenizer")
+    config = load_part(folder, "AutoConfig", "configuration").get_text_config()
     length = min([LENGTH, *(value for name in _LENGTHS if isinstance(value := getattr(config, name, None), int))])
     rows = sequences(tokenizer, text, tokens, length)
-    model = _load(folder, "AutoModelForCausalLM", "language model", dtype=torch.float32).eval()
+    model = load_part(folder, "AutoModelForCausalLM", "language model", dtype=torch.float32).eval()
     if int(rows.max()) >= model.get_input_embeddings().num_embeddings:
         raise ConfigError(f"the tokenizer of {folder} has more tokens than its model; give the files of one model")
     vocabulary = int(getattr(config, "vocab_size", 1))
     size = min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary) // rows.shape[1]
     count = max(-(-len(rows) // max(1, size)), min(_LEAST_BATCHES, len(rows)))
     batches = list(torch.tensor_split(rows, count))
-    module = NamesOnDisk(model, state, folder).to(device)
+    module = NamesOnDisk(model, state, folder, use_cache=False).to(device)
     total = sum(batch.numel() for batch in batches[: len(batches) - held_out_batches(len(batches))])
 
     def report(done: int) -> None:
@@ -150,30 +127,3 @@ def _parts(text: str, count: int, size: int) -> Iterator[str]:
         return
     for start, end in pairwise(np.linspace(0, len(text), count + 1).astype(int).tolist()):
         yield text[start : min(start + size, end)]
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Turn off the progress bar of transformers: birdie shows its own, which it would break up."""
-    logging = import_module("transformers.utils.logging")
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
-
-
-def _load(folder: Path, kind: str, noun: str, **options: Any) -> Any:
-    try:
-        with _no_progress_bar():
-            return getattr(import_module("transformers"), kind).from_pretrained(
-                folder, local_files_only=True, **options
-            )
-    except Exception as error:  # whatever the library raises
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(
-            f"transformers cannot load the {noun} of {folder} ({reason}), which calibration on a text needs; complete "
-            "the folder, or compress it without --calibrate"
-        ) from error

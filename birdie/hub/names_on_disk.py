@@ -6,6 +6,7 @@ the sensitivities of a calibration must have them too.
 """
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,21 @@ class NamesOnDisk(nn.Module):
         model: of transformers; its output has `logits`.
         state: the tensors on disk.
         where: the checkpoint, for error messages.
+        options: of the model's forward function.
 
     Raises:
         WeightsError: a parameter of the model is not the tensor of the same name on disk.
     """
 
-    def __init__(self, model: nn.Module, state: Mapping[str, Tensor], where: Path) -> None:
+    def __init__(self, model: nn.Module, state: Mapping[str, Tensor], where: Path, **options: Any) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.options = model, options
         self.names = names_in(model, state, where)
         self.unused = {name: tensor.clone() for name, tensor in state.items() if name not in self.names}
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits of token ids, (rows, length) → (rows, length, vocabulary)."""
-        logits: Tensor = self.model(ids, use_cache=False).logits
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits of token ids, (rows, length, vocabulary), or of images, (images, classes)."""
+        logits: Tensor = self.model(inputs, **self.options).logits
         return logits
 
     def state_dict(self, *_: Any, keep_vars: bool = False, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
@@ -71,17 +73,17 @@ class NamesOnDisk(nn.Module):
 def names_in(model: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, str]:
     """Return name on disk → name in the model, for all tensors that the model has.
 
-    A name on disk may lack the prefix of the base model, or have one that the model lacks. Values are compared, so that
-    a weight which the library has split, merged or transposed is not taken for another one.
+    A name on disk may lack the prefix of the base model, have one that the model lacks, or be one that transformers
+    renames. Values are compared, so that a weight which it has split, merged or transposed is not taken for another.
 
     Raises:
         WeightsError: a parameter has no tensor on disk, or another one.
     """
     inner = model.state_dict()
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    prefix, renamed = f"{getattr(model, 'base_model_prefix', '')}.", _renamed(model, inner)
     names = {}
     for name, tensor in state.items():
-        candidates = (name, prefix + name, name.removeprefix(prefix))
+        candidates = (name, prefix + name, name.removeprefix(prefix), renamed.get(name, name))
         other = next((one for one in candidates if one in inner), None)
         if other is not None and _is_same(inner[other], tensor):
             names[name] = other
@@ -94,6 +96,16 @@ def names_in(model: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict
                 "with birdie.save(model, …, calibration=(model, batches, loss))"
             )
     return names
+
+
+def _renamed(model: nn.Module, inner: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return name on disk → name in the model of tensors that transformers (from version 5) renames as it loads."""
+    try:
+        saved = import_module("transformers.core_model_loading").revert_weight_conversion(model, dict(inner))
+    except Exception:  # another version, or a conversion without a way back: the names that agree are enough, or not
+        return {}
+    names = {id(tensor): name for name, tensor in inner.items()}
+    return {name: names[id(tensor)] for name, tensor in saved.items() if id(tensor) in names}
 
 
 def _is_same(loaded: Tensor, tensor: Tensor) -> bool:
