@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
+    from birdie.artifact.quantize import quantize_
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
+    from birdie.compress.calibration.table import sensitivity
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
     from birdie.errors import (
         ArtifactError,
@@ -43,9 +45,11 @@ _HOMES = {
     "birdie.artifact.calibrated": ("calibrate",),
     "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
+    "birdie.artifact.quantize": ("quantize_",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
+    "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (
@@ -88,9 +92,11 @@ __all__ = [
     "load_object",
     "load_weights",
     "quantization_loss",
+    "quantize_",
     "save",
     "save_object",
     "schemes",
+    "sensitivity",
     "spectral",
 ]
 

@@ -31,9 +31,11 @@ PUBLIC = [
     "load_object",
     "load_weights",
     "quantization_loss",
+    "quantize_",
     "save",
     "save_object",
     "schemes",
+    "sensitivity",
     "spectral",
 ]
 
