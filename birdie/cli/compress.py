@@ -19,7 +19,7 @@ from birdie.cli.console import (
     progress_bar,
     size,
 )
-from birdie.cli.inspect import summary_table
+from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Progress
@@ -222,7 +222,7 @@ def command(
         sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
         print_json(summary.to_json() | sizes | {"dropped": dropped})
         return
-    print_table(summary_table(summary))
+    print_table(grouped_table(summary))
     if input_bytes != file_bytes:
         print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
     if dropped:
@@ -230,6 +230,7 @@ def command(
     print_line(
         f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
     )
+    print_line(f"list its tensors: birdie inspect {output}")
 
 
 def calibration_source(recipe: "Recipe", settings: "CalibrationSettings") -> str:

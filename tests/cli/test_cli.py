@@ -184,10 +184,34 @@ def test_a_budget_is_met(ask: Ask, weights: Path, tmp_path: Path) -> None:
 def test_without_json_commands_print_tables(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app, ["compress", str(weights), "-o", str(tmp_path / "w.birdie"), "--scheme", "a.*=int6"]) == 0
     out = capsys.readouterr().out
-    assert "a.weight" in out
     assert "× smaller" in out
+    assert out.splitlines()[-1].endswith(f"birdie inspect {tmp_path / 'w.birdie'}")
     assert run(build_app, ["inspect", str(tmp_path / "w.birdie")]) == 0
-    assert "256×192" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a.weight" in out
+    assert "256×192" in out
+
+
+def test_compress_prints_a_row_per_scheme_and_inspect_a_row_per_tensor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = {f"{number}.weight": torch.randn(16, 16) for number in range(50)}
+    norms = {f"{number}.norm": torch.ones(16) for number in range(50)}
+    torch.save({**layers, **norms, "tied": layers["0.weight"]}, tmp_path / "m.pt")
+    file = str(tmp_path / "m.birdie")
+    assert run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", file, "--scheme", "*.weight=int6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 16
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [(name, tensors, weights) for name, tensors, weights, *_ in rows] == [
+        ("grid", "50", "12,800"),
+        ("fp16", "50", "800"),
+        ("alias", "1", ""),
+        ("total", "101", "13,600"),
+    ]
+    assert run(build_app, ["inspect", file]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*layers, *norms, "tied"))
 
 
 def test_train_leaves_a_run_folder(trained: Path) -> None:
@@ -793,6 +817,7 @@ def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
     """Names of tensors may contain markup of rich, or control sequences of the terminal."""
     torch.save({"[/x]": torch.zeros(3), "a[bold].w": torch.zeros(3), "\x1b[2Jclear": torch.zeros(3)}, tmp_path / "m.pt")
     assert run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", str(tmp_path / "m[red].birdie")]) == 0
+    assert run(build_app, ["inspect", str(tmp_path / "m[red].birdie")]) == 0
     out, err = capsys.readouterr()
     assert "[/x]" in out
     assert "a[bold].w" in out
