@@ -25,11 +25,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import birdie
 import birdie.cli
 from birdie.cli import build_app, commands
 from birdie.cli.console import exit_code_of, leave, run, stop_on_signal
+from birdie.compress import registry
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import ByteTokenizer
+from birdie.errors import ConfigError
 from birdie.run.evaluation import evaluate
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
@@ -811,6 +814,35 @@ def test_without_json_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixtu
     assert out == ""
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", registry.words())
+def test_specs_mean_the_same_on_the_command_line_and_in_python(ask: Ask, word: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = {"a.weight": torch.randn(16, 16), "b.weight": torch.randn(16, 16)}
+    torch.save(state, tmp_path / "m.pt")
+    spec = registry.words()[word].example
+    for name, flags, scheme in (
+        ("all", ["--scheme", spec], spec),
+        ("rules", ["--scheme", f"a.*={spec}", "--scheme", "int8"], [("a.*", spec), ("*", "int8")]),
+    ):
+        code, answer, _ = ask(
+            "compress", tmp_path / "m.pt", "-o", tmp_path / f"{name}.birdie", "--coder", "fast", *flags
+        )
+        assert code == 0, answer
+        birdie.save(state, tmp_path / f"{name}-python.birdie", scheme=scheme, coder="fast")
+        assert (tmp_path / f"{name}.birdie").read_bytes() == (tmp_path / f"{name}-python.birdie").read_bytes()
+
+
+@pytest.mark.parametrize("spec", ["int66", "INT8", "sigma:much", "codebook:k=", "lowrank:rank=4,base=int9", ""])
+def test_what_is_no_spec_is_refused_on_the_command_line_as_in_python(
+    ask: Ask, spec: str, weights: Path, tmp_path: Path
+) -> None:
+    code, answer, _ = ask("compress", weights, "-o", tmp_path / "x.birdie", "--scheme", spec)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    with pytest.raises(ConfigError) as error:
+        birdie.save({"w": torch.ones(64, 64)}, tmp_path / "x.birdie", scheme=spec)
+    assert answer["error"]["message"] == " ".join(str(error.value).split())
 
 
 def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
