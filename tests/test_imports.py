@@ -25,7 +25,7 @@ ROWS: list[set[str]] = [
     {"data", "model", "train", "entropy"},
     {"compress"},
     {"artifact"},
-    {"score"},
+    {"score", "hub"},
     {"run"},
     {"lab"},
     {"golf"},
