@@ -170,9 +170,9 @@ FLAGS_FROM_SETTINGS = {"evaluate", "submit", "train"}
 
 
 @pytest.mark.parametrize("name", sorted(set(commands()) - FLAGS_FROM_SETTINGS))
-def test_the_help_of_a_command_imports_neither_torch_nor_numba(name: str) -> None:
+def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     statement = f"import birdie.cli; birdie.cli.build_app([{name!r}, '--help'])[0](['--help'])"
-    assert imported_by(statement, {"torch", "numba"}) == "[]"
+    assert imported_by(statement, {"torch", "numba", "numpy"}) == "[]"
 
 
 def imported_by(statement: str, modules: set[str]) -> str:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from birdie.artifact.inspect import inspect
 from birdie.cli.console import Json, compiling_notice, print_json, print_line, size
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError
@@ -80,6 +79,8 @@ def command(
 
 
 def _report(file: Path, output: Path, output_bytes: int, json: bool) -> None:
+    from birdie.artifact.inspect import inspect
+
     tensors = len(inspect(file).tensors)
     if json:
         print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors})

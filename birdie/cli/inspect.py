@@ -9,7 +9,6 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from birdie.artifact.inspect import inspect
 from birdie.artifact.summary import Summary, TensorSummary
 from birdie.cli.console import Json, plain, print_json, print_line, print_table, size
 
@@ -27,6 +26,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read."""
+    from birdie.artifact.inspect import inspect
+
     summary = inspect(file)
     if json:
         answer = summary.to_json()
