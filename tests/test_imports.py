@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from birdie.cli import commands
+
 PACKAGE = Path(__file__).resolve().parents[1] / "birdie"
 
 # A package imports only from rows above its own. Packages on one row do not import each other.
@@ -160,7 +162,22 @@ def test_modules_are_named_after_their_content() -> None:
     ids=["import birdie", "container", "birdie --help", "birdie"],
 )
 def test_entry_points_import_nothing_heavy(statement: str, absent: set[str]) -> None:
-    code = f"{statement}\nimport sys; print(sorted({absent!r} & set(sys.modules)))"
+    assert imported_by(statement, absent) == "[]"
+
+
+# Their flags are the fields of settings, which stand beside the code that uses them.
+FLAGS_FROM_SETTINGS = {"evaluate", "submit", "train"}
+
+
+@pytest.mark.parametrize("name", sorted(set(commands()) - FLAGS_FROM_SETTINGS))
+def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
+    statement = f"import birdie.cli; birdie.cli.build_app([{name!r}, '--help'])[0](['--help'])"
+    assert imported_by(statement, {"torch", "numba", "numpy"}) == "[]"
+
+
+def imported_by(statement: str, modules: set[str]) -> str:
+    """Return the list of those `modules` that a fresh interpreter has imported after `statement`."""
+    code = f"{statement}\nimport sys; print(sorted({modules!r} & set(sys.modules)))"
     process = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines()[-1] == "[]"
+    return process.stdout.splitlines()[-1]

@@ -5,7 +5,7 @@ calibration=(module, batches, loss), blockwise=… ──► BlockwiseResult ─
 """
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
@@ -22,7 +22,7 @@ from birdie.compress.calibration.blockwise_result import (
     refinement_error,
     work_folder,
 )
-from birdie.compress.calibration.result import CalibrationResult, calibrated_state
+from birdie.compress.calibration.result import CalibrationResult, calibrated_state, held_out_batches
 from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.rate.encoding import Refinement
 from birdie.compress.scheme import Blocks, Encoded
@@ -30,6 +30,7 @@ from birdie.compress.state import ModelState, named_tensors
 from birdie.compress.wrappers import unwrapped
 from birdie.entropy import coder as entropy
 from birdie.errors import ConfigError
+from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World
 from birdie.runtime.files import Source, require_path
 from birdie.runtime.mapped import releasing
@@ -44,7 +45,7 @@ def calibrate(
     blocks: Collection[str] | None = None,
     symmetries: bool = True,
     world: World | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | bool | None = None,
 ) -> CalibrationResult:
     """Calibrate a module for several files: pass the result to `birdie.save` as its `calibration`.
 
@@ -58,7 +59,8 @@ def calibrate(
             `nn.Sequential` and `nn.ModuleDict`.
         symmetries: whether units whose order is arbitrary may be sorted, which saves bits.
         world: ranks that share the batches out, with `blockwise`; all call this with the same arguments.
-        progress: called with the number of batches done.
+        progress: True shows a progress bar on stderr or in the notebook; or a function, which is called with (done,
+            total) in batches.
 
     Raises:
         ConfigError: the loss does not depend on the weights; with `blockwise`, a block cannot be run alone, or the
@@ -67,15 +69,22 @@ def calibrate(
         WeightsError: a weight is not finite.
         OutputError: the folder cannot be written.
     """
+    batches = batches if isinstance(batches, Sequence) else list(batches)
     state, calibration = named_tensors(unwrapped(module)), (module, batches, loss)
-    if blockwise is False:
-        if blocks is not None or (world is not None and world.size > 1):
-            raise ConfigError("blocks and ranks are for a calibration one block at a time; add blockwise=True")
-        return CalibrationResult.of(state, calibration, symmetries=symmetries, progress=progress)
-    folder = None if blockwise is True else blockwise
-    return calibrate_in_blocks(
-        state, calibration, folder=folder, blocks=blocks, symmetries=symmetries, world=world, progress=progress
-    )
+    if blockwise is False and (blocks is not None or (world is not None and world.size > 1)):
+        raise ConfigError("blocks and ranks are for a calibration one block at a time; add blockwise=True")
+    folder = None if isinstance(blockwise, bool) else blockwise
+    with reporting(progress, "calibrating", "batches") as update:
+
+        def report(done: int) -> None:
+            if update is not None:
+                update(done, len(batches) - held_out_batches(len(batches)))
+
+        if blockwise is False:
+            return CalibrationResult.of(state, calibration, symmetries=symmetries, progress=report)
+        return calibrate_in_blocks(
+            state, calibration, folder=folder, blocks=blocks, symmetries=symmetries, world=world, progress=report
+        )
 
 
 @contextmanager

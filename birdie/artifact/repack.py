@@ -26,7 +26,7 @@ def save_object(
     path: Source,
     *,
     coder: Effort = "max",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     world: World | None = None,
 ) -> Summary:
@@ -38,7 +38,7 @@ def save_object(
         content: nested dicts, lists and tuples of tensors and plain values, as torch.save takes them; never changed.
         path: the file to write; it appears complete or not at all.
         coder: "max" for the smallest file, "fast" for the least time.
-        progress: called with (done, total) as tensors are coded.
+        progress: True for a progress bar, or a function, as in `birdie.save`.
         workers: threads; None uses every core. The bytes do not depend on it.
         world: ranks that share the tensors out, as in `birdie.save`.
 

@@ -40,7 +40,7 @@ from birdie.compress.wrappers import unwrapped
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.runtime.blas import one_thread
-from birdie.runtime.callbacks import Progress
+from birdie.runtime.callbacks import Progress, reporting
 from birdie.runtime.distributed import World, run_on_main, share_out
 from birdie.runtime.files import Source, require_output, require_path, require_writable
 
@@ -67,7 +67,7 @@ def save(
     metadata: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None,
     tree: Any = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     world: World | None = None,
 ) -> Summary:
@@ -111,7 +111,8 @@ def save(
         metadata: JSON to store in the file.
         files: name → content of files to keep beside the tensors (configuration, tokenizer, license); they count.
         tree: how the tensors nest (birdie.artifact.pytree); birdie.artifact.repack passes it.
-        progress: called with (done, total) as tensors are coded.
+        progress: True shows a progress bar on stderr or in the notebook; or a function, which is called with (done,
+            total) as tensors are coded.
         workers: threads; None uses every core. The bytes do not depend on it.
         world: ranks (`birdie.runtime.distributed`) that share the tensors out if there is no calibration, or a
             blockwise one, whose batches they share as well. All call this with the same arguments; rank 0 writes the
@@ -144,9 +145,12 @@ def save(
     share = None if world.size == 1 else partial(share_out, world)
     if share is not None and workers is None:
         workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    with calibrated_files(state, calibration, path, blockwise=blockwise, symmetries=symmetries, world=world) as (
-        state,
-        calibrated,
+    with (
+        reporting(progress, "compressing", "tensors") as update,
+        calibrated_files(state, calibration, path, blockwise=blockwise, symmetries=symmetries, world=world) as (
+            state,
+            calibrated,
+        ),
     ):
         assignment = assign(state, scheme, target)
         fields = {
@@ -157,7 +161,7 @@ def save(
         }
         spool = None if calibrated is not None else _spool(path, assignment.weights, world)
         with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-            meter = Meter(progress, _ROUNDS if target.searched and calibrated is not None else 1)
+            meter = Meter(update, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
             writer = Writer(pool, coder, fields, meter, spool, hidden)
             in_files = calibrated is None or calibrated.factors is not None

@@ -4,7 +4,8 @@ A file `birdie/cli/NAME.py`, or `NAME_.py` where NAME is a keyword of Python, is
 docstring that begins with "`birdie NAME`:". The rest of that line is its help, `GROUP = "…"` names its panel in
 `birdie --help`, and its function `command` is what runs. A command whose settings depend on its arguments also defines
 `build_app` (`train` does). Files are listed and read, and only the command that runs is imported, so that
-`birdie --help` does not wait for torch and numba.
+`birdie --help` does not wait for torch and numba. A command imports those inside its functions, and what needs them:
+its flags are then read, explained and refused in a fraction of a second.
 """
 
 import importlib

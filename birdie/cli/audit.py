@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table, progress_bar
-from birdie.golf.audit.audit import audit
 from birdie.golf.audit.rules import RULES, Finding, Report, Result, Rule
 
 GROUP = "Evaluate"
@@ -55,6 +54,8 @@ def command(
     A warning names a line of code that a person should read. The exit code is 1 if a rule is broken. Code of others is
     read and not run, except with --run.
     """
+    from birdie.golf.audit.audit import audit
+
     with progress_bar(f"auditing {path.name}", "tokens") as update:
         report = audit(
             path,

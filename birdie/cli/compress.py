@@ -4,15 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from cyclopts import Parameter
 
-from birdie.artifact.checkpoints import files_of, read_checkpoint, read_weights, tensor_bytes
-from birdie.artifact.folders import folder_files, read_folder
-from birdie.artifact.repack import save_object
-from birdie.artifact.save import save
 from birdie.cli.console import (
     Json,
     Output,
@@ -24,25 +19,23 @@ from birdie.cli.console import (
     progress_bar,
     size,
 )
-from birdie.cli.inspect import summary_table
-from birdie.compress.calibration.blockwise_result import work_folder
-from birdie.compress.calibration.result import CalibrationResult
+from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
-from birdie.compress.registry import examples_of_words, is_spec, parse_spec
 from birdie.errors import ConfigError
-from birdie.hub.calibration import TOKENS, calibrate_folder
-from birdie.hub.images import calibrate_on_images, images_in
-from birdie.hub.loading import require_transformers_folder
-from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
-from birdie.run.dataset import data_files
-from birdie.run.recipe import CalibrationSettings, Recipe
 from birdie.runtime.callbacks import Progress
-from birdie.runtime.device import DeviceName, choose_device
-from birdie.runtime.distributed import process_group, world_from_environment
 from birdie.runtime.files import require_output
-from birdie.runtime.mapped import releasing
+
+if TYPE_CHECKING:
+    from birdie.compress.calibration.result import CalibrationResult
+    from birdie.run.recipe import CalibrationSettings, Recipe
 
 GROUP = "Compress"
+SPECS = (
+    *("lossless", "int2", "int8", "sigma:0.3", "sdclip", "fp16", "bf16", "trellis:sigma=0.3", "feedback", "gptq"),
+    *("ternary", "binary", "codebook:k=16", "rotation:bits=4", "lowrank:rank=4,base=int6", "spectral:auto,sigma=0.3"),
+    "tucker:energy=0.99",
+)
+"""Specs that the help names: `examples_of_words()` of the registry, which needs torch."""
 _MAX_LISTED = 20
 
 
@@ -71,7 +64,7 @@ def command(
         Parameter(
             negative=(),
             help="SPEC for all matrices, or PATTERN=SPEC, repeatable, first match wins. SPEC: "
-            f"{', '.join(examples_of_words())}; or a scheme of an installed package (docs/schemes.md).",
+            f"{', '.join(SPECS)}; or a scheme of an installed package (docs/schemes.md).",
         ),
     ] = None,
     coder: Annotated[
@@ -108,7 +101,10 @@ def command(
         Path | None,
         Parameter(help="Folder for --blockwise, which keeps it: a calibration that was stopped resumes there."),
     ] = None,
-    device: Annotated[DeviceName, Parameter(help="Of the calibration; auto takes a GPU if there is one.")] = "cpu",
+    device: Annotated[
+        Literal["auto", "cuda", "mps", "cpu"],
+        Parameter(help="Of the calibration; auto takes a GPU if there is one."),
+    ] = "cpu",
     json: Json = False,
 ) -> None:
     """Compress a checkpoint into one .birdie file.
@@ -147,6 +143,22 @@ def command(
         raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
     if blockwise and (recalibrate or refit):
         raise ConfigError("--recalibrate and --refit keep the complete model in memory; drop them, or --blockwise")
+    import torch
+
+    from birdie.artifact.checkpoints import files_of, read_checkpoint, read_weights, tensor_bytes
+    from birdie.artifact.folders import folder_files, read_folder
+    from birdie.artifact.repack import save_object
+    from birdie.artifact.save import save
+    from birdie.compress.calibration.blockwise_result import work_folder
+    from birdie.hub.calibration import TOKENS, calibrate_folder
+    from birdie.hub.images import calibrate_on_images, images_in
+    from birdie.hub.loading import require_transformers_folder
+    from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
+    from birdie.run.dataset import data_files
+    from birdie.runtime.device import choose_device
+    from birdie.runtime.distributed import process_group, world_from_environment
+    from birdie.runtime.mapped import releasing
+
     if calibrate is not None and not calibrate.exists():
         raise ConfigError(f"--calibrate {calibrate} is neither a run folder nor a recipe nor a text: it does not exist")
     text = calibrate if calibrate is not None and calibrate.is_file() and calibrate.suffix != ".toml" else None
@@ -181,7 +193,7 @@ def command(
     file_bytes = sum(file.stat().st_size for file in files)
     # a packed file (.ptz) may have fewer bytes than its tensors
     input_bytes = file_bytes if complete else min(file_bytes, tensor_bytes(content))
-    calibration: CalibrationResult | None = None
+    calibration: "CalibrationResult | None" = None
     kept = None if folder is None or weights_only else folder.files
     metadata = None if folder is None else folder.metadata
     kept_bytes = sum(map(len, (kept or {}).values()))
@@ -239,7 +251,7 @@ def command(
         sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
         print_json(summary.to_json() | sizes | {"dropped": dropped})
         return
-    print_table(summary_table(summary))
+    print_table(grouped_table(summary))
     if input_bytes != file_bytes:
         print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
     if dropped:
@@ -247,14 +259,15 @@ def command(
     print_line(
         f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
     )
+    print_line(f"list its tensors: birdie inspect {output}")
 
 
-def calibration_source(recipe: Recipe, settings: CalibrationSettings) -> str:
+def calibration_source(recipe: "Recipe", settings: "CalibrationSettings") -> str:
     """Return the name of the calibration data for the progress bar."""
     return "samples of the model" if settings.data == "own" else recipe.data.path
 
 
-def _settings(recipe: Recipe, data: Literal["train", "own"] | None, tokens: int | None) -> CalibrationSettings:
+def _settings(recipe: "Recipe", data: Literal["train", "own"] | None, tokens: int | None) -> "CalibrationSettings":
     """Return the calibration settings: flags, else those of the recipe; training data if neither names a source."""
     settings = recipe.calibration
     if data is None:
@@ -280,6 +293,8 @@ def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:
 
 def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
     """Return a spec for all matrices, or rules (pattern, spec); a spec without a pattern is the rule for the rest."""
+    from birdie.compress.registry import is_spec
+
     rules = [("*", text) if is_spec(text) else _rule(text) for text in texts]
     return texts[0] if len(texts) == 1 and is_spec(texts[0]) else rules
 
@@ -287,6 +302,8 @@ def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
 def _rule(text: str) -> tuple[str, str]:
     pattern, equals, spec = text.partition("=")
     if not equals or ":" in pattern:
+        from birdie.compress.registry import parse_spec
+
         parse_spec(text)  # names the nearest spec
     if not pattern or not spec:
         raise ConfigError(f"--scheme {text!r} is not SPEC or PATTERN=SPEC; write for example --scheme '*.mlp.*=int6'")

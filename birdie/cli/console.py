@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -20,12 +20,13 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from birdie.errors import BirdieError, ConfigError
 from birdie.run.recipe_file import explain
+from birdie.runtime import progress
+from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import require_output
 
 Json = Annotated[
@@ -218,37 +219,9 @@ def print_line(text: str) -> None:
     stdout.print(text, soft_wrap=True, markup=False)
 
 
-class RateColumn(ProgressColumn):
-    """Column with the work per second, in the unit of the task."""
-
-    def render(self, task: Task) -> Text:
-        if not task.speed:
-            return Text("")
-        return Text(f"{quantity(task.speed)} {task.fields.get('unit', '')}/s", style="cyan")
-
-
-@contextmanager
-def progress_bar(description: str, unit: str) -> Iterator[Callable[[float, float | None], None]]:
+def progress_bar(description: str, unit: str) -> AbstractContextManager[Progress]:
     """Show a progress bar on stderr and yield `update(done, total)`; show nothing if stderr is not a terminal."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        RateColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
-        task = progress.add_task(description, total=None, unit=unit)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def quantity(value: float) -> str:
-    """Return a number with three digits and a suffix: 1,234,567 → "1.23M"."""
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}"
+    return progress.bar(description, unit, stderr)
 
 
 def plain(name: str) -> Text:

@@ -5,13 +5,8 @@ import zlib
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from cyclopts import Parameter
 
-from birdie.artifact.folders import require_replaceable, write_folder
-from birdie.artifact.inspect import inspect
-from birdie.artifact.repack import load_object
-from birdie.artifact.to_safetensors import to_safetensors
 from birdie.cli.console import Json, compiling_notice, print_json, print_line, size
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, OutputError
@@ -59,6 +54,10 @@ def command(
             f"cannot write {output.name}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}; "
             "the name of a folder has no suffix"
         )
+    from birdie.artifact.folders import require_replaceable, write_folder
+    from birdie.artifact.repack import load_object
+    from birdie.artifact.to_safetensors import to_safetensors
+
     limit = None if max_size is None else parse_size(max_size)
     limits: dict[str, Any] = {"max_bytes": limit, "max_operations": max_operations, "schemes": schemes}
     if output.is_dir() or not output.suffix:
@@ -80,6 +79,8 @@ def command(
 
 
 def _report(file: Path, output: Path, output_bytes: int, json: bool) -> None:
+    from birdie.artifact.inspect import inspect
+
     tensors = len(inspect(file).tensors)
     if json:
         print_json({"path": str(output), "bytes": output_bytes, "tensors": tensors})
@@ -88,6 +89,8 @@ def _report(file: Path, output: Path, output_bytes: int, json: bool) -> None:
 
 
 def _write(content: Any, path: Path, suffix: str) -> None:
+    import torch
+
     if suffix == ".ptz":
         buffer = io.BytesIO()
         torch.save(content, buffer)

@@ -7,30 +7,28 @@ import dataclasses
 import zlib
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from cyclopts import Parameter
 from rich.table import Table
 
-from birdie.artifact import int8_zlib as baseline
 from birdie.cli.console import Json, compiling_notice, log, print_json, print_line, print_table, progress_bar
 from birdie.cli.prepare import prepare_with_bar
-from birdie.cli.train import calibrate, follow
 from birdie.compress.rate.size import parse_size
 from birdie.data.corpus import stdlib_corpus
 from birdie.errors import ConfigError
-from birdie.run.evaluation import evaluate
-from birdie.run.pipeline import Run
-from birdie.run.recipe import Recipe
-from birdie.run.registry import find
-from birdie.score.request import EvaluationRequest
+
+if TYPE_CHECKING:
+    from birdie.run.pipeline import Run
+    from birdie.run.recipe import Recipe
 
 GROUP = "Train"
 
 
-def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> Recipe:
+def demo_recipe(data: Path, *, seconds: float, budget: str, seed: int, device: str) -> "Recipe":
     """Return recipes/demo.toml with these settings and with data below the folder `data`."""
+    from birdie.run.registry import find
+
     recipe = find("demo").recipe()
     vocabulary = recipe.model.vocab_size
     return dataclasses.replace(
@@ -60,6 +58,11 @@ def command(
     allowed = parse_size(budget)
     if not seconds > 0:
         raise ConfigError(f"--seconds is {seconds}; give a positive number of seconds")
+    from birdie.cli.train import calibrate, follow
+    from birdie.run.evaluation import evaluate
+    from birdie.run.pipeline import Run
+    from birdie.score.request import EvaluationRequest
+
     data = folder / "data"
     recipe = demo_recipe(data, seconds=seconds, budget=budget, seed=seed, device=device)
     if not (Path(recipe.data.path) / "dataset.json").is_file():
@@ -99,8 +102,12 @@ def command(
     print_line(f"generate text: birdie sample {summary.path} --prompt 'def '")
 
 
-def _baselines(run: Run) -> tuple[int, int, float]:
+def _baselines(run: "Run") -> tuple[int, int, float]:
     """Return the bytes of the float weights under zlib, and bytes and bpb of the challenge's int8+zlib export."""
+    import torch
+
+    from birdie.artifact import int8_zlib as baseline
+
     state = run.model.state_dict()
     buffer = BytesIO()
     torch.save(state, buffer)

@@ -2,30 +2,19 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, compiling_notice, plain, print_json, print_line, print_table
 from birdie.errors import ConfigError
-from birdie.run.estimate import (
-    Artifact,
-    Load,
-    Machine,
-    Schedule,
-    artifact,
-    groups,
-    h100,
-    load,
-    schedule,
-    this_cpu,
-    training,
-)
-from birdie.run.forecast import Forecast, forecast
-from birdie.run.history import read
-from birdie.run.recipe import Recipe
-from birdie.run.registry import RegisteredRecipe, find
+
+if TYPE_CHECKING:
+    from birdie.run.estimate import Artifact, Load, Machine, Schedule
+    from birdie.run.forecast import Forecast
+    from birdie.run.recipe import Recipe
+    from birdie.run.registry import RegisteredRecipe
 
 GROUP = "Train"
 
@@ -45,6 +34,8 @@ def command(
     Parameters and FLOPs are exact. Bytes, memory and times are estimates. docs/estimate.md explains each number and
     gives the measured errors.
     """
+    from birdie.run.estimate import artifact, groups, h100, load, this_cpu
+
     folder = Path(recipe) if Path(recipe).is_dir() else None
     known = _known(recipe, folder)
     settings = known.recipe(preset)
@@ -82,7 +73,9 @@ def command(
         print_line(_forecast_line(outlook))
 
 
-def _known(name: str, folder: Path | None) -> RegisteredRecipe:
+def _known(name: str, folder: Path | None) -> "RegisteredRecipe":
+    from birdie.run.registry import find
+
     if folder is None:
         return find(name)
     if not (folder / "recipe.toml").is_file():
@@ -90,24 +83,30 @@ def _known(name: str, folder: Path | None) -> RegisteredRecipe:
     return dataclasses.replace(find(str(folder / "recipe.toml")), name=folder.name)
 
 
-def _forecast(recipe: Recipe, folder: Path) -> Forecast:
+def _forecast(recipe: "Recipe", folder: Path) -> "Forecast":
+    from birdie.run.estimate import training
+    from birdie.run.forecast import forecast
+    from birdie.run.history import read
+
     return forecast(read(folder), training(recipe))
 
 
-def _ranks(recipe: Recipe) -> int:
+def _ranks(recipe: "Recipe") -> int:
     """Return eight ranks, as in the challenge, or the most that divide the batch evenly."""
     return next(ranks for ranks in (8, 4, 2, 1) if recipe.train.accumulation % ranks == 0)
 
 
-def _schedule(recipe: Recipe, machine: Machine) -> Schedule | str:
+def _schedule(recipe: "Recipe", machine: "Machine") -> "Schedule | str":
     """Return the schedule on a machine, or the reason why the machine cannot run the recipe."""
+    from birdie.run.estimate import schedule
+
     try:
         return schedule(recipe, machine)
     except ConfigError as error:
         return str(error)
 
 
-def _step_json(recipe: Recipe, step: Load) -> dict[str, int]:
+def _step_json(recipe: "Recipe", step: "Load") -> dict[str, int]:
     return {
         "tokens": recipe.train.train_batch_tokens,
         "matrix_flops": step.micro_steps * step.cost.matrix_flops,
@@ -117,7 +116,7 @@ def _step_json(recipe: Recipe, step: Load) -> dict[str, int]:
     }
 
 
-def _plan_json(machine: Machine, plan: Schedule | str) -> dict[str, Any]:
+def _plan_json(machine: "Machine", plan: "Schedule | str") -> dict[str, Any]:
     about = {"name": machine.name, "devices": machine.devices}
     if isinstance(plan, str):
         return {**about, "error": plan}
@@ -134,7 +133,12 @@ def _plan_json(machine: Machine, plan: Schedule | str) -> dict[str, Any]:
 
 
 def _model_table(
-    known: RegisteredRecipe, recipe: Recipe, counts: dict[str, int], file: Artifact, step: Load, sharded: Load
+    known: "RegisteredRecipe",
+    recipe: "Recipe",
+    counts: dict[str, int],
+    file: "Artifact",
+    step: "Load",
+    sharded: "Load",
 ) -> Table:
     about, tera = known.about, 1e12
     table = Table(title=plain(f"{known.name}: estimate"))
@@ -160,7 +164,7 @@ def _model_table(
     return table
 
 
-def _machine_table(recipe: Recipe, machines: list[Machine], plans: list[Schedule | str]) -> Table:
+def _machine_table(recipe: "Recipe", machines: list["Machine"], plans: list["Schedule | str"]) -> Table:
     table = Table(
         title="time and memory by machine",
         caption=f"training stops after {recipe.train.max_wallclock_seconds:g} s" if recipe.train.cap_ms else None,
@@ -181,7 +185,7 @@ def _machine_table(recipe: Recipe, machines: list[Machine], plans: list[Schedule
 _ROWS = ("ms per step", "steps", "million tokens", "training, s", "warm-up, s", "PFLOPs in total", "GB per device")
 
 
-def _cells(plan: Schedule) -> list[str]:
+def _cells(plan: "Schedule") -> list[str]:
     return [
         f"{1e3 * plan.mean_s:,.1f}",
         f"{plan.steps:,}",
@@ -193,7 +197,7 @@ def _cells(plan: Schedule) -> list[str]:
     ]
 
 
-def _forecast_line(outlook: Forecast) -> str:
+def _forecast_line(outlook: "Forecast") -> str:
     if outlook.step == outlook.steps:
         return f"the run ended after {outlook.steps:,} steps at {outlook.bpb:.4f} bits per byte"
     return (

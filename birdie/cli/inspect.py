@@ -1,13 +1,15 @@
 """`birdie inspect`: show the tensors of a .birdie file, with shape, scheme and bytes."""
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
+from rich.text import Text
 
-from birdie.artifact.inspect import inspect
-from birdie.artifact.summary import Summary
+from birdie.artifact.summary import Summary, TensorSummary
 from birdie.cli.console import Json, plain, print_json, print_line, print_table, size
 
 GROUP = "Compress"
@@ -24,6 +26,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Show the tensors of a .birdie file, with shape, scheme and bytes. Only the header is read."""
+    from birdie.artifact.inspect import inspect
+
     summary = inspect(file)
     if json:
         answer = summary.to_json()
@@ -38,7 +42,7 @@ def command(
 
 def summary_table(summary: Summary) -> Table:
     """Return the table of bytes per tensor, one row per tensor."""
-    table = Table(title=plain(f"{summary.path}: {size(summary.bytes)}, {summary.bits_per_weight:.3f} bits per weight"))
+    table = Table(title=_title(summary))
     table.add_column("tensor", overflow="fold")
     table.add_column("shape")
     table.add_column("dtype")
@@ -47,25 +51,58 @@ def summary_table(summary: Summary) -> Table:
     table.add_column("bits/weight", justify="right")
     table.add_column("share", justify="right")
     for tensor in summary.tensors:
-        weights = 1
-        for extent in tensor.shape:
-            weights *= extent
         table.add_row(
             plain(tensor.name),
             "×".join(map(str, tensor.shape)) or "scalar",
             tensor.dtype,
             tensor.scheme,
-            f"{tensor.bytes:,}",
-            f"{tensor.bytes * 8 / weights:.2f}" if weights else "",
-            f"{tensor.bytes / summary.bytes:.1%}",
+            *_cells(tensor.bytes, _weights([tensor]), summary),
         )
     table.add_section()
     if summary.files:
         names = sorted(summary.files, key=lambda name: (-summary.files[name], name))
         text = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
-        share = f"{summary.file_bytes / summary.bytes:.1%}"
-        table.add_row(plain(text), f"{len(names)} files", "", "lzma", f"{summary.file_bytes:,}", "", share)
+        table.add_row(plain(text), f"{len(names)} files", "", "lzma", *_cells(summary.file_bytes, 0, summary))
     table.add_row(
         "total", f"{summary.weights:,} weights", "", "", f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}", ""
     )
     return table
+
+
+def grouped_table(summary: Summary) -> Table:
+    """Return the table of bytes per scheme, one row for all tensors that are stored in the same way, largest first."""
+    table = Table(title=_title(summary))
+    table.add_column("stored as")
+    for name in ("tensors", "weights", "bytes", "bits/weight", "share"):
+        table.add_column(name, justify="right")
+    groups: dict[str, list[TensorSummary]] = {}
+    for tensor in summary.tensors:
+        groups.setdefault(tensor.scheme, []).append(tensor)
+    for scheme, tensors in sorted(groups.items(), key=lambda item: -_bytes(item[1])):
+        # an alias is a second name: its weights are counted under the first
+        weights = 0 if scheme == "alias" else _weights(tensors)
+        cells = _cells(_bytes(tensors), weights, summary)
+        table.add_row(scheme, f"{len(tensors):,}", f"{weights:,}" if weights else "", *cells)
+    table.add_section()
+    if summary.files:
+        table.add_row(f"{len(summary.files):,} kept files", "", "", *_cells(summary.file_bytes, 0, summary))
+    total = f"{summary.bytes:,}", f"{summary.bits_per_weight:.2f}"
+    table.add_row("total", f"{len(summary.tensors):,}", f"{summary.weights:,}", *total, "")
+    return table
+
+
+def _title(summary: Summary) -> Text:
+    return plain(f"{summary.path}: {size(summary.bytes)}, {summary.bits_per_weight:.3f} bits per weight")
+
+
+def _weights(tensors: Iterable[TensorSummary]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _bytes(tensors: Iterable[TensorSummary]) -> int:
+    return sum(tensor.bytes for tensor in tensors)
+
+
+def _cells(stored: int, weights: int, summary: Summary) -> tuple[str, str, str]:
+    """Return bytes, bits per weight (empty without weights) and share of the file."""
+    return f"{stored:,}", f"{stored * 8 / weights:.2f}" if weights else "", f"{stored / summary.bytes:.1%}"

@@ -6,7 +6,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, log, print_json, print_line, size
-from birdie.golf.pair import build_pair
 from birdie.golf.standalone.sources import PACKAGE
 from birdie.runtime import files
 
@@ -29,6 +28,8 @@ def command(
     The budget is for code and model together: export counts the running script and this file, and the model gets the
     rest. The file needs numpy, numba and torch, and no birdie.
     """
+    from birdie.golf.pair import build_pair
+
     files.require_output(output, PACKAGE.rglob("*.py"))
     pair = build_pair(calibrated=calibrated)
     data = pair.text.encode() if paste else pair.module

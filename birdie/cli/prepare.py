@@ -2,18 +2,19 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, log, print_json, print_line, print_table, progress_bar
 from birdie.data.corpus import Corpus, file_corpus, stdlib_corpus
-from birdie.data.dataset import DatasetInfo
-from birdie.data.hub import download as hub_download
-from birdie.data.hub.download import DownloadedDataset, Source
-from birdie.data.prepare import PreparedDataset, prepare
 from birdie.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from birdie.data.dataset import DatasetInfo
+    from birdie.data.hub.download import DownloadedDataset, Source, Stage
+    from birdie.data.prepare import PreparedDataset
 
 GROUP = "Train"
 
@@ -24,7 +25,7 @@ PREPARE_STAGES = {
     "val": "tokenizing the validation text",
     "check": "checking the byte counts",
 }
-DOWNLOAD_STAGES: dict[hub_download.Stage, str] = {
+DOWNLOAD_STAGES: "dict[Stage, str]" = {
     "check": "checking existing files",
     "download": "downloading",
     "count": "counting tokens and bytes",
@@ -124,8 +125,10 @@ def command(
 
 def prepare_with_bar(
     corpus: Corpus, *, tokenizer: str | None = None, vocab_size: int = 1024, root: Path, caseops: bool = False
-) -> PreparedDataset:
+) -> "PreparedDataset":
     """Prepare `corpus` below `root`, with a progress bar and one line per stage."""
+    from birdie.data.prepare import PreparedDataset, prepare
+
     result: PreparedDataset | None = None
     stage = ""
     with progress_bar(f"preparing {corpus.name}", "B") as update:
@@ -145,6 +148,8 @@ def prepare_with_bar(
 
 
 def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
+    from birdie.data.hub.download import Source
+
     default = Source()
     source = Source(flags.repo or default.repo, flags.revision, flags.remote_root, flags.endpoint)
     shards = 10 if flags.train_shards is None else flags.train_shards
@@ -162,25 +167,27 @@ def _prepare_from_hub(flags: HubFlags, output: Path, *, json: bool) -> None:
     print_line(f"tokenizer: {result.tokenizer}")
 
 
-def _download_with_bar(variant: str, train_shards: int, root: Path, source: Source) -> DownloadedDataset:
+def _download_with_bar(variant: str, train_shards: int, root: Path, source: "Source") -> "DownloadedDataset":
     """Download with a progress bar and one line per stage; Ctrl-C adds that complete files are kept."""
-    reported: set[hub_download.Stage] = set()
+    from birdie.data.hub.download import Stage, download
+
+    reported: set[Stage] = set()
     with progress_bar(f"{source.repo} {variant}", "B") as update:
 
-        def report(stage: hub_download.Stage, done: int, total: int) -> None:
+        def report(stage: Stage, done: int, total: int) -> None:
             if stage not in reported:
                 reported.add(stage)
                 log(f"{DOWNLOAD_STAGES[stage]}: {total:,} bytes")
             update(done, total)
 
         try:
-            return hub_download.download(variant, train_shards, root, source=source, report=report)
+            return download(variant, train_shards, root, source=source, report=report)
         except KeyboardInterrupt:
             log("Complete files are kept; run the same command again to continue.")
             raise
 
 
-def _table(info: DatasetInfo) -> Table:
+def _table(info: "DatasetInfo") -> Table:
     table = Table(title=f"{info.corpus}, {info.vocab_size} pieces")
     for name in ("split", "documents", "tokens", "bytes", "bytes/token"):
         table.add_column(name, justify="left" if name == "split" else "right")

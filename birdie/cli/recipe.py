@@ -1,16 +1,16 @@
 """`birdie recipe`: list, show and compare the recipes that come with birdie."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.table import Table
 
 from birdie.cli.console import Json, plain, print_json, print_line, print_table
 from birdie.errors import ConfigError
-from birdie.run.estimate import parameters
-from birdie.run.recipe import to_toml
 from birdie.run.recipe_file import ABOUT
-from birdie.run.registry import RegisteredRecipe, changes, find, shipped_recipes
+
+if TYPE_CHECKING:
+    from birdie.run.registry import RegisteredRecipe
 
 GROUP = "Train"
 
@@ -32,6 +32,8 @@ def command(
     wanted = {"list": 0, "show": 1, "diff": 2}[action]
     if len(names) != wanted:
         raise ConfigError(f"birdie recipe {action} takes {wanted or 'no'} names, not {len(names)}")
+    from birdie.run.registry import find, shipped_recipes
+
     if action == "list":
         _list(list(shipped_recipes()), preset, json=json)
     elif action == "show":
@@ -40,11 +42,13 @@ def command(
         _diff(find(names[0]), find(names[1]), preset, json=json)
 
 
-def _settings(known: RegisteredRecipe, preset: str | None) -> dict[str, Any]:
+def _settings(known: "RegisteredRecipe", preset: str | None) -> dict[str, Any]:
     return known.settings() if preset is None or known.about.runs is not None else known.recipe(preset).to_dict()
 
 
-def _facts(known: RegisteredRecipe, preset: str | None) -> dict[str, Any]:
+def _facts(known: "RegisteredRecipe", preset: str | None) -> dict[str, Any]:
+    from birdie.run.estimate import parameters
+
     about = known.about
     if preset is not None and about.runs is None:  # the figures are of the recipe that is not shrunk
         about = about.unmeasured()
@@ -60,7 +64,7 @@ def _facts(known: RegisteredRecipe, preset: str | None) -> dict[str, Any]:
     }
 
 
-def _list(recipes: list[RegisteredRecipe], preset: str | None, *, json: bool) -> None:
+def _list(recipes: list["RegisteredRecipe"], preset: str | None, *, json: bool) -> None:
     facts = [_facts(known, preset) for known in recipes]
     if json:
         print_json({"recipes": facts})
@@ -96,7 +100,9 @@ def _quality(expected: dict[str, Any]) -> str:
     return "" if expected["bpb"] is None else f"{expected['bpb']:.4f}"
 
 
-def _show(known: RegisteredRecipe, preset: str | None, *, json: bool) -> None:
+def _show(known: "RegisteredRecipe", preset: str | None, *, json: bool) -> None:
+    from birdie.run.recipe import to_toml
+
     facts, settings = _facts(known, preset), _settings(known, preset)
     if json:
         print_json({**facts, "recipe": settings})
@@ -114,7 +120,9 @@ def _show(known: RegisteredRecipe, preset: str | None, *, json: bool) -> None:
     print_line(to_toml({ABOUT: {"runs": known.about.runs}, **settings}).rstrip())
 
 
-def _diff(one: RegisteredRecipe, other: RegisteredRecipe, preset: str | None, *, json: bool) -> None:
+def _diff(one: "RegisteredRecipe", other: "RegisteredRecipe", preset: str | None, *, json: bool) -> None:
+    from birdie.run.registry import changes
+
     if one.about.runs != other.about.runs:
         raise ConfigError(
             f"{one.name} and {other.name} are recipes of different programs and have no settings in common"

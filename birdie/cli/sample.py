@@ -4,15 +4,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from cyclopts import Parameter
 
 from birdie.cli.console import Json, compiling_notice, print_json
-from birdie.data.tokenizer import load_tokenizer
 from birdie.errors import ConfigError
-from birdie.model.sample import generate
-from birdie.run.evaluation import check_same_tokenizer, load_gpt
-from birdie.runtime.device import choose_device
 
 GROUP = "Evaluate"
 
@@ -40,6 +35,13 @@ def command(
         raise ConfigError(f"--tokens is {tokens}; it must be at least 1")
     if not 0 <= seed < 2**63:
         raise ConfigError(f"--seed is {seed}; it must be from 0 to 2^63 - 1")
+    import torch
+
+    from birdie.data.tokenizer import load_tokenizer
+    from birdie.model.sample import generate
+    from birdie.run.evaluation import check_same_tokenizer, load_gpt
+    from birdie.runtime.device import choose_device
+
     torch_device = choose_device(device)
     model, recipe, metadata = load_gpt(file, torch_device)
     pieces = load_tokenizer(tokenizer or recipe.data.tokenizer)

@@ -7,11 +7,7 @@ from cyclopts import Parameter
 
 from birdie.cli.console import Json, Output, log, print_json, print_line, size
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.golf.messages import table
-from birdie.golf.packed import pack
-from birdie.golf.scoring import pack_scoring
 from birdie.golf.standalone.sources import PACKAGE
-from birdie.run.registry import find
 from birdie.runtime import files
 
 GROUP = "Train"
@@ -44,6 +40,11 @@ def command(
 
     With --scoring: `python score_gpt.py model.birdie`; DATA_PATH and TOKENIZER_PATH as for training.
     """
+    from birdie.golf.messages import table
+    from birdie.golf.packed import pack
+    from birdie.golf.scoring import pack_scoring
+    from birdie.run.registry import find
+
     output = output or Path("score_gpt.py" if scoring else "train_gpt.py")
     known = find(recipe)
     files.require_output(output, [*PACKAGE.rglob("*.py"), known.path])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
@@ -12,8 +12,10 @@ from rich.table import Table
 from birdie.cli.console import Json, log, plain, print_json, print_line, print_table
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
-from birdie.lab.trial import LEVEL, By, Incumbent, Lab, Result
-from birdie.run.registry import find
+from birdie.lab.significance import LEVEL
+
+if TYPE_CHECKING:
+    from birdie.lab.trial import Incumbent, Result
 
 GROUP = "Lab"
 
@@ -34,7 +36,9 @@ def command(
         ),
     ] = (),
     seeds: Annotated[int, Parameter(help="Number of seeds; both are trained with the same ones.")] = 3,
-    by: Annotated[By, Parameter(help="Both train for the same time, or for the same number of steps.")] = "time",
+    by: Annotated[
+        Literal["time", "steps"], Parameter(help="Both train for the same time, or for the same number of steps.")
+    ] = "time",
     level: Annotated[float, Parameter(help="Level of significance of the paired t-test.")] = LEVEL,
     recipe: Annotated[
         str | None, Parameter(help="The first incumbent: a name that `birdie recipe list` shows, or a .toml file.")
@@ -54,6 +58,9 @@ def command(
     Both are trained with the same seeds and exported into the same bytes; a paired t-test compares the scores of the
     decoded artifacts. Results go into LAB/results.jsonl and LAB/diary.md. The same command continues after Ctrl-C.
     """
+    from birdie.lab.trial import Lab
+    from birdie.run.registry import find
+
     work = Lab(lab, log)
     if hypothesis is None:
         if assignments or recipe:
@@ -74,7 +81,7 @@ def command(
     print_line(f"table: {lab / 'results.jsonl'}, diary: {lab / 'diary.md'}")
 
 
-def _show(incumbent: Incumbent, results: Sequence[Result], lab: Path, *, json: bool) -> None:
+def _show(incumbent: "Incumbent", results: Sequence["Result"], lab: Path, *, json: bool) -> None:
     if json:
         facts: dict[str, Any] = {"steps": incumbent.steps, "digest": incumbent.recipe.digest}
         print_json(
@@ -89,7 +96,7 @@ def _show(incumbent: Incumbent, results: Sequence[Result], lab: Path, *, json: b
     print_line(f"incumbent: {lab / 'incumbent.toml'}, {steps:,} steps, {budget:,} bytes")
 
 
-def _results_table(results: Sequence[Result], lab: Path) -> Table:
+def _results_table(results: Sequence["Result"], lab: Path) -> Table:
     heading = plain(f"{lab}: {len(results)} trial{'s' * (len(results) != 1)}")
     table = Table(title=heading, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("hypothesis", "change"):
@@ -106,7 +113,7 @@ def _results_table(results: Sequence[Result], lab: Path) -> Table:
     return table
 
 
-def _sides_table(result: Result) -> Table:
+def _sides_table(result: "Result") -> Table:
     table = Table(title=plain(f"{result.hypothesis}: {result.changed}"))
     for name in ("", "incumbent", "candidate"):
         table.add_column(name, justify="right" if name else "left")
@@ -121,7 +128,7 @@ def _sides_table(result: Result) -> Table:
     return table
 
 
-def _verdict_line(result: Result) -> str:
+def _verdict_line(result: "Result") -> str:
     test = f"difference {result.difference:+.4f} bpb" if result.seeds else "no pair of runs finished"
     if not math.isnan(result.p_better):
         test += f" ± {result.error:.4f}, p {_p(result.p)} (paired one-sided t-test)"

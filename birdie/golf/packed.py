@@ -128,6 +128,10 @@ _REPLACED = DECODING | {
     ("birdie.artifact.writer", "Writer.collected"): "return encoded",
     ("birdie.artifact.writer", "Writer.recalled"): "pass",
     ("birdie.artifact.writer", "_parts"): "return tensors.items()",
+    ("birdie.artifact.writer", "Meter.__init__"): "pass",
+    ("birdie.artifact.writer", "Meter.begin"): "pass",
+    ("birdie.artifact.writer", "Meter.count"): "pass",
+    ("birdie.artifact.writer", "Meter.finish"): "pass",
     ("birdie.compress.row_blocks", "row_blocks"): "return [slice(None)]",
     ("birdie.compress.rate.allocation", "Allocation._encode_matrices"): (
         "return self._encode_each(names, 0, lambda name, rows: self._encode_matrix(name, rows, exponent, draft), 0)"
@@ -150,6 +154,7 @@ _REPLACED = DECODING | {
     ("birdie.run.evaluation", "_require_shape"): "pass",
     ("birdie.run.pipeline", "Run._checked"): "return Checked(())",
     ("birdie.run.pipeline", "Run._profile"): "yield",
+    ("birdie.runtime.callbacks", "reporting"): "return nullcontext()",
     ("birdie.runtime.blas", "one_thread"): "from contextlib import nullcontext\nreturn nullcontext()",
     ("birdie.runtime.files", "_copy_permissions"): "pass",
     ("birdie.runtime.mapped", "release"): "pass",

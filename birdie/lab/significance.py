@@ -12,6 +12,8 @@ from birdie.errors import ConfigError
 
 MARGIN_NATS, P = 0.005, 0.01
 """Margin and level that the challenge asks for."""
+LEVEL = 0.05
+"""Default level of significance of `birdie try`."""
 
 
 @dataclass(frozen=True, slots=True)

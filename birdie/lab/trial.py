@@ -31,7 +31,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.lab.assignments import parse, with_settings
 from birdie.lab.ledger import RunRecord, flat
 from birdie.lab.process import resolved, train
-from birdie.lab.significance import Test, compare
+from birdie.lab.significance import LEVEL, Test, compare
 from birdie.lab.step_times import Cost, measure
 from birdie.run.estimate import artifact
 from birdie.run.recipe import Recipe
@@ -47,8 +47,6 @@ Change = Mapping[str, tuple[Any, Any]]
 
 RESOLUTION = 0.025
 """Step times that differ by less than this fraction count as equal: the measurement cannot tell them apart."""
-LEVEL = 0.05
-"""Default level of significance of a verdict."""
 FIXED = {
     "train.seed": "--seeds gives both the same seeds",
     "train.iterations": "both train for the same time or steps (--by)",

@@ -7,7 +7,6 @@ import torch
 
 from birdie.errors import ConfigError
 
-DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -25,11 +25,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import birdie
 import birdie.cli
 from birdie.cli import build_app, commands
 from birdie.cli.console import exit_code_of, leave, run, stop_on_signal
+from birdie.compress import registry
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import ByteTokenizer
+from birdie.errors import ConfigError
 from birdie.run.evaluation import evaluate
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.distributed import World
@@ -184,10 +187,34 @@ def test_a_budget_is_met(ask: Ask, weights: Path, tmp_path: Path) -> None:
 def test_without_json_commands_print_tables(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(build_app, ["compress", str(weights), "-o", str(tmp_path / "w.birdie"), "--scheme", "a.*=int6"]) == 0
     out = capsys.readouterr().out
-    assert "a.weight" in out
     assert "× smaller" in out
+    assert out.splitlines()[-1].endswith(f"birdie inspect {tmp_path / 'w.birdie'}")
     assert run(build_app, ["inspect", str(tmp_path / "w.birdie")]) == 0
-    assert "256×192" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a.weight" in out
+    assert "256×192" in out
+
+
+def test_compress_prints_a_row_per_scheme_and_inspect_a_row_per_tensor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = {f"{number}.weight": torch.randn(16, 16) for number in range(50)}
+    norms = {f"{number}.norm": torch.ones(16) for number in range(50)}
+    torch.save({**layers, **norms, "tied": layers["0.weight"]}, tmp_path / "m.pt")
+    file = str(tmp_path / "m.birdie")
+    assert run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", file, "--scheme", "*.weight=int6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 16
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [(name, tensors, weights) for name, tensors, weights, *_ in rows] == [
+        ("grid", "50", "12,800"),
+        ("fp16", "50", "800"),
+        ("alias", "1", ""),
+        ("total", "101", "13,600"),
+    ]
+    assert run(build_app, ["inspect", file]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*layers, *norms, "tied"))
 
 
 def test_train_leaves_a_run_folder(trained: Path) -> None:
@@ -570,7 +597,7 @@ def test_a_signal_prints_json_and_leaves_nothing_half_written(
             time.sleep(60)
 
     handlers = [signal.getsignal(other) for other in signal.Signals]
-    monkeypatch.setattr("birdie.cli.compress.save", interrupted)
+    monkeypatch.setattr("birdie.artifact.save.save", interrupted)
     code, answer, err = ask("compress", weights, "-o", tmp_path / "w.birdie")
     assert (code, answer["error"]["type"]) == (128 + number, "KeyboardInterrupt")
     assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else number.name}" in err
@@ -789,10 +816,40 @@ def test_without_json_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixtu
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("word", registry.words())
+def test_specs_mean_the_same_on_the_command_line_and_in_python(ask: Ask, word: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = {"a.weight": torch.randn(16, 16), "b.weight": torch.randn(16, 16)}
+    torch.save(state, tmp_path / "m.pt")
+    spec = registry.words()[word].example
+    for name, flags, scheme in (
+        ("all", ["--scheme", spec], spec),
+        ("rules", ["--scheme", f"a.*={spec}", "--scheme", "int8"], [("a.*", spec), ("*", "int8")]),
+    ):
+        code, answer, _ = ask(
+            "compress", tmp_path / "m.pt", "-o", tmp_path / f"{name}.birdie", "--coder", "fast", *flags
+        )
+        assert code == 0, answer
+        birdie.save(state, tmp_path / f"{name}-python.birdie", scheme=scheme, coder="fast")
+        assert (tmp_path / f"{name}.birdie").read_bytes() == (tmp_path / f"{name}-python.birdie").read_bytes()
+
+
+@pytest.mark.parametrize("spec", ["int66", "INT8", "sigma:much", "codebook:k=", "lowrank:rank=4,base=int9", ""])
+def test_what_is_no_spec_is_refused_on_the_command_line_as_in_python(
+    ask: Ask, spec: str, weights: Path, tmp_path: Path
+) -> None:
+    code, answer, _ = ask("compress", weights, "-o", tmp_path / "x.birdie", "--scheme", spec)
+    assert (code, answer["error"]["type"]) == (1, "ConfigError")
+    with pytest.raises(ConfigError) as error:
+        birdie.save({"w": torch.ones(64, 64)}, tmp_path / "x.birdie", scheme=spec)
+    assert answer["error"]["message"] == " ".join(str(error.value).split())
+
+
 def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names of tensors may contain markup of rich, or control sequences of the terminal."""
     torch.save({"[/x]": torch.zeros(3), "a[bold].w": torch.zeros(3), "\x1b[2Jclear": torch.zeros(3)}, tmp_path / "m.pt")
     assert run(build_app, ["compress", str(tmp_path / "m.pt"), "-o", str(tmp_path / "m[red].birdie")]) == 0
+    assert run(build_app, ["inspect", str(tmp_path / "m[red].birdie")]) == 0
     out, err = capsys.readouterr()
     assert "[/x]" in out
     assert "a[bold].w" in out

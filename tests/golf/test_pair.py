@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import birdie
-from birdie.cli import build_app, pack
+from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.errors import BudgetError, ConfigError, OutputError, WeightsError
 from birdie.golf.pair import Pair, build_pair
@@ -177,7 +177,9 @@ def test_the_text_brings_a_script_five_names(pair: Pair, tmp_path: Path) -> None
 def test_the_command(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pack, "build_pair", lambda calibrated: build_pair(calibrated=True) if calibrated else pair)
+    monkeypatch.setattr(
+        "birdie.golf.pair.build_pair", lambda calibrated: build_pair(calibrated=True) if calibrated else pair
+    )
     output = tmp_path / "golf.py"
     assert run(build_app, ["pack", "-o", str(output)]) == 0
     assert output.read_bytes() == pair.module

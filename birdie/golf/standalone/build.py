@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from birdie.entropy.hints import Effort
 from birdie.errors import ConfigError
 from birdie.golf.standalone.bundle import bundle
-from birdie.golf.standalone.decode import DECODERS
 from birdie.golf.standalone.minify import minify
 from birdie.golf.standalone.pack import pack
 from birdie.runtime.provenance import versions
@@ -81,6 +80,8 @@ def build(coder: Effort = "max") -> Standalone:
 
 def refusals(coder: Effort) -> dict[tuple[str, str, str], tuple[str, str]]:
     """Return the table entries that refuse in the decoder for `coder`, as `bundle` takes them."""
+    from birdie.golf.standalone.decode import DECODERS  # imported late: the help of `birdie decoder` needs no torch
+
     entries = {
         (ENTRY, "DECODERS", repr(scheme)): (REFUSAL, "needs_max" if scheme in SCHEMES["max"] else "needs_birdie")
         for scheme in DECODERS

@@ -141,5 +141,5 @@ def test_unknown_variants_are_refused(variant: str) -> None:
 
 
 def test_importing_the_command_does_not_import_huggingface_hub() -> None:
-    code = "import sys, birdie.cli.prepare; sys.exit('huggingface_hub' in sys.modules)"
+    code = "import sys, birdie.cli.prepare, birdie.data.hub.download; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
