@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from birdie.artifact.in_memory import compress_weights, load_weights
     from birdie.artifact.inspect import inspect
     from birdie.artifact.load import load
+    from birdie.artifact.quantize import quantize_
     from birdie.artifact.repack import load_object, save_object
     from birdie.artifact.save import save
     from birdie.artifact.summary import Summary
+    from birdie.compress.calibration.table import sensitivity
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
     from birdie.errors import (
         ArtifactError,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         RuleError,
         WeightsError,
     )
+    from birdie.hub.pretrained import from_pretrained
     from birdie.run.fine_tuning import FineTuneStep, fine_tune
     from birdie.train.muon import Muon
 
@@ -42,9 +45,11 @@ _HOMES = {
     "birdie.artifact.calibrated": ("calibrate",),
     "birdie.artifact.inspect": ("inspect",),
     "birdie.artifact.load": ("load",),
+    "birdie.artifact.quantize": ("quantize_",),
     "birdie.artifact.repack": ("load_object", "save_object"),
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
+    "birdie.compress.calibration.table": ("sensitivity",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (
@@ -57,6 +62,7 @@ _HOMES = {
         "RuleError",
         "WeightsError",
     ),
+    "birdie.hub.pretrained": ("from_pretrained",),
     "birdie.run.fine_tuning": ("FineTuneStep", "fine_tune"),
     "birdie.train.muon": ("Muon",),
 }
@@ -79,15 +85,18 @@ __all__ = [
     "calibrate",
     "compress_weights",
     "fine_tune",
+    "from_pretrained",
     "inspect",
     "leaky_floor",
     "load",
     "load_object",
     "load_weights",
     "quantization_loss",
+    "quantize_",
     "save",
     "save_object",
     "schemes",
+    "sensitivity",
     "spectral",
 ]
 

@@ -24,15 +24,18 @@ PUBLIC = [
     "calibrate",
     "compress_weights",
     "fine_tune",
+    "from_pretrained",
     "inspect",
     "leaky_floor",
     "load",
     "load_object",
     "load_weights",
     "quantization_loss",
+    "quantize_",
     "save",
     "save_object",
     "schemes",
+    "sensitivity",
     "spectral",
 ]
 

@@ -4,9 +4,12 @@ calibration=(module, batches, loss), blockwise=… ──► BlockwiseResult ─
                                                                          encoded, and decoded one by one
 """
 
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -88,7 +91,7 @@ def calibrate(
 def calibrated_files(
     state: ModelState,
     calibration: Any,
-    path: Source,
+    path: Source | BytesIO,
     *,
     blockwise: bool | Source,
     symmetries: bool,
@@ -99,14 +102,15 @@ def calibrated_files(
     Args:
         state: the tensors to compress.
         calibration: data, a result, or None.
-        path: of the file.
+        path: of the file, beside which temporary files are; those of a file in memory are in the temporary folder.
         blockwise: whether data are calibrated on one block at a time, or the folder for it.
         symmetries, world: as in `calibrate`.
 
     Raises:
         ConfigError, DataError, WeightsError, OutputError: as `calibrated_state` and `calibrate_in_blocks`.
     """
-    with work_folder(path, blockwise, world) as folder:
+    beside = Path(tempfile.gettempdir(), "model") if isinstance(path, BytesIO) else path
+    with work_folder(beside, blockwise, world) as folder:
         if folder is not None:
             calibration = calibrate_in_blocks(
                 state.by_name, calibration, folder=folder, symmetries=symmetries, world=world

@@ -18,7 +18,9 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 from itertools import accumulate, count, pairwise, takewhile
 from typing import BinaryIO, Self
 
@@ -142,7 +144,7 @@ def file_bytes(entries: Iterable[Entry], metadata: bytes = b"") -> int:
     return len(head) + sum(stream.length for stream in streams)
 
 
-def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: bytes = b"") -> int:
+def write(target: str | os.PathLike[str] | BytesIO, entries: Iterable[Entry], metadata: bytes = b"") -> int:
     """Write that file to `target`, completely or not at all, and return the number of bytes written.
 
     Raises:
@@ -150,11 +152,20 @@ def write(target: str | os.PathLike[str], entries: Iterable[Entry], metadata: by
         OutputError: the file cannot be written.
     """
     head, streams = _head(entries, metadata)
-    with files.atomic_path(target) as path, path.open("wb") as file:
+    with _opened(target) as file:
         file.write(head)
         for stream in streams:
             file.writelines(stream.pieces())
     return len(head) + sum(stream.length for stream in streams)
+
+
+@contextmanager
+def _opened(target: str | os.PathLike[str] | BytesIO) -> Iterator[BinaryIO]:
+    if isinstance(target, BytesIO):
+        yield target
+    else:
+        with files.atomic_path(target) as path, path.open("wb") as file:
+            yield file
 
 
 def _head(entries: Iterable[Entry], metadata: bytes) -> tuple[bytes, list[Stream]]:

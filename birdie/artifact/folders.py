@@ -39,7 +39,7 @@ _LARGEST = 1 << 26  # bytes of a file that is kept
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a folder holds.
+    """Content of a model folder.
 
     Attributes:
         tensors: by name.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from io import BytesIO
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
@@ -23,16 +24,17 @@ SCHEMES = {
 CASTS: dict[tuple[int, ...], str] = {(0,): "fp16", (1,): "bf16"}  # by the parameters in the file
 
 
-def inspect(path: Source) -> Summary:
+def inspect(path: Source | BytesIO) -> Summary:
     """Return the summary of a file, reading only its header.
 
     Raises:
         ArtifactError: the file is missing or its header is corrupt.
         ConfigError: the path is not valid.
     """
-    if not isinstance(path, bytes | memoryview):  # the bytes of a file are accepted in place of its path
-        require_path(path)
-    with Reader(path) as reader:
+    source = path.getbuffer() if isinstance(path, BytesIO) else path
+    if not isinstance(source, bytes | memoryview):  # the bytes of a file are accepted in place of its path
+        require_path(source)
+    with Reader(source) as reader:
         fields = file_metadata.parse(bytes(reader.metadata), reader.where)
         sizes, foreign = reader.table(), fields.get("schemes", {})
         entries = [reader.entry(name) for name in reader.names]
@@ -49,7 +51,7 @@ def inspect(path: Source) -> Summary:
         weights = sum(math.prod(entry.shape) for entry in entries if entry.scheme != ALIAS)
         kept = kept_files.listed(fields, reader.where)
         return Summary(
-            str(path),
+            reader.where,
             reader.size,
             fields.get("budget"),
             weights,

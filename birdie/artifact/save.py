@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -49,7 +50,7 @@ _ROUNDS = 4  # times that a budget search usually codes the model: only the prog
 
 def save(
     model: nn.Module | Mapping[str, Tensor],
-    path: Source,
+    path: Source | BytesIO,
     *,
     scheme: Schemes | None = None,
     budget: int | None = None,
@@ -75,7 +76,7 @@ def save(
     Args:
         model: a module or its state dict; never changed. Weights that `birdie.spectral` wrapped are stored as they were
             trained, under plain names, unless a rule names them.
-        path: the file to write; it appears complete or not at all.
+        path: the file to write, which appears complete or not at all; or an empty `io.BytesIO`.
         scheme: how to store the matrices: a spec ("int6"), a `birdie.schemes` object, or (pattern, spec) rules of which
             the first that matches a name wins. Default: "feedback:bits=8", eight bits over the range of each row, with
             small tensors in 16 bits or lossless.
@@ -135,7 +136,7 @@ def save(
     model = unwrapped(model)
     state = ModelState.of(model)
     assign(state, scheme, target)
-    require_writable(require_output(path).parent)
+    _require_target(path)
 
     if made_up and isinstance(model, nn.Module):
         calibration = synthetic_calibration(model, example_inputs, symmetries=symmetries)
@@ -158,7 +159,7 @@ def save(
             "tree": tree,
             "files": kept_files.sizes_of(files or {}),
         }
-        spool = None if calibrated is not None else _spool(Path(path), assignment.weights, world)
+        spool = None if calibrated is not None else _spool(path, assignment.weights, world)
         with one_thread(), spool or nullcontext(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
             meter = Meter(update, _ROUNDS if target.searched and calibrated is not None else 1)
             meter.begin(len(assignment.tensors))
@@ -192,9 +193,19 @@ def save(
         return replace(summary, error=calibrated.divergence(encoded))
 
 
-def _spool(path: Path, weights: int, world: World) -> Spool | None:
+def _spool(path: Source | BytesIO, weights: int, world: World) -> Spool | None:
     """Return where coded tensors are kept until the file is complete; None for memory."""
-    return Spool(path, world.rank) if weights >= _SPOOLED else None
+    return None if isinstance(path, BytesIO) or weights < _SPOOLED else Spool(Path(path), world.rank)
+
+
+def _require_target(path: Source | BytesIO) -> None:
+    """Check that a file can be written, before long work.
+
+    Raises:
+        OutputError: its folder cannot be written.
+    """
+    if not isinstance(path, BytesIO):
+        require_writable(require_output(path).parent)
 
 
 def _require_arguments(
@@ -212,7 +223,10 @@ def _require_arguments(
     Raises:
         ConfigError: an argument has the wrong type, or two exclude one another.
     """
-    require_path(path)
+    if not isinstance(path, BytesIO):
+        require_path(path)
+    elif path.getbuffer().nbytes:
+        raise ConfigError(f"the buffer holds {path.getbuffer().nbytes:,} bytes already; give an empty io.BytesIO")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise ConfigError(f"metadata is a {type(metadata).__name__}; give a dict")
     if coder not in get_args(Effort):

@@ -21,7 +21,7 @@ class Summary:
     """Size, tensors and metadata of a .birdie file.
 
     Attributes:
-        path: of the file.
+        path: of the file; "the data" of one in memory.
         bytes: size of the complete file.
         budget: byte budget of the file, or None.
         weights: number of elements of all tensors, tied ones counted once.

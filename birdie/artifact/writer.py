@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ class Writer:
         """Return the bytes of the file that holds these tensors."""
         return container.file_bytes(*self._content(encoded))
 
-    def write(self, path: Source, encoded: EncodedState) -> None:
+    def write(self, path: Source | BytesIO, encoded: EncodedState) -> None:
         """Write the file that holds these tensors, completely or not at all.
 
         Raises:

@@ -26,6 +26,7 @@ from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import require_output
 
 if TYPE_CHECKING:
+    from birdie.compress.calibration.result import CalibrationResult
     from birdie.run.recipe import CalibrationSettings, Recipe
 
 GROUP = "Compress"
@@ -71,14 +72,17 @@ def command(
     ] = "max",
     calibrate: Annotated[
         Path | None,
-        Parameter(help="The model's run folder or recipe: precision then follows the sensitivity of the loss."),
+        Parameter(
+            help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
+            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss."
+        ),
     ] = None,
     calibration_data: Annotated[
         Literal["train", "own"] | None,
         Parameter(help="train: training shards; own: samples of the model. Default: the recipe's, else train."),
     ] = None,
     calibration_tokens: Annotated[
-        int | None, Parameter(help="Number of calibration tokens. Default: the recipe's (65,536 if it has none).")
+        int | None, Parameter(help="Number of calibration tokens. Default: the recipe's, else 65,536.")
     ] = None,
     recalibrate: Annotated[
         bool, Parameter(negative=(), help="Calibrate again on the quantized model, keep the better; needs --calibrate.")
@@ -134,7 +138,7 @@ def command(
         "--calibration-folder": calibration_folder is not None,
     }
     if calibrate is None and (flags := [flag for flag, active in with_data.items() if active]):
-        raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate RECIPE_OR_RUN")
+        raise ConfigError(f"{flags[0]} needs calibration data; add --calibrate TEXT_OR_RUN")
     if calibration_folder is not None and not blockwise:
         raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
     if blockwise and (recalibrate or refit):
@@ -146,18 +150,32 @@ def command(
     from birdie.artifact.repack import save_object
     from birdie.artifact.save import save
     from birdie.compress.calibration.blockwise_result import work_folder
+    from birdie.hub.calibration import TOKENS, calibrate_folder
+    from birdie.hub.images import calibrate_on_images, images_in
+    from birdie.hub.loading import require_transformers_folder
     from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
     from birdie.run.dataset import data_files
     from birdie.runtime.device import choose_device
     from birdie.runtime.distributed import process_group, world_from_environment
     from birdie.runtime.mapped import releasing
 
+    if calibrate is not None and not calibrate.exists():
+        raise ConfigError(f"--calibrate {calibrate} is neither a run folder nor a recipe nor a text: it does not exist")
+    text = calibrate if calibrate is not None and calibrate.is_file() and calibrate.suffix != ".toml" else None
+    images = [] if calibrate is None or recipe_file(calibrate).is_file() else images_in(calibrate)
+    if text is not None or images:
+        if blockwise or calibration_data is not None:
+            flag = "--blockwise" if blockwise else "--calibration-data"
+            raise ConfigError(f"{flag} is for the calibration of a run, not on a text or images; drop it")
+        require_transformers_folder(checkpoint)
     if calibrate is not None and not blockwise and world_from_environment().size > 1:
         raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
     files = folder_files(checkpoint) if checkpoint.is_dir() else files_of(checkpoint)
     inputs = list(files)
     calibration_device = choose_device(device)
-    if calibrate is not None:
+    if text is not None or images:
+        inputs += [*([] if text is None else [text]), *images]
+    elif calibrate is not None:
         recipe = load_run_recipe(calibrate)
         settings = _settings(recipe, calibration_data, calibration_tokens)
         inputs += [recipe_file(calibrate), *data_files(recipe.data, shards=settings.data == "train")]
@@ -175,7 +193,7 @@ def command(
     file_bytes = sum(file.stat().st_size for file in files)
     # a packed file (.ptz) may have fewer bytes than its tensors
     input_bytes = file_bytes if complete else min(file_bytes, tensor_bytes(content))
-    calibration = None
+    calibration: "CalibrationResult | None" = None
     kept = None if folder is None or weights_only else folder.files
     metadata = None if folder is None else folder.metadata
     kept_bytes = sum(map(len, (kept or {}).values()))
@@ -189,7 +207,18 @@ def command(
         def bar(text: str, unit: str) -> AbstractContextManager[Progress | None]:
             return progress_bar(text, unit) if world.is_main else nullcontext()
 
-        if calibrate is not None:
+        if text is not None:
+            tokens = TOKENS if calibration_tokens is None else calibration_tokens
+            with bar(f"calibrating on {text.name}", "tokens") as update:
+                calibration = calibrate_folder(
+                    checkpoint, content, text, tokens=tokens, device=calibration_device, progress=update
+                )
+        elif images:
+            with bar(f"calibrating on {len(images):,} images", "images") as update:
+                calibration = calibrate_on_images(
+                    checkpoint, content, images, device=calibration_device, progress=update
+                )
+        elif calibrate is not None:
             with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
                 calibration = calibrate_gpt(
                     recipe, content, settings, update, device=calibration_device, folder=work, world=world

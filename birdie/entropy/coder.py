@@ -109,7 +109,7 @@ def encode(values: NDArray[np.integer], hints: Hints | None = None, effort: Effo
         if payload is not None:
             tried.append(Coded(MIXED, payload))
     if 256 <= values.size <= (_TRY_STATIC if tried else values.size):
-        if effort == "fast":
+        if effort == "fast" and (hints is None or hints.role == "symbols"):  # planes of floats gain nothing
             payload, in_lanes = static.encode_fastest(values, kernel, states)
             tried.append(Coded(LANES if in_lanes else STATIC, payload))
         else:

@@ -46,6 +46,8 @@ _NEVER = (
     (f"{_CALIBRATION}.synthetic", "synthetic_calibration"),
     (f"{_CALIBRATION}.synthetic", "closer"),
     (f"{_CALIBRATION}.refit", "refit"),
+    (f"{_CALIBRATION}.sensitivity", "Recorder._convolution"),
+    (f"{_CALIBRATION}.sensitivity", "Recorder._transposed_product"),
     (f"{_CALIBRATION}.symmetry_graph", "find_symmetries"),
     (f"{_SCHEMES}.spectral", "Spectral"),
     (f"{_SCHEMES}.spectral", "best_transform"),
@@ -107,6 +109,10 @@ _REPLACED = DECODING | {
     ("birdie.compress.device.encoding", "searches"): "return False",
     ("birdie.artifact.container", "Reader.blocks"): "return (name,)",
     ("birdie.artifact.save", "_spool"): "return None",
+    ("birdie.artifact.save", "_require_target"): "require_writable(require_output(path).parent)",
+    ("birdie.artifact.container", "_opened"): (
+        "with files.atomic_path(target) as path, path.open('wb') as file:\n    yield file"
+    ),
     ("birdie.artifact.inspect", "inspect"): (
         "with Reader(path) as reader:\n"
         "    entries = map(reader.entry, reader.names)\n"

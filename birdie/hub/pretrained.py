@@ -144,7 +144,14 @@ def _transformers_class(config: dict[str, Any]) -> Any:
 
 
 def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
-    return _transformers_class(config).from_pretrained(folder, **options)
+    kind = _transformers_class(config)
+    model, info = kind.from_pretrained(folder, output_loading_info=True, **options)
+    if missing := sorted(info["missing_keys"]):  # the library would leave them random
+        raise ConfigError(
+            f"the file lacks {len(missing)} of the weights of {kind.__name__}, {missing[0]} for one; compress the "
+            "complete folder of the model"
+        )
+    return model
 
 
 def _load_diffusers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
@@ -198,6 +205,7 @@ def _lazy(
 ) -> Any:
     """Return a model of transformers whose weights stay coded; its parameters are never in memory at once."""
     kind = _transformers_class(config)
-    with parameters_on_meta():
-        model = kind(kind.config_class.from_dict(config))
+    settings = kind.config_class.from_dict(config)
+    with parameters_on_meta(getattr(settings, "dtype", None)):
+        model = kind(settings)
     return load(file, into=model, lazy=True, device=device, dtype=dtype, max_bytes=max_bytes, schemes=schemes)

@@ -66,5 +66,5 @@ class BirdieQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the model can be trained: as an ordinary one."""
+        """Return whether the model can be trained: as an ordinary one."""
         return True

@@ -33,7 +33,7 @@ def push(folder: Path, repository: str, *, private: bool = True, message: str = 
         api.create_repo(repository, private=private, exist_ok=True)
         return str(api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message))
 
-    return str(_told(upload, repository))
+    return str(_explained(upload, repository))
 
 
 def download(repository: str, revision: str | None = None) -> Path:
@@ -44,7 +44,7 @@ def download(repository: str, revision: str | None = None) -> Path:
         DataError: there is no such repository, or the Hub cannot be reached.
     """
     hub = _library()
-    return Path(_told(lambda: hub.snapshot_download(repository, revision=revision), repository))
+    return Path(_explained(lambda: hub.snapshot_download(repository, revision=revision), repository))
 
 
 def _library() -> Any:
@@ -55,7 +55,7 @@ def _library() -> Any:
     return huggingface_hub
 
 
-def _told(work: Any, repository: str) -> Any:
+def _explained(work: Any, repository: str) -> Any:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:

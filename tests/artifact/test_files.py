@@ -307,7 +307,7 @@ def test_summary_and_metadata(tmp_path: Path) -> None:
     assert saved == read
     assert read.metadata == about
     answer = json.loads(json.dumps(read.to_json()))
-    assert list(answer) == ["path", "bytes", "budget", "weights", "bits_per_weight", "tensors"]
+    assert list(answer) == ["path", "bytes", "budget", "weights", "bits_per_weight", "tensors", "files"]
     assert answer["bytes"] == (tmp_path / "x.birdie").stat().st_size
     assert list(answer["tensors"][0]) == ["name", "shape", "dtype", "scheme", "bytes"]
 

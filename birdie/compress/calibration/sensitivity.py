@@ -9,10 +9,11 @@ product of G = Σ g gᵀ and H = mean x xᵀ (K-FAC: Martens & Grosse 2015, arXi
 Martens 2016, arXiv 1602.01407), so that a small change E of W costs about ½ tr(G E H Eᵀ) nats of KL.
 
 Weights are identified by their memory (storage, offset, shape) at `F.linear`, convolutions and `F.embedding`: banks of
-several matrices, tied heads and functional calls are covered; a matrix multiplied by `@` is not. At `F.cross_entropy`
-labels are not used. A random vector is propagated back whose covariance is the curvature of the KL at these logits
-(each class with the root of its probability and a random sign). This is the true Fisher information, not the empirical
-one, which vanishes for labels that a network has memorized. Other losses are differentiated as they are.
+several matrices, tied heads and functional calls are covered, and `torch.addmm` by a weight (inputs, outputs), as in
+GPT-2; a matrix multiplied by `@` is not. At `F.cross_entropy` labels are not used. A random vector is propagated back
+whose covariance is the curvature of the KL at these logits (each class with the root of its probability and a random
+sign). This is the true Fisher information, not the empirical one, which vanishes for labels that a network has
+memorized. Other losses are differentiated as they are.
 
 Inputs of convolutions are unfolded in slices. A Hessian of more than `MAX_COLUMNS` columns is kept in blocks on its
 diagonal, of neighboring channels, so that memory and time are bounded.
@@ -215,6 +216,8 @@ class Recorder(TorchFunctionMode):
             self._look_up(argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "weight"), out)
         elif func in _CONVOLUTIONS:
             self._convolution(_CONVOLUTIONS[func], args, kwargs, out)
+        elif func is torch.addmm:
+            self._transposed_product(args, kwargs, out)
         return out
 
     def _signs(self, p: Tensor) -> Tensor:
@@ -244,6 +247,19 @@ class Recorder(TorchFunctionMode):
                 self._add(name, [inputs.float()], inputs.shape[1], len(inputs), rows)
 
             self._on_gradient(out, add)
+
+    def _transposed_product(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        """Record x W with W (inputs, outputs): its rows are the inputs, so inputs and gradients change roles."""
+        name = self._name(argument(args, kwargs, 2, "mat2"))
+        if name is None or not self._is_recorded(out):
+            return
+        inputs = argument(args, kwargs, 1, "mat1").detach()
+
+        def add(g: Tensor | None) -> None:
+            if g is not None:
+                self._add(name, [g.float()], g.shape[1], len(g), inputs)
+
+        self._on_gradient(out, add)
 
     def _look_up(self, ids: Tensor, weight: Tensor, out: Tensor) -> None:
         name = self._name(weight)

@@ -47,6 +47,33 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4))
 
 
+def test_a_weight_of_inputs_by_outputs_has_the_sensitivity_of_its_transpose() -> None:
+    """By `torch.addmm`, as GPT-2 multiplies; also if the weight is square."""
+
+    class Added(nn.Module):
+        def __init__(self, layer: nn.Linear) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(layer.weight.detach().T.contiguous())
+            self.bias = layer.bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.bias, x, self.weight)
+
+    for outputs in (7, 5):
+        layer = nn.Linear(5, outputs)
+        batches = [(seeded(6, 5, seed=seed), seeded(6, outputs, seed=10 + seed)) for seed in range(3)]
+        one, other = calibrate(layer, batches, project)["weight"], calibrate(Added(layer), batches, project)["weight"]
+        change = seeded(outputs, 5, seed=20)
+        costs = []
+        for item, error in ((one, change), (other, change.T)):
+            assert item.output is not None
+            assert item.hessian is not None
+            costs.append(torch.trace(item.output @ error @ item.hessian @ error.T))
+        torch.testing.assert_close(costs[0], costs[1])
+        assert one.hessian is not None
+        close(other.row_fisher, one.hessian.diagonal() * 18 / 3)  # of uses, of batches
+
+
 def test_two_layers_by_hand() -> None:
     module = mlp()
     batches = [(seeded(6, 5, seed=seed), seeded(6, 4, seed=10 + seed)) for seed in range(3)]

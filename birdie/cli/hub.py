@@ -1,0 +1,93 @@
+"""`birdie hub`: write a folder for the Hugging Face Hub, push it or a submission there, pull a model from it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from birdie.cli.console import Json, print_json, print_line, size
+from birdie.errors import ConfigError
+
+GROUP = "Compress"
+
+
+def command(
+    action: Annotated[
+        Literal["folder", "push", "pull"],
+        Parameter(help="folder FILE -o FOLDER; push FILE_OR_FOLDER USER/NAME; pull USER/NAME -o FOLDER."),
+    ],
+    /,
+    *names: Annotated[str, Parameter(help="A .birdie file, a folder, or USER/NAME of a repository.")],
+    output: Annotated[Path | None, Parameter(name=["-o", "--output"], help="The folder to write.")] = None,
+    public: Annotated[bool, Parameter(negative=(), help="Let everybody read a repository that is created.")] = False,
+    revision: Annotated[str | None, Parameter(help="Branch, tag or commit to pull.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a folder for the Hugging Face Hub, push it there, or pull one.
+
+    A birdie folder has model.birdie, the configuration and tokenizer that `birdie compress FOLDER` kept, and a model
+    card. `birdie.from_pretrained` loads it from disk or from the Hub, and so does transformers after
+    `birdie.hub.register()`. push takes a .birdie file, a birdie folder, or any other, as `birdie submit` writes them.
+    Log in with `hf auth login` first; repositories are created private.
+    """
+    if action == "folder":
+        if len(names) != 1 or output is None:
+            raise ConfigError("birdie hub folder takes one .birdie file, and -o with the folder to write")
+        _folder(Path(names[0]), output, json=json)
+    elif action == "push":
+        if len(names) != 2 or output is not None:
+            raise ConfigError("birdie hub push takes a .birdie file or a folder, and USER/NAME of a repository")
+        _push(Path(names[0]), names[1], public=public, json=json)
+    else:
+        if len(names) != 1 or output is None:
+            raise ConfigError("birdie hub pull takes USER/NAME of a repository, and -o with the folder to write")
+        _pull(names[0], output, revision, json=json)
+
+
+def _folder(file: Path, output: Path, *, json: bool) -> None:
+    from birdie.artifact.folders import require_replaceable
+    from birdie.hub.folder import write_birdie_folder
+
+    require_replaceable(output)
+    summary = write_birdie_folder(file, output)
+    if json:
+        print_json({"path": str(output), "bytes": summary.bytes})
+    else:
+        print_line(f"model of {size(summary.bytes)}: {output}")
+
+
+def _push(source: Path, repository: str, *, public: bool, json: bool) -> None:
+    from birdie.hub.folder import write_birdie_folder
+    from birdie.hub.transfer import push
+
+    with tempfile.TemporaryDirectory(prefix="birdie-") as temporary:
+        folder = source
+        if not source.is_dir():
+            folder = Path(temporary) / source.stem
+            write_birdie_folder(source, folder)
+        address = push(folder, repository, private=not public)
+    if json:
+        print_json({"repository": repository, "commit": address})
+    else:
+        print_line(f"pushed: {address}")
+
+
+def _pull(repository: str, output: Path, revision: str | None, *, json: bool) -> None:
+    from birdie.artifact.folders import require_replaceable
+    from birdie.hub.transfer import download
+    from birdie.runtime.files import atomic_folder
+
+    require_replaceable(output)
+    cached = download(repository, revision)
+    with atomic_folder(output) as folder:
+        for path in sorted(cached.rglob("*")):
+            if path.is_file():
+                (folder / path.relative_to(cached)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / path.relative_to(cached))
+    files = sorted(path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file())
+    if json:
+        print_json({"path": str(output), "files": files})
+    else:
+        print_line(f"{len(files)} files: {output}")

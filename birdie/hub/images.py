@@ -1,0 +1,96 @@
+"""Calibration of a Hugging Face folder of an image classifier on a folder of images; no labels are needed.
+
+images ──image processor of the folder──► pixels ─┐
+folder ──from_pretrained──► model in float32 ─────┴──► CalibrationResult, by the names of the tensors on disk
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.errors import ConfigError, DataError
+from birdie.hub.loading import load_part
+from birdie.hub.names_on_disk import NamesOnDisk
+from birdie.runtime.callbacks import Progress
+
+IMAGES = 512  # of a larger folder, so many from all over it
+_KINDS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+_BATCH = 16
+_LEAST_BATCHES = 5  # one of them is held out
+_LEAST = 2
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images of a folder and of the folders in it, at most `IMAGES`, in a fixed order that mixes them."""
+    if not folder.is_dir():
+        return []
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _KINDS and path.is_file())
+    chosen = np.unique(np.linspace(0, max(len(paths) - 1, 0), min(IMAGES, len(paths))).astype(int)).tolist()
+    # permuted, so that the held-out batches, which are the last, come from all folders as well
+    return [paths[chosen[index]] for index in np.random.default_rng(0).permutation(len(chosen))]
+
+
+def calibrate_on_images(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    images: Sequence[Path],
+    *,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> CalibrationResult:
+    """Calibrate the image classifier of a folder, in float32, by the KL of its predictions.
+
+    Args:
+        folder: with configuration, image processor and weights.
+        state: its tensors, by their names on disk.
+        images: files; a fifth is held out.
+        device: to compute on; None is the CPU.
+        progress: called with (done, total) in images.
+
+    Raises:
+        ConfigError: transformers cannot load the model or the image processor, or Pillow is not installed.
+        DataError: an image cannot be read, or there are too few.
+        WeightsError: the model's parameters are not the tensors on disk.
+    """
+    if len(images) < _LEAST:
+        raise DataError(f"{len(images)} images are too few to calibrate on; give hundreds")
+    if find_spec("PIL") is None:
+        raise ConfigError("calibration on images needs Pillow, which is not installed; pip install Pillow")
+    processor = load_part(folder, "AutoImageProcessor", "image processor")
+    pixels = [_pixels(processor, path) for path in images]
+    model = load_part(folder, "AutoModelForImageClassification", "image classifier", dtype=torch.float32).eval()
+    count = max(-(-len(pixels) // _BATCH), min(_LEAST_BATCHES, len(pixels)))
+    batches = list(torch.tensor_split(torch.stack(pixels), count))
+    module = NamesOnDisk(model, state, folder).to(device)
+    total = sum(map(len, batches[: len(batches) - held_out_batches(len(batches))]))
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(sum(map(len, batches[:done])), total)
+
+    return CalibrationResult.of(dict(state), (module, batches, class_loss), symmetries=False, progress=report)
+
+
+def class_loss(module: nn.Module, pixels: Tensor) -> Tensor:
+    """Return a cross-entropy of (images, 3, height, width), whose curvature does not depend on the labels."""
+    logits = module(pixels.to(next(module.parameters()).device))
+    return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long), reduction="sum")
+
+
+def _pixels(processor: Any, path: Path) -> Tensor:
+    """Return the pixels of an image as the model takes them, (3, height, width)."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            pixels: Tensor = processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is not an image that can be read ({error}); remove it") from error
+    return pixels

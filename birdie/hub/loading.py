@@ -1,0 +1,69 @@
+"""Parts of a Hugging Face folder that transformers loads for a calibration: model, configuration, tokenizer."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from birdie.errors import ConfigError
+
+
+def require_transformers_folder(folder: Path) -> None:
+    """Check that a checkpoint can be calibrated on a text or on images, before anything is read.
+
+    Raises:
+        ConfigError: it is no folder of a model of transformers, or transformers is not installed.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        known = isinstance(config, dict) and "model_type" in config
+    except (OSError, ValueError):
+        known = False
+    if not known:
+        raise ConfigError(
+            f"a text or images calibrate the Hugging Face folder of a model, and {folder} has no config.json of one; "
+            "compress such a folder, or give a run or recipe to --calibrate"
+        )
+    if find_spec("transformers") is None:
+        raise ConfigError("this calibration needs transformers, which is not installed; pip install transformers")
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Turn off the progress bar of transformers: birdie shows its own, which it would break up."""
+    logging = import_module("transformers.utils.logging")
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+def load_part(folder: Path, kind: str, noun: str, **options: Any) -> Any:
+    """Return what a class of transformers loads from a folder; nothing is downloaded, and no code of it is run.
+
+    Args:
+        folder: of the model.
+        kind: the class: "AutoTokenizer".
+        noun: what it loads, for the error message.
+        options: of its `from_pretrained`.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    try:
+        with _no_progress_bar():
+            return getattr(import_module("transformers"), kind).from_pretrained(
+                folder, local_files_only=True, **options
+            )
+    except Exception as error:  # whatever the library raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(
+            f"transformers cannot load the {noun} of {folder} ({reason}), which calibration needs; complete "
+            "the folder, or compress it without --calibrate"
+        ) from error

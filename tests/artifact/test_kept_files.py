@@ -1,0 +1,97 @@
+"""Files beside the tensors: they come back as they were, count against a budget, and damage is one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import birdie
+from birdie.artifact import container, kept_files
+from birdie.artifact import metadata as file_metadata
+from birdie.artifact.container import Reader
+from birdie.errors import ArtifactError, ConfigError
+
+FILES = {"config.json": b'{"hidden_size": 64}', "tokenizer/vocab.json": b"a" * 5000, "LICENSE": "Lizenz ü".encode()}
+
+
+def state() -> dict[str, torch.Tensor]:
+    return {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}
+
+
+def read(path: Path) -> dict[str, bytes]:
+    with Reader(path) as reader:
+        return kept_files.read(reader)
+
+
+def test_files_come_back_and_tensors_do_not_change(tmp_path: Path) -> None:
+    plain, kept = tmp_path / "plain.birdie", tmp_path / "kept.birdie"
+    birdie.save(state(), plain)
+    summary = birdie.save(state(), kept, files=FILES)
+    assert read(kept) == FILES
+    assert read(plain) == {}
+    assert torch.equal(birdie.load(kept)["w"], birdie.load(plain)["w"])
+    assert list(birdie.load(kept)) == ["w"]
+    assert summary.files == {name: len(content) for name, content in FILES.items()}
+    assert birdie.inspect(plain).files == {}
+    with Reader(kept) as reader:
+        assert sum(reader.table().values()) + reader.header_bytes == reader.size
+    assert 0 < summary.file_bytes < 200
+
+
+@given(files=st.dictionaries(st.from_regex(r"[a-z]{1,8}(/[a-z.]{1,8}[a-z])?", fullmatch=True), st.binary(max_size=300)))
+@settings(max_examples=30, deadline=None)
+def test_any_files_come_back_and_the_order_does_not_matter(files: dict[str, bytes]) -> None:
+    def data(files: dict[str, bytes]) -> bytes:
+        metadata = file_metadata.to_bytes(files=kept_files.sizes_of(files))
+        return container.to_bytes([kept_files.entry_of(files)] if files else [], metadata)
+
+    backwards = dict(reversed(files.items()))
+    assert data(files) == data(backwards)
+    with Reader(data(files)) as reader:
+        assert kept_files.read(reader) == files
+
+
+def test_they_count_against_a_budget(tmp_path: Path) -> None:
+    noise = {"noise.txt": torch.randint(0, 256, (3000,), dtype=torch.uint8).numpy().tobytes()}
+    summary = birdie.save(state(), tmp_path / "x.birdie", budget=5000, files=noise)
+    assert 4900 <= summary.bytes <= 5000
+    assert summary.file_bytes >= 3000
+    with pytest.raises(birdie.BudgetError):
+        birdie.save(state(), tmp_path / "y.birdie", budget=3000, files=noise)
+
+
+NAMES = ["", "/etc/passwd", "../x", "a/../../x", "a\\b", "c:x", "a//b", "./a", "a\nb", "x" * 2000]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_names_that_leave_a_folder_are_neither_written_nor_read(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the name of a file"):
+        birdie.save(state(), tmp_path / "x.birdie", files={name: b""})
+    with pytest.raises(ArtifactError, match="list of files"):
+        kept_files.listed({"files": {name: 0}}, "x")
+
+
+@pytest.mark.parametrize(
+    "files", [{"a": 5, "b": 3}, {"a": 7}, {"a": 1 << 40}, {"b": 6}, [], {"a": True}, {"b": 3, "a": 3}]
+)
+def test_a_damaged_list_is_refused(files: Any) -> None:
+    entry = kept_files.entry_of({"a": b"abc", "b": b"def"})
+    metadata = json.dumps({"files": files}).encode()
+    with Reader(container.to_bytes([entry], metadata)) as reader:
+        if files == {"b": 6}:
+            assert kept_files.read(reader) == {"b": b"abcdef"}
+            return
+        with pytest.raises(ArtifactError):
+            kept_files.read(reader)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
+    entry = kept_files.entry_of({"a": bytes(1 << 20)})
+    with Reader(container.to_bytes([entry], file_metadata.to_bytes(files={"a": 1 << 20}))) as reader:
+        with pytest.raises(ArtifactError, match="--max-size"):
+            kept_files.read(reader, 1 << 19)
+        assert len(kept_files.read(reader)["a"]) == 1 << 20

@@ -1,0 +1,196 @@
+"""A text calibrates a Hugging Face folder, and sensitivities have the names of the tensors on disk."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import birdie
+from birdie.artifact.folders import read_folder
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.compress.small_tensors import is_worth_coarsening
+from birdie.errors import ConfigError, DataError, WeightsError
+from birdie.hub.calibration import calibrate_folder, sequences
+from birdie.hub.names_on_disk import NamesOnDisk
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+
+MODELS = ("llama", "llama, tied", "gpt2", "gpt2, old names")
+SMALL = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}
+
+
+def prose(words: int) -> str:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 97, (words,), generator=generator) ** 2 % 31
+    return " ".join(f"word{number}" for number in numbers.tolist())
+
+
+def write_tokenizer(folder: Path) -> Any:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([prose(500)], trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+    fast.save_pretrained(folder)
+    return fast
+
+
+def build(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind.startswith("gpt2"):
+        config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=64, **SMALL)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings="tied" in kind,
+            **SMALL,
+        )
+        model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3 if weight.ndim > 1 else 1)
+    return model
+
+
+def with_old_names(folder: Path) -> None:
+    """Rename the tensors as the base model wrote them years ago, with its causal masks."""
+    state = load_file(folder / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor.clone() for name, tensor in state.items()}
+    old |= {f"h.{layer}.attn.bias": torch.ones(64, 64).tril()[None, None].clone() for layer in range(2)}
+    save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    (root / "text.txt").write_text(prose(4000))
+    paths = {"text": root / "text.txt"}
+    for kind in MODELS:
+        paths[kind] = root / kind.replace(", ", "-").replace(" ", "-")
+        model = build(kind)
+        (model.to(torch.bfloat16) if "llama" in kind else model).save_pretrained(paths[kind])
+        write_tokenizer(paths[kind])
+    with_old_names(paths["gpt2, old names"])
+    return paths
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_matrix_on_disk_is_calibrated(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    state = read_folder(folders[kind]).tensors
+    steps: list[tuple[float, float | None]] = []
+    result = calibrate_folder(
+        folders[kind], state, folders["text"], tokens=4096, progress=lambda done, total: steps.append((done, total))
+    )
+    matrices = {name for name, tensor in state.items() if is_worth_coarsening(tensor)}
+    assert {name for name in matrices if not name.endswith("attn.bias")} == result.sensitivities.keys() & matrices
+    assert result.sensitivities.keys() <= state.keys()
+    assert steps[-1][0] == steps[-1][1]
+    assert result.held_out is not None
+    assert result.held_out(state) == pytest.approx(0, abs=1e-9)
+    birdie.save(state, tmp_path / "with.birdie", bits=4, calibration=result, coder="fast")
+    birdie.save(state, tmp_path / "without.birdie", bits=4, coder="fast")
+    calibrated, plain = (result.held_out(birdie.load(tmp_path / f"{name}.birdie")) for name in ("with", "without"))
+    assert calibrated < 0.7 * plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama, tied", "gpt2, old names"])
+def test_refinements_use_the_names_on_disk(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    state = read_folder(folders[kind]).tensors
+    result = calibrate_folder(folders[kind], state, folders["text"], tokens=2048)
+    settings: dict[str, Any] = {"bits": 4, "calibration": result, "coder": "fast"}
+    plain = birdie.save(state, tmp_path / "plain.birdie", **settings)
+    refined = birdie.save(state, tmp_path / "refined.birdie", recalibrate=True, refit=4, **settings)
+    assert plain.error is not None
+    assert refined.error is not None
+    assert refined.error <= plain.error * 1.001
+
+
+def test_the_command_calibrates_on_a_text(folders: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    output = tmp_path / "m.birdie"
+    command = ["compress", str(folders["llama, tied"]), "-o", str(output), "--bits", "5", "--coder", "fast"]
+    assert run(build_app, [*command, "--calibrate", str(folders["text"]), "--calibration-tokens", "2048"]) == 0
+    summary = birdie.inspect(output)
+    assert summary.bits_per_weight <= 5
+    names = {tensor.name for tensor in summary.tensors}
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    assert run(build_app, [*command, "--calibrate", str(folders["text"]), "--blockwise"]) == 1
+    assert "--blockwise" in capsys.readouterr().err
+    assert run(build_app, [*command, "--calibrate", str(tmp_path / "nothing.txt")]) == 1
+    assert "nothing.txt" in capsys.readouterr().err
+    weights = [*command[:1], str(folders["llama"] / "model.safetensors"), *command[2:]]
+    assert run(build_app, [*weights, "--calibrate", str(folders["text"])]) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_a_folder_without_tokenizer_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folders["llama"], folder)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="tokenizer"):
+        calibrate_folder(folder, read_folder(folder).tensors, folders["text"], tokens=1024)
+
+
+def test_a_parameter_that_is_not_on_disk_is_refused(folders: dict[str, Path]) -> None:
+    state = read_folder(folders["llama"]).tensors
+    name = "model.layers.1.mlp.up_proj.weight"
+    model = transformers.LlamaForCausalLM.from_pretrained(folders["llama"], dtype=torch.float32)
+    assert NamesOnDisk(model, state, folders["llama"]).names[name] == name
+    for other in ({key: tensor for key, tensor in state.items() if key != name}, {**state, name: state[name] + 1}):
+        with pytest.raises(WeightsError, match=name):
+            NamesOnDisk(model, other, folders["llama"])
+
+
+def test_sequences_begin_as_documents_do_and_cover_a_long_text(folders: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["llama"])
+    text = tmp_path / "long.txt"
+    text.write_text(" ".join(f"{number:06d}" for number in range(50_000)))
+    rows = sequences(tokenizer, text, 512, 64)
+    assert rows.shape == (8, 64)
+    assert bool((rows[:, 0] == 0).all())
+    assert torch.equal(rows, sequences(tokenizer, text, 512, 64))
+    numbers = sorted(int(tokenizer.decode(row[1:].tolist()).split()[2]) for row in rows)
+    assert numbers[0] < 6_250 <= numbers[1]
+    assert numbers[-1] > 43_750
+    text.write_text("a b c " * 30)
+    short = sequences(tokenizer, text, 512, 64)
+    assert len(short) >= 2
+
+
+@pytest.mark.parametrize("content", [b"few words", b"\xff\xfe\x00"])
+def test_a_text_that_cannot_be_used_is_one_sentence(content: bytes, folders: dict[str, Path], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(content)
+    with pytest.raises(DataError, match=r"text\.txt"):
+        calibrate_folder(folders["llama"], read_folder(folders["llama"]).tensors, text)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    config = transformers.LlamaConfig.from_pretrained(folders["llama"])
+    config.vocab_size = 100
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    for file in folders["llama"].glob("tokenizer*"):
+        shutil.copy(file, folder)
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 100
+    state: dict[str, Tensor] = read_folder(folder).tensors
+    with pytest.raises(ConfigError, match="tokens"):
+        calibrate_folder(folder, state, folders["text"], tokens=1024)

@@ -1,0 +1,129 @@
+"""Folder → file → from_pretrained: the outputs are those of the decoded file, for every kind of model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import birdie
+from birdie.cli import main
+from birdie.errors import BirdieError, ConfigError
+from tests.hub.models import SMALL, TRANSFORMERS, outputs, write
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
+LOSSLESS, BITS = ["--lossless"], ["--bits", "6"]
+CASES = [*((name, LOSSLESS) for name in TRANSFORMERS), ("llama, tied", BITS), ("gpt2", BITS)]
+
+
+def compress(folder: Path, *flags: str) -> Path:
+    file = folder.with_suffix(".birdie")
+    with pytest.raises(SystemExit) as ended:
+        main(["compress", str(folder), "-o", str(file), *flags])
+    assert not ended.value.code
+    return file
+
+
+@pytest.mark.parametrize(("name", "flags"), CASES, ids=[f"{name} {' '.join(flags)}" for name, flags in CASES])
+def test_a_folder_becomes_a_model_again(name: str, flags: list[str], tmp_path: Path) -> None:
+    model = write(name, tmp_path / "model")
+    file = compress(tmp_path / "model", *flags)
+    loaded = birdie.from_pretrained(file)
+    assert type(loaded) is type(model)
+    assert loaded.dtype is torch.bfloat16
+    if flags == LOSSLESS:
+        assert torch.equal(outputs(loaded, name), outputs(model, name))
+    state = birdie.load(file)
+    same = [name for name, tensor in loaded.state_dict().items() if name in state and torch.equal(tensor, state[name])]
+    assert len(same) >= (1 if name == "vit" else 0.8 * len(state))  # transformers names the weights of ViT otherwise
+    if name != "vit":
+        lazy = birdie.from_pretrained(file, lazy=True)
+        assert torch.equal(outputs(lazy, name), outputs(loaded, name))
+
+
+@pytest.mark.parametrize("name", ["llama, tied", "vit"])
+def test_transformers_loads_a_birdie_folder(name: str, tmp_path: Path) -> None:
+    model = write(name, tmp_path / "model")
+    file = compress(tmp_path / "model", "--lossless")
+    with pytest.raises(SystemExit):
+        main(["hub", "folder", str(file), "-o", str(tmp_path / "folder")])
+    card = (tmp_path / "folder" / "README.md").read_text()
+    assert f"| bytes | {file.stat().st_size:,} |" in card
+    from birdie.hub import register
+
+    register()
+    register()
+    loaded = type(model).from_pretrained(tmp_path / "folder")
+    assert torch.equal(outputs(loaded, name), outputs(model, name))
+    assert not hasattr(loaded.config, "quantization_config")
+    loaded.save_pretrained(tmp_path / "plain")  # an ordinary model from now on
+    assert torch.equal(outputs(type(model).from_pretrained(tmp_path / "plain"), name), outputs(model, name))
+    assert torch.equal(outputs(birdie.from_pretrained(tmp_path / "folder"), name), outputs(model, name))
+
+
+def test_an_adapter_finds_its_base(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = write("llama", tmp_path / "base")
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False,
+        base_model_name_or_path=str(tmp_path / "base"),
+    )  # fmt: skip
+    adapted = peft.get_peft_model(model, settings).eval()
+    adapted.save_pretrained(tmp_path / "lora")
+    file = compress(tmp_path / "lora", "--lossless")
+    assert file.stat().st_size < 5_000
+    expected = outputs(adapted, "llama")
+    assert torch.equal(outputs(birdie.from_pretrained(file), "llama"), expected)
+    base = type(model).from_pretrained(tmp_path / "base")
+    assert torch.equal(outputs(birdie.from_pretrained(file, base=base), "llama"), expected)
+
+
+def test_models_and_pipelines_of_diffusers(tmp_path: Path) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    down, up = ("DownBlock2D",) * 2, ("UpBlock2D",) * 2
+    model = diffusers.UNet2DModel(
+        sample_size=8, layers_per_block=1, block_out_channels=(32, 32), down_block_types=down, up_block_types=up,
+        norm_num_groups=8,
+    )  # fmt: skip
+    model.save_pretrained(tmp_path / "unet")
+    diffusers.DDPMPipeline(model, diffusers.DDPMScheduler()).save_pretrained(tmp_path / "ddpm")
+    for folder in ("unet", "ddpm"):
+        loaded = birdie.from_pretrained(compress(tmp_path / folder, "--lossless"))
+        state = (loaded if folder == "unet" else loaded.unet).state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def saved(path: Path, config: Any, file: str = "config.json") -> Path:
+    birdie.save({"w": torch.ones(4, 4)}, path / "x.birdie", files={file: json.dumps(config).encode()})
+    return path / "x.birdie"
+
+
+MISTAKES: list[tuple[Any, str]] = [
+    (lambda path: path / "missing.birdie", "cannot open"),
+    (lambda path: path, "has no model.birdie"),
+    (lambda path: saved(path, {}), "keeps no configuration"),
+    (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no NoSuchModel"),
+    (lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL}), "lacks 21"),
+    (
+        lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": "wide"}),
+        "cannot load",
+    ),
+    (lambda path: saved(path, {"_class_name": "NoSuchPipeline"}), "NoSuchPipeline"),
+    (lambda path: saved(path, {"architecture": "resnet18"}), "timm, which is not installed"),
+    (lambda path: saved(path, {"peft_type": "LORA", "r": 1}, "adapter_config.json"), "give base=model"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
+def test_what_cannot_be_built_is_one_sentence(make: Any, words: str, tmp_path: Path) -> None:
+    for library in ("transformers", "diffusers", "peft"):
+        pytest.importorskip(library)
+    with pytest.raises(BirdieError, match=words) as raised:
+        birdie.from_pretrained(make(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_lazy_loading_is_for_transformers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave lazy out"):
+        birdie.from_pretrained(saved(tmp_path, {"_class_name": "UNet2DModel"}), lazy=True)

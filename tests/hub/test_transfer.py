@@ -1,0 +1,84 @@
+"""Folders go to the Hub and come back: through huggingface_hub itself, against a stand-in of its HTTP API."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import birdie
+from birdie.cli import main
+from birdie.errors import ConfigError, DataError
+from birdie.hub.transfer import download, push
+from tests.hub.server import ModelHub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelHub]:
+    """A Hub without repositories; the user's token and cache are not touched."""
+    library = pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
+    server = ModelHub()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        server.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.endpoint)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # noqa: ARG005
+    yield server
+    library.close_session()
+    server.close()
+
+
+def model(path: Path) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    state = {"w": torch.randn(32, 32, generator=generator)}
+    birdie.save(state, path, files={"config.json": b'{"model_type": "x"}', "LICENSE": b"free"})
+    return path
+
+
+def run(*tokens: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(token) for token in tokens])
+    return int(ended.value.code or 0)
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(hub: ModelHub, tmp_path: Path) -> None:
+    file = model(tmp_path / "small.birdie")
+    assert run("hub", "push", file, "user/small") == 0
+    files = hub.repositories["user/small"]
+    assert set(files) == {"model.birdie", "model.safetensors", "config.json", "LICENSE", "README.md"}
+    assert files["model.birdie"] == file.read_bytes()
+    assert hub.private["user/small"]
+    assert run("hub", "pull", "user/small", "-o", tmp_path / "back") == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
+    assert torch.equal(birdie.load(tmp_path / "back" / "model.birdie")["w"], birdie.load(file)["w"])
+
+
+def test_any_folder_of_files_can_be_pushed(hub: ModelHub, tmp_path: Path) -> None:
+    folder = tmp_path / "submission"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "README.md").write_text("a record")
+    (folder / "logs" / "seed42.txt").write_text("val_bpb")
+    assert run("hub", "push", folder, "user/record", "--public") == 0
+    assert hub.repositories["user/record"] == {"README.md": b"a record", "logs/seed42.txt": b"val_bpb"}
+    assert not hub.private["user/record"]
+
+
+def test_what_goes_wrong_is_one_sentence(hub: ModelHub, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no repository 'user/none'"):
+        download("user/none")
+    with pytest.raises(ConfigError, match="not a folder with files"):
+        push(tmp_path / "missing", "user/x")
+    hub.refused = True
+    with pytest.raises(DataError, match="user/x"):
+        push(model(tmp_path / "x.birdie").parent, "user/x")
+    plain = tmp_path / "plain.birdie"
+    birdie.save({"w": torch.ones(4)}, plain)
+    assert run("hub", "folder", plain, "-o", tmp_path / "folder") == 1
+    assert not (tmp_path / "folder").exists()
+    assert run("hub", "push", plain) == 1
