@@ -193,7 +193,7 @@ def command(
     file_bytes = sum(file.stat().st_size for file in files)
     # a packed file (.ptz) may have fewer bytes than its tensors
     input_bytes = file_bytes if complete else min(file_bytes, tensor_bytes(content))
-    calibration: "CalibrationResult | None" = None
+    calibration: CalibrationResult | None = None
     kept = None if folder is None or weights_only else folder.files
     metadata = None if folder is None else folder.metadata
     kept_bytes = sum(map(len, (kept or {}).values()))
