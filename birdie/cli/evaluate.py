@@ -24,8 +24,6 @@ from birdie.cli.console import (
     size,
     stop_on_signal,
 )
-from birdie.run.evaluation import Evaluation, evaluate
-from birdie.run.recipe import FLAT
 from birdie.runtime.callbacks import never, no_message
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import process_group, world_from_environment
@@ -33,6 +31,9 @@ from birdie.runtime.startup import process_seconds
 from birdie.score.mode import ScoringMode
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings
+
+if TYPE_CHECKING:
+    from birdie.run.evaluation import Evaluation
 
 GROUP = "Evaluate"
 
@@ -75,6 +76,8 @@ def explicit(values: Any) -> dict[str, Any]:
     return {name: explicit(value) if is_dataclass(value) else value for name, value in pairs if value is not None}
 
 
+FLAT = Parameter(name="*")
+
 if TYPE_CHECKING:
     Settings = Any
 else:
@@ -94,6 +97,8 @@ def command(
 
     Settings without a flag come from `[evaluation]` of the recipe in the file. Under torchrun the ranks share the work.
     """
+    from birdie.run.evaluation import evaluate
+
     request = replace(request or EvaluationRequest(), settings={} if settings is None else explicit(settings))
     device = choose_device(request.device, world_from_environment().local_rank)
     with process_group(device) as world:
@@ -121,7 +126,7 @@ def command(
         print_table(_table(file, result))
 
 
-def evaluation_json(result: Evaluation) -> dict[str, object]:
+def evaluation_json(result: "Evaluation") -> dict[str, object]:
     """Return the object of `birdie evaluate --json`."""
     score = result.score
     return {
@@ -145,7 +150,7 @@ def evaluation_json(result: Evaluation) -> dict[str, object]:
     }
 
 
-def _table(file: Path, result: Evaluation) -> Table:
+def _table(file: Path, result: "Evaluation") -> Table:
     score = result.score
     table = Table(title=plain(f"{file}: {size(result.bytes)}"), show_header=False)
     table.add_column()

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.table import Table
@@ -15,11 +15,12 @@ from birdie.cli.train import configuration_of, recipe_and_preset
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError, DataError
 from birdie.golf.audit.rules import CAP_BYTES
-from birdie.golf.submission import About, Submission, submit
 from birdie.lab.ledger import RECIPE, RunRecord, find_runs
 from birdie.run.recipe import FLAT, Recipe
 from birdie.run.recipe_file import configuration
-from birdie.run.registry import find
+
+if TYPE_CHECKING:
+    from birdie.golf.submission import Submission
 
 GROUP = "Train"
 
@@ -112,6 +113,9 @@ def command(
     and an interrupted one continues from its checkpoint. With --from, finished runs are exported, packed and scored
     again from their float weights: `birdie submit --from OUTPUT.work/runs -o other --export.budget 15.8MB`.
     """
+    from birdie.golf.submission import About, submit
+    from birdie.run.registry import find
+
     if nproc < 1:
         raise ConfigError(f"nproc is {nproc}; give at least 1 process")
     if recipe_file is None and not runs:
@@ -154,7 +158,7 @@ def _seeds(text: str | None) -> list[int]:
     return seeds
 
 
-def _json(done: Submission) -> dict[str, Any]:
+def _json(done: "Submission") -> dict[str, Any]:
     """Return the object of `birdie submit --json`; programs depend on its keys."""
     test = done.comparison
     return {
@@ -171,7 +175,7 @@ def _json(done: Submission) -> dict[str, Any]:
     }
 
 
-def _table(done: Submission) -> Table:
+def _table(done: "Submission") -> Table:
     table = Table(title=plain(str(done.folder)))
     for column in ("seed", "steps", "ms/step", "float bpb", "bpb", "nats", "model", "total"):
         table.add_column(column, justify="right")

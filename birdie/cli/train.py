@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import wraps
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.config import Dict
@@ -29,25 +29,22 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.cli.evaluate import evaluation_json
-from birdie.cli.tensorboard_events import Board
 from birdie.errors import ConfigError
-from birdie.run.estimate import on_this_cpu
-from birdie.run.evaluation import Evaluation, evaluate
-from birdie.run.events import Checked, Event, Interrupted, Profiled, Saved, Started, Validated
-from birdie.run.pipeline import Run
-from birdie.run.presets import apply_preset
 from birdie.run.recipe import FLAT, Recipe
 from birdie.run.recipe_file import configuration, sources
-from birdie.run.registry import find
 from birdie.runtime.callbacks import no_message
 from birdie.runtime.device import choose_device
 from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_output, write_bytes
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
-from birdie.train.loop import Step
-from birdie.train.profile import Profile
-from birdie.train.schedule import fraction_done
+
+if TYPE_CHECKING:
+    from birdie.cli.tensorboard_events import Board
+    from birdie.run.evaluation import Evaluation
+    from birdie.run.events import Event, Interrupted, Validated
+    from birdie.run.pipeline import Run
+    from birdie.train.profile import Profile
 
 GROUP = "Train"
 
@@ -91,6 +88,9 @@ def configuration_of(recipe: str | None, preset: str | None) -> tuple[Dict, ...]
     Raises:
         ConfigError: there is no such recipe or preset, or the file is not a recipe of `birdie train`.
     """
+    from birdie.run.presets import apply_preset
+    from birdie.run.registry import find
+
     known = None if recipe is None else find(recipe)
     if preset is None:
         return configuration(None if known is None else known.path)
@@ -143,6 +143,10 @@ def command(
     Ctrl-C, SIGTERM or SIGHUP saves a checkpoint, and --resume continues from it. Under torchrun every rank trains; if
     a rank dies, all restart from the last checkpoint: `torchrun --nproc_per_node=2 --max-restarts=3 -m birdie train …`.
     """
+    from birdie.cli.tensorboard_events import Board
+    from birdie.run.pipeline import Run
+    from birdie.run.registry import find
+
     recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
     if recipe_file is not None and not (folder / "checkpoints").is_dir():  # else recipe.toml is that of a run
@@ -187,15 +191,17 @@ def command(
         print_line(f"artifact: {path}")
 
 
-def _compressed(work: Run) -> Summary:
+def _compressed(work: "Run") -> Summary:
     """Calibrate, if the recipe does, and write the artifact."""
     calibrate(work)
     with progress_bar("compressing", "tensors") as update:
         return work.export(progress=update)
 
 
-def _scored(path: Path, request: EvaluationRequest, world: World, title: str) -> Evaluation:
+def _scored(path: Path, request: EvaluationRequest, world: World, title: str) -> "Evaluation":
     """Score the artifact; all ranks share the work, and rank 0 shows it."""
+    from birdie.run.evaluation import evaluate
+
     if not world.is_main:
         return evaluate(path, request, world=world)
     with progress_bar(title, "tokens") as update:
@@ -203,9 +209,12 @@ def _scored(path: Path, request: EvaluationRequest, world: World, title: str) ->
 
 
 def follow(
-    work: Run, *, resume: bool = False, shown: bool = True, board: Board | None = None
-) -> tuple[Validated | None, Interrupted | None]:
+    work: "Run", *, resume: bool = False, shown: bool = True, board: "Board | None" = None
+) -> tuple["Validated | None", "Interrupted | None"]:
     """Train to the end with a progress bar and log lines; return the last validation and the interruption, if any."""
+    from birdie.run.estimate import on_this_cpu
+    from birdie.run.events import Interrupted, Started, Validated
+
     last: Validated | None = None
     interrupted: Interrupted | None = None
     with stop_on_signal(shown=shown) as stop, progress_bar("training", "steps") as update:
@@ -229,7 +238,11 @@ def follow(
     return last, interrupted
 
 
-def _log_event(event: Event, work: Run, update: Callable[[float, float | None], None]) -> None:
+def _log_event(event: "Event", work: "Run", update: Callable[[float, float | None], None]) -> None:
+    from birdie.run.events import Checked, Profiled, Saved, Started, Validated
+    from birdie.train.loop import Step
+    from birdie.train.schedule import fraction_done
+
     if isinstance(event, Step):
         update(event.number, event.number / fraction_done(work.training, event.number, event.train_ms))
         if work.recipe.run.logs(event.number) or event.stopping:
@@ -257,7 +270,7 @@ def _log_event(event: Event, work: Run, update: Callable[[float, float | None], 
         )
 
 
-def calibrate(work: Run) -> None:
+def calibrate(work: "Run") -> None:
     """Calibrate with a progress bar, if the recipe asks for it."""
     if work.recipe.calibration.data != "none":
         with progress_bar("calibrating", "tokens") as update:
@@ -265,7 +278,11 @@ def calibrate(work: Run) -> None:
 
 
 def run_json(
-    work: Run, last: Validated | None, summary: Summary, result: Evaluation, by_recipe: Evaluation | None = None
+    work: "Run",
+    last: "Validated | None",
+    summary: Summary,
+    result: "Evaluation",
+    by_recipe: "Evaluation | None" = None,
 ) -> dict[str, Any]:
     """Return the object of `birdie train --json`, which is also `summary.json`; programs depend on its keys.
 
@@ -292,7 +309,7 @@ def run_json(
     }
 
 
-def startup_json(work: Run) -> dict[str, Any]:
+def startup_json(work: "Run") -> dict[str, Any]:
     """Return the seconds before training time counts, and the number of graphs compiled in them."""
     seconds: dict[str, Any] = {"seconds": work.startup.seconds, "compiled": None}
     if work.compiling is not None:
@@ -307,7 +324,7 @@ def startup_json(work: Run) -> dict[str, Any]:
     return seconds
 
 
-def calibration_json(work: Run) -> dict[str, Any] | None:
+def calibration_json(work: "Run") -> dict[str, Any] | None:
     """Return data, tokens and seconds of the calibration; None without it."""
     calibration = work.calibration
     if calibration is None:
@@ -321,7 +338,11 @@ def calibration_json(work: Run) -> dict[str, Any] | None:
 
 
 def run_table(
-    work: Run, last: Validated | None, summary: Summary, result: Evaluation, by_recipe: Evaluation | None = None
+    work: "Run",
+    last: "Validated | None",
+    summary: Summary,
+    result: "Evaluation",
+    by_recipe: "Evaluation | None" = None,
 ) -> Table:
     """Return the table of bytes and bits per byte: float weights, artifact, budget."""
     weights = sum(p.numel() for p in work.model.parameters())
@@ -340,7 +361,7 @@ def run_table(
     return table
 
 
-def profile_table(profile: Profile) -> Table:
+def profile_table(profile: "Profile") -> Table:
     """Return the table of milliseconds per step, by group and by part."""
     table = Table(title=plain(profile.title))
     table.add_column("part")

@@ -439,7 +439,7 @@ def train_and_name_the_scorers(recipe: str) -> None:
         sys.stderr.write(f"rank {world.rank} of {world.size} scores\n")
         return evaluate(*arguments, world=world, **options)
 
-    with mock.patch("birdie.cli.train.evaluate", observed):
+    with mock.patch("birdie.run.evaluation.evaluate", observed):
         birdie_command("train", recipe, "--folder", "run", "--json")
 
 
