@@ -45,7 +45,7 @@ def check(event, arguments):
         changes = event in CHANGES
     if changes and isinstance(arguments[0], (str, bytes, os.PathLike)):
         path = os.path.realpath(os.fsdecode(arguments[0]))
-        if path != os.devnull and not path.startswith(FOLDER):
+        if path != os.devnull and not (path + os.sep).startswith(FOLDER):
             refused.append(path)
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
@@ -130,6 +130,7 @@ def environment(archives: tuple[Path, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # all kernels are compiled: a minute or two of a core
 def test_an_installed_wheel_runs_on_a_read_only_file_system_and_compiles_nothing(
     environment: Path, tmp_path: Path
 ) -> None:

@@ -67,7 +67,9 @@ def _files() -> Iterator[tuple[Any, dict[str, Any]]]:
         model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(16 * 36, 24), nn.ReLU(), nn.Linear(24, 10))
         images, labels = torch.randn(8, 3, 8, 8), torch.randint(10, (8,))
         batches = [(images[i : i + 2], labels[i : i + 2]) for i in range(0, 8, 2)]
-        yield model, {"bits": 4, "coder": effort}
+        for bits in (2.5, 4, 7):  # coarse and fine grids have searches of their own
+            yield model, {"bits": bits, "coder": effort}
+            yield {"a": torch.randn(128, 64), "b": torch.randn(96, 64)}, {"bits": bits, "coder": effort}
         yield model, {"bits": 4, "coder": effort, "calibration": (model, batches, _loss)}
 
 
