@@ -160,8 +160,8 @@ def test_kernels_for_every_processor_serve_each_one_and_not_the_reverse(probe: P
     generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     assert probe.run() == (False, "")
     assert probe.run(**generic) == (False, "")
-    (own, _) = sorted(probe.cache.rglob("*.kernel"), key=lambda path: path.stat().st_mtime_ns)
-    own.unlink()
+    (native, _) = sorted(probe.cache.rglob("*.kernel"), key=lambda path: path.stat().st_mtime_ns)
+    native.unlink()
     assert probe.run() == (True, "")
 
 
