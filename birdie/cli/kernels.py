@@ -18,7 +18,7 @@ def command(
         bool,
         Parameter(
             negative=(),
-            help="Compile for every processor of this architecture, not only for this one; coding may then be slower.",
+            help="Compile for every processor of this architecture, not only for this one; a tenth slower.",
         ),
     ] = False,
     json: Json = False,
