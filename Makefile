@@ -1,6 +1,6 @@
-# `make demo` and `make test` work on a fresh machine with Python >= 3.11: each makes .venv and installs what it needs.
+# `make demo` and `make test` work on a fresh machine with Python 3.11: each makes .venv and installs what it needs.
 
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from birdie.artifact.inspect import inspect
 from birdie.artifact.load import decode_tensor, load
 from birdie.artifact.save import save
 from birdie.entropy.hints import Effort
+from birdie.runtime.provenance import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,7 +43,7 @@ def birdie(effort: Effort, *, threads: int = 1, repeat: int = 1) -> Measure:
             )
             size, peak = path.stat().st_size, _decode_peak(path)
         form = "whole file" if threads == 1 else f"whole file, {threads} threads"
-        return Measured(size, encode_s, decode_s, exact, metadata.version("birdie"), form, peak)
+        return Measured(size, encode_s, decode_s, exact, VERSION, form, peak)
 
     return measure
 

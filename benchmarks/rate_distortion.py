@@ -17,7 +17,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.compress.calibration.result import CalibrationResult
 from birdie.runtime.files import atomic_path, write_bytes
+from birdie.runtime.provenance import VERSION
 
 Row = dict[str, Any]
 TARGETS = (0.005, 0.01, 0.02)  # KL at which the record stack is tuned
@@ -59,7 +59,6 @@ def birdie_rows(
     subject: Subject, settings: Sequence[tuple[str, str, Mapping[str, Any]]] | None = None
 ) -> Iterator[Row]:
     """Yield a row for each setting: the decoded file of birdie.save. Every row includes the time of the calibration."""
-    version = metadata.version("birdie")
     start = time.perf_counter()
     calibration = subject.calibration if subject.bits is not None else augmented(subject.calibration)
     known = CalibrationResult.of(subject.state, (subject.module, calibration, subject.loss))
@@ -72,7 +71,7 @@ def birdie_rows(
             save(subject.state, path, **{"calibration": known, **arguments})
             seconds = calibration_s + time.perf_counter() - start
             size, quality = path.stat().st_size, subject.measure(load(path))
-        yield row(curve, scheme, size, quality, seconds, version)
+        yield row(curve, scheme, size, quality, seconds, VERSION)
         log(f"{scheme}: {size:,} bytes, KL {quality.kl:.5f}")
 
 

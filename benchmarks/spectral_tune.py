@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from birdie.artifact.load import load
 from birdie.data.shards import read_shard
 from birdie.errors import ConfigError
 from birdie.run.registry import find
+from birdie.runtime.provenance import VERSION
 
 PROGRAM = "python -m benchmarks.spectral_tune"
 SETTINGS = ("subject", "smaller", "transform", "steps", "batch", "rate", "settled", "start", "seed")  # keys of a recipe
@@ -170,7 +170,7 @@ class Bench:
                 quality = self.subject.measure(load(Path(folder) / "x.birdie"))
             seconds = time.perf_counter() - start
             scheme = f"spectral, {self.options.transform}"
-            yield row("spectral", scheme, size, quality, seconds, metadata.version("birdie"))
+            yield row("spectral", scheme, size, quality, seconds, VERSION)
 
     def untrained(self) -> Iterator[Row]:
         """Yield the rows of birdie's files of the float network without training, with and without calibration data."""

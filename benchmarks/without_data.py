@@ -15,7 +15,6 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from benchmarks.silero import load_silero
 from birdie.artifact.load import load
 from birdie.artifact.save import save
 from birdie.errors import BudgetError
+from birdie.runtime.provenance import VERSION
 
 BITS, GROUPS = (8, 6, 5, 4, 3), (128, 64, 32)
 STEP, STEPS = 1.15, 8  # further budgets below int3's bytes, until birdie's error is the largest of the naive files
@@ -195,7 +195,7 @@ def main() -> None:
     if options.json:
         report([*rows, *({"comparison": True, **line} for line in compared), *summaries], as_json=True)
         return
-    log(f"birdie {metadata.version('birdie')}; {naive_coders()[0].version}")
+    log(f"birdie {VERSION}; {naive_coders()[0].version}")
     report(compared, as_json=False)
     report(summaries, as_json=False)
 

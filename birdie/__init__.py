@@ -10,7 +10,6 @@ Names are imported when they are first used, so that `import birdie` costs nothi
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,9 +36,8 @@ if TYPE_CHECKING:
     )
     from birdie.hub.pretrained import from_pretrained
     from birdie.run.fine_tuning import FineTuneStep, fine_tune
+    from birdie.runtime.provenance import VERSION as __version__  # noqa: N811
     from birdie.train.muon import Muon
-
-    __version__: str
 
 _HOMES = {
     "birdie.artifact.calibrated": ("calibrate",),
@@ -104,7 +102,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return a public name, imported now (PEP 562)."""
     if name == "__version__":
-        return version("birdie")
+        return import_module("birdie.runtime.provenance").VERSION
     if name == "schemes":
         return import_module("birdie.schemes")
     if name not in _HOME:

@@ -248,7 +248,7 @@ def _log_checkout(log: Log, recipe: Recipe) -> int:
 
     packed = pack(recipe)
     if not packed.minified:
-        log("birdie:python-minifier is not installed, so the code is larger; pip install 'birdie[submit]'")
+        log("birdie:python-minifier is not installed, so the code is larger; pip install 'birdie-compress[submit]'")
     _log_sources(log, [Path(sys.argv[0]), *(PACKAGE / name for name in sorted(packed.sources))])
     return len(packed.script)
 

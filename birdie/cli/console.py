@@ -13,7 +13,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -28,6 +27,7 @@ from birdie.run.recipe_file import explain
 from birdie.runtime import progress
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import require_output
+from birdie.runtime.provenance import VERSION
 
 Json = Annotated[
     bool, Parameter(name="--json", negative=(), help="Print one JSON object on stdout, the rest on stderr.")
@@ -54,8 +54,8 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def version() -> str:
-    """Return the version of the installed package."""
-    return metadata.version("birdie")
+    """Return the version of birdie."""
+    return VERSION
 
 
 def new_app(name: str, *, version: Callable[[], str] | None = None, **options: Any) -> App:

@@ -35,7 +35,7 @@ def command(
     data = built.source.encode() if unpacked else built.packed
     files.write_bytes(output, data)
     if not built.minified:
-        log("python-minifier is not installed, so the file is larger than necessary; pip install 'birdie[submit]'")
+        log("without python-minifier the file is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
         forms = {name: len(form) for name, form in pack.forms(built.source, built.title).items()}
         answer = {"path": str(output), "bytes": len(data), "coder": coder, "minified": built.minified}

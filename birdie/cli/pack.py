@@ -35,7 +35,7 @@ def command(
     data = pair.text.encode() if paste else pair.module
     files.write_bytes(output, data)
     if not pair.minified:
-        log("python-minifier is not installed, so the file is larger than necessary; pip install 'birdie[submit]'")
+        log("without python-minifier the file is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
         forms = {"module": len(pair.module), "text": len(pair.text), "source": len(pair.source.encode())}
         answer = {"path": str(output), "bytes": len(data), "calibrated": calibrated, "minified": pair.minified}

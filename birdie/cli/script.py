@@ -56,7 +56,7 @@ def command(
     if messages is not None:
         files.write_bytes(messages, table(packed.messages).encode())
     if not packed.minified:
-        log("python-minifier is not installed, so the script is larger than necessary; pip install 'birdie[submit]'")
+        log("without python-minifier the script is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
         print_json(
             {

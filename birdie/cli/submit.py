@@ -137,7 +137,7 @@ def command(
         notify=log,
     )
     if not done.minified:
-        log("python-minifier is not installed, so the script is larger than necessary; pip install 'birdie[submit]'")
+        log("without python-minifier the script is larger than necessary; pip install 'birdie-compress[submit]'")
     if json:
         print_json(_json(done))
         return

@@ -44,7 +44,7 @@ def command(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
-        raise ConfigError("optuna is not installed; pip install 'birdie[lab]'") from error
+        raise ConfigError("optuna is not installed; pip install 'birdie-compress[lab]'") from error
     sweep = read_sweep(file, trials)
     run = SweepRun(sweep, folder or Path("sweeps") / file.stem, storage, log)
     if not show:

@@ -22,7 +22,7 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "tensorboard is not installed; pip install 'birdie[lab]', or leave the flag out"
+                "tensorboard is not installed; pip install 'birdie-compress[lab]', or leave the flag out"
             ) from error
         self._writer = SummaryWriter(folder)
 

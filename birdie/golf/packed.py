@@ -90,6 +90,9 @@ names = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
 with ThreadPoolExecutor(workers) as pool:
     return dict(zip(names, pool.map(lambda name: decode_one(reader, name, decoder_of, workers), names)))
 """
+# The modules of a script are in a private folder of their own, so that one folder of compiled kernels is enough.
+FEWER_KERNEL_FILES = """from birdie.golf.standalone.kernels import njit as compiled
+return compiled(cache=cache, **options)"""
 # Scripts read files of their own, which have neither blocks of rows nor lanes, and are not larger than they say.
 DECODING = {
     ("birdie.artifact.decoding", "blocks_of"): "return [(name, slice(None))]",
@@ -157,6 +160,7 @@ _REPLACED = DECODING | {
     ("birdie.runtime.callbacks", "reporting"): "return nullcontext()",
     ("birdie.runtime.blas", "one_thread"): "from contextlib import nullcontext\nreturn nullcontext()",
     ("birdie.runtime.files", "_copy_permissions"): "pass",
+    ("birdie.runtime.kernels", "njit"): FEWER_KERNEL_FILES,
     ("birdie.runtime.mapped", "release"): "pass",
     ("birdie.runtime.nvtx", "next_range"): "pass",
     ("birdie.runtime.nvtx", "next_range_on_gradient"): "pass",

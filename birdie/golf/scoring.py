@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from birdie.golf import packed
-from birdie.golf.packed import Packed
+from birdie.golf.packed import FEWER_KERNEL_FILES, Packed
 from birdie.golf.shake import shake
 from birdie.run.recipe import Recipe
 
@@ -32,9 +32,7 @@ _REPLACED = packed.DECODING | {
         "if isinstance(value, Mapping) else tuple(value) if isinstance(value, list) else value "
         "for name, value in changes.items()})"
     ),
-    ("birdie.runtime.kernels", "njit"): (
-        "from birdie.golf.standalone.kernels import njit as compiled\nreturn compiled(cache=cache, **options)"
-    ),
+    ("birdie.runtime.kernels", "njit"): FEWER_KERNEL_FILES,
     ("birdie.data.dataset", "_check_by_decoding"): "return []",
     ("birdie.model.gpt", "GPT.diagnostics"): "return []",
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from birdie.errors import ConfigError, DataError
 
-_INSTALL = "the Hub needs huggingface_hub; pip install 'birdie[hub]'"
+_INSTALL = "the Hub needs huggingface_hub; pip install 'birdie-compress[hub]'"
 
 
 def push(folder: Path, repository: str, *, private: bool = True, message: str = "Upload from birdie") -> str:

@@ -4,6 +4,7 @@ callbacks      types of progress, message and stop callbacks
 device         choice of device and dtype
 distributed    process group and collectives
 files          atomic writes, and reads of files that only this user can have written
+kernels        functions that numba compiles, and their files on disk
 nvtx           named ranges for Nsight, torch.profiler and birdie's own recorder
 provenance     versions, machine and commit of a result
 reading        the check that what is opened for reading is a regular file

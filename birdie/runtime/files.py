@@ -261,7 +261,7 @@ def read_trusted(path: Path) -> bytes:
     """Return the content of `path` if only this user or root can have written it.
 
     Raises:
-        PermissionError: another user owns, or can write to, the file or one of its parent folders.
+        PermissionError: a user other than root owns, or can write to, the file or one of its parent folders.
         OSError: the file cannot be read.
     """
     if not hasattr(os, "getuid"):
@@ -269,23 +269,25 @@ def read_trusted(path: Path) -> bytes:
     flags = os.O_RDONLY | os.O_NOFOLLOW
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
             raise PermissionError(1, "not a regular file that only you can write")
         _require_private_parents(path)
         return file.read()
 
 
-def write_trusted(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically, as `read_trusted` accepts it; missing folders are created for this user alone.
+def write_trusted(path: Path, data: bytes, *, private: bool = True) -> None:
+    """Write `data` to `path` atomically, as `read_trusted` accepts it.
+
+    The file and missing folders are created for this user alone, or without `private` for all to read.
 
     Raises:
         OSError: other users can write to a parent folder, or the file cannot be written.
     """
     for folder in reversed(path.parents):  # mkdir applies its mode to the last folder only
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700 if private else 0o755, exist_ok=True)
     _require_private_parents(path)
     write_bytes(path, data)
-    path.chmod(0o600)
+    path.chmod(0o600 if private else 0o644)
 
 
 def _require_private_parents(path: Path) -> None:

@@ -6,12 +6,14 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("birdie", "torch", "numpy", "numba")
+VERSION = "0.1.0"
+"""Version of birdie; pyproject.toml reads it from this line."""
+PACKAGES = ("torch", "numpy", "numba")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of birdie and of the packages that decide its numbers."""
-    by_package = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version(), "birdie": VERSION}
     for package in PACKAGES:
         try:
             by_package[package] = metadata.version(package)

@@ -183,7 +183,7 @@ def _fits(layer: nn.Module) -> bool:
 
 
 def _missing_library() -> str:
-    return "" if find_spec("torchao") else "torchao is not installed; pip install 'birdie[gpu]'"
+    return "" if find_spec("torchao") else "torchao is not installed; pip install 'birdie-compress[gpu]'"
 
 
 def _unsupported(device: torch.device) -> str:

@@ -295,4 +295,4 @@ def test_without_optuna_one_sentence_says_what_to_install(
     for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert run(build_app, ["sweep", str(tmp_path / "lr.toml"), "--folder", str(tmp_path / "s")]) == 1
-    assert "pip install 'birdie[lab]'" in capsys.readouterr().err
+    assert "pip install 'birdie-compress[lab]'" in capsys.readouterr().err

@@ -254,6 +254,24 @@ def test_a_trusted_file_is_one_that_only_this_user_can_write(tmp_path: Path) -> 
         files.read_trusted(path)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_trusted_file_may_belong_to_root_and_to_no_other_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kernel"
+    files.write_trusted(path, b"code", private=False)
+    assert path.stat().st_mode & 0o777 == 0o644
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert files.read_trusted(path) == b"code"
+    os.chown(path, 54321, -1)
+    with pytest.raises(PermissionError):
+        files.read_trusted(path)
+    os.chown(path, 0, -1)
+    os.chown(tmp_path, 54321, -1)
+    with pytest.raises(PermissionError, match=str(tmp_path)):
+        files.read_trusted(path)
+
+
 @pytest.mark.parametrize("name", ["nope/", "folder", "folder/", "nope/.", "nope/..", "folder/pipe"])
 def test_an_output_has_the_name_of_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()

@@ -17,8 +17,12 @@ PROBE = """
 import sys
 from birdie.runtime import files, kernels
 from birdie.entropy.rans import __name__ as other  # all kernels of the package are defined
-def full(path, data):
+def full(path, data, private):
     raise OSError(28, "No space left on device")
+def homeless():
+    raise RuntimeError("Could not determine home directory.")
+if "homeless" in sys.argv:
+    kernels.user_cache = homeless
 if "full" in sys.argv:
     kernels.write_trusted = full
 import probe
@@ -44,11 +48,11 @@ class Probe:
         self.root, self.cache, self.private = root, root / "cache", root / "user" / "birdie" / "kernels"
         (root / "probe.py").write_text(MODULE)
 
-    def run(self, *arguments: str) -> tuple[bool, str]:
-        """Call the kernel; return whether it came from the cache, and stderr."""
+    def run(self, *arguments: str, **more: str) -> tuple[bool, str]:
+        """Call the kernel, with `more` variables; return whether it came from the cache, and stderr."""
         paths = [str(self.root), str(Path(kernels.__file__).parents[2])]
         variables = {"NUMBA_CACHE_DIR": str(self.cache), "XDG_CACHE_HOME": str(self.root / "user")}
-        environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(paths), "HOME": str(self.root)}
+        environment = os.environ | variables | more | {"PYTHONPATH": os.pathsep.join(paths), "HOME": str(self.root)}
         command = [sys.executable, "-W", "error::ResourceWarning", "-c", PROBE, *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -108,7 +112,7 @@ def test_code_that_another_user_could_have_written_does_not_run(probe: Probe, tm
     cached, stderr = probe.run()
     assert not cached
     assert "other users" in stderr
-    assert list(probe.private.rglob("*.kernel"))  # rebuilt where only this user can write
+    assert list((probe.root / "__pycache__").glob("*.kernel"))  # rebuilt where only this user can write
     assert probe.run()[0]
     assert not mark.exists()
     path.parent.chmod(0o755)
@@ -136,3 +140,46 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(probe: Probe, kind: str)
         probe.cache.symlink_to("/proc/none")
     assert probe.run() == (False, "")
     assert probe.run() == (True, "")  # beside the source
+
+
+@pytest.mark.slow
+def test_a_change_of_any_module_beside_the_source_costs_a_compilation(probe: Probe) -> None:
+    """A kernel contains the kernels that it calls, whatever their file."""
+    (probe.root / "called.py").write_text("CONSTANT = 1\n")
+    assert probe.run() == (False, "")
+    assert probe.run() == (True, "")
+    os.utime(probe.root / "called.py", (0, 0))
+    assert probe.run() == (True, "")  # images of containers round times
+    (probe.root / "called.py").write_text("CONSTANT = 2\n")
+    assert probe.run() == (False, "")
+    assert len(list(probe.cache.rglob("*.kernel"))) == 1  # the older one is replaced
+
+
+@pytest.mark.slow
+def test_kernels_for_every_processor_serve_each_one_and_not_the_reverse(probe: Probe) -> None:
+    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    assert probe.run() == (False, "")
+    assert probe.run(**generic) == (False, "")
+    (native, _) = sorted(probe.cache.rglob("*.kernel"), key=lambda path: path.stat().st_mtime_ns)
+    native.unlink()
+    assert probe.run() == (True, "")
+
+
+@pytest.mark.slow
+def test_an_account_without_a_home_directory_reads_what_is_beside_the_source(probe: Probe) -> None:
+    probe.cache = Path("/proc/none/cache")
+    assert probe.run("homeless") == (False, "")
+    assert probe.run("homeless") == (True, "")
+    (path,) = (probe.root / "__pycache__").glob("*.kernel")
+    assert path.stat().st_mode & 0o777 == 0o644  # users share it
+
+
+@pytest.mark.slow
+def test_kernels_in_the_cache_folder_of_a_user_are_private(probe: Probe) -> None:
+    probe.cache = Path("/proc/none/cache")
+    (probe.root / "__pycache__").write_bytes(b"")  # as good as a folder that cannot be written
+    assert probe.run() == (False, "")
+    assert probe.run() == (True, "")
+    (path,) = probe.private.rglob("*.kernel")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert probe.private.stat().st_mode & 0o777 == 0o700

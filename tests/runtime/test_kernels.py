@@ -12,7 +12,7 @@ DOUBLE = "def double(value):\n    return value + value\n"
 
 
 def test_a_kernel_without_a_cache_folder_is_compiled_anyway() -> None:
-    """As in a read-only package of an account without a home directory."""
+    """As for a function that was typed in."""
     namespace: dict[str, object] = {}
     exec(compile(DOUBLE, "<no file>", "exec"), namespace)
     double = namespace["double"]
@@ -28,7 +28,7 @@ def test_a_kernel_with_a_cache_folder_is_kept_there() -> None:
     def triple(value):  # type: ignore[no-untyped-def]
         return 3 * value
 
-    assert type(njit(cache=True)(triple)._cache).__name__ == "FunctionCache"  # type: ignore[attr-defined]
+    assert type(njit(cache=True)(triple)._cache).__name__ == "KernelCache"  # type: ignore[attr-defined]
     assert type(njit()(triple)._cache).__name__ == "NullCache"  # type: ignore[attr-defined]
 
 

@@ -237,7 +237,7 @@ def test_an_old_gpu_and_a_missing_library_are_named(monkeypatch: pytest.MonkeyPa
     assert prepare_fp8(tiny_model(), "on", torch.device("cuda"), torch.bfloat16, lines.append) is None
     assert "this GPU has 8.6" in lines[0]
     assert lines[0].endswith("training in bfloat16")
-    assert "torchao is not installed; pip install 'birdie[gpu]'" in lines[1]
+    assert "torchao is not installed; pip install 'birdie-compress[gpu]'" in lines[1]
     with pytest.raises(ConfigError, match="torchao"):
         prepare_fp8(tiny_model(), "emulate", CPU, torch.float32, lines.append)
 

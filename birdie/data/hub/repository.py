@@ -26,7 +26,7 @@ from birdie.errors import BirdieError, ConfigError, DataError, OutputError
 OnBytes = Callable[[int], None]
 """Called with the number of bytes of the file that are read or received so far."""
 
-MISSING = "birdie prepare hub needs the package huggingface_hub: pip install 'birdie[hub]'"
+MISSING = "birdie prepare hub needs the package huggingface_hub: pip install 'birdie-compress[hub]'"
 RETRY_PAUSES = (1.0, 2.0, 4.0)  # seconds before each retry, in addition to the library's own retries
 _TIMEOUT = 30.0
 _BLOCK = 1 << 20

@@ -1,4 +1,4 @@
-"""Shorter source text by python-minifier, an optional dependency: `pip install 'birdie[submit]'`.
+"""Shorter source text by python-minifier, an optional dependency: `pip install 'birdie-compress[submit]'`.
 
 python-minifier must assume that anybody calls a function by the names of its parameters, and keeps them. A bundle is
 called through its exports alone, so two changes beforehand let it shorten more.

@@ -123,7 +123,7 @@ def _axes(x_label: str, y_label: str, height: float = _SIZE[1]) -> tuple[Any, "A
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError("matplotlib is not installed; pip install 'birdie[lab]'") from error
+        raise ConfigError("matplotlib is not installed; pip install 'birdie-compress[lab]'") from error
     figure = Figure((_SIZE[0], height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(x_label, color=_INK, fontsize=9)

@@ -364,5 +364,5 @@ def test_without_the_library_the_command_says_what_to_install(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     code, answer, _ = run_command(capsys, "hub", "-o", data)
     assert (code, answer["error"]["message"]) == (1, repository.MISSING)
-    assert "pip install 'birdie[hub]'" in repository.MISSING
+    assert "pip install 'birdie-compress[hub]'" in repository.MISSING
     assert not data.exists()

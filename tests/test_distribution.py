@@ -1,0 +1,173 @@
+"""The package as people install it: complete archives, and a wheel that works where nothing can be written.
+
+The wheel is installed without network into an environment of its own, which borrows the third-party packages of the
+running one. Its kernels are compiled once, as when an image of a container is built; from then on the file system is
+read-only: a process that writes anywhere but into its working folder gets an error of the operating system.
+"""
+
+import email
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+from shutil import copy2, copytree, ignore_patterns
+
+import pytest
+import torch
+
+import birdie
+from tests.artifact.states import small_model
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("birdie", "recipes", "tests")  # tests, too: they must be left out
+FILES = ("LICENSE", "MANIFEST.in", "README.md", "constraints.txt", "pyproject.toml")
+WITHOUT_FOLDERS = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
+
+READ_ONLY = '''
+import errno, json, os, sys
+from pathlib import Path
+
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
+refused = []
+
+def check(event, arguments):
+    """Refuse what a read-only file system refuses, outside the working folder."""
+    if event == "open":
+        changes = arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    else:
+        changes = event in CHANGES
+    if changes and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        path = os.path.realpath(os.fsdecode(arguments[0]))
+        if path != os.devnull and not (path + os.sep).startswith(FOLDER):
+            refused.append(path)
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+FOLDER = os.path.realpath(".") + os.sep
+sys.addaudithook(check)
+try:
+    Path(sys.prefix, "written").write_text("")
+except OSError:
+    assert refused.pop()  # else this proves nothing
+else:
+    raise AssertionError
+'''
+LOADED = """
+from birdie.runtime.kernels import statistics
+done = statistics()
+print(json.dumps([done.compiled, done.read, done.lost, done.processor, birdie.__file__]))
+"""
+
+
+def run(command: list[str | Path], folder: Path) -> str:
+    """Run a command in `folder`, without the checkout on any path; return its stdout."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, env=WITHOUT_FOLDERS, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("distribution")
+    source, output = folder / "source", folder / "dist"
+    output.mkdir()
+    for name in SOURCES:
+        copytree(ROOT / name, source / name, ignore=ignore_patterns("__pycache__"))
+    for name in FILES:
+        copy2(ROOT / name, source)
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(output)!r})"
+    run([sys.executable, "-c", build], source)
+    (sdist,) = output.glob("*.tar.gz")
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    run([sys.executable, "-m", "pip", "wheel", *offline, "-w", output, sdist], folder)
+    (wheel,) = output.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.mark.slow
+def test_archives_have_the_package_and_no_tests(archives: tuple[Path, Path]) -> None:
+    sdist, wheel = archives
+    stem = f"birdie_compress-{birdie.__version__}"
+    assert sdist.name == f"{stem}.tar.gz"
+    assert wheel.name == f"{stem}-py3-none-any.whl"
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "birdie").rglob("*.py")}
+    recipes = {path.name for path in (ROOT / "recipes").glob("*.toml")}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        about = email.message_from_bytes(archive.read(f"{stem}.dist-info/METADATA"))
+        commands = archive.read(f"{stem}.dist-info/entry_points.txt").decode()
+    assert modules | {"birdie/py.typed", f"{stem}.dist-info/licenses/LICENSE"} <= names
+    assert {f"{stem}.data/data/share/birdie/recipes/{name}" for name in recipes} <= names
+    assert {name.split("/")[0] for name in names} == {"birdie", f"{stem}.data", f"{stem}.dist-info"}
+    assert (about["Name"], about["Version"]) == ("birdie-compress", birdie.__version__)
+    assert "birdie = birdie.cli:main" in commands
+    with tarfile.open(sdist) as archive_of_sources:
+        sources = {name.partition("/")[2] for name in archive_of_sources.getnames()}
+    assert modules | {f"recipes/{name}" for name in recipes} | {*FILES, "birdie/py.typed"} <= sources
+    assert not [name for name in sources if name.split("/")[0] == "tests"]
+
+
+@pytest.fixture
+def environment(archives: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The folder of commands of an environment with the wheel, and the packages of the running environment."""
+    folder = tmp_path / "environment"
+    venv.create(folder, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
+    run([*pip, "install", "--no-deps", "--no-index", "--quiet", archives[1]], tmp_path)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    others = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (packages / "others.pth").write_text("\n".join(others))  # behind its own packages
+    return folder / "bin"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # all kernels are compiled: a minute or two of a core
+def test_an_installed_wheel_runs_on_a_read_only_file_system_and_compiles_nothing(
+    environment: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    command = environment / "birdie"
+    assert run([command, "--version"], folder) == f"{birdie.__version__}\n"
+    compiled = json.loads(run([command, "kernels", "--portable", "--json"], folder))
+    assert compiled["compiled"] > 0
+    assert compiled["processor"] == "generic"
+    (kernels, *_) = compiled["folders"]
+    assert Path(kernels).is_relative_to(environment.parent)
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in Path(kernels).glob("*.kernel"))
+    assert json.loads(run([command, "kernels", "--portable", "--json"], folder))["compiled"] == 0
+
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert example is not None
+    state = {name: tensor.tolist() for name, tensor in small_model().items() if tensor.is_floating_point()}
+    (folder / "state.json").write_text(json.dumps(state))
+    same = """
+state = {name: torch.tensor(values) for name, values in json.loads(Path("state.json").read_text()).items()}
+birdie.save(state, "max.birdie", bits=4)
+birdie.save(state, "fast.birdie", lossless=True, coder="fast")
+birdie.load("fast.birdie")
+"""
+    code = READ_ONLY + example[1] + same + LOADED
+    misses, hits, lost, processor, path = json.loads(run([environment / "python", "-c", code], folder))
+    assert Path(path).is_relative_to(environment.parent)
+    assert (misses, lost) == (0, 0)
+    assert hits > 10
+    assert processor != "generic"  # so kernels for every processor serve this one
+    assert json.loads(run([command, "inspect", "model.birdie", "--json"], folder))["bytes"] <= 100_000
+    assert "sota" in run([command, "recipe", "list"], folder)
+
+    tensors = {name: torch.tensor(values) for name, values in state.items()}
+    birdie.save(tensors, tmp_path / "max.birdie", bits=4)  # by kernels for this processor
+    birdie.save(tensors, tmp_path / "fast.birdie", lossless=True, coder="fast")
+    for name in ("max.birdie", "fast.birdie"):
+        files = (tmp_path / name).read_bytes(), (folder / name).read_bytes()
+        assert hashlib.sha256(files[0]).digest() == hashlib.sha256(files[1]).digest(), name
