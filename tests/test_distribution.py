@@ -130,6 +130,17 @@ def environment(archives: tuple[Path, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_an_installed_wheel_has_the_command_and_reads_files(environment: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    command = environment / "birdie"
+    assert run([command, "--version"], folder) == f"{birdie.__version__}\n"
+    birdie.save({"w": torch.ones(4, 4)}, folder / "model.birdie")
+    assert json.loads(run([command, "inspect", "model.birdie", "--json"], folder))["weights"] == 16
+    assert "sota" in run([command, "recipe", "list"], folder)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # all kernels are compiled: a minute or two of a core
 def test_an_installed_wheel_runs_on_a_read_only_file_system_and_compiles_nothing(
     environment: Path, tmp_path: Path

@@ -160,7 +160,7 @@ def write_folder(
         fields = file_metadata.parse(bytes(reader.metadata), reader.where)
         kept = kept_files.read(reader, max_bytes)
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
-        with atomic_folder(target) as folder:
+        with atomic_folder(target.resolve() if target.is_symlink() else target) as folder:
             for name, content in kept.items():
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -163,7 +163,6 @@ def test_prepare_replaces_no_folder_with_its_text(
     [
         ["compress", "{tmp}/w.safetensors", "-o"],
         ["compress", "{tmp}/w.safetensors", "--lossless", "--output"],
-        ["decompress", "{tmp}/m.birdie", "-o"],
         ["decoder", "-o"],
         ["pack", "-o"],
         ["script", "baseline", "--scoring", "-o"],

@@ -131,7 +131,9 @@ class SensitivityTable:
         try:
             from matplotlib.figure import Figure
         except ModuleNotFoundError as error:
-            raise ConfigError("a plot needs matplotlib, which is not installed; pip install 'birdie[lab]'") from error
+            raise ConfigError(
+                "a plot needs matplotlib, which is not installed; pip install 'birdie-compress[lab]'"
+            ) from error
         figure = Figure((8, min(1.5 + _HEIGHT * len(self.rows), _TALLEST)), layout="constrained")
         axes, positions = figure.add_subplot(), range(len(self.rows))
         for bits in self._columns:
