@@ -169,7 +169,8 @@ def command(
             raise ConfigError(f"{flag} is for the calibration of a run, not on a text or images; drop it")
         require_transformers_folder(checkpoint)
     if calibrate is not None and not blockwise and world_from_environment().size > 1:
-        raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
+        remedy = "start one process" if text is not None or images else "add --blockwise, or start one process"
+        raise ConfigError(f"ranks share a calibration block by block only; {remedy}")
     files = folder_files(checkpoint) if checkpoint.is_dir() else files_of(checkpoint)
     inputs = list(files)
     calibration_device = choose_device(device)
