@@ -30,7 +30,8 @@ def state() -> dict[str, torch.Tensor]:
 def test_the_file_is_that_of_the_library(tmp_path: Path, workers: int) -> None:
     birdie.save(state(), tmp_path / "x.birdie", lossless=True)
     to_safetensors(tmp_path / "x.birdie", tmp_path / "x.safetensors", workers=workers)
-    save_file({name: tensor.clone() for name, tensor in state().items()}, tmp_path / "y.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in state().items()}
+    save_file(tensors, tmp_path / "y.safetensors", {"format": "pt"})
     assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
 
 

@@ -151,7 +151,7 @@ def test_losses_that_are_not_finite_fail(tmp_path: Path) -> None:
 def test_forged_answers_are_not_believed(tmp_path: Path, value: str) -> None:
     """An answer that is forged before the script has loaded answers every question."""
     line = f'{{"value": {value}}}\n'.encode()
-    code = f"import os\nfor fd in range(3, 20):\n    try:\n        os.write(fd, {line!r} * 9)\n"
+    code = f"import os\nfor fd in range(3, 1024):\n    try:\n        os.write(fd, {line!r} * 9)\n"
     findings = run_script(script(tmp_path, code + "    except OSError:\n        pass\n" + HONEST))
     assert any("interfered" in finding.evidence for finding in findings)
     assert "pass" not in {finding.result for finding in findings}

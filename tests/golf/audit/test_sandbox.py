@@ -289,7 +289,7 @@ def test_answers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("line", ["[1]\\n", "{\\n", "\\xff\\n", "[" * 5000 + "\\n"])
 def test_answers_of_the_wrong_form_are_errors(tmp_path: Path, line: str) -> None:
     code = (
-        "import os\nfor fd in range(3, 20):\n    try:\n"
+        "import os\nfor fd in range(3, 1024):\n    try:\n"
         f"        os.write(fd, b'{line}')\n    except OSError:\n        pass\n"
     )
     with Sandbox(script(tmp_path, code)) as box, pytest.raises(SandboxError, match="interfered"):
@@ -312,7 +312,7 @@ def test_exceptions_come_back_with_their_kind(tmp_path: Path) -> None:
 
 def test_an_answer_needs_a_request(tmp_path: Path) -> None:
     """Answers to come are not taken from the pipe, even those of the right form."""
-    code = "import os\ndef score(_):\n    for fd in range(3, 20):\n        try:\n"
+    code = "import os\ndef score(_):\n    for fd in range(3, 1024):\n        try:\n"
     code += "            os.write(fd, b'{}\\n')\n        except OSError:\n            pass\n    return [1.0]\n"
     with Sandbox(script(tmp_path, code)) as box:
         box.ask("load")
@@ -322,7 +322,9 @@ def test_an_answer_needs_a_request(tmp_path: Path) -> None:
 
 
 def test_an_answer_between_requests_is_noticed(tmp_path: Path) -> None:
-    code = "import os, threading, time\ndef later():\n    time.sleep(0.3)\n    for fd in range(3, 20):\n        try:\n"
+    code = (
+        "import os, threading, time\ndef later():\n    time.sleep(0.3)\n    for fd in range(3, 1024):\n        try:\n"
+    )
     code += "            os.write(fd, b'x')\n        except OSError:\n            pass\n"
     code += "def score(_):\n    threading.Thread(target=later).start()\n    return [1.0]\n"
     with Sandbox(script(tmp_path, code)) as box:
