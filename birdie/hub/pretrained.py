@@ -7,6 +7,7 @@ is used, so names that it changed since, tied weights and buffers are right.
 """
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
@@ -28,6 +30,7 @@ from birdie.runtime.files import Source
 
 WEIGHTS = "model.birdie"  # of a birdie folder
 _ADAPTER = "adapter_config.json"
+_MOST_SHARED = 4  # times that a weight in the file may be used by a model
 
 
 def from_pretrained(
@@ -64,7 +67,11 @@ def from_pretrained(
     file = local_file(path, revision)
     with Reader(file) as reader:
         listed = kept_files.listed(file_metadata.parse(bytes(reader.metadata), reader.where), reader.where)
-        config = json.loads(kept_files.read(reader, max_bytes).get("config.json", b"{}")) if listed else {}
+        text = kept_files.read(reader, max_bytes).get("config.json", b"{}") if listed else b"{}"
+    try:
+        config = dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"config.json kept in {file} is not a JSON object; compress the folder again") from error
     library = _library(listed, config, file)
     if lazy and library != "transformers":
         raise ConfigError(f"lazy loading is for models of transformers, and {file} is of {library}; leave lazy out")
@@ -145,6 +152,13 @@ def _transformers_class(config: dict[str, Any]) -> Any:
 
 def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:
     kind = _transformers_class(config)
+    with torch.device("meta"):  # missing weights would be made up, whatever memory the configuration asks for
+        described = sum(weight.numel() for weight in kind(kind.config_class.from_dict(dict(config))).parameters())
+    if described > (held := _weights_in(folder)) * _MOST_SHARED:
+        raise ConfigError(
+            f"config.json describes a {kind.__name__} of {described:,} weights, and the file holds {held:,}; compress the "
+            "complete folder of the model"
+        )
     model, info = kind.from_pretrained(folder, output_loading_info=True, **options)
     if missing := sorted(info["missing_keys"]):  # the library would leave them random
         raise ConfigError(
@@ -152,6 +166,15 @@ def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options
             "complete folder of the model"
         )
     return model
+
+
+def _weights_in(folder: Path) -> int:
+    """Return the elements of all tensors in the .safetensors files of a folder, from their headers."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return total
 
 
 def _load_diffusers(folder: Path, config: dict[str, Any], _base: Any, options: dict[str, Any]) -> Any:

@@ -104,7 +104,12 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda path: path, "has no model.birdie"),
     (lambda path: saved(path, {}), "keeps no configuration"),
     (lambda path: saved(path, {"model_type": "x", "architectures": ["NoSuchModel"]}), "has no NoSuchModel"),
-    (lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL}), "lacks 21"),
+    (
+        lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL}),
+        "and the file holds 16",
+    ),
+    (lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}), "and the file holds 16"),
+    (lambda path: saved(path, ["a list"]), "not a JSON object"),
     (
         lambda path: saved(path, {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": "wide"}),
         "cannot load",
