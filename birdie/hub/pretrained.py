@@ -156,8 +156,8 @@ def _load_transformers(folder: Path, config: dict[str, Any], _base: Any, options
         described = sum(weight.numel() for weight in kind(kind.config_class.from_dict(dict(config))).parameters())
     if described > (held := _weights_in(folder)) * _MOST_SHARED:
         raise ConfigError(
-            f"config.json describes a {kind.__name__} of {described:,} weights, and the file holds {held:,}; compress the "
-            "complete folder of the model"
+            f"config.json describes a {kind.__name__} of {described:,} weights, and the file holds {held:,}; compress "
+            "the complete folder of the model"
         )
     model, info = kind.from_pretrained(folder, output_loading_info=True, **options)
     if missing := sorted(info["missing_keys"]):  # the library would leave them random
