@@ -182,7 +182,7 @@ def save(
                 )
 
             encoded = encode(calibrated)
-            if made_up and calibrated is not None and target.searched and target.quality is None:
+            if calibrated is not None and calibrated.synthetic and target.searched and target.quality is None:
                 encoded = closer(calibrated, encoded, encode(None))
             encoded = writer.collected(encoded, world)
             run_on_main(world, torch.device("cpu"), lambda: writer.write(path, encoded))

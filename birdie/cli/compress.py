@@ -21,7 +21,7 @@ from birdie.cli.console import (
 )
 from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
-from birdie.errors import ConfigError
+from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import require_output
 
@@ -74,7 +74,8 @@ def command(
         Path | None,
         Parameter(
             help="For a Hugging Face folder: a text (language models) or a folder of images (classifiers). For models "
-            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss."
+            "of birdie: the run folder or recipe. Precision then follows the sensitivity of the loss. none: no inputs "
+            "are made up for a folder, either."
         ),
     ] = None,
     calibration_data: Annotated[
@@ -113,7 +114,8 @@ def command(
     are stored in 16 bits where that is precise enough, else losslessly. --budget and --bits choose the precision of
     each tensor so that the file just fits; --quality chooses it so that the predictions change by no more than that.
     With --calibrate the quantization scales follow the sensitivity of the loss, which makes files of the same quality
-    much smaller.
+    much smaller. For the folder of a transformers model inputs are made up instead (random tokens, noise images), if
+    --budget or --bits is given and the model fits in memory; --calibrate none turns that off.
 
     --lossless keeps the complete object that torch.save wrote: weights, optimizer, step, arguments, and in a .ptz (the
     challenge's exports: torch.save under zlib, zstd, lzma or brotli) the quantized integers. `birdie decompress`
@@ -123,6 +125,8 @@ def command(
     Of a Hugging Face folder (transformers, diffusers, peft, timm) configuration, tokenizer and license files are kept
     as well, and count; `birdie decompress -o FOLDER` gives a folder that from_pretrained loads.
     """
+    made_up = calibrate is None and not lossless and (budget is not None or bits is not None)
+    calibrate = None if calibrate == Path("none") else calibrate
     if lossless and (scheme or budget or bits or quality or calibrate):
         raise ConfigError(
             "--lossless cannot be combined with --budget, --bits, --quality, --scheme or --calibrate; "
@@ -152,7 +156,8 @@ def command(
     from birdie.compress.calibration.blockwise_result import work_folder
     from birdie.hub.calibration import TOKENS, calibrate_folder
     from birdie.hub.images import calibrate_on_images, images_in
-    from birdie.hub.loading import require_transformers_folder
+    from birdie.hub.loading import is_transformers_folder, require_transformers_folder
+    from birdie.hub.made_up import calibrate_on_made_up_inputs
     from birdie.run.calibration import artifact_metadata, calibrate_gpt, load_run_recipe, recipe_file
     from birdie.run.dataset import data_files
     from birdie.runtime.device import choose_device
@@ -164,13 +169,11 @@ def command(
     text = calibrate if calibrate is not None and calibrate.is_file() and calibrate.suffix != ".toml" else None
     images = [] if calibrate is None or recipe_file(calibrate).is_file() else images_in(calibrate)
     if text is not None or images:
-        if blockwise or calibration_data is not None:
-            flag = "--blockwise" if blockwise else "--calibration-data"
-            raise ConfigError(f"{flag} is for the calibration of a run, not on a text or images; drop it")
+        if calibration_data is not None:
+            raise ConfigError("--calibration-data is for the calibration of a run, not on a text or images; drop it")
         require_transformers_folder(checkpoint)
     if calibrate is not None and not blockwise and world_from_environment().size > 1:
-        remedy = "start one process" if text is not None or images else "add --blockwise, or start one process"
-        raise ConfigError(f"ranks share a calibration block by block only; {remedy}")
+        raise ConfigError("ranks share a calibration block by block only; add --blockwise, or start one process")
     files = folder_files(checkpoint) if checkpoint.is_dir() else files_of(checkpoint)
     inputs = list(files)
     calibration_device = choose_device(device)
@@ -196,6 +199,7 @@ def command(
     everything = lossless and not weights_only
     input_bytes = file_bytes if everything else min(file_bytes, tensor_bytes(content))
     calibration: CalibrationResult | None = None
+    note: str | None = None
     kept = None if folder is None or weights_only else folder.files
     metadata = None if folder is None else folder.metadata
     kept_bytes = sum(map(len, (kept or {}).values()))
@@ -213,12 +217,19 @@ def command(
             tokens = TOKENS if calibration_tokens is None else calibration_tokens
             with bar(f"calibrating on {text.name}", "tokens") as update:
                 calibration = calibrate_folder(
-                    checkpoint, content, text, tokens=tokens, device=calibration_device, progress=update
+                    checkpoint,
+                    content,
+                    text,
+                    tokens=tokens,
+                    device=calibration_device,
+                    work=work,
+                    world=world,
+                    progress=update,
                 )
         elif images:
             with bar(f"calibrating on {len(images):,} images", "images") as update:
                 calibration = calibrate_on_images(
-                    checkpoint, content, images, device=calibration_device, progress=update
+                    checkpoint, content, images, device=calibration_device, work=work, world=world, progress=update
                 )
         elif calibrate is not None:
             with bar(f"calibrating on {calibration_source(recipe, settings)}", "tokens") as update:
@@ -226,6 +237,15 @@ def command(
                     recipe, content, settings, update, device=calibration_device, folder=work, world=world
                 ).result
             metadata = (metadata or {}) | artifact_metadata(recipe)
+        elif made_up and world.size == 1 and is_transformers_folder(checkpoint):
+            with bar("calibrating on made-up inputs", "batches") as update:
+                try:
+                    calibration = calibrate_on_made_up_inputs(
+                        checkpoint, content, device=calibration_device, progress=update
+                    )
+                    note = "calibrated on made-up inputs; --calibrate with a text or images is better"
+                except (ConfigError, WeightsError) as error:
+                    note = f"not calibrated: {error}"
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
             if complete:
                 summary = save_object(content, output, coder=coder, progress=update, world=world)
@@ -251,13 +271,15 @@ def command(
             return
     if json:
         sizes = {"input_bytes": input_bytes, "file_bytes": file_bytes, "saved_bytes": input_bytes - summary.bytes}
-        print_json(summary.to_json() | sizes | {"dropped": dropped})
+        print_json(summary.to_json() | sizes | {"dropped": dropped, "calibration": note})
         return
     print_table(grouped_table(summary))
     if input_bytes != file_bytes:
         print_line(f"input: {size(input_bytes)} of weights in a file of {size(file_bytes)}")
     if dropped:
         print_line(f"dropped: {_listed(dropped)}")
+    if note is not None:
+        print_line(note)
     print_line(
         f"{size(input_bytes)} → {size(summary.bytes)} ({_change(input_bytes, summary.bytes, lossless)}): {output}"
     )

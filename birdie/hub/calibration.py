@@ -4,7 +4,7 @@ text.txt ──tokenizer of the folder──► sequences ─┐
 folder ──from_pretrained──► model in float32 ────┴──► CalibrationResult, by the names of the tensors on disk
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from birdie.compress.calibration.blockwise_result import calibrate_in_blocks
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.sensitivity import Loss
 from birdie.errors import ConfigError, DataError
 from birdie.hub.loading import load_part
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World
+from birdie.runtime.files import Source
 
 TOKENS = 65_536
 LENGTH = 1024  # tokens of a sequence, if the model takes so many
@@ -26,7 +30,8 @@ _BATCH_TOKENS, _BATCH_LOGITS = 4096, 1 << 27  # bound memory: the activations of
 _LEAST_BATCHES = 5  # one of them is held out
 _LEAST_TOKENS = 64
 _TEXT_BYTES = 16  # read for each token that is needed, spread over the text
-_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""Names under which configurations have the greatest length of a sequence."""
 
 
 def calibrate_folder(
@@ -36,9 +41,11 @@ def calibrate_folder(
     *,
     tokens: int = TOKENS,
     device: torch.device | None = None,
+    work: Source | None = None,
+    world: World | None = None,
     progress: Progress | None = None,
 ) -> CalibrationResult:
-    """Calibrate the language model of a folder, in float32.
+    """Calibrate the language model of a folder, in float32, or block by block in the dtypes of the file.
 
     Args:
         folder: with configuration, tokenizer and weights.
@@ -46,6 +53,8 @@ def calibrate_folder(
         text: UTF-8; of a long one, parts from all over it are used.
         tokens: of all sequences; a fifth is held out.
         device: to compute on; None is the CPU.
+        work: folder to calibrate in, one block of the model at a time; None: the complete model.
+        world: ranks that share the batches of a blockwise calibration.
         progress: called with (done, total) in tokens.
 
     Raises:
@@ -57,29 +66,79 @@ def calibrate_folder(
         raise ConfigError(f"{tokens} calibration tokens are too few; give {_LEAST_TOKENS} at least")
     tokenizer = load_part(folder, "AutoTokenizer", "tokenizer")
     config = load_part(folder, "AutoConfig", "configuration").get_text_config()
-    length = min([LENGTH, *(value for name in _LENGTHS if isinstance(value := getattr(config, name, None), int))])
+    length = min([LENGTH, *(value for name in LENGTHS if isinstance(value := getattr(config, name, None), int))])
     rows = sequences(tokenizer, text, tokens, length)
-    model = load_part(folder, "AutoModelForCausalLM", "language model", dtype=torch.float32).eval()
+    model = load_model(folder, "AutoModelForCausalLM", "language model", blockwise=work is not None)
     if int(rows.max()) >= model.get_input_embeddings().num_embeddings:
         raise ConfigError(f"the tokenizer of {folder} has more tokens than its model; give the files of one model")
     vocabulary = int(getattr(config, "vocab_size", 1))
     size = min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary) // rows.shape[1]
     count = max(-(-len(rows) // max(1, size)), min(_LEAST_BATCHES, len(rows)))
     batches = list(torch.tensor_split(rows, count))
-    module = NamesOnDisk(model, state, folder, use_cache=False).to(device)
-    total = sum(batch.numel() for batch in batches[: len(batches) - held_out_batches(len(batches))])
+    module = NamesOnDisk(model, state, folder, use_cache=False)
+    return calibrate_module(
+        module, state, batches, next_token_loss, rows.shape[1], device=device, work=work, world=world, progress=progress
+    )
+
+
+def load_model(folder: Path, kind: str, noun: str, *, blockwise: bool) -> Any:
+    """Return the model of a folder, in float32; for a blockwise calibration in the dtypes of the file, to save memory.
+
+    Args:
+        folder: of the model.
+        kind: the class of transformers: "AutoModelForCausalLM".
+        noun: what it is, for the error message.
+        blockwise: whether one block at a time is calibrated.
+
+    Raises:
+        ConfigError: transformers cannot load it.
+    """
+    return load_part(folder, kind, noun, dtype="auto" if blockwise else torch.float32).eval()
+
+
+def calibrate_module(
+    module: NamesOnDisk,
+    state: Mapping[str, Tensor],
+    batches: Sequence[Tensor],
+    loss: Loss,
+    size: int = 1,
+    *,
+    device: torch.device | None,
+    work: Source | None,
+    world: World | None,
+    progress: Progress | None,
+) -> CalibrationResult:
+    """Calibrate a model under the names that its tensors have on disk.
+
+    Args:
+        module: of the folder.
+        state: its tensors, by their names on disk.
+        batches: inputs; some of the last are held out.
+        loss: (module, batch) → summed cross-entropy, in nats.
+        size: of a sample, in units of the progress.
+        device, work, world, progress: as in `calibrate_folder`.
+
+    Raises:
+        ConfigError, DataError, WeightsError: as `CalibrationResult.of`.
+    """
+    total = sum(map(len, batches[: len(batches) - held_out_batches(len(batches))]))
 
     def report(done: int) -> None:
         if progress is not None:
-            progress(sum(batch.numel() for batch in batches[:done]), total)
+            progress(size * sum(map(len, batches[:done])), size * total)
 
-    return CalibrationResult.of(dict(state), (module, batches, next_token_loss), symmetries=False, progress=report)
+    if work is None:
+        calibration = module.to(device), batches, loss
+        return CalibrationResult.of(dict(state), calibration, symmetries=False, progress=report)
+    module.assign(state)
+    calibration = module.to(device), batches, loss
+    return calibrate_in_blocks(state, calibration, folder=work, symmetries=False, world=world, progress=report)
 
 
 def next_token_loss(module: nn.Module, ids: Tensor) -> Tensor:
     """Return the summed cross-entropy of each next token, in nats; ids (rows, length)."""
     ids = ids.to(next(module.parameters()).device)
-    logits = module(ids)[:, :-1]
+    logits = module(ids).logits[:, :-1].float()
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1), reduction="sum")
 
 

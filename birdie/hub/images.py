@@ -14,11 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.result import CalibrationResult
 from birdie.errors import ConfigError, DataError
+from birdie.hub.calibration import calibrate_module, load_model
 from birdie.hub.loading import load_part
 from birdie.hub.names_on_disk import NamesOnDisk
 from birdie.runtime.callbacks import Progress
+from birdie.runtime.distributed import World
+from birdie.runtime.files import Source
 
 IMAGES = 512  # of a larger folder, so many from all over it
 _KINDS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -43,6 +46,8 @@ def calibrate_on_images(
     images: Sequence[Path],
     *,
     device: torch.device | None = None,
+    work: Source | None = None,
+    world: World | None = None,
     progress: Progress | None = None,
 ) -> CalibrationResult:
     """Calibrate the image classifier of a folder, in float32, by the KL of its predictions.
@@ -51,7 +56,7 @@ def calibrate_on_images(
         folder: with configuration, image processor and weights.
         state: its tensors, by their names on disk.
         images: files; a fifth is held out.
-        device: to compute on; None is the CPU.
+        device, work, world: as in `birdie.hub.calibration.calibrate_folder`.
         progress: called with (done, total) in images.
 
     Raises:
@@ -65,22 +70,19 @@ def calibrate_on_images(
         raise ConfigError("calibration on images needs Pillow, which is not installed; pip install Pillow")
     processor = load_part(folder, "AutoImageProcessor", "image processor")
     pixels = [_pixels(processor, path) for path in images]
-    model = load_part(folder, "AutoModelForImageClassification", "image classifier", dtype=torch.float32).eval()
+    model = load_model(folder, "AutoModelForImageClassification", "image classifier", blockwise=work is not None)
     count = max(-(-len(pixels) // _BATCH), min(_LEAST_BATCHES, len(pixels)))
     batches = list(torch.tensor_split(torch.stack(pixels), count))
-    module = NamesOnDisk(model, state, folder).to(device)
-    total = sum(map(len, batches[: len(batches) - held_out_batches(len(batches))]))
-
-    def report(done: int) -> None:
-        if progress is not None:
-            progress(sum(map(len, batches[:done])), total)
-
-    return CalibrationResult.of(dict(state), (module, batches, class_loss), symmetries=False, progress=report)
+    module = NamesOnDisk(model, state, folder)
+    return calibrate_module(
+        module, state, batches, class_loss, device=device, work=work, world=world, progress=progress
+    )
 
 
 def class_loss(module: nn.Module, pixels: Tensor) -> Tensor:
     """Return a cross-entropy of (images, 3, height, width), whose curvature does not depend on the labels."""
-    logits = module(pixels.to(next(module.parameters()).device))
+    weight = next(module.parameters())
+    logits = module(pixels.to(weight.device, weight.dtype)).logits.float()
     return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long), reduction="sum")
 
 

@@ -11,22 +11,31 @@ from typing import Any
 from birdie.errors import ConfigError
 
 
+def is_transformers_folder(folder: Path) -> bool:
+    """Return True if a checkpoint is the folder of a model of transformers."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "model_type" in config
+
+
 def require_transformers_folder(folder: Path) -> None:
     """Check that a checkpoint can be calibrated on a text or on images, before anything is read.
 
     Raises:
         ConfigError: it is no folder of a model of transformers, or transformers is not installed.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        known = isinstance(config, dict) and "model_type" in config
-    except (OSError, ValueError):
-        known = False
-    if not known:
+    if not is_transformers_folder(folder):
         raise ConfigError(
             f"a text or images calibrate the Hugging Face folder of a model, and {folder} has no config.json of one; "
             "compress such a folder, or give a run or recipe to --calibrate"
         )
+    require_transformers()
+
+
+def require_transformers() -> None:
+    """Raise ConfigError unless transformers is installed."""
     if find_spec("transformers") is None:
         raise ConfigError("this calibration needs transformers, which is not installed; pip install transformers")
 

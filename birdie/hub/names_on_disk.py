@@ -20,7 +20,7 @@ class NamesOnDisk(nn.Module):
     """Runs a model, and names its tensors as its checkpoint does.
 
     Args:
-        model: of transformers; its output has `logits`.
+        model: of transformers.
         state: the tensors on disk.
         where: the checkpoint, for error messages.
         options: of the model's forward function.
@@ -35,10 +35,21 @@ class NamesOnDisk(nn.Module):
         self.names = names_in(model, state, where)
         self.unused = {name: tensor.clone() for name, tensor in state.items() if name not in self.names}
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of token ids, (rows, length, vocabulary), or of images, (images, classes)."""
-        logits: Tensor = self.model(inputs, **self.options).logits
-        return logits
+    @property
+    def config(self) -> Any:
+        """The configuration of the model."""
+        return self.model.config
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Return what the model returns: `logits` of token ids, (rows, length, vocabulary), or of images."""
+        return self.model(*inputs, **self.options, **keywords)
+
+    def assign(self, state: Mapping[str, Tensor]) -> None:
+        """Use the very tensors of a checkpoint as weights, which frees the copies of a model of their dtypes."""
+        inner = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, other in self.names.items():
+            if other in inner and inner[other].dtype == state[name].dtype:
+                inner[other].data = state[name]
 
     def state_dict(self, *_: Any, keep_vars: bool = False, **__: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """Return name on disk → tensor; tensors that the model does not use are copies."""

@@ -204,7 +204,7 @@ def calibrate_in_blocks(
     tensors, files = _sorted(state, scratch)
     held_out = MappedHeldOut(module, kept, loss, scratch.path / "decoded", world)
     factors = StoredFactors(scratch.path, numbers, scratch)
-    return BlockwiseResult(tensors, sensitivities, held_out, used, factors, files)
+    return BlockwiseResult(tensors, sensitivities, held_out, used, factors, files=files)
 
 
 def _shrunk(

@@ -67,6 +67,7 @@ class CalibrationResult:
         held_out: KL on batches that were not used for calibration.
         batches: batches that were used for calibration.
         factors: name → factors of error feedback, where these are kept for all files; else each file computes them.
+        synthetic: inputs are made up or examples, so `birdie.save` tries no calibration as well and keeps the better.
     """
 
     state: dict[str, Tensor]
@@ -74,6 +75,7 @@ class CalibrationResult:
     held_out: HeldOut | None = None
     batches: Sequence[Batch] = ()
     factors: MutableMapping[str, Feedback] | None = None
+    synthetic: bool = False
 
     @classmethod
     def of(

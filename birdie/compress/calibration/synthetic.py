@@ -17,7 +17,7 @@ probability of speech is by noise. Their gradients then tell nothing, so rows we
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,20 +70,46 @@ def synthetic_calibration(
         ConfigError: inputs cannot be made up for this module, or it does not accept the example inputs.
         WeightsError: a running statistic or another buffer is NaN.
     """
-    _require_finite_buffers(module)
     made_up = example_inputs is None
     batches = _made_up(module, seed) if made_up else _listed(example_inputs, _example_weight(module).device)
+    return calibrate_on_inputs(module, batches, made_up=made_up, symmetries=symmetries, seed=seed)
+
+
+def calibrate_on_inputs(
+    module: nn.Module,
+    batches: Sequence[Inputs],
+    *,
+    made_up: bool,
+    symmetries: bool = True,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> CalibrationResult:
+    """Calibrate a module on inputs, by its outputs alone.
+
+    Args:
+        module: whose weights are to be compressed.
+        batches: one batch is split.
+        made_up: whether the inputs are made up: what they tell is then moderated by what is assumed.
+        symmetries: whether units may be permuted.
+        seed: of the loss of outputs that are no logits.
+        progress: called with the number of batches done.
+
+    Raises:
+        ConfigError: the module does not accept the inputs.
+        WeightsError: a running statistic or another buffer is NaN.
+    """
+    _require_finite_buffers(module)
     if len(batches) == 1:
         batches = _split(batches[0])
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     calibration = output_calibration(module, batches, seed=seed)
-    result = CalibrationResult.of(state, calibration, symmetries=symmetries)
+    result = CalibrationResult.of(state, calibration, symmetries=symmetries, progress=progress)
     if calibration[2] is not _logit_loss and result.held_out is not None:
         result = replace(result, held_out=HeldOutError(module, result.held_out.batches, calibration[2]))
     if made_up:
         known = calibration[2] is _logit_loss
         result = replace(result, sensitivities=_moderated(result.sensitivities, state, gradients=known))
-    return result
+    return replace(result, synthetic=True)
 
 
 def output_calibration(module: nn.Module, batches: Sequence[Inputs], *, seed: int = 0) -> Calibration:
@@ -198,13 +224,13 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _are_logits(module: nn.Module, inputs: Inputs, outputs: Tensor) -> bool:
-    first = next(_tensors((inputs.arguments, dict(inputs.keywords))), None)
-    if first is None or outputs.ndim < 2 or outputs.shape[-1] < 2:
+    tensors = list(_tensors((inputs.arguments, dict(inputs.keywords))))
+    if not tensors or outputs.ndim < 2 or outputs.shape[-1] < 2:
         return False
-    if not first.is_floating_point():
+    if not all(tensor.is_floating_point() for tensor in tensors):
         tables = _embeddings(module)
         return bool(tables) and outputs.shape[-1] == _vocabulary(module, tables)
-    return first.ndim == 4 and outputs.ndim == 2
+    return tensors[0].ndim == 4 and outputs.ndim == 2
 
 
 def _listed(example_inputs: Any, device: torch.device) -> list[Inputs]:
@@ -258,11 +284,11 @@ def _made_up(module: nn.Module, seed: int) -> list[Inputs]:
         return [Inputs((batch.to(device),)) for batch in tokens]
     first = next((part for part in module.modules() if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d)), None)
     if isinstance(first, nn.Conv2d):
-        images = _noise_images(first.in_channels, generator).to(example)
-        return [Inputs((_with_statistics(module, batch),)) for batch in images.tensor_split(BATCHES)]
+        images = noise_images(first.in_channels, IMAGES, generator).to(example)
+        return [Inputs((with_statistics(module, batch),)) for batch in images.tensor_split(BATCHES)]
     if isinstance(first, nn.Conv1d):
         for length in SAMPLES:
-            sounds = _noise_sounds(first.in_channels, length, generator).to(example)
+            sounds = noise_sounds(first.in_channels, length, SOUNDS, generator).to(example)
             for shaped in (sounds, sounds[:, 0]):
                 if _accepts(module, Inputs((shaped[:2],))):
                     return [Inputs((batch,)) for batch in shaped.tensor_split(BATCHES)]
@@ -300,34 +326,47 @@ def _vocabulary(module: nn.Module, tables: Sequence[nn.Embedding]) -> int:
     return heads[-1] if heads and heads[-1] in sizes else max(sizes)
 
 
-def _noise_images(channels: int, generator: torch.Generator) -> Tensor:
-    """Return noise of variance 1 whose amplitude falls with frequency, as in photographs; colors correlate."""
-    spectrum = torch.fft.rfft2(torch.randn(IMAGES, channels, EDGE, EDGE, generator=generator, device="cpu"))
-    rows, columns = torch.fft.fftfreq(EDGE, device="cpu"), torch.fft.rfftfreq(EDGE, device="cpu")
-    frequency = (rows[:, None] ** 2 + columns**2).sqrt().clamp_min(1 / EDGE)
-    noise = torch.fft.irfft2(spectrum / frequency, s=(EDGE, EDGE))
+def noise_images(channels: int, count: int, generator: torch.Generator, size: tuple[int, int] = (EDGE, EDGE)) -> Tensor:
+    """Return noise of variance 1 whose amplitude falls with frequency, as in photographs; colors correlate.
+
+    Args:
+        channels: of an image.
+        count: number of images.
+        generator: of the noise.
+        size: height and width.
+    """
+    spectrum = torch.fft.rfft2(torch.randn(count, channels, *size, generator=generator, device="cpu"))
+    rows, columns = torch.fft.fftfreq(size[0], device="cpu"), torch.fft.rfftfreq(size[1], device="cpu")
+    frequency = (rows[:, None] ** 2 + columns**2).sqrt().clamp_min(1 / max(size))
+    noise = torch.fft.irfft2(spectrum / frequency, s=size)
     noise = noise / noise.std((2, 3), keepdim=True)
     mixed = torch.linalg.cholesky(_COLORS + (1 - _COLORS) * torch.eye(channels, device="cpu"))
     return torch.einsum("dc,nchw->ndhw", mixed, noise)
 
 
-def _noise_sounds(channels: int, length: int, generator: torch.Generator) -> Tensor:
+def noise_sounds(channels: int, length: int, count: int, generator: torch.Generator) -> Tensor:
     """Return noise (sounds, channels, length) whose power falls with frequency; samples in ±1, loud and quiet parts.
 
     More channels than two are features, whose variance is 1.
+
+    Args:
+        channels: of a sound.
+        length: in samples, or in frames of features.
+        count: number of sounds.
+        generator: of the noise.
     """
-    spectrum = torch.fft.rfft(torch.randn(SOUNDS, channels, length, generator=generator, device="cpu"))
+    spectrum = torch.fft.rfft(torch.randn(count, channels, length, generator=generator, device="cpu"))
     frequency = torch.fft.rfftfreq(length, device="cpu").clamp_min(1 / 256)
     noise: Tensor = torch.fft.irfft(spectrum / frequency.sqrt(), n=length)
     noise = noise / noise.std(2, keepdim=True)
     if channels > 2:
         return noise
     low, high = (math.log(loudness) for loudness in LOUDNESS)
-    loudness = torch.exp(low + (high - low) * torch.rand(SOUNDS, 1, STEADY, generator=generator, device="cpu"))
+    loudness = torch.exp(low + (high - low) * torch.rand(count, 1, STEADY, generator=generator, device="cpu"))
     return noise * loudness.repeat_interleave(length // STEADY, 2)
 
 
-def _with_statistics(module: nn.Module, images: Tensor) -> Tensor:
+def with_statistics(module: nn.Module, images: Tensor) -> Tensor:
     """Return images changed until each batch norm sees its running mean and variance, or almost."""
     norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d) and part.track_running_stats]
     if not norms:

@@ -102,8 +102,8 @@ def test_images_are_changed_until_every_batch_norm_sees_its_running_statistics()
         share = (mean - model.norm.running_mean) ** 2 + (variance.sqrt() - model.norm.running_var.sqrt()) ** 2
         return (share / model.norm.running_var).mean()
 
-    noise = synthetic._noise_images(3, torch.Generator().manual_seed(0))[:20]
-    matched = synthetic._with_statistics(model, noise)
+    noise = synthetic.noise_images(3, 20, torch.Generator().manual_seed(0))
+    matched = synthetic.with_statistics(model, noise)
     with torch.no_grad():
         seen = [float(difference(images)) for images in (noise, matched)]
     assert seen[1] < 0.3 * seen[0]
@@ -160,11 +160,11 @@ def test_networks_of_sound_take_noise_and_assumed_rows() -> None:
 
 
 def test_noise_sounds_are_loud_and_quiet_within_the_range_of_samples() -> None:
-    sounds = synthetic._noise_sounds(1, 4096, torch.Generator().manual_seed(0))
+    sounds = synthetic.noise_sounds(1, 4096, synthetic.SOUNDS, torch.Generator().manual_seed(0))
     parts = sounds.unflatten(2, (synthetic.STEADY, -1)).std(3)
     assert parts.max() > 10 * parts.min()
     assert (sounds.abs() < 1).double().mean() > 0.999
-    features = synthetic._noise_sounds(80, 1024, torch.Generator().manual_seed(0))
+    features = synthetic.noise_sounds(80, 1024, synthetic.SOUNDS, torch.Generator().manual_seed(0))
     assert features.var().item() == pytest.approx(1, abs=0.05)
 
 

@@ -1,0 +1,90 @@
+"""The folder of a model is calibrated on made-up inputs by itself: of every kind, and under the names on disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import birdie
+from birdie.artifact.folders import read_folder
+from birdie.cli import build_app
+from birdie.cli.console import run
+from birdie.compress.small_tensors import is_worth_coarsening
+from birdie.errors import ConfigError
+from birdie.hub import made_up
+from birdie.hub.made_up import calibrate_on_made_up_inputs, made_up_inputs
+from tests.hub.models import TRANSFORMERS, write
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+
+
+@pytest.fixture(autouse=True)
+def few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TOKENS": 1280, "IMAGES": 20, "SOUNDS": 10, "_LEAST": 20}.items():
+        monkeypatch.setattr(made_up, name, value)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_every_kind_of_model_takes_its_inputs(name: str, tmp_path: Path) -> None:
+    write(name, tmp_path)
+    state = read_folder(tmp_path).tensors
+    steps: list[tuple[float, float | None]] = []
+    result = calibrate_on_made_up_inputs(tmp_path, state, progress=lambda *step: steps.append(step))
+    assert steps[-1][0] == steps[-1][1] == 8
+    assert result.synthetic
+    assert result.sensitivities.keys() <= state.keys()
+    matrices = {key for key, tensor in state.items() if is_worth_coarsening(tensor)}
+    other = ("position", "conv1d", "A_log", "dt_proj")  # Mamba multiplies by these without torch.nn.functional
+    assert all(any(part in key for part in other) for key in matrices - result.sensitivities.keys())
+    assert result.held_out is not None
+    assert result.held_out(state) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_error_on_other_tokens_falls_at_equal_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    write("llama", folder)
+    kept: dict[str, torch.Tensor] = {}
+    for arguments in ([], ["--calibrate", "none"]):
+        file = tmp_path / f"{len(arguments)}.birdie"
+        command = ["compress", str(folder), "-o", str(file), "--bits", "4", "--coder", "fast", *arguments]
+        assert run(build_app, command) == 0
+        model, decoded = transformers.LlamaForCausalLM.from_pretrained(folder), birdie.from_pretrained(file)
+        ids = torch.randint(0, 256, (8, 64), generator=torch.Generator().manual_seed(7))
+        with torch.no_grad():
+            kept[str(len(arguments))] = (model(ids).logits - decoded(ids).logits).square().mean()
+    assert kept["0"] < 0.8 * kept["2"]
+
+
+def test_the_command_says_what_it_calibrated_on(tmp_path: Path, capsys: Any) -> None:
+    folder, file = tmp_path / "llama", tmp_path / "m.birdie"
+    write("llama", folder)
+    command = ["compress", str(folder), "-o", str(file), "--bits", "6", "--coder", "fast", "--json"]
+    assert run(build_app, command) == 0
+    assert "made-up inputs" in json.loads(capsys.readouterr().out)["calibration"]
+    assert run(build_app, [*command, "--calibrate", "none"]) == 0
+    assert json.loads(capsys.readouterr().out)["calibration"] is None
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchModel"]}))
+    assert run(build_app, command) == 0
+    assert "NoSuchModel" in json.loads(capsys.readouterr().out)["calibration"]
+
+
+def test_a_model_too_large_for_the_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("llama", tmp_path)
+    monkeypatch.setattr(made_up, "_free_memory", lambda: 1_000_000)
+    with pytest.raises(ConfigError, match=r"0\.0 GB"):
+        calibrate_on_made_up_inputs(tmp_path, read_folder(tmp_path).tensors)
+
+
+def test_large_models_take_fewer_inputs_and_large_images_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=(64, 48)
+    )
+    model = transformers.ViTForImageClassification(config)
+    monkeypatch.setattr(made_up, "IMAGES", 320)
+    batches = made_up_inputs(model, torch.Generator().manual_seed(0))
+    assert sum(len(batch.keywords["pixel_values"]) for batch in batches) < 320
+    assert batches[0].keywords["pixel_values"].shape[1:] == (3, 64, 48)
