@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -133,6 +133,29 @@ def read_files(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         path = _main_file(path)
     return _read_shards(path) if path.name.endswith(".index.json") else _read_file(path)
+
+
+def header_of(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the metadata in the headers of .safetensors files, without their "format"; quantizers keep theirs there.
+
+    Args:
+        path: as in `files_of`.
+
+    Raises:
+        WeightsError: a file is missing or damaged.
+    """
+    header: dict[str, str] = {}
+    for file in files_of(path):
+        if file.suffix == ".safetensors":
+            try:
+                with safe_open(file, "pt") as opened:
+                    header |= opened.metadata() or {}
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(
+                    f"{file} is not a complete safetensors file ({_first_line(error)}); copy it again"
+                ) from error
+    header.pop("format", None)
+    return header
 
 
 def _require_content(path: Path) -> None:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from birdie.artifact import kept_files
 from birdie.artifact import metadata as file_metadata
-from birdie.artifact.checkpoints import FOLDER_NAMES, files_of, own_file, read_files, without_prefixes
+from birdie.artifact.checkpoints import FOLDER_NAMES, files_of, header_of, own_file, read_files, without_prefixes
 from birdie.artifact.container import Reader
 from birdie.artifact.decoding import decoded_bytes, require_limits
 from birdie.artifact.load import decoders_of
-from birdie.artifact.to_safetensors import write_tensors
+from birdie.artifact.to_safetensors import headers_in, write_tensors
 from birdie.compress.registry import import_schemes
 from birdie.errors import ArtifactError, ConfigError, OutputError, WeightsError
 from birdie.runtime.files import atomic_folder
@@ -45,18 +45,20 @@ class ModelFolder:
         tensors: by name.
         files: name → content of the files to keep.
         weights: component → name of its file of weights, without number and suffix; "" for the folder itself.
+        headers: component → metadata in the headers of its files of weights, where there are any.
         left_out: files that are not kept, although they have the names of some that are.
     """
 
     tensors: dict[str, Tensor]
     files: dict[str, bytes]
     weights: dict[str, str]
+    headers: dict[str, dict[str, str]]
     left_out: tuple[str, ...]
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata for the .birdie file."""
-        return {"weights": self.weights}
+        return {"weights": self.weights} | ({"headers": self.headers} if self.headers else {})
 
 
 def components_of(folder: Path) -> list[str]:
@@ -89,8 +91,10 @@ def read_folder(folder: Path) -> ModelFolder:
         WeightsError: it holds no weights, a file of it is missing or damaged, or a link leads out of it.
     """
     tensors: dict[str, Tensor] = {}
-    weights = {}
+    weights, headers = {}, {}
     for part in components_of(folder):
+        if header := header_of(folder / part):
+            headers[part] = header
         main = files_of(folder / part)[0]
         tensors |= {f"{part}/{name}" if part else name: tensor for name, tensor in read_files(folder / part).items()}
         stem = main.name.partition(".")[0]
@@ -98,7 +102,7 @@ def read_folder(folder: Path) -> ModelFolder:
     if list(weights) == [""]:
         tensors = without_prefixes(tensors)
     files, left_out = _kept(folder)
-    return ModelFolder(tensors, files, weights, left_out)
+    return ModelFolder(tensors, files, weights, headers, left_out)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -159,6 +163,7 @@ def write_folder(
         require_limits(reader, decoders_of(reader), max_bytes, max_operations)
         fields = file_metadata.parse(bytes(reader.metadata), reader.where)
         kept = kept_files.read(reader, max_bytes)
+        headers = headers_in(fields, reader.where)
         groups = _groups(reader.names, fields.get("metadata", {}).get("weights", {"": "model"}), reader.where)
         with atomic_folder(target.resolve() if target.is_symlink() else target) as folder:
             for name, content in kept.items():
@@ -167,7 +172,8 @@ def write_folder(
                 path.write_bytes(content)
             for (part, stem), keys in groups.items():
                 (folder / part).mkdir(parents=True, exist_ok=True)
-                _write_weights(reader, folder / part, stem, keys, max_shard_bytes, workers)
+                header = headers.get(part, {})
+                _write_weights(reader, folder / part, stem, keys, header, max_shard_bytes, workers)
 
 
 def require_replaceable(target: Path) -> None:
@@ -211,7 +217,13 @@ def _groups(names: Collection[str], weights: Any, where: str) -> dict[tuple[str,
 
 
 def _write_weights(
-    reader: Reader, folder: Path, stem: str, keys: Mapping[str, str], most: int, workers: int | None
+    reader: Reader,
+    folder: Path,
+    stem: str,
+    keys: Mapping[str, str],
+    header: Mapping[str, str],
+    most: int,
+    workers: int | None,
 ) -> None:
     """Write tensors as one file, or as shards with an index."""
     shards: list[dict[str, str]] = [{}]
@@ -224,12 +236,12 @@ def _write_weights(
         shards[-1][name] = keys[name]
         filled, total = filled + size, total + size
     if len(shards) == 1:
-        write_tensors(reader, folder / f"{stem}.safetensors", keys, workers)
+        write_tensors(reader, folder / f"{stem}.safetensors", keys, header, workers)
         return
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"{stem}-{number:05}-of-{len(shards):05}.safetensors"
-        write_tensors(reader, folder / file, shard, workers)
+        write_tensors(reader, folder / file, shard, header, workers)
         where |= dict.fromkeys(shard.values(), file)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

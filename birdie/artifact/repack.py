@@ -4,7 +4,7 @@ torch.load(…) ──pytree.flatten──► tensors, skeleton ──save(lossl
               ◄──pytree.rebuild── tensors, skeleton ◄──load, inspect──
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from birdie.artifact import pytree
@@ -26,6 +26,7 @@ def save_object(
     path: Source,
     *,
     coder: Effort = "max",
+    metadata: Mapping[str, Any] | None = None,
     progress: Progress | bool | None = None,
     workers: int | None = None,
     world: World | None = None,
@@ -38,6 +39,7 @@ def save_object(
         content: nested dicts, lists and tuples of tensors and plain values, as torch.save takes them; never changed.
         path: the file to write; it appears complete or not at all.
         coder: "max" for the smallest file, "fast" for the least time.
+        metadata: JSON to store in the file.
         progress: True for a progress bar, or a function, as in `birdie.save`.
         workers: threads; None uses every core. The bytes do not depend on it.
         world: ranks that share the tensors out, as in `birdie.save`.
@@ -51,7 +53,17 @@ def save_object(
     if not tensors:
         raise WeightsError("the checkpoint holds no tensor, so there is nothing to compress; check the file")
     tree = None if skeleton == _PLAIN_STATE else skeleton
-    return save(tensors, path, coder=coder, lossless=True, tree=tree, progress=progress, workers=workers, world=world)
+    return save(
+        tensors,
+        path,
+        coder=coder,
+        lossless=True,
+        metadata=metadata,
+        tree=tree,
+        progress=progress,
+        workers=workers,
+        world=world,
+    )
 
 
 def load_object(

@@ -13,17 +13,19 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from birdie.artifact import metadata as file_metadata
 from birdie.artifact.container import Reader
 from birdie.artifact.decoding import blocks_of, decode_entry, decoded_bytes, dtype_of, require_limits, stored_name
 from birdie.artifact.load import decoders_of
 from birdie.compress.registry import import_schemes
-from birdie.errors import WeightsError
+from birdie.errors import ArtifactError, WeightsError
 from birdie.runtime.room import Room
 
 DTYPES = {
@@ -60,36 +62,56 @@ def to_safetensors(
     import_schemes(schemes)
     with Reader(file) as reader:
         require_limits(reader, decoders_of(reader), max_bytes, max_operations)
-        write_tensors(reader, target, {name: name for name in reader.names}, workers)
+        fields = file_metadata.parse(bytes(reader.metadata), reader.where)
+        header = headers_in(fields, reader.where).get("", {})
+        write_tensors(reader, target, {name: name for name in reader.names}, header, workers)
 
 
-def write_tensors(reader: Reader, target: Path, keys: Mapping[str, str], workers: int | None = None) -> None:
+def headers_in(fields: Mapping[str, Any], where: str) -> dict[str, dict[str, str]]:
+    """Return component → metadata for the headers of its .safetensors files, from the metadata of a .birdie file.
+
+    Raises:
+        ArtifactError: they are no texts.
+    """
+    headers = fields.get("metadata", {}).get("headers", {})
+    if not isinstance(headers, dict) or not all(
+        isinstance(header, dict) and all(isinstance(value, str) for value in header.values())
+        for header in headers.values()
+    ):
+        raise ArtifactError(f"the headers in the metadata of {where} are no texts; the file is damaged")
+    return headers
+
+
+def write_tensors(
+    reader: Reader, target: Path, keys: Mapping[str, str], header: Mapping[str, str], workers: int | None = None
+) -> None:
     """Decode tensors into one .safetensors file; the caller has checked what that takes.
 
     Args:
         reader: of the .birdie file.
         target: the .safetensors file.
         keys: name of each tensor → its name there.
+        header: metadata for the header of the file.
         workers: threads; None uses every core.
 
     Raises:
         ArtifactError, WeightsError, OSError: as `to_safetensors`.
     """
     decoder_of, room = decoders_of(reader), Room(_IN_FLIGHT)
-    header, positions = _layout(reader, keys)
+    start_of_file, positions = _layout(reader, keys, header)
 
     def convert(block: tuple[str, list[int]]) -> None:
         name, starts = block
         with room.taken(decoded_bytes(reader.entry(name))):
             data = _bytes_of(decode_entry(reader, name, decoder_of, threads))
             for start in starts:
-                _write(out.fileno(), data, len(header) + start)
+                _write(out.fileno(), data, len(start_of_file) + start)
 
     blocks = list(_blocks(reader, positions))
     count = workers or os.cpu_count() or 1
     threads = max(1, count // max(len(blocks), 1))
     with target.open("wb") as out, ThreadPoolExecutor(count) as pool:
-        out.write(header)
+        out.write(start_of_file)
         out.flush()
         list(pool.map(convert, blocks))
 
@@ -103,9 +125,9 @@ def _blocks(reader: Reader, positions: Mapping[str, list[int]]) -> Iterator[tupl
             offset += decoded_bytes(reader.entry(block))
 
 
-def _layout(reader: Reader, keys: Mapping[str, str]) -> tuple[bytes, dict[str, list[int]]]:
+def _layout(reader: Reader, keys: Mapping[str, str], header: Mapping[str, str]) -> tuple[bytes, dict[str, list[int]]]:
     """Return the header, and where the bytes of each stored tensor go: positions after the header."""
-    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without it
+    fields: dict[str, object] = {"__metadata__": {**header, "format": "pt"}}  # transformers refuses files without it
     positions: dict[str, list[int]] = {}
     end = 0
     for name in sorted(keys, key=lambda name: (-dtype_of(reader.entry(name)).itemsize, keys[name])):

@@ -149,7 +149,7 @@ def command(
         raise ConfigError("--recalibrate and --refit keep the complete model in memory; drop them, or --blockwise")
     import torch
 
-    from birdie.artifact.checkpoints import files_of, read_checkpoint, read_weights, tensor_bytes
+    from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights, tensor_bytes
     from birdie.artifact.folders import folder_files, read_folder
     from birdie.artifact.repack import save_object
     from birdie.artifact.save import save
@@ -201,7 +201,11 @@ def command(
     calibration: CalibrationResult | None = None
     note: str | None = None
     kept = None if folder is None or weights_only else folder.files
-    metadata = None if folder is None else folder.metadata
+    if folder is not None:
+        metadata: dict[str, Any] | None = folder.metadata
+    else:
+        header = header_of(checkpoint) if checkpoint.suffix == ".safetensors" else {}
+        metadata = {"headers": {"": header}} if header else None
     kept_bytes = sum(map(len, (kept or {}).values()))
     input_bytes, file_bytes = input_bytes + kept_bytes, file_bytes + kept_bytes
     with (
@@ -248,7 +252,7 @@ def command(
                     note = f"not calibrated: {error}"
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
             if complete:
-                summary = save_object(content, output, coder=coder, progress=update, world=world)
+                summary = save_object(content, output, coder=coder, metadata=metadata, progress=update, world=world)
             else:
                 summary = save(
                     content,
