@@ -15,12 +15,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from birdie.compress.parametrized import Owner, owners_of, parametrize_weights, plain_weights
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Scheme
 from birdie.compress.small_tensors import small_scheme
@@ -269,36 +270,29 @@ def spectral(
     if next(wrapped(model), None) is not None:
         raise ConfigError("the model is wrapped already; go on training it, or remove() the first wrapping")
     patterns = [tensors] if isinstance(tensors, str) else list(tensors)
-    owners: dict[int, list[tuple[nn.Module, str, str]]] = {}
-    for prefix, module in model.named_modules():
-        for attribute, weight in module.named_parameters(recurse=False):
-            name = f"{prefix}.{attribute}" if prefix else attribute
-            if _can_wrap(weight) and any(fnmatchcase(name, pattern) for pattern in patterns):
-                owners.setdefault(id(weight), []).append((module, attribute, name))
+
+    def chosen(name: str, weight: Tensor) -> bool:
+        return _can_wrap(weight) and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    owners = owners_of(model, chosen)
     if not owners:
         raise ConfigError(
             f"no floating tensor of two dimensions and {LEAST} elements matches {patterns}; nothing to wrap"
         )
-    chosen = chooser(transform)
+    choose = chooser(transform)
     transforms = []
     for (module, attribute, name), *_ in owners.values():
         weight = getattr(module, attribute).detach()
         named_tensors({name: weight})
         if not bool(torch.isfinite(weight).all()):
             raise WeightsError(f"tensor {name!r} holds NaN or infinite values; repair it before wrapping")
-        transforms.append(chosen(name, weight))
+        transforms.append(choose(name, weight))
     network = QuantizationNetwork(len(owners)).to(next(model.parameters()).device)
-    for index, tied in enumerate(owners.values()):
-        module, attribute, _ = tied[0]
-        weight = getattr(module, attribute)
-        part = SpectralWeight(weight, index, transforms[index], rounding, network)
-        parametrize.register_parametrization(module, attribute, part)
-        for other, second, _ in tied[1:]:
-            _tie(module, attribute, other, second)
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module.register_forward_pre_hook(_fill_flat_weights)
-            module.register_forward_hook(_clear_flat_weights)
+    weights = [getattr(first.module, first.attribute) for first, *_ in owners.values()]
+    parts = [
+        SpectralWeight(weight, index, transforms[index], rounding, network) for index, weight in enumerate(weights)
+    ]
+    parametrize_weights(model, owners.values(), parts)
     at_bits(model, network, init_bits)
     return Spectral(model, network)
 
@@ -333,24 +327,6 @@ def _cheapest(weight: Tensor) -> Transform:
 
 def _can_wrap(weight: Tensor) -> bool:
     return weight.dtype in REAL_DTYPES and weight.ndim >= 2 and weight.numel() >= LEAST
-
-
-def _tie(module: nn.Module, attribute: str, other: nn.Module, second: str) -> None:
-    """Give the tensor of `other` the same parametrization; a copy is registered first, to avoid a second transform."""
-    setattr(other, second, nn.Parameter(getattr(module, attribute).detach().clone()))
-    parametrize.register_parametrization(other, second, nn.Identity())
-    other.parametrizations[second] = module.parametrizations[attribute]  # type: ignore[operator, index]
-
-
-def _fill_flat_weights(module: nn.Module, _: Any) -> None:
-    """Fill a recurrent layer's list of weights with the current tensors, before its forward."""
-    names: list[str] = module._flat_weights_names  # type: ignore[assignment]
-    module._flat_weights = [getattr(module, name, None) for name in names]  # type: ignore[assignment]
-
-
-def _clear_flat_weights(module: nn.Module, _: Any, __: Any) -> None:
-    """Clear a recurrent layer's list of weights after its forward: tensors with a graph cannot be copied."""
-    module._flat_weights = [None] * len(module._flat_weights_names)  # type: ignore[arg-type, assignment]
 
 
 def at_bits(model: nn.Module, network: QuantizationNetwork, bits: float, *, reach: float = _FAR) -> None:
@@ -402,28 +378,10 @@ def remove(model: nn.Module, *, rounded: bool = True) -> nn.Module:
         model: a wrapped model.
         rounded: True for the quantized weights, False for the weights before rounding, to use another scheme.
     """
-    plain: dict[int, nn.Parameter] = {}
-    for part in list(wrapped(model)):
+    weights = {}
+    for part in wrapped(model):
         weight = getattr(part.module, part.attribute).detach().clone()
         if not rounded:
             weight = part.weight.transform.inverse(part.coefficients.detach().float()).to(weight.dtype)
-        _own_class(part.module)
-        parametrize.remove_parametrizations(part.module, part.attribute, leave_parametrized=False)
-        setattr(part.module, part.attribute, plain.setdefault(id(part.weight), nn.Parameter(weight)))
-    for module in model.modules():
-        for hooks, ours in (
-            (module._forward_pre_hooks, _fill_flat_weights),
-            (module._forward_hooks, _clear_flat_weights),
-        ):
-            for key in [key for key, hook in hooks.items() if hook is ours]:
-                del hooks[key]
-        if isinstance(module, nn.RNNBase):
-            _fill_flat_weights(module, None)
-    return model
-
-
-def _own_class(module: nn.Module) -> None:
-    """Give a module a private copy of its class: removing a parametrization changes the class, which copies share."""
-    shared = type(module)
-    attributes = {name: item for name, item in vars(shared).items() if name not in ("__dict__", "__weakref__")}
-    module.__class__ = type(shared.__name__, shared.__bases__, attributes)
+        weights[Owner(part.module, part.attribute, part.name)] = id(part.weight), weight
+    return plain_weights(model, weights)

@@ -1,0 +1,103 @@
+"""Parametrizations (`torch.nn.utils.parametrize`) of weights that are trained in another form than that of the file.
+
+Tied weights share one parametrization. Recurrent layers keep a list of their weights, which is filled before each
+forward pass. What a parametrization must have is said in `birdie.compress.state.folded`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+
+class Owner(NamedTuple):
+    """A module that owns a parameter, and the parameter's attribute and full name."""
+
+    module: nn.Module
+    attribute: str
+    name: str
+
+
+def owners_of(model: nn.Module, chosen: Callable[[str, Tensor], bool]) -> dict[int, list[Owner]]:
+    """Return the owners of each chosen parameter by its identity; a tied one has several.
+
+    Args:
+        model: any module.
+        chosen: (name, parameter) → whether it is wanted.
+    """
+    owners: dict[int, list[Owner]] = {}
+    for prefix, module in model.named_modules():
+        for attribute, weight in module.named_parameters(recurse=False):
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            if chosen(name, weight):
+                owners.setdefault(id(weight), []).append(Owner(module, attribute, name))
+    return owners
+
+
+def parametrize_weights(model: nn.Module, owners: Iterable[Sequence[Owner]], parts: Iterable[nn.Module]) -> None:
+    """Parametrize weights in place.
+
+    Args:
+        model: that owns them.
+        owners: of each weight.
+        parts: parametrization of each.
+    """
+    for (first, *tied), part in zip(owners, parts, strict=True):
+        parametrize.register_parametrization(first.module, first.attribute, part)
+        for other in tied:
+            _tie(first, other)
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.register_forward_pre_hook(_fill_flat_weights)
+            module.register_forward_hook(_clear_flat_weights)
+
+
+def plain_weights(model: nn.Module, weights: Mapping[Owner, tuple[int, Tensor]]) -> nn.Module:
+    """Replace parametrizations by plain parameters in place; tied ones stay tied.
+
+    Args:
+        model: that owns them.
+        weights: owner → (identity of the parametrization, value of the parameter).
+    """
+    plain: dict[int, nn.Parameter] = {}
+    for owner, (identity, weight) in weights.items():
+        _own_class(owner.module)
+        parametrize.remove_parametrizations(owner.module, owner.attribute, leave_parametrized=False)
+        setattr(owner.module, owner.attribute, plain.setdefault(identity, nn.Parameter(weight)))
+    for module in model.modules():
+        for hooks, ours in (
+            (module._forward_pre_hooks, _fill_flat_weights),
+            (module._forward_hooks, _clear_flat_weights),
+        ):
+            for key in [key for key, hook in hooks.items() if hook is ours]:
+                del hooks[key]
+        if isinstance(module, nn.RNNBase):
+            _fill_flat_weights(module, None)
+    return model
+
+
+def _tie(first: Owner, other: Owner) -> None:
+    """Give the weight of `other` the same parametrization; a copy is registered first, to avoid a second transform."""
+    setattr(other.module, other.attribute, nn.Parameter(getattr(first.module, first.attribute).detach().clone()))
+    parametrize.register_parametrization(other.module, other.attribute, nn.Identity())
+    chain = first.module.parametrizations[first.attribute]  # type: ignore[index]
+    other.module.parametrizations[other.attribute] = chain  # type: ignore[operator, index]
+
+
+def _own_class(module: nn.Module) -> None:
+    """Give a module a private copy of its class: removing a parametrization changes the class, which copies share."""
+    shared = type(module)
+    attributes = {name: item for name, item in vars(shared).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared.__name__, shared.__bases__, attributes)
+
+
+def _fill_flat_weights(module: nn.Module, _: Any) -> None:
+    """Fill a recurrent layer's list of weights with the current tensors, before its forward."""
+    names: list[str] = module._flat_weights_names  # type: ignore[assignment]
+    module._flat_weights = [getattr(module, name, None) for name in names]  # type: ignore[assignment]
+
+
+def _clear_flat_weights(module: nn.Module, _: Any, __: Any) -> None:
+    """Clear a recurrent layer's list of weights after its forward: tensors with a graph cannot be copied."""
+    module._flat_weights = [None] * len(module._flat_weights_names)  # type: ignore[arg-type, assignment]

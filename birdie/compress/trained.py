@@ -1,0 +1,157 @@
+"""Weights that are trained as what the file will hold of them.
+
+    latent ─► + error ─► the weight that a layer uses
+       │        ▲
+       └─► encode, decode ─► minus latent, now and then
+
+A layer computes with the decoded weight, plus what the latent weight has moved since it was encoded; the gradient goes
+straight through to the latent (Bengio et al. 2013, arXiv 1308.3432). Encoding is left to the caller
+(`birdie.run.requantization`), so that it may take a trellis, error feedback and a budget for all tensors together.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from birdie.compress.parametrized import Owner, owners_of, parametrize_weights, plain_weights
+from birdie.compress.registry import decode
+from birdie.compress.scheme import Encoded, Scheme, Sensitivity
+from birdie.compress.schemes.trellis import DECODER
+from birdie.errors import ConfigError, WeightsError
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Scheme):
+    """Scheme of one tensor that is encoded already."""
+
+    decoder = DECODER
+
+    encoded: Encoded
+
+    def encode(
+        self,
+        name: str,  # noqa: ARG002 (the encoding exists already)
+        weight: Tensor,  # noqa: ARG002
+        *,
+        sensitivity: Sensitivity | None = None,  # noqa: ARG002
+        lam: float = 0.0,  # noqa: ARG002
+    ) -> Encoded:
+        """Return the encoding."""
+        return self.encoded
+
+
+class TrainedWeight(nn.Module):
+    """Parametrization of one tensor: latent → latent + error.
+
+    Attributes:
+        error: difference between what was decoded and the latent at that time.
+        encoded: what a file will hold; None before the first encoding.
+    """
+
+    folds = True  # a file stores the resulting weight under its plain name (birdie.compress.state.folded)
+    error: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("error", torch.zeros_like(weight))
+        self.encoded: Encoded | None = None
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return the weight that the layer uses."""
+        return latent + self.error
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the latent of a weight."""
+        return weight.detach() - self.error
+
+    def hold(self, latent: Tensor, encoded: Encoded, pull: float = 0.0) -> Tensor:
+        """Make the weight what `encoded` decodes to; return the change of the weight.
+
+        Args:
+            latent: the parameter; changed in place by `pull`.
+            encoded: encoding of the latent.
+            pull: share of the way that the latent goes towards what is decoded; at 1 both are the same bits.
+        """
+        with torch.no_grad():
+            decoded = decode(encoded).to(latent).view_as(latent)
+            before = latent + self.error
+            if pull >= 1:
+                latent.copy_(decoded)
+                self.error.zero_()
+            else:
+                latent.lerp_(decoded, pull)
+                torch.sub(decoded, latent, out=self.error)
+            self.encoded = encoded
+            return decoded - before
+
+    def stored_as(self, name: str, latent: Tensor) -> Scheme:
+        """Return the scheme that stores the weight as it was trained.
+
+        Raises:
+            WeightsError: the weight has moved since it was encoded.
+        """
+        encoded = self.encoded
+        if encoded is None or not torch.equal(decode(encoded).to(latent).view_as(latent), self.forward(latent)):
+            raise WeightsError(
+                f"tensor {name!r} has been trained on since it was quantized; finish birdie.fine_tune, or call "
+                "birdie.plain(model) to compress the weights anew"
+            )
+        return Stored(encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A tensor that is trained as it will be stored: its plain name, its owner, and its parametrization."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    weight: TrainedWeight
+
+    @property
+    def latent(self) -> nn.Parameter:
+        """Trained parameter."""
+        parameter = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
+        assert isinstance(parameter, nn.Parameter)
+        return parameter
+
+
+def trained_weights(model: nn.Module) -> Iterator[Trained]:
+    """Yield all tensors that are trained as they will be stored, tied tensors once per name."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        lists = getattr(module, "parametrizations", None)
+        if not isinstance(lists, nn.ModuleDict) or ".parametrizations." in f".{prefix}.":
+            continue
+        for attribute, chain in lists.items():
+            if isinstance(chain, parametrize.ParametrizationList) and isinstance(chain[0], TrainedWeight):
+                yield Trained(f"{prefix}.{attribute}" if prefix else attribute, module, attribute, chain[0])
+
+
+def train_as_stored(model: nn.Module, names: Mapping[str, object]) -> None:
+    """Make the layers of a model use what will be stored of these weights, once `TrainedWeight.hold` says what it is.
+
+    Args:
+        model: any module.
+        names: of parameters, tied ones under one of their names.
+
+    Raises:
+        ConfigError: a name is no parameter of the model.
+    """
+    wanted = {id(weight) for name, weight in model.named_parameters(remove_duplicate=False) if name in names}
+    owners = owners_of(model, lambda _, weight: id(weight) in wanted)
+    if missing := names.keys() - {owner.name for tied in owners.values() for owner in tied}:
+        raise ConfigError(f"{sorted(missing)[0]!r} is no parameter of the model")
+    weights = [getattr(first.module, first.attribute) for first, *_ in owners.values()]
+    parametrize_weights(model, owners.values(), [TrainedWeight(weight) for weight in weights])
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """Replace the parametrizations of `birdie.fine_tune` by plain parameters, with the weights that layers use now."""
+    weights = {
+        Owner(part.module, part.attribute, part.name): (id(part.weight), part.weight(part.latent).detach().clone())
+        for part in trained_weights(model)
+    }
+    return plain_weights(model, weights)
