@@ -58,10 +58,10 @@ def version() -> str:
     return VERSION
 
 
-class _App(App):
-    """Application that assembles its flags once for a page of help, where the base class does so three times.
+class CommandApp(App):
+    """Application of one command that collects its flags once for a page of help; the base class does so three times.
 
-    The help of a flag is in its `Parameter`, so docstrings, which take as long again to parse, are left alone.
+    The help of a flag is in its `Parameter`, so docstrings, which take as long to parse as the rest, are left alone.
     """
 
     _flags: ArgumentCollection | None = None
@@ -76,9 +76,11 @@ class _App(App):
         return self._flags
 
 
-def new_app(name: str, *, version: Callable[[], str] | None = None, **options: Any) -> App:
+def new_app(
+    name: str, *, kind: type[App] = CommandApp, version: Callable[[], str] | None = None, **options: Any
+) -> App:
     """Return a cyclopts application that leaves results, errors and Ctrl-C to `run`."""
-    return _App(
+    return kind(
         name=name,
         version=version,
         version_flags=() if version is None else ("--version",),
