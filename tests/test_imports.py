@@ -194,20 +194,20 @@ def test_an_error_of_usage_imports_nothing_heavy(arguments: list[str]) -> None:
     statement = (
         f"from birdie.cli.console import run; from birdie.cli import build_app; print(run(build_app, {arguments}))"
     )
-    assert imported_by(statement, HEAVY, before="1") == "[]"
+    assert imported_by(statement, HEAVY, last_line="1") == "[]"
 
 
-def imported_by(statement: str, modules: set[str], before: str | None = None) -> str:
+def imported_by(statement: str, modules: set[str], last_line: str | None = None) -> str:
     """Return the list of those `modules` that a fresh interpreter has imported after `statement`.
 
     Args:
         statement: Python.
         modules: their names.
-        before: the last line that the statement must print.
+        last_line: that the statement must print.
     """
     code = f"{statement}\nimport sys; print(sorted({modules!r} & set(sys.modules)))"
     process = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     *printed, modules_found = process.stdout.splitlines()
-    assert before is None or printed[-1] == before
+    assert last_line is None or printed[-1] == last_line
     return modules_found
