@@ -21,9 +21,10 @@ from benchmarks.ablation import Texts, Trial, recipe_of
 from benchmarks.command import command_parser, errors_as_exit, log, report
 from birdie.run.pipeline import Run
 from birdie.run.recipe import Recipe
-from birdie.train.average import Average, AverageSettings
+from birdie.train.average import Average
 from birdie.train.bandit import BanditSettings
 from birdie.train.loop import Step
+from birdie.train.settings import AverageSettings
 
 BASE = "warmdown"
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {

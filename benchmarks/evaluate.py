@@ -33,7 +33,7 @@ from birdie.run.evaluation import load_gpt
 from birdie.runtime.device import dtype_name
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring
-from birdie.score.streaming import StreamingMode
+from birdie.score.modes import StreamingMode
 from birdie.score.windows import score_windows, sliding
 
 CPU = torch.device("cpu")

@@ -27,10 +27,8 @@ from birdie.data.corpus import stdlib_corpus
 from birdie.data.dataset import Dataset, open_dataset
 from birdie.data.prepare import prepare
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.train.fp8 import Fp8
 from birdie.train.loop import fit
-from birdie.train.optimizers import OptimizerSettings
-from birdie.train.settings import TrainSettings
+from birdie.train.settings import Fp8, OptimizerSettings, TrainSettings
 
 SMALL = GPTConfig(vocab_size=260, num_layers=4, model_dim=96, num_heads=4, num_kv_heads=2)
 SETTINGS = TrainSettings(

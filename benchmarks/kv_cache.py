@@ -22,7 +22,8 @@ from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import LN2, Accumulator
 from birdie.score.mode import Scoring
-from birdie.score.streaming import StreamingMode
+from birdie.score.modes import StreamingMode
+from birdie.score.streaming import segments_of
 
 _BLOCK = 512
 _CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ def measure(
                 "bpb": float(nats.sum() / LN2 / bytes_),
                 "milli-bpb lost": 1000 * float(difference.sum()) / bytes_,
                 "±": 1000 * 1.96 * float(blocks.std()) * len(blocks) ** 0.5 / bytes_,
-                "tokens/s": mode.segments_of(scoring).inputs / seconds,
+                "tokens/s": segments_of(scoring, mode).inputs / seconds,
             }
         )
     return rows

@@ -23,7 +23,8 @@ from benchmarks.shared_data import TEXTS, Tokens, add_scoring_flags, scored_text
 from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import LN2
-from birdie.score.ngram import Hints, NgramSettings, apply_bias, hints
+from birdie.score.mode import NgramSettings
+from birdie.score.ngram import Hints, apply_bias, hints
 from birdie.score.windows import sliding
 
 SETTINGS: Mapping[str, NgramSettings] = {

@@ -24,10 +24,9 @@ from torch import Tensor
 from benchmarks.command import command_parser, report
 from benchmarks.timing import duration, take_turns
 from birdie.model.gpt import GPT, GPTConfig
-from birdie.runtime.device import DtypeName, choose_device, choose_dtype, dtype_name
+from birdie.runtime.device import choose_device, choose_dtype, dtype_name
 from birdie.train.loop import Fit, fit
-from birdie.train.optimizers import OptimizerSettings
-from birdie.train.settings import TrainSettings
+from birdie.train.settings import DtypeName, OptimizerSettings, TrainSettings
 
 CONFIG = GPTConfig(vocab_size=1024, num_layers=4, model_dim=256, num_heads=4, num_kv_heads=2)
 SETTINGS = TrainSettings(

@@ -26,8 +26,9 @@ from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring
-from birdie.score.ttt.lora import DocumentQueue, LoRAMode, document_queue, score_documents
-from birdie.score.ttt.multi_phase import MultiPhaseMode, SGDPhases
+from birdie.score.modes import LoRAMode, MultiPhaseMode
+from birdie.score.ttt.lora import DocumentQueue, document_queue, score_documents
+from birdie.score.ttt.multi_phase import SGDPhases
 from birdie.score.windows import Windows, score_windows
 
 DEFAULT_SETTINGS = ("rank=96,lr=0.001,chunk=64,batch_docs=8", "rank=8,lr=0.003,chunk=128,batch_docs=8")

@@ -21,7 +21,8 @@ from birdie.data.tokenizer import Tokenizer
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring
-from birdie.score.ttt.sgd import SGDSettings, score_chunks
+from birdie.score.modes import SGDSettings
+from birdie.score.ttt.sgd import score_chunks
 from birdie.score.windows import non_overlapping, score_windows, sliding
 
 DEFAULT_SETTINGS = (

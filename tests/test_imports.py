@@ -151,13 +151,17 @@ def test_modules_are_named_after_their_content() -> None:
     assert not [name for name in MODULES if name.split(".")[-1] in {"utils", "util", "common", "helpers", "misc"}]
 
 
+HEAVY = {"torch", "numba", "numpy"}
+"""Packages that take seconds to import, or a tenth of one."""
+
+
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import birdie; birdie.ArtifactError", {"torch", "numba", "numpy"}),
+        ("import birdie; birdie.ArtifactError", HEAVY),
         ("import birdie.artifact.container", {"torch", "numba"}),
-        ("import birdie.cli; birdie.cli.build_app(['--help'])[0](['--help'])", {"torch", "numba", "numpy"}),
-        ("import birdie.cli; birdie.cli.build_app([])[0]([])", {"torch", "numba", "numpy"}),
+        ("import birdie.cli; birdie.cli.build_app(['--help'])[0](['--help'])", HEAVY),
+        ("import birdie.cli; birdie.cli.build_app([])[0]([])", HEAVY),
     ],
     ids=["import birdie", "container", "birdie --help", "birdie"],
 )
@@ -165,19 +169,45 @@ def test_entry_points_import_nothing_heavy(statement: str, absent: set[str]) -> 
     assert imported_by(statement, absent) == "[]"
 
 
-# Their flags are the fields of settings, which stand beside the code that uses them.
-FLAGS_FROM_SETTINGS = {"evaluate", "submit", "train"}
-
-
-@pytest.mark.parametrize("name", sorted(set(commands()) - FLAGS_FROM_SETTINGS))
+@pytest.mark.parametrize("name", sorted(commands()))
 def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     statement = f"import birdie.cli; birdie.cli.build_app([{name!r}, '--help'])[0](['--help'])"
-    assert imported_by(statement, {"torch", "numba", "numpy"}) == "[]"
+    assert imported_by(statement, HEAVY) == "[]"
 
 
-def imported_by(statement: str, modules: set[str]) -> str:
-    """Return the list of those `modules` that a fresh interpreter has imported after `statement`."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trian"],
+        ["train", "--folders", "runs/first"],
+        ["train", "--model.num-layer", "3"],
+        ["train", "--model.num-layers", "many"],
+        ["train", "--train.seed", "-1"],
+        ["train", "no such recipe"],
+        ["evaluate", "model.birdie", "--modes", "windows"],
+        ["evaluate", "model.birdie", "--streaming.chunk", "many"],
+        ["submit", "--seeds", "1,2"],
+    ],
+    ids=" ".join,
+)
+def test_an_error_of_usage_imports_nothing_heavy(arguments: list[str]) -> None:
+    statement = (
+        f"from birdie.cli.console import run; from birdie.cli import build_app; print(run(build_app, {arguments}))"
+    )
+    assert imported_by(statement, HEAVY, last_line="1") == "[]"
+
+
+def imported_by(statement: str, modules: set[str], last_line: str | None = None) -> str:
+    """Return the list of those `modules` that a fresh interpreter has imported after `statement`.
+
+    Args:
+        statement: Python.
+        modules: their names.
+        last_line: that the statement must print.
+    """
     code = f"{statement}\nimport sys; print(sorted({modules!r} & set(sys.modules)))"
     process = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    return process.stdout.splitlines()[-1]
+    *printed, modules_found = process.stdout.splitlines()
+    assert last_line is None or printed[-1] == last_line
+    return modules_found

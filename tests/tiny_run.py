@@ -8,8 +8,7 @@ from torch import Tensor
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
 from birdie.train.loop import Fit
-from birdie.train.optimizers import OptimizerSettings
-from birdie.train.settings import TrainSettings
+from birdie.train.settings import OptimizerSettings, TrainSettings
 from tests.model.technique_table import EVERYTHING as EVERYTHING
 
 VOCAB, LENGTH, SEQUENCES, CHUNKS = 32, 16, 2, 4

@@ -65,7 +65,8 @@ def build_app(tokens: Sequence[str]) -> tuple[App, list[str]]:
         app = new_app(f"birdie {tokens[0]}")
         app.default(module.command)
         return app, arguments
-    app = new_app("birdie", help="Train, compress, pack and score models under a byte budget.", version=version)
+    about = "Train, compress, pack and score models under a byte budget."
+    app = new_app("birdie", kind=App, help=about, version=version)  # cyclopts suggests commands of its own class alone
     names = sorted({command.group for command in table.values()} - set(GROUPS))
     groups = {name: Group(name, sort_key=index) for index, name in enumerate((*GROUPS, *names))}
     for name, command in table.items():  # for the help, and for the suggestion after a misspelled name

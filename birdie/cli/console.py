@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, UnknownOptionError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -58,9 +58,29 @@ def version() -> str:
     return VERSION
 
 
-def new_app(name: str, *, version: Callable[[], str] | None = None, **options: Any) -> App:
+class CommandApp(App):
+    """Application of one command that collects its flags once for a page of help; the base class does so three times.
+
+    The help of a flag is in its `Parameter`, so docstrings, which take as long to parse as the rest, are left alone.
+    """
+
+    _flags: ArgumentCollection | None = None
+
+    def assemble_argument_collection(
+        self, *, default_parameter: Parameter | None = None, parse_docstring: bool = False
+    ) -> ArgumentCollection:
+        """Return the flags and arguments; those of the last call, if no values were given to them."""
+        del parse_docstring
+        if self._flags is None or any(flag.has_tokens for flag in self._flags):
+            self._flags = super().assemble_argument_collection(default_parameter=default_parameter)
+        return self._flags
+
+
+def new_app(
+    name: str, *, kind: type[App] = CommandApp, version: Callable[[], str] | None = None, **options: Any
+) -> App:
     """Return a cyclopts application that leaves results, errors and Ctrl-C to `run`."""
-    return App(
+    return kind(
         name=name,
         version=version,
         version_flags=() if version is None else ("--version",),

@@ -25,8 +25,6 @@ from birdie.cli.console import (
     stop_on_signal,
 )
 from birdie.runtime.callbacks import never, no_message
-from birdie.runtime.device import choose_device
-from birdie.runtime.distributed import process_group, world_from_environment
 from birdie.runtime.startup import process_seconds
 from birdie.score.mode import ScoringMode
 from birdie.score.request import EvaluationRequest
@@ -98,6 +96,8 @@ def command(
     Settings without a flag come from `[evaluation]` of the recipe in the file. Under torchrun the ranks share the work.
     """
     from birdie.run.evaluation import evaluate
+    from birdie.runtime.device import choose_device
+    from birdie.runtime.distributed import process_group, world_from_environment
 
     request = replace(request or EvaluationRequest(), settings={} if settings is None else explicit(settings))
     device = choose_device(request.device, world_from_environment().local_rank)

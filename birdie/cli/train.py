@@ -28,13 +28,10 @@ from birdie.cli.console import (
     progress_bar,
     stop_on_signal,
 )
-from birdie.cli.evaluate import evaluation_json
 from birdie.errors import ConfigError
 from birdie.run.recipe import FLAT, Recipe
 from birdie.run.recipe_file import configuration, sources
 from birdie.runtime.callbacks import no_message
-from birdie.runtime.device import choose_device
-from birdie.runtime.distributed import World, process_group, run_on_main, world_from_environment
 from birdie.runtime.files import require_output, write_bytes
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from birdie.run.evaluation import Evaluation
     from birdie.run.events import Event, Interrupted, Validated
     from birdie.run.pipeline import Run
+    from birdie.runtime.distributed import World
     from birdie.train.profile import Profile
 
 GROUP = "Train"
@@ -146,6 +144,8 @@ def command(
     from birdie.cli.tensorboard_events import Board
     from birdie.run.pipeline import Run
     from birdie.run.registry import find
+    from birdie.runtime.device import choose_device
+    from birdie.runtime.distributed import process_group, run_on_main, world_from_environment
 
     recipe = recipe or Recipe()  # with the recipe file and the preset applied: build_app configured them
     folder = folder or Path("runs") / recipe.digest
@@ -198,7 +198,7 @@ def _compressed(work: "Run") -> Summary:
         return work.export(progress=update)
 
 
-def _scored(path: Path, request: EvaluationRequest, world: World, title: str) -> "Evaluation":
+def _scored(path: Path, request: EvaluationRequest, world: "World", title: str) -> "Evaluation":
     """Score the artifact; all ranks share the work, and rank 0 shows it."""
     from birdie.run.evaluation import evaluate
 
@@ -290,6 +290,8 @@ def run_json(
         result: score with non-overlapping windows, the same for every recipe.
         by_recipe: score with the recipe's `[evaluation]` settings; None: they are the same.
     """
+    from birdie.cli.evaluate import evaluation_json
+
     return {
         "run": str(work.folder),
         "artifact": str(summary.path),

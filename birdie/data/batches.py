@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from birdie.data.sampler import Order, Sampler, TokenSequence, make_sampler
+from birdie.data.order import Order
+from birdie.data.sampler import Sampler, TokenSequence, make_sampler
 from birdie.data.shards import MAX_VOCAB
 from birdie.errors import ConfigError, DataError
 

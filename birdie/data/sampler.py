@@ -20,15 +20,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from birdie.data.order import Order, unknown_order
 from birdie.data.shards import MAX_VOCAB, ShardReader
 from birdie.errors import ConfigError, DataError
 
-Order = Literal["sequential", "shuffled", "coprime", "packed"]
 Rows = NDArray[np.int64]
 
 STEP_SHARDS, WEIGHT_POWER, RAMP_STEPS = (8, 32), (0.9, 0.5), 1800
@@ -128,12 +128,6 @@ def make_sampler(
     if order == "packed":
         return SequentialSampler(tokens, 1, rows * seq_len, start=tokens.find(bos_id))
     raise ConfigError(unknown_order(order))
-
-
-def unknown_order(order: str) -> str:
-    """Return the error message for an order that does not exist."""
-    *names, last = get_args(Order)
-    return f"data order {order!r} is unknown; choose {', '.join(names)} or {last}"
 
 
 class SequentialSampler:

@@ -193,6 +193,12 @@ _SAMPLERS = {
     "ShuffledSampler": ("shuffled",),
     "CoprimeSampler": ("coprime",),
 }
+_MODES = {  # a multi-phase evaluation has the modes of its parts
+    "StreamingMode": ("streaming",),
+    "SGDMode": ("ttt-sgd", "ttt-multi-phase"),
+    "LoRAMode": ("ttt-lora", "ttt-multi-phase"),
+    "MultiPhaseMode": ("ttt-multi-phase",),
+}
 _AVERAGE = [f"Average.{method}" for method in ("_update", "mean", "_copies", "_apply", "_wide_weights")]
 
 # Errors that a person may cause who runs a script as it was meant keep their sentences.
@@ -323,8 +329,7 @@ def unused(recipe: Recipe) -> Iterator[tuple[str, str]]:
     mode, data = used["evaluation.mode"], used["calibration.data"]
     off = {
         "birdie.score.ngram": [] if used["evaluation.ngram.enabled"] else ["NgramBias", "NgramScorer"],
-        "birdie.score.streaming": [] if mode == "streaming" else _mode_parts("StreamingMode"),
-        "birdie.score.ttt.multi_phase": [] if mode == "ttt-multi-phase" else _mode_parts("MultiPhaseMode"),
+        "birdie.score.modes": [*_mode_parts(*(kind for kind, modes in _MODES.items() if mode not in modes))],
         "birdie.run.temperature": [] if used["export.fit_temperature"] else ["store_temperature", "stored_evaluation"],
         "birdie.train.bandit": [] if used["bandit.every"] else ["Bandit"],
         "birdie.train.step_graph": [] if used["train.step_graphs"] else ["StepGraphs", "CudaGraphs"],
@@ -335,13 +340,8 @@ def unused(recipe: Recipe) -> Iterator[tuple[str, str]]:
         "birdie.model.sample": [] if data == "own" else ["sample_sequences"],
         "birdie.run.calibration_budget": [] if data == "own" else ["_sampling_seconds"],
     }
-    if mode not in ("ttt-sgd", "ttt-multi-phase"):
-        off["birdie.score.ttt.sgd"] = [*_mode_parts("SGDMode"), "train_on_ranges"]
-    if mode not in ("ttt-lora", "ttt-multi-phase"):
-        off["birdie.score.ttt.lora"] = [*_mode_parts("LoRAMode"), "DocumentTrainer", "score_documents"]
     if used["qat"] is None:
-        methods = ("prepare", "scale", "quantized", "bits_of", "_quantize_to_levels", "_exact_scale")
-        off["birdie.compress.qat"] = ["FakeQuantization", *(f"Qat.{method}" for method in methods)]
+        off["birdie.compress.qat"] = ["Qat.prepare"]
     if data == "none":
         off[f"{_CALIBRATION}.sensitivity"] = ["calibrate"]
         off[f"{_CALIBRATION}.result"] = ["CalibrationResult"]
@@ -351,9 +351,10 @@ def unused(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield from ((module, name) for name in names)
 
 
-def _mode_parts(mode: str) -> list[str]:
-    """Return what a scoring mode does besides keeping its settings."""
-    return [f"{mode}.score", f"{mode}.describe"]
+def _mode_parts(*kinds: str) -> Iterator[str]:
+    """Yield what scoring modes do besides keeping their settings."""
+    for kind in kinds:
+        yield from (f"{kind}.score", f"{kind}.describe")
 
 
 def read_types() -> set[tuple[str, str]]:

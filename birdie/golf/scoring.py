@@ -43,17 +43,17 @@ _SKIPPED = (
     ("birdie.model.initialization", "orthogonal_init_"),
     ("birdie.model.initialization", "overtone_init_"),
     ("birdie.score.mode", "ScoringSettings.__post_init__"),
-    ("birdie.score.ngram", "NgramSettings.__post_init__"),
+    ("birdie.score.mode", "NgramSettings.__post_init__"),
     ("birdie.score.request", "EvaluationRequest.__post_init__"),
     ("birdie.score.settings", "EvaluationSettings.__post_init__"),
     ("birdie.score.settings", "EvaluationSettings.check"),
-    ("birdie.score.streaming", "StreamingMode.__post_init__"),
-    ("birdie.score.streaming", "StreamingMode.check"),
-    ("birdie.score.ttt.lora", "LoRAMode.__post_init__"),
-    ("birdie.score.ttt.lora", "LoRAMode.check"),
-    ("birdie.score.ttt.multi_phase", "MultiPhaseMode.__post_init__"),
-    ("birdie.score.ttt.multi_phase", "MultiPhaseMode.check"),
-    ("birdie.score.ttt.sgd", "SGDSettings.__post_init__"),
+    ("birdie.score.modes", "StreamingMode.__post_init__"),
+    ("birdie.score.modes", "StreamingMode.check"),
+    ("birdie.score.modes", "LoRAMode.__post_init__"),
+    ("birdie.score.modes", "LoRAMode.check"),
+    ("birdie.score.modes", "MultiPhaseMode.__post_init__"),
+    ("birdie.score.modes", "MultiPhaseMode.check"),
+    ("birdie.score.modes", "SGDSettings.__post_init__"),
     ("birdie.score.ttt.sgd", "SGDTrainer.state"),
     ("birdie.score.ttt.sgd", "SGDTrainer.load_state"),
     ("birdie.score.ttt.multi_phase", "SGDPhases.state"),
@@ -75,7 +75,7 @@ _NEVER = (
     ("birdie.entropy.static", "decode_lanes"),
     ("birdie.score.package", "PackagedModel"),
     ("birdie.score.package", "for_scoring"),
-    ("birdie.score.ttt.state", "StateFile"),
+    ("birdie.score.request", "StateFile"),
     ("birdie.entropy.prediction", "TapPrediction.take"),  # of convolutions
 )
 
@@ -135,7 +135,7 @@ def _off(recipe: Recipe) -> Iterator[tuple[tuple[str, str], str]]:
     if recipe.evaluation.mode not in ("ttt-sgd", "ttt-multi-phase"):
         yield ("birdie.model.fused_loss", "capped_loss"), ""
     if recipe.evaluation.mode == "ttt-multi-phase":
-        yield ("birdie.score.ttt.sgd", "SGDMode.score"), ""
-        yield ("birdie.score.ttt.sgd", "SGDMode.describe"), ""
+        yield ("birdie.score.modes", "SGDMode.score"), ""
+        yield ("birdie.score.modes", "SGDMode.describe"), ""
     if recipe.evaluation.ttt_lora.order == "fixed":
         yield ("birdie.runtime.distributed", "SharedCounter"), "def of(): ..."

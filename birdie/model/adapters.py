@@ -16,17 +16,15 @@ that no score depends on which documents share a batch, or on their position in 
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError
+from birdie.model.config import ADAPTED_PARTS, AdaptedPart
 from birdie.model.gpt import GPT
 from birdie.model.techniques.depth_recurrence import layer_order
-
-Part = Literal["q", "k", "v", "o", "mlp", "head"]
-PARTS: tuple[Part, ...] = get_args(Part)
 
 _LINEAR = {"q": "c_q", "k": "c_k", "v": "c_v"}
 
@@ -49,7 +47,7 @@ class Adapters:
         rank: int,
         *,
         alpha: float | None = None,
-        parts: Sequence[Part] = PARTS,
+        parts: Sequence[AdaptedPart] = ADAPTED_PARTS,
         seed: int = 0,
     ) -> None:
         """Draw A and set B to zero.
@@ -68,13 +66,15 @@ class Adapters:
         if rank < 1 or rows < 1:
             raise ConfigError(f"adapters have rank {rank} and {rows} rows; both must be at least 1")
         for part in parts:
-            if part not in PARTS or parts.count(part) > 1:
-                raise ConfigError(f"adapter parts are {', '.join(parts)}; choose from {', '.join(PARTS)}, each once")
+            if part not in ADAPTED_PARTS or parts.count(part) > 1:
+                raise ConfigError(
+                    f"adapter parts are {', '.join(parts)}; choose from {', '.join(ADAPTED_PARTS)}, each once"
+                )
         config, device = model.config, model.tok_emb.weight.device
         dim = config.model_dim
         outputs = {"q": dim, "k": config.kv_dim, "v": config.kv_dim, "o": dim, "mlp": dim, "head": config.vocab_size}
         runs = sum(map(len, layer_order(config, model.depth_recurrence)))
-        keys: list[tuple[Part, int]] = [(part, 0) for part in parts if part == "head"]
+        keys: list[tuple[AdaptedPart, int]] = [(part, 0) for part in parts if part == "head"]
         keys += [(part, run) for run in range(runs) for part in parts if part != "head"]
         generator = torch.Generator().manual_seed(seed)
         draws = (torch.rand(rank, dim, generator=generator, device="cpu") * 2 - 1 for _ in keys)
@@ -83,7 +83,7 @@ class Adapters:
         self.scale = 1.0 if alpha is None else alpha / rank
         self.down = {key: a.expand(rows, -1, -1).clone() for key, a in self._initial.items()}
         self.up = {key: torch.zeros(rows, outputs[key[0]], rank, device=device) for key in keys}
-        self._selected: dict[tuple[Part, int], tuple[Tensor, Tensor]] = {}
+        self._selected: dict[tuple[AdaptedPart, int], tuple[Tensor, Tensor]] = {}
         self._run = -1  # index of the layer that runs, in the order of running
         self.take(0, rows)
 
@@ -166,7 +166,7 @@ class Adapters:
     def _add_to_logits(self, x: Tensor, logits: Tensor) -> Tensor:
         return self._add("head", 0, x, logits)
 
-    def _add(self, part: Part, run: int, x: Tensor, y: Tensor) -> Tensor:
+    def _add(self, part: AdaptedPart, run: int, x: Tensor, y: Tensor) -> Tensor:
         """Add the product of each row of x (batch, length, inputs) with its pair to y (batch, length, outputs)."""
         pair = self._selected.get((part, run))
         if pair is None:

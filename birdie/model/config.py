@@ -7,7 +7,7 @@ know them by name.
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
@@ -18,6 +18,10 @@ Gate = Literal["none", "output", "dense", "sparse"]
 Activation = Literal["relu2", "leaky_relu2", "swiglu"]
 Parallel = Literal["joint", "lanes"]
 Softcap = Literal["tanh", "poly", "asymmetric"]
+AdaptedPart = Literal["q", "k", "v", "o", "mlp", "head"]
+ADAPTED_PARTS: tuple[AdaptedPart, ...] = get_args(AdaptedPart)
+"""Parts of a GPT that low-rank adapters can change (`birdie.model.adapters`)."""
+
 Scaling = Literal["width", "layer", "layers", "layer count", "head dims", "model dim", "tokens"]
 """How a setting follows the shape of the model: see `GPTConfig.resized`."""
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from birdie.artifact.inspect import inspect
 from birdie.artifact.save import save
 from birdie.artifact.summary import Summary
+from birdie.compress.fake_quantization import storage_rules
 from birdie.compress.rate.size import parse_size
 from birdie.data.batches import Batches
 from birdie.errors import BirdieError, ConfigError, OutputError, WeightsError
@@ -54,10 +55,11 @@ from birdie.train.checkpoint import (
     require_same_checkpoint,
 )
 from birdie.train.compilation import CompileReport, compile_cache, saves_graphs
-from birdie.train.fp8 import MULTIPLE, Float8, remove_fp8
+from birdie.train.fp8 import Float8, remove_fp8
 from birdie.train.loop import Fit, fit
 from birdie.train.profile import Profile, profile
 from birdie.train.protocols import StepHook
+from birdie.train.settings import FP8_MULTIPLE
 
 
 class Run:
@@ -359,7 +361,8 @@ class Run:
     def _report_fp8(self, float8: Float8, ids: Tensor, targets: Tensor) -> None:
         """Log the diagnostics of fp8 on a few sequences of a training batch."""
         length = self.training.train_seq_len  # a packed row is far longer than attention should see at once
-        rows = MULTIPLE // math.gcd(length, MULTIPLE)  # the fewest sequences whose tokens are a multiple for fp8
+        # the fewest sequences whose tokens are a multiple for fp8
+        rows = FP8_MULTIPLE // math.gcd(length, FP8_MULTIPLE)
         ids, targets = (tensor.reshape(-1, length)[:rows].to(self.device) for tensor in (ids, targets))
         self.notify(f"active: {float8.diagnostics(lambda: self.model.loss(ids, targets))}")
 
@@ -531,7 +534,7 @@ class Run:
             self.model,
             path,
             scheme=[
-                *self.recipe.qat.storage_rules(self.model),
+                *storage_rules(self.recipe.qat, self.model),
                 *(settings.schemes() if budget is None else settings.pinned()),
             ],
             budget=budget,

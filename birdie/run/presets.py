@@ -15,7 +15,6 @@ from typing import Any
 
 from birdie.compress.rate.size import parse_size
 from birdie.errors import ConfigError
-from birdie.run.estimate import groups
 from birdie.run.recipe import Recipe
 
 
@@ -69,6 +68,8 @@ def apply_preset(recipe: Recipe, name: str, step_ms: float | None = None) -> Rec
     export, validation = recipe.export, recipe.validation
     budget = export.budget
     if budget is not None:
+        from birdie.run.estimate import groups  # builds both models on torch's meta device
+
         budget = str(round(parse_size(budget) * sum(groups(model).values()) / sum(groups(recipe.model).values())))
     layers = recipe.model.num_layers
     return dataclasses.replace(

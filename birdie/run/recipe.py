@@ -23,19 +23,14 @@ from cyclopts import App, CycloptsError, Parameter
 
 from birdie.compress.qat import Qat
 from birdie.compress.rate.size import parse_size
-from birdie.compress.registry import parse_spec
-from birdie.data.sampler import Order, unknown_order
+from birdie.data.order import Order, unknown_order
 from birdie.entropy.hints import Effort
 from birdie.errors import BirdieError, ConfigError
 from birdie.model.config import GPTConfig
 from birdie.run.recipe_file import configuration, explain
-from birdie.score.bpb import ValidationSettings
-from birdie.score.settings import EvaluationSettings
-from birdie.train.average import AverageSettings
+from birdie.score.settings import EvaluationSettings, ValidationSettings
 from birdie.train.bandit import BanditSettings
-from birdie.train.compilation import CompileCacheName
-from birdie.train.optimizers import OptimizerSettings
-from birdie.train.settings import TrainSettings, comma_separated
+from birdie.train.settings import AverageSettings, OptimizerSettings, TrainSettings, comma_separated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -45,6 +40,7 @@ else:
     R = TypeVar("R")
 
 FLAT = Parameter(name="*")
+DEFAULT_SCHEME = "int8"
 EMBEDDING = "tok_emb.weight"
 """Name of the token embedding, tied or not. Bigram and value embeddings are stored like other matrices."""
 
@@ -131,7 +127,7 @@ class ExportSettings:
     ] = None
     scheme: Annotated[
         str, Parameter(help="Scheme of every matrix that no other setting names; a budget replaces it.")
-    ] = "int8"
+    ] = DEFAULT_SCHEME
     embedding: Annotated[
         str | None,
         Parameter(help="Scheme of the token embedding, even under a budget: fp16, int7. None: as other matrices."),
@@ -162,9 +158,13 @@ class ExportSettings:
     def __post_init__(self) -> None:
         if self.budget is not None:
             parse_size(self.budget)
-        for spec in (self.scheme, self.embedding, self.attention, self.mlp):
-            if spec is not None:
-                parse_spec(spec)  # an invalid scheme is an error before training, not after it
+        every = (self.scheme, self.embedding, self.attention, self.mlp)
+        specs = [spec for spec in every if spec is not None and spec != DEFAULT_SCHEME]
+        if specs:  # an invalid scheme is an error before training, not after it
+            from birdie.compress.registry import parse_spec  # imports torch
+
+            for spec in specs:
+                parse_spec(spec)
         if self.int4_step < 1 or self.int4_step > 64:
             raise ConfigError(f"int4_step is {self.int4_step}; it must be from 1 to 64")
         if any(layer < 0 for layer in self.int4_layers):
@@ -196,7 +196,13 @@ class RunSettings:
     keep_checkpoints: Annotated[
         int, Parameter(help="Newest checkpoints that are kept; a run returns to an older one if the newest is damaged.")
     ] = 2
-    compile_cache: CompileCacheName = "auto"
+    compile_cache: Annotated[
+        str,
+        Parameter(
+            env_var="COMPILE_CACHE",
+            help="Folder for compiled graphs between runs, writable by you alone; auto: in your cache folder; none.",
+        ),
+    ] = "auto"
 
     def logs(self, step: int) -> bool:
         """Return True if this step gets a line in the log."""

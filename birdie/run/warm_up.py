@@ -20,6 +20,7 @@ from birdie.compress.tensors import FORMATS
 from birdie.entropy import warm_up
 from birdie.entropy.hints import Effort
 from birdie.score import ngram
+from birdie.score.mode import NgramSettings
 
 SPECS = (
     "int8",
@@ -98,7 +99,7 @@ def _every_dtype() -> dict[str, Tensor]:
 def _score() -> None:
     """Score random tokens with an n-gram bias, at once and token by token."""
     tokens = np.random.default_rng(0).integers(0, 4, 65).astype(np.uint16)
-    settings = ngram.NgramSettings(enabled=True, table_bits=8)
+    settings = NgramSettings(enabled=True, table_bits=8)
     hints = ngram.hints(tokens[:-1], settings)
     nats = np.ones(64, np.float32)
     ngram.apply_bias(nats, -nats, hints, tokens[1:].astype(np.int64), settings)

@@ -1,13 +1,10 @@
 """Choice of the device and of the dtype in which matrix products run fast on it."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import torch
 
 from birdie.errors import ConfigError
-
-DtypeName = Literal["auto", "float32", "bfloat16"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -5,15 +5,12 @@ w·L + 1 … (w + 1)·L from tokens w·L … (w + 1)·L − 1, and a remainder a
 `accumulator`; other modes of scoring are listed in `settings`.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import cast
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from birdie.errors import ConfigError
 from birdie.model.gpt import GPT
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.distributed import World
@@ -21,30 +18,7 @@ from birdie.score.accumulator import Accumulator, BytesPerToken, Score
 from birdie.score.mode import Scoring
 from birdie.score.windows import LanguageModel, check_text_length, non_overlapping, score_windows
 
-__all__ = ["Score", "ValidationSettings", "bits_per_byte"]
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationSettings:
-    """Settings of validation during training: how often, and on how much text."""
-
-    batch_tokens: Annotated[
-        int, Parameter(env_var=("VAL_BATCH_SIZE", "VAL_BATCH_TOKENS"), help="Tokens in a batch, over all ranks.")
-    ] = 524_288
-    every: Annotated[
-        int, Parameter(env_var="VAL_LOSS_EVERY", help="Steps between validations; 0 validates only at the end.")
-    ] = 1000
-    max_tokens: Annotated[
-        int, Parameter(env_var="VAL_MAX_TOKENS", help="Score only this many tokens of the split; 0 scores all of it.")
-    ] = 0
-
-    def __post_init__(self) -> None:
-        if self.batch_tokens < 1:
-            raise ConfigError(f"validation batch_tokens is {self.batch_tokens}; it must be at least 1")
-        if self.every < 0:
-            raise ConfigError(f"validation every is {self.every}; it must be 0 (only at the end) or a number of steps")
-        if self.max_tokens < 0:
-            raise ConfigError(f"validation max_tokens is {self.max_tokens}; it must be 0 (all) or a number of tokens")
+__all__ = ["Score", "bits_per_byte"]
 
 
 def bits_per_byte(

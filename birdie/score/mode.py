@@ -14,23 +14,78 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-import numpy as np
-import torch
 from cyclopts import Parameter
-from numpy.typing import NDArray
 
 from birdie.errors import ConfigError
-from birdie.model.gpt import GPT
 from birdie.runtime.callbacks import Progress, Stop, never
-from birdie.runtime.distributed import World
-from birdie.score.accumulator import Accumulator, Sink
-from birdie.score.ngram import NgramSettings
 
 if TYPE_CHECKING:
-    from birdie.score.ttt.state import StateFile
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from birdie.model.gpt import GPT
+    from birdie.runtime.distributed import World
+    from birdie.score.accumulator import Accumulator, Sink
+    from birdie.score.request import StateFile
     from birdie.score.windows import LanguageModel
 
 M = TypeVar("M", bound="ScoringMode")
+
+
+ORDERS = (16, 8, 6, 5, 4, 3, 2, 1)
+MAX_ORDER, MAX_ORDERS = 64, 16
+MAX_BETA = 8.0
+"""Largest β in either direction: the odds of a hint change by at most a factor of e^8."""
+
+COUNTS = 6
+"""Buckets of an order: the candidate followed once, 2 or 3 times, more often; another token never or sometimes did."""
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSettings:
+    """Settings of the n-gram logit bias, which modifies the predictions of a scoring mode.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    enabled: Annotated[
+        bool, Parameter(env_var="NGRAM_TILT_ENABLED", help="Move predictions toward what followed the same tokens.")
+    ] = False
+    orders: Annotated[tuple[int, ...], Parameter(negative=(), help="Context lengths in tokens.")] = ORDERS
+    beta: Annotated[
+        float | None,
+        Parameter(env_var="TOKEN_BOOST", help="Nats added to the hint's logit; default: learned while scoring."),
+    ] = None
+    threshold: Annotated[
+        float, Parameter(env_var="TOKEN_THRESHOLD", help="Least hit rate of a bucket whose candidates become hints.")
+    ] = 0.0
+    table_bits: Annotated[
+        int, Parameter(help="Each order has 2 to this power slots of 8 bytes; use 22 for a full validation split.")
+    ] = 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(set(self.orders)) == len(self.orders) <= MAX_ORDERS:
+            raise ConfigError(f"ngram orders are {self.orders}; give 1 to {MAX_ORDERS} different ones, such as 8, 4, 2")
+        if not all(1 <= order <= MAX_ORDER for order in self.orders):
+            raise ConfigError(f"ngram orders are {self.orders}; each must be from 1 to {MAX_ORDER} tokens")
+        if self.beta is not None and not -MAX_BETA <= self.beta <= MAX_BETA:
+            raise ConfigError(f"ngram beta is {self.beta}; it must be from -{MAX_BETA:g} to {MAX_BETA:g}, such as 2")
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"ngram threshold is {self.threshold}; it is a hit rate, from 0 to 1")
+        if not 4 <= self.table_bits <= 28:
+            raise ConfigError(f"ngram table_bits is {self.table_bits}; it must be from 4 to 28")
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets, over all orders."""
+        return COUNTS * len(self.orders)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables, whatever the length of the stream."""
+        return len(self.orders) * 8 << self.table_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +141,12 @@ class ScoringSettings:
         return next((value for value in values if type(value) is kind), None) or kind()
 
 
+def _one_rank() -> "World":
+    from birdie.runtime.distributed import World
+
+    return World()
+
+
 @dataclass(slots=True)
 class Scoring:
     """One evaluation of one model on one stream: what a mode works with, and the sink it records losses in.
@@ -107,20 +168,20 @@ class Scoring:
         sink: takes the losses; the accumulator, unless predictions are modified.
     """
 
-    model: GPT
-    tokens: NDArray[np.uint16]
-    accumulator: Accumulator
+    model: "GPT"
+    tokens: "NDArray[np.uint16]"
+    accumulator: "Accumulator"
     length: int
     bos_id: int
-    device: torch.device
+    device: "torch.device"
     settings: ScoringSettings = field(default_factory=ScoringSettings)
     batch_tokens: int = 65_536
-    world: World = field(default_factory=World)
+    world: "World" = field(default_factory=_one_rank)
     progress: Progress | None = None
     stop: Stop = never
     state: "StateFile | None" = None
     forward: "LanguageModel | None" = None
-    sink: Sink = field(init=False)
+    sink: "Sink" = field(init=False)
 
     def __post_init__(self) -> None:
         self.sink = self.accumulator

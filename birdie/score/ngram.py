@@ -29,29 +29,20 @@ from one token on they gained 0.001 bits per byte, and they are where hints came
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from birdie.errors import ConfigError, DataError, RuleError
+from birdie.errors import DataError, RuleError
 from birdie.runtime.distributed import World
 from birdie.runtime.kernels import njit
 from birdie.score.accumulator import Accumulator, reduce_device
 from birdie.score.ledger import Ledger
+from birdie.score.mode import COUNTS, MAX_BETA, NgramSettings
 from birdie.score.reference import Scorer
-
-ORDERS = (16, 8, 6, 5, 4, 3, 2, 1)
-MAX_ORDER, MAX_ORDERS = 64, 16
-MAX_BETA = 8.0
-"""Largest β in either direction: the odds of a hint change by at most a factor of e^8."""
-
-COUNTS = 6
-"""Buckets of an order: the candidate followed once, 2 or 3 times, more often; another token never or sometimes did."""
 
 _PRIOR_HIT_RATE, _PRIOR_HINTS = 0.3, 2.0  # of a bucket without any, and how many hints that is worth
 _PRIOR_A, _PRIOR_B = 0.5, 2.0  # observations that a = 0 and b = 0 are worth at the start
@@ -61,52 +52,6 @@ _EMPTY = -1
 _VOCABULARY = 1 << 16
 
 Nats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class NgramSettings:
-    """Settings of the n-gram logit bias, which modifies the predictions of a scoring mode.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    enabled: Annotated[
-        bool, Parameter(env_var="NGRAM_TILT_ENABLED", help="Move predictions toward what followed the same tokens.")
-    ] = False
-    orders: Annotated[tuple[int, ...], Parameter(negative=(), help="Context lengths in tokens.")] = ORDERS
-    beta: Annotated[
-        float | None,
-        Parameter(env_var="TOKEN_BOOST", help="Nats added to the hint's logit; default: learned while scoring."),
-    ] = None
-    threshold: Annotated[
-        float, Parameter(env_var="TOKEN_THRESHOLD", help="Least hit rate of a bucket whose candidates become hints.")
-    ] = 0.0
-    table_bits: Annotated[
-        int, Parameter(help="Each order has 2 to this power slots of 8 bytes; use 22 for a full validation split.")
-    ] = 20
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(set(self.orders)) == len(self.orders) <= MAX_ORDERS:
-            raise ConfigError(f"ngram orders are {self.orders}; give 1 to {MAX_ORDERS} different ones, such as 8, 4, 2")
-        if not all(1 <= order <= MAX_ORDER for order in self.orders):
-            raise ConfigError(f"ngram orders are {self.orders}; each must be from 1 to {MAX_ORDER} tokens")
-        if self.beta is not None and not -MAX_BETA <= self.beta <= MAX_BETA:
-            raise ConfigError(f"ngram beta is {self.beta}; it must be from -{MAX_BETA:g} to {MAX_BETA:g}, such as 2")
-        if not 0 <= self.threshold <= 1:
-            raise ConfigError(f"ngram threshold is {self.threshold}; it is a hit rate, from 0 to 1")
-        if not 4 <= self.table_bits <= 28:
-            raise ConfigError(f"ngram table_bits is {self.table_bits}; it must be from 4 to 28")
-
-    @property
-    def buckets(self) -> int:
-        """Number of buckets, over all orders."""
-        return COUNTS * len(self.orders)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tables, whatever the length of the stream."""
-        return len(self.orders) * 8 << self.table_bits
 
 
 class Hints(NamedTuple):

@@ -4,7 +4,7 @@ EvaluationRequest ─┬─ data, tokenizer, limits, device, dtype, package, sta
                    └─ settings: changes of those of the artifact's recipe ──► resolve ──► settings, scoring mode
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,13 +12,42 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.files import require_output
+from birdie.runtime.files import Source, require_output, require_writable
 from birdie.score.mode import ScoringMode
 from birdie.score.settings import MODES, EvaluationSettings, is_read, replaced
-from birdie.score.ttt.state import StateFile
 
 _OUTPUT = Parameter(converter=lambda _, tokens: require_output(tokens[0].value))
 _PYTHON_ONLY = Parameter(parse=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """File in which the state of test-time training is saved between chunks, or batches of documents.
+
+    Attributes:
+        path: of the file; it is replaced atomically and never removed.
+        every: chunks (batches of a rank) between two saves; 0: only when the evaluation is interrupted.
+        resume: continue from it.
+    """
+
+    path: Path
+    every: int = 16
+    resume: bool = False
+
+    def check(self, inputs: Iterable[Source] = ()) -> None:
+        """Check, before any work, that a state can be saved, and that no other file is lost to it.
+
+        Args:
+            inputs: files that the evaluation reads.
+
+        Raises:
+            ConfigError: there is a file already, and the evaluation does not resume from it; or it is one of `inputs`.
+            OutputError: the file cannot be written.
+        """
+        target = require_output(self.path, inputs)
+        require_writable(target.parent)
+        if target.exists() and not self.resume:
+            raise ConfigError(f"{target} exists already; resume from it, remove it, or name another file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Settings of an evaluation, `[evaluation]` of a recipe, and the registry of scoring modes.
+"""Settings of an evaluation, `[evaluation]` of a recipe, and of validation; the registry of scoring modes.
 
     [evaluation]              settings that several modes share, and which mode is used
     mode = "ttt-lora"
@@ -13,15 +13,13 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
 
 from birdie.errors import ConfigError
 from birdie.score.mode import ScoringMode, ScoringSettings
-from birdie.score.streaming import StreamingMode
-from birdie.score.ttt.lora import LoRAMode
-from birdie.score.ttt.multi_phase import MultiPhaseMode
-from birdie.score.ttt.sgd import SGDMode
-from birdie.score.windows import WindowMode
+from birdie.score.modes import LoRAMode, MultiPhaseMode, SGDMode, StreamingMode, WindowMode
 
 S = TypeVar("S")
 
@@ -80,6 +78,29 @@ class EvaluationSettings(ScoringSettings):
         tables = {table.table_name(): table.values() for table in modes if table.values()}
         ngram = {"ngram": dataclasses.asdict(self.ngram)} if self.ngram.enabled else {}
         return {**shared, "mode": mode.name, **tables, **ngram}
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSettings:
+    """Settings of validation during training: how often, and on how much text."""
+
+    batch_tokens: Annotated[
+        int, Parameter(env_var=("VAL_BATCH_SIZE", "VAL_BATCH_TOKENS"), help="Tokens in a batch, over all ranks.")
+    ] = 524_288
+    every: Annotated[
+        int, Parameter(env_var="VAL_LOSS_EVERY", help="Steps between validations; 0 validates only at the end.")
+    ] = 1000
+    max_tokens: Annotated[
+        int, Parameter(env_var="VAL_MAX_TOKENS", help="Score only this many tokens of the split; 0 scores all of it.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens < 1:
+            raise ConfigError(f"validation batch_tokens is {self.batch_tokens}; it must be at least 1")
+        if self.every < 0:
+            raise ConfigError(f"validation every is {self.every}; it must be 0 (only at the end) or a number of steps")
+        if self.max_tokens < 0:
+            raise ConfigError(f"validation max_tokens is {self.max_tokens}; it must be 0 (all) or a number of tokens")
 
 
 MODES: dict[str, type[ScoringMode]] = {

@@ -14,23 +14,19 @@ own: causal, normalized, one pass. The compute per token does not grow with cont
 1,024 at stride 64. `reference.StreamScorer` is the reference.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from numpy.typing import NDArray
 
-from birdie.errors import ConfigError
 from birdie.model.cache import Cache
 from birdie.model.gpt import GPT
 from birdie.model.techniques.depth_recurrence import layer_order
 from birdie.runtime.device import synchronize
-from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
+from birdie.score.mode import Scoring
 from birdie.score.windows import (
     Windows,
-    describe_temperature,
     document_begins,
     hints_at,
     ids_and_targets,
@@ -40,127 +36,75 @@ from birdie.score.windows import (
     sliding,
 )
 
+if TYPE_CHECKING:
+    from birdie.score.modes import StreamingMode
+
 _CACHE_BYTES = {"cpu": 2**30}
 _CACHE_BYTES_GPU = 2**33
 """Most bytes of keys and values on a rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamingMode(ScoringMode):
-    """Score each token once through a rolling KV cache.
+def score_stream(scoring: Scoring, mode: "StreamingMode") -> None:
+    """Record the loss of every target of this rank's segments in the sink."""
+    model, device, context = scoring.model, scoring.device, scoring.length
+    share = segments_of(scoring, mode).share(scoring.world.rank, scoring.world.size)
+    done, total = 0, share.inputs
+    for batch in share.by_shape().groups(_rows(scoring, mode, share)):
+        length = int(batch.stops[0] - batch.begins[0])
+        unscored = int(batch.firsts[0] - batch.begins[0])
+        if length > context:
+            chunk = min(mode.chunk, context)
+            cache = Cache(model, len(batch), context, chunk=chunk, sinks=mode.sinks, kv_bits=mode.kv_bits)
+        else:  # nothing leaves the context, so there is nothing that sinks would bring back
+            cache = Cache(model, len(batch), length, chunk=min(mode.chunk, length), kv_bits=mode.kv_bits)
+        position = 0
+        while position < length:
+            n = min(mode.chunk, cache.ahead, length - position)
+            ids, targets = ids_and_targets(scoring.tokens, batch.begins + position, n, device)
+            with torch.inference_mode(), model.rotary.base_for_length(context):
+                logits = cache(ids)
+                if position + n > unscored:
+                    skip = max(0, unscored - position)
+                    firsts = batch.begins + position + skip
+                    hints = hints_at(scoring.sink.hint_tokens, firsts, n - skip)
+                    logits = logits[:, skip:] / scoring.settings.temperature
+                    scoring.sink.add(firsts, *losses_of_logits(logits, targets[:, skip:], hints))
+            position += n
+            done += n * len(batch)
+            if scoring.progress is not None:
+                scoring.progress(done, total)
+    synchronize(device)
 
-    Raises:
-        ConfigError: a value is out of range or two contradict each other.
-    """
 
-    name: ClassVar[str] = "streaming"
-    shared: ClassVar[tuple[str, ...]] = ("documents", "batch_seqs", "temperature")
-    ngram_bias: ClassVar[bool] = True
+def segments_of(scoring: Scoring, mode: "StreamingMode") -> Windows:
+    """Return the parts of the stream that have a cache of their own; they score every target once."""
+    tokens, targets, documents = scoring.tokens, len(scoring.tokens) - 1, scoring.settings.documents
+    if mode.exact:
+        isolated = documents or scoring.model.config.isolate_documents
+        return restarts(tokens, scoring.bos_id if isolated else None, scoring.length)
+    if documents:
+        longest = max(1, targets)
+        return per_document(document_begins(tokens, scoring.bos_id), targets, longest, longest)
+    return segments(targets, mode.segments, scoring.length)
 
-    chunk: Annotated[int, Parameter(help="Tokens of a call; the context moves on by as many.")] = 256
-    sinks: Annotated[int, Parameter(help="First tokens of the stream that stay visible (attention sinks).")] = 0
-    kv_bits: Annotated[
-        int, Parameter(help="Bits of a coordinate of cached keys and values: 2, 3, 4 or 8; 0: not quantized.")
-    ] = 0
-    segments: Annotated[
-        int, Parameter(help="Segments of the stream that are scored side by side, each after a context of its own.")
-    ] = 1
-    exact: Annotated[bool, Parameter(help="Start the cache anew where it is full: equals non-overlapping windows.")] = (
-        False
-    )
 
-    def __post_init__(self) -> None:
-        for name, minimum in (("chunk", 1), ("segments", 1), ("sinks", 0)):
-            if getattr(self, name) < minimum:
-                raise ConfigError(f"streaming {name} is {getattr(self, name)}; it must be at least {minimum}")
-        if self.kv_bits not in (0, 2, 3, 4, 8):
-            raise ConfigError(f"streaming kv_bits is {self.kv_bits}; choose 2, 3, 4 or 8, or 0 for no quantization")
-        if self.exact and (self.sinks or self.segments > 1 or self.kv_bits):
-            raise ConfigError(
-                "an exact stream equals windows, which have no sinks, segments or quantized cache; leave these out"
-            )
+def _rows(scoring: Scoring, mode: "StreamingMode", share: Windows) -> int:
+    """Return how many segments are scored side by side: as requested, or as many as are fast; no more than fit."""
+    if not len(share):
+        return 1
+    requested = -(-scoring.settings.batch_seqs // scoring.world.size)
+    longest = int((share.stops - share.begins).max())
+    room = _CACHE_BYTES.get(scoring.device.type, _CACHE_BYTES_GPU)
+    fitting = max(1, room // _row_bytes(scoring.model, mode.chunk, scoring.length, longest))
+    return min(requested or max(1, max_inputs(scoring.device) // mode.chunk), fitting)
 
-    def score(self, scoring: Scoring) -> TrainingReport | None:
-        model, device, context = scoring.model, scoring.device, scoring.length
-        share = self.segments_of(scoring).share(scoring.world.rank, scoring.world.size)
-        done, total = 0, share.inputs
-        for batch in share.by_shape().groups(self._rows(scoring, share)):
-            length = int(batch.stops[0] - batch.begins[0])
-            unscored = int(batch.firsts[0] - batch.begins[0])
-            if length > context:
-                chunk = min(self.chunk, context)
-                cache = Cache(model, len(batch), context, chunk=chunk, sinks=self.sinks, kv_bits=self.kv_bits)
-            else:  # nothing leaves the context, so there is nothing that sinks would bring back
-                cache = Cache(model, len(batch), length, chunk=min(self.chunk, length), kv_bits=self.kv_bits)
-            position = 0
-            while position < length:
-                n = min(self.chunk, cache.ahead, length - position)
-                ids, targets = ids_and_targets(scoring.tokens, batch.begins + position, n, device)
-                with torch.inference_mode(), model.rotary.base_for_length(context):
-                    logits = cache(ids)
-                    if position + n > unscored:
-                        skip = max(0, unscored - position)
-                        firsts = batch.begins + position + skip
-                        hints = hints_at(scoring.sink.hint_tokens, firsts, n - skip)
-                        logits = logits[:, skip:] / scoring.settings.temperature
-                        scoring.sink.add(firsts, *losses_of_logits(logits, targets[:, skip:], hints))
-                position += n
-                done += n * len(batch)
-                if scoring.progress is not None:
-                    scoring.progress(done, total)
-        synchronize(device)
-        return None
 
-    def segments_of(self, scoring: Scoring) -> Windows:
-        """Return the parts of the stream that have a cache of their own; they score every target once."""
-        tokens, targets, documents = scoring.tokens, len(scoring.tokens) - 1, scoring.settings.documents
-        if self.exact:
-            isolated = documents or scoring.model.config.isolate_documents
-            return restarts(tokens, scoring.bos_id if isolated else None, scoring.length)
-        if documents:
-            longest = max(1, targets)
-            return per_document(document_begins(tokens, scoring.bos_id), targets, longest, longest)
-        return segments(targets, self.segments, scoring.length)
-
-    def describe(self, scoring: Scoring) -> str:
-        temperature, length = describe_temperature(scoring.settings), f"{scoring.length:,}"
-        if self.exact:
-            return f"exact streaming, context {length}{temperature}"
-        count = 1 if scoring.settings.documents else len(self.segments_of(scoring))
-        parts = " in each document" if scoring.settings.documents else f" in {count} segments" if count > 1 else ""
-        sinks = f" and {self.sinks} sinks" if self.sinks else ""
-        bits = f", keys and values in {self.kv_bits} bits" if self.kv_bits else ""
-        chunk = min(self.chunk, scoring.length)
-        return f"streaming{parts}, context {length}{sinks}, chunks of {chunk:,} tokens{bits}{temperature}"
-
-    def check(self, settings: ScoringSettings, length: int) -> None:
-        if settings.documents and self.segments > 1:
-            raise ConfigError(
-                "streaming in each document has no segments; leave one of documents and streaming segments out"
-            )
-        room = max(0, length - self.chunk)
-        if self.sinks > room:
-            raise ConfigError(
-                f"{self.sinks} sinks do not fit a context of {length} that moves on by {self.chunk}; "
-                f"give 0 to {room}, or smaller chunks"
-            )
-
-    def _rows(self, scoring: Scoring, share: Windows) -> int:
-        """Return how many segments are scored side by side: as requested, or as many as are fast; no more than fit."""
-        if not len(share):
-            return 1
-        requested = -(-scoring.settings.batch_seqs // scoring.world.size)
-        longest = int((share.stops - share.begins).max())
-        room = _CACHE_BYTES.get(scoring.device.type, _CACHE_BYTES_GPU)
-        fitting = max(1, room // self._row_bytes(scoring.model, scoring.length, longest))
-        return min(requested or max(1, max_inputs(scoring.device) // self.chunk), fitting)
-
-    def _row_bytes(self, model: GPT, context: int, length: int) -> int:
-        """Estimate the bytes of keys and values of one segment of this length; a quantized cache needs fewer."""
-        config = model.config
-        layers = sum(map(len, layer_order(config, model.depth_recurrence)))
-        positions = min(length, context + max(self.chunk, context // 2))
-        return layers * 2 * config.num_kv_heads * config.head_dim * positions * model.compute_dtype.itemsize
+def _row_bytes(model: GPT, chunk: int, context: int, length: int) -> int:
+    """Estimate the bytes of keys and values of one segment of this length; a quantized cache needs fewer."""
+    config = model.config
+    layers = sum(map(len, layer_order(config, model.depth_recurrence)))
+    positions = min(length, context + max(chunk, context // 2))
+    return layers * 2 * config.num_kv_heads * config.head_dim * positions * model.compute_dtype.itemsize
 
 
 def segments(targets: int, count: int, context: int) -> Windows:

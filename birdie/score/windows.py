@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from birdie.errors import ConfigError, DataError
 from birdie.model.rotary import Rotary
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.device import synchronize
-from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
+from birdie.score.mode import Scoring
 
 Positions = NDArray[np.int64]
 Nats = NDArray[np.float64]
@@ -185,6 +185,18 @@ class LanguageModel(Protocol):
         ...
 
 
+def windows_of(scoring: Scoring) -> Windows:
+    """Return the windows that the shared settings ask for; they score every target of the stream once."""
+    settings, targets = scoring.settings, len(scoring.tokens) - 1
+    stride = settings.stride or scoring.length
+    if settings.documents:
+        begins = document_begins(scoring.tokens, scoring.bos_id)
+        return per_document(begins, targets, scoring.length, stride)
+    if not settings.stride:  # as in the challenge, there must be one window
+        check_text_length(len(scoring.tokens), scoring.length)
+    return sliding(targets, scoring.length, stride)
+
+
 def score_windows(scoring: Scoring, windows: Windows, progress: Progress | None = None) -> float:
     """Record the losses of this rank's share of `windows` in the sink; return the seconds it took.
 
@@ -263,54 +275,3 @@ def hints_at(hint_tokens: NDArray[np.integer] | None, firsts: Positions, count: 
     if hint_tokens is None:
         return None
     return torch.from_numpy(hint_tokens[firsts[:, None] + np.arange(count)].astype(np.int64))
-
-
-class WindowedMode(ScoringMode):
-    """Base of modes that score the windows which the shared settings ask for."""
-
-    __slots__ = ()
-
-    shared: ClassVar[tuple[str, ...]] = ("stride", "documents", "batch_seqs", "temperature")
-    ngram_bias: ClassVar[bool] = True
-
-    def windows(self, scoring: Scoring) -> Windows:
-        """Return the windows; they score every target of the stream once."""
-        settings, targets = scoring.settings, len(scoring.tokens) - 1
-        stride = settings.stride or scoring.length
-        if settings.documents:
-            begins = document_begins(scoring.tokens, scoring.bos_id)
-            return per_document(begins, targets, scoring.length, stride)
-        if not settings.stride:  # as in the challenge, there must be one window
-            check_text_length(len(scoring.tokens), scoring.length)
-        return sliding(targets, scoring.length, stride)
-
-    def describe(self, scoring: Scoring) -> str:
-        settings, length = scoring.settings, f"{scoring.length:,}"
-        if settings.documents:
-            words = f"windows of {length} in each document, stride {settings.stride or scoring.length:,}"
-        elif settings.stride:
-            words = f"sliding windows of {length}, stride {settings.stride:,}"
-        else:
-            words = f"non-overlapping windows of {length}"
-        return words + describe_temperature(settings)
-
-    def check(self, settings: ScoringSettings, length: int) -> None:
-        if settings.stride > length:
-            raise ConfigError(f"stride {settings.stride} is longer than windows of {length}; give 1 to {length}")
-
-
-@dataclass(frozen=True, slots=True)
-class WindowMode(WindowedMode):
-    """Score non-overlapping windows, or sliding windows with --stride, in each document with --documents."""
-
-    name: ClassVar[str] = "windows"
-    packaged: ClassVar[bool] = True
-
-    def score(self, scoring: Scoring) -> TrainingReport | None:
-        score_windows(scoring, self.windows(scoring))
-        return None
-
-
-def describe_temperature(settings: ScoringSettings) -> str:
-    """Return the temperature in words; empty at 1."""
-    return f", temperature {settings.temperature:g}" if settings.temperature != 1.0 else ""

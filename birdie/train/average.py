@@ -14,65 +14,18 @@ Sources: SWA: Izmailov et al. 2018 (arXiv 1803.05407); LAWA: Kaddour 2022 (arXiv
 openai/parameter-golf #287, which replaced the SWA of the records before it.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import torch
-from cyclopts import Parameter
 from torch import Tensor
 
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import WeightsError
 from birdie.runtime.callbacks import Notify, no_message
 from birdie.runtime.nvtx import nvtx_range
+from birdie.train.settings import AverageSettings
 
-Kind = Literal["none", "ema", "swa", "lawa"]
 _TERMS = "terms"
-
-
-@dataclass(frozen=True, slots=True)
-class AverageSettings:
-    """Choice of the average of the weights that is the result of a run; without one, the last weights are.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    kind: Annotated[
-        Kind,
-        Parameter(
-            help="ema: exponential; swa: mean once the learning rates are low; lawa: mean of the last snapshots."
-        ),
-    ] = "none"
-    ema_decay: Annotated[float, Parameter(help="Factor on the EMA at each step.")] = 0.997
-    swa_every: Annotated[int, Parameter(env_var="SWA_EVERY", help="Steps between two terms of the SWA.")] = 50
-    swa_below: Annotated[
-        float, Parameter(env_var="SWA_START_FRAC", help="Factor on the learning rates below which SWA takes terms.")
-    ] = 0.5
-    lawa_k: Annotated[
-        int, Parameter(env_var="LAWA_K", help="Snapshots that LAWA holds, each as large as the model.")
-    ] = 10
-    lawa_every: Annotated[int, Parameter(env_var="LAWA_FREQ", help="Steps between two snapshots of LAWA.")] = 100
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("none", "ema", "swa", "lawa"):
-            raise ConfigError(f"average kind is {self.kind!r}; choose none, ema, swa or lawa")
-        if not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"ema_decay is {self.ema_decay}; it must be at least 0 and below 1, such as 0.997")
-        if not 0 < self.swa_below <= math.inf:
-            raise ConfigError(
-                f"swa_below is {self.swa_below}; it must be above 0; 2 takes terms from the first step on"
-            )
-        for name in ("swa_every", "lawa_k", "lawa_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-
-    @property
-    def copies(self) -> int:
-        """Copies of the weights in float32, at most."""
-        return {"none": 0, "ema": 1, "swa": 1, "lawa": self.lawa_k}[self.kind]
 
 
 class Average:

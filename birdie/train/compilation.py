@@ -15,10 +15,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from cyclopts import Parameter
 
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.distributed import World
@@ -233,12 +232,3 @@ def saves_graphs(recipe: Mapping[str, Any], world: World, device: torch.device) 
 def distinct_ranks(recipe: Mapping[str, Any]) -> int:
     """Return the number of ranks that compile different graphs: those with different sequence lengths."""
     return max(1, len(recipe["train"].get("mixed_seq_lens", ())))
-
-
-CompileCacheName = Annotated[
-    str,
-    Parameter(
-        env_var="COMPILE_CACHE",
-        help="Folder for compiled graphs between runs, writable by you alone; auto: in your cache folder; none.",
-    ),
-]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,8 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError
 from birdie.runtime.callbacks import Notify
 from birdie.runtime.device import dtype_name
+from birdie.train.settings import FP8_MULTIPLE, Fp8
 
-Fp8 = Literal["off", "on", "emulate"]
-
-MULTIPLE = 16  # that every dimension of a product must have in hardware, the number of tokens included
 CAPABILITY = (8, 9)
 _ORIGINAL = "without_fp8"  # attribute of a prepared class: the class it replaces
 
@@ -86,8 +84,8 @@ class Float8:
         self._layers = {f"{name}.weight": layer for name, layer in layers.items() if _fits(layer)}
         if not self._layers:
             raise ConfigError(
-                f"fp8 needs matrices of the blocks with both dimensions multiples of {MULTIPLE}, and there is none; "
-                "choose another width, or turn fp8 off"
+                f"fp8 needs matrices of the blocks with both dimensions multiples of {FP8_MULTIPLE}, and there is "
+                "none; choose another width, or turn fp8 off"
             )
         self.names = tuple(self._layers)
         classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -102,7 +100,7 @@ class Float8:
         excluded = len(layers) - len(self._layers)
         notify(
             f"fp8: {len(self.names)} matrices of the blocks, {self._weight_count:,} weights, {self._library}"
-            + (f"; {excluded} with dimensions that are not multiples of {MULTIPLE} are excluded" if excluded else "")
+            + f"; {excluded} with dimensions that are not multiples of {FP8_MULTIPLE} are excluded" * bool(excluded)
         )
 
     def diagnostics(self, loss: Callable[[], Tensor]) -> str:
@@ -179,7 +177,7 @@ def _is_linear_of_a_block(name: str, layer: nn.Module) -> bool:
 
 def _fits(layer: nn.Module) -> bool:
     weight = layer._parameters["weight"]
-    return weight is not None and all(size % MULTIPLE == 0 for size in weight.shape)
+    return weight is not None and all(size % FP8_MULTIPLE == 0 for size in weight.shape)
 
 
 def _missing_library() -> str:

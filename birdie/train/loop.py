@@ -29,17 +29,17 @@ from birdie.runtime.device import choose_dtype, dtype_name, make_current, synchr
 from birdie.runtime.distributed import World
 from birdie.runtime.nvtx import nvtx_range, profiler_attached
 from birdie.runtime.torch_compile import CompiledOrEager
-from birdie.train.average import Average, AverageSettings
+from birdie.train.average import Average
 from birdie.train.bandit import Bandit, BanditSettings
 from birdie.train.checkpoint import Checkpoint, rng_state, save_checkpoint, set_rng_state
 from birdie.train.compilation import eager_pass
 from birdie.train.fp8 import prepare_fp8
 from birdie.train.micro_batches import MicroBatch, MicroBatches
-from birdie.train.optimizers import Optimizers, OptimizerSettings
+from birdie.train.optimizers import Optimizers
 from birdie.train.profile import Capture, layer_ranges
 from birdie.train.protocols import Batches, DocumentFinder, StepHook, Trainable
 from birdie.train.schedule import decay_multiplier, fraction_done, muon_momentum, scheduled_lr_multiplier
-from birdie.train.settings import TrainSettings
+from birdie.train.settings import AverageSettings, OptimizerSettings, TrainSettings
 from birdie.train.size_schedule import SizeSchedule, warmup_fractions
 from birdie.train.step_graph import Rates, StepGraphs, graph_backend
 

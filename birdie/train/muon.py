@@ -14,7 +14,7 @@ openai/parameter-golf #1344; MuonEq-R, #1217; NorMuon, Li et al. 2025 (arXiv 251
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from birdie.errors import ConfigError
 from birdie.runtime.nvtx import nvtx_range
 
-Coefficients = Literal["classic", "polar_express"]
+if TYPE_CHECKING:
+    from birdie.train.settings import Coefficients
+
 
 CLASSIC = (3.4445, -4.7750, 2.0315)
 """Jordan's choice for the steepest slope at zero: singular values end between about 0.7 and 1.2, not at 1."""
@@ -45,7 +47,7 @@ WIDE = 2
 """Ratio of the longer to the shorter side from which `newton_schulz` takes two steps at once."""
 
 
-def schedule(coefficients: Coefficients, steps: int) -> list[tuple[float, float, float]]:
+def schedule(coefficients: "Coefficients", steps: int) -> list[tuple[float, float, float]]:
     """Return (a, b, c) of each of `steps` iterations."""
     if coefficients == "classic":
         return [CLASSIC] * steps
@@ -53,7 +55,7 @@ def schedule(coefficients: Coefficients, steps: int) -> list[tuple[float, float,
 
 
 def newton_schulz(
-    G: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32, coefficients: Coefficients = "classic"
+    G: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32, coefficients: "Coefficients" = "classic"
 ) -> Tensor:
     """Return roughly the nearest (semi-)orthogonal matrix to `G`: X ← QX, Q = aI + bA + cA², A = XXᵀ, `steps` times.
 
@@ -137,7 +139,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         steps: int = 5,
         dtype: torch.dtype = torch.float32,
-        coefficients: Coefficients = "classic",
+        coefficients: "Coefficients" = "classic",
         row_normalize: bool = False,
         beta2: float = 0.0,
     ) -> None:

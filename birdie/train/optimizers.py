@@ -6,116 +6,22 @@ its initial value without any message, which has cost whole runs.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from cyclopts import Parameter
 from torch import Tensor, nn
 
 from birdie.errors import ConfigError, WeightsError
-from birdie.runtime.device import DtypeName
 from birdie.runtime.distributed import World
 from birdie.runtime.nvtx import nvtx_range
 from birdie.train.banks import make_banks
-from birdie.train.muon import Coefficients, load_into
+from birdie.train.muon import load_into
 from birdie.train.parallel_muon import ParallelMuon, Reduction
 from birdie.train.protocols import DeclaresGroups
+from birdie.train.settings import OptimizerSettings
 
 GROUPS = ("matrices", "embedding", "head", "scalars")
 """Matrices are Muon's; the others are AdamW's, each with a learning rate and a weight decay of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """Learning rates, momenta and precision of the optimizers; the defaults are the challenge's.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    matrix_lr: Annotated[
-        float, Parameter(env_var="MATRIX_LR", help="Muon's learning rate for the matrices of the blocks.")
-    ] = 0.04
-    tied_embed_lr: Annotated[float, Parameter(env_var="TIED_EMBED_LR", help="Learning rate of a tied embedding.")] = (
-        0.05
-    )
-    embed_lr: Annotated[float, Parameter(env_var="EMBED_LR", help="Learning rate of an untied embedding.")] = 0.6
-    head_lr: Annotated[float, Parameter(env_var="HEAD_LR", help="Learning rate of an untied output head.")] = 0.008
-    scalar_lr: Annotated[
-        float, Parameter(env_var="SCALAR_LR", help="Learning rate of gains, scales and skip weights.")
-    ] = 0.04
-    muon_momentum: Annotated[float, Parameter(env_var="MUON_MOMENTUM", help="Muon's momentum after warm-up.")] = 0.95
-    muon_momentum_warmup_start: Annotated[
-        float, Parameter(env_var="MUON_MOMENTUM_WARMUP_START", help="Muon's momentum at the first step.")
-    ] = 0.85
-    muon_momentum_warmup_steps: Annotated[
-        int, Parameter(env_var="MUON_MOMENTUM_WARMUP_STEPS", help="Steps over which the momentum rises.")
-    ] = 500
-    muon_backend_steps: Annotated[int, Parameter(env_var="MUON_BACKEND_STEPS", help="Newton–Schulz iterations.")] = 5
-    muon_coefficients: Annotated[
-        Coefficients,
-        Parameter(help="Coefficients of the Newton–Schulz polynomials: classic, or polar_express (others each step)."),
-    ] = "classic"
-    muon_row_normalize: Annotated[
-        bool,
-        Parameter(env_var=("MUON_ROW_NORMALIZE", "MUON_EQ_R"), help="Normalize rows before Newton–Schulz (MuonEq-R)."),
-    ] = False
-    muon_nesterov: Annotated[bool, Parameter(help="Muon uses Nesterov momentum.")] = True
-    muon_beta2: Annotated[
-        float,
-        Parameter(env_var="MUON_BETA2", help="Decay of each row's mean square after Newton–Schulz (NorMuon); 0: none."),
-    ] = 0.0
-    muon_weight_decay: Annotated[
-        float,
-        Parameter(
-            env_var=("MUON_WD", "MUON_WEIGHT_DECAY"),
-            help="Decoupled weight decay of the matrices, times their learning rate.",
-        ),
-    ] = 0.0
-    adam_weight_decay: Annotated[
-        float,
-        Parameter(
-            env_var=("ADAM_WD", "ADAM_WEIGHT_DECAY"),
-            help="Decoupled weight decay of all else, times its learning rate.",
-        ),
-    ] = 0.0
-    embed_weight_decay: Annotated[
-        float | None,
-        Parameter(env_var="EMBED_WD", help="The same for the embeddings; default: adam_weight_decay."),
-    ] = None
-    decay_full: Annotated[
-        float, Parameter(help="Fraction of the run up to which weight decay is at its full value; 1: to the end.")
-    ] = 1.0
-    decay_final: Annotated[float, Parameter(help="Factor on weight decay at the end, if it falls before.")] = 0.5
-    newton_schulz_dtype: Annotated[
-        DtypeName, Parameter(help="Dtype of Newton–Schulz; auto: bfloat16 where it is fast, else float32.")
-    ] = "auto"
-    beta1: Annotated[float, Parameter(env_var="BETA1", help="Adam's decay of the mean gradient.")] = 0.9
-    beta2: Annotated[float, Parameter(env_var="BETA2", help="Adam's decay of the mean squared gradient.")] = 0.95
-    adam_eps: Annotated[float, Parameter(env_var="ADAM_EPS", help="Adam's ε.")] = 1e-8
-    grad_clip_norm: Annotated[
-        float, Parameter(env_var="GRAD_CLIP_NORM", help="Largest norm of the gradient of all parameters; 0: no limit.")
-    ] = 0.0
-
-    def __post_init__(self) -> None:
-        rates = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
-        decays = ("muon_weight_decay", "adam_weight_decay", "embed_weight_decay")
-        for name in (*rates, *decays, "adam_eps", "grad_clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} is {value}; it must be a finite number of at least 0")
-        for name in ("muon_momentum", "muon_momentum_warmup_start", "muon_beta2", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        for name in ("muon_backend_steps", "muon_momentum_warmup_steps"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name in ("decay_full", "decay_final"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it is a fraction, from 0 to 1")
-        if self.muon_coefficients not in ("classic", "polar_express"):
-            raise ConfigError(f"muon_coefficients is {self.muon_coefficients!r}; choose classic or polar_express")
 
 
 STATE_SHAPES: Mapping[str, Callable[[torch.Size], torch.Size]] = {

@@ -1,4 +1,7 @@
-"""Settings of a training run: length, batch, sequence lengths and precision."""
+"""Settings of a training run: length, batch and precision (`loop`), optimizers (`optimizers`), average (`average`).
+
+They are separate from the code that acts on them, which imports torch: `birdie train --help` reads them alone.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +10,13 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from birdie.errors import ConfigError
-from birdie.runtime.device import DtypeName
-from birdie.train.fp8 import MULTIPLE, Fp8
+
+AverageKind = Literal["none", "ema", "swa", "lawa"]
+Coefficients = Literal["classic", "polar_express"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
+Fp8 = Literal["off", "on", "emulate"]
+FP8_MULTIPLE = 16
+"""Number that every dimension of an fp8 product must be a multiple of in hardware, the number of tokens included."""
 
 
 def comma_separated(_: Any, value: str, delimiter: str | None = None) -> list[str]:
@@ -133,9 +141,9 @@ class TrainSettings:
             )
         if self.fp8 not in ("off", "on", "emulate"):
             raise ConfigError(f"fp8 is {self.fp8!r}; choose off, on or emulate")
-        if self.fp8 != "off" and self.train_seq_len % MULTIPLE:
+        if self.fp8 != "off" and self.train_seq_len % FP8_MULTIPLE:
             raise ConfigError(
-                f"fp8 needs sequences of a multiple of {MULTIPLE} tokens, not {self.train_seq_len}; "
+                f"fp8 needs sequences of a multiple of {FP8_MULTIPLE} tokens, not {self.train_seq_len}; "
                 "change train_seq_len, or turn fp8 off"
             )
         self._check_schedules()
@@ -222,3 +230,138 @@ class TrainSettings:
         cap, seconds = self.max_wallclock_seconds, train_ms / 1000
         over = f", beyond the cap of {cap:g} s that a submission must keep" if cap and seconds > cap else ""
         return f"forced last step: {self.force_stop_step:,}, reached after {seconds:.1f} s{over}"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Learning rates, momenta and precision of the optimizers; the defaults are the challenge's.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    matrix_lr: Annotated[
+        float, Parameter(env_var="MATRIX_LR", help="Muon's learning rate for the matrices of the blocks.")
+    ] = 0.04
+    tied_embed_lr: Annotated[float, Parameter(env_var="TIED_EMBED_LR", help="Learning rate of a tied embedding.")] = (
+        0.05
+    )
+    embed_lr: Annotated[float, Parameter(env_var="EMBED_LR", help="Learning rate of an untied embedding.")] = 0.6
+    head_lr: Annotated[float, Parameter(env_var="HEAD_LR", help="Learning rate of an untied output head.")] = 0.008
+    scalar_lr: Annotated[
+        float, Parameter(env_var="SCALAR_LR", help="Learning rate of gains, scales and skip weights.")
+    ] = 0.04
+    muon_momentum: Annotated[float, Parameter(env_var="MUON_MOMENTUM", help="Muon's momentum after warm-up.")] = 0.95
+    muon_momentum_warmup_start: Annotated[
+        float, Parameter(env_var="MUON_MOMENTUM_WARMUP_START", help="Muon's momentum at the first step.")
+    ] = 0.85
+    muon_momentum_warmup_steps: Annotated[
+        int, Parameter(env_var="MUON_MOMENTUM_WARMUP_STEPS", help="Steps over which the momentum rises.")
+    ] = 500
+    muon_backend_steps: Annotated[int, Parameter(env_var="MUON_BACKEND_STEPS", help="Newton–Schulz iterations.")] = 5
+    muon_coefficients: Annotated[
+        Coefficients,
+        Parameter(help="Coefficients of the Newton–Schulz polynomials: classic, or polar_express (others each step)."),
+    ] = "classic"
+    muon_row_normalize: Annotated[
+        bool,
+        Parameter(env_var=("MUON_ROW_NORMALIZE", "MUON_EQ_R"), help="Normalize rows before Newton–Schulz (MuonEq-R)."),
+    ] = False
+    muon_nesterov: Annotated[bool, Parameter(help="Muon uses Nesterov momentum.")] = True
+    muon_beta2: Annotated[
+        float,
+        Parameter(env_var="MUON_BETA2", help="Decay of each row's mean square after Newton–Schulz (NorMuon); 0: none."),
+    ] = 0.0
+    muon_weight_decay: Annotated[
+        float,
+        Parameter(
+            env_var=("MUON_WD", "MUON_WEIGHT_DECAY"),
+            help="Decoupled weight decay of the matrices, times their learning rate.",
+        ),
+    ] = 0.0
+    adam_weight_decay: Annotated[
+        float,
+        Parameter(
+            env_var=("ADAM_WD", "ADAM_WEIGHT_DECAY"),
+            help="Decoupled weight decay of all else, times its learning rate.",
+        ),
+    ] = 0.0
+    embed_weight_decay: Annotated[
+        float | None,
+        Parameter(env_var="EMBED_WD", help="The same for the embeddings; default: adam_weight_decay."),
+    ] = None
+    decay_full: Annotated[
+        float, Parameter(help="Fraction of the run up to which weight decay is at its full value; 1: to the end.")
+    ] = 1.0
+    decay_final: Annotated[float, Parameter(help="Factor on weight decay at the end, if it falls before.")] = 0.5
+    newton_schulz_dtype: Annotated[
+        DtypeName, Parameter(help="Dtype of Newton–Schulz; auto: bfloat16 where it is fast, else float32.")
+    ] = "auto"
+    beta1: Annotated[float, Parameter(env_var="BETA1", help="Adam's decay of the mean gradient.")] = 0.9
+    beta2: Annotated[float, Parameter(env_var="BETA2", help="Adam's decay of the mean squared gradient.")] = 0.95
+    adam_eps: Annotated[float, Parameter(env_var="ADAM_EPS", help="Adam's ε.")] = 1e-8
+    grad_clip_norm: Annotated[
+        float, Parameter(env_var="GRAD_CLIP_NORM", help="Largest norm of the gradient of all parameters; 0: no limit.")
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        rates = ("matrix_lr", "tied_embed_lr", "embed_lr", "head_lr", "scalar_lr")
+        decays = ("muon_weight_decay", "adam_weight_decay", "embed_weight_decay")
+        for name in (*rates, *decays, "adam_eps", "grad_clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} is {value}; it must be a finite number of at least 0")
+        for name in ("muon_momentum", "muon_momentum_warmup_start", "muon_beta2", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        for name in ("muon_backend_steps", "muon_momentum_warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("decay_full", "decay_final"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is a fraction, from 0 to 1")
+        if self.muon_coefficients not in ("classic", "polar_express"):
+            raise ConfigError(f"muon_coefficients is {self.muon_coefficients!r}; choose classic or polar_express")
+
+
+@dataclass(frozen=True, slots=True)
+class AverageSettings:
+    """Choice of the average of the weights that is the result of a run; without one, the last weights are.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    kind: Annotated[
+        AverageKind,
+        Parameter(
+            help="ema: exponential; swa: mean once the learning rates are low; lawa: mean of the last snapshots."
+        ),
+    ] = "none"
+    ema_decay: Annotated[float, Parameter(help="Factor on the EMA at each step.")] = 0.997
+    swa_every: Annotated[int, Parameter(env_var="SWA_EVERY", help="Steps between two terms of the SWA.")] = 50
+    swa_below: Annotated[
+        float, Parameter(env_var="SWA_START_FRAC", help="Factor on the learning rates below which SWA takes terms.")
+    ] = 0.5
+    lawa_k: Annotated[
+        int, Parameter(env_var="LAWA_K", help="Snapshots that LAWA holds, each as large as the model.")
+    ] = 10
+    lawa_every: Annotated[int, Parameter(env_var="LAWA_FREQ", help="Steps between two snapshots of LAWA.")] = 100
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("none", "ema", "swa", "lawa"):
+            raise ConfigError(f"average kind is {self.kind!r}; choose none, ema, swa or lawa")
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"ema_decay is {self.ema_decay}; it must be at least 0 and below 1, such as 0.997")
+        if not 0 < self.swa_below <= math.inf:
+            raise ConfigError(
+                f"swa_below is {self.swa_below}; it must be above 0; 2 takes terms from the first step on"
+            )
+        for name in ("swa_every", "lawa_k", "lawa_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    @property
+    def copies(self) -> int:
+        """Copies of the weights in float32, at most."""
+        return {"none": 0, "ema": 1, "swa": 1, "lawa": self.lawa_k}[self.kind]

@@ -13,7 +13,7 @@ from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
 from birdie.run.recipe import Recipe
 from birdie.run.registry import changes
-from birdie.train.average import AverageSettings
+from birdie.train.settings import AverageSettings
 from tests.data.random_text import random_lines
 
 

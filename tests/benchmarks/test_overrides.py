@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.overrides import parse_overrides
 from birdie.errors import ConfigError
-from birdie.score.ttt.lora import LoRAMode
-from birdie.score.ttt.sgd import SGDSettings
+from birdie.score.modes import LoRAMode, SGDSettings
 
 
 def test_values_have_the_type_of_the_setting() -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from benchmarks.overrides import parse_overrides
 from benchmarks.ttt_lora import DEFAULT_SETTINGS, rows_of
-from birdie.score.ttt.lora import LoRAMode
-from birdie.score.ttt.multi_phase import MultiPhaseMode
+from birdie.score.modes import LoRAMode, MultiPhaseMode
 from tests.benchmarks.byte_gpt import TOKENIZER, byte_gpt, byte_tokens
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.overrides import parse_overrides
 from benchmarks.ttt_sgd import DEFAULT_SETTINGS, rows_of
-from birdie.score.ttt.sgd import SGDSettings
+from birdie.score.modes import SGDSettings
 from tests.benchmarks.byte_gpt import TOKENIZER, byte_gpt, byte_tokens
 
 

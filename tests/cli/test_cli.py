@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 import birdie
 import birdie.cli
 from birdie.cli import build_app, commands
-from birdie.cli.console import exit_code_of, leave, run, stop_on_signal
+from birdie.cli.console import exit_code_of, leave, new_app, run, stop_on_signal
 from birdie.compress import registry
 from birdie.data.shards import read_shard, write_shard
 from birdie.data.tokenizer import ByteTokenizer
@@ -138,6 +138,17 @@ def test_a_file_whose_docstring_names_no_command_is_none(tmp_path: Path, monkeyp
     (tmp_path / "plain.py").write_text('"""Draw charts."""\n')
     monkeypatch.setattr(birdie.cli, "__path__", [str(tmp_path)])
     assert commands() == {}
+
+
+def test_an_application_that_is_called_again_keeps_no_value() -> None:
+    app = new_app("birdie add")
+
+    @app.default
+    def add(first: int = 1, *, second: int = 2) -> int:
+        return first + second
+
+    calls: list[tuple[list[str], int]] = [([], 3), (["3"], 5), ([], 3), (["--second", "5"], 6), (["4"], 6), ([], 3)]
+    assert [app(tokens) for tokens, _ in calls] == [total for _, total in calls]
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from birdie.artifact.save import save
-from birdie.compress.qat import FakeQuantization, Qat
+from birdie.compress.fake_quantization import FakeQuantization, bits_of, quantized, scale_of
+from birdie.compress.qat import Qat
 from birdie.compress.registry import decode
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.ternary import Ternary
@@ -21,7 +22,7 @@ from birdie.errors import ConfigError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import Recipe, load_recipe
 from birdie.train.loop import Fit, fit
-from birdie.train.optimizers import OptimizerSettings
+from birdie.train.settings import OptimizerSettings
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_settings
 
 SHARP = torch.tensor(24.0)
@@ -58,7 +59,7 @@ def test_layers_see_what_the_grid_will_store(qat: Qat, grid: Grid, shape: tuple[
     weight[3] = 0
     stored = decode(grid.encode("w", weight))
     assert not torch.equal(stored, weight)
-    torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
+    torch.testing.assert_close(quantized(qat, weight, SHARP), stored, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -69,8 +70,8 @@ def test_layers_see_the_levels_that_ternary_will_store(shape: tuple[int, ...], g
     weight[3] = 0
     stored = decode(Ternary(group_size=group, binary=binary).encode("w", weight))
     qat = Qat(levels="binary" if binary else "ternary", group_size=group)
-    torch.testing.assert_close(qat.quantized(weight, SHARP), stored, rtol=1e-6, atol=0)
-    again = qat.quantized(stored, SHARP)
+    torch.testing.assert_close(quantized(qat, weight, SHARP), stored, rtol=1e-6, atol=0)
+    again = quantized(qat, stored, SHARP)
     torch.testing.assert_close(again, stored, rtol=1e-6, atol=0)  # levels stay what they are
 
 
@@ -162,7 +163,7 @@ def test_a_tied_matrix_is_quantized_at_both_of_its_uses() -> None:
     seen = model(ids)
     prepared.remove()
     with torch.no_grad():
-        model.tok_emb.weight.copy_(prepared.settings.quantized(model.tok_emb.weight, SHARP))
+        model.tok_emb.weight.copy_(quantized(prepared.settings, model.tok_emb.weight, SHARP))
     torch.testing.assert_close(seen, model(ids), rtol=1e-5, atol=1e-5)
 
 
@@ -199,9 +200,9 @@ def test_the_switch_works_under_the_compiler_without_a_new_graph(backend: str) -
 def test_soft_rounding_hardens() -> None:
     torch.manual_seed(0)
     weight, qat = torch.randn(64, 96), Qat(sigma=0.5, rounding="soft")
-    hard = Qat(sigma=0.5).quantized(weight, SHARP)
+    hard = quantized(Qat(sigma=0.5), weight, SHARP)
     gaps = [
-        (qat.quantized(weight, torch.tensor(slope)) - hard).abs().mean().item() for slope in (1.0, 6.0, 24.0, 200.0)
+        (quantized(qat, weight, torch.tensor(slope)) - hard).abs().mean().item() for slope in (1.0, 6.0, 24.0, 200.0)
     ]
     assert gaps == sorted(gaps, reverse=True)
     nothing = (weight - hard).abs().mean().item()
@@ -213,7 +214,7 @@ def test_noise_is_uniform_over_a_step_and_new_at_each_use() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(512, 64, bias=False)
     Qat(sigma=0.5, rounding="noise").prepare(layer).switch(True)
-    step = Qat(sigma=0.5).scale(parameter_of(layer).detach())
+    step = scale_of(Qat(sigma=0.5), parameter_of(layer).detach())
     first, second = ((layer.weight - parameter_of(layer)).detach() / step for _ in range(2))
     assert not torch.equal(first, second)
     assert first.abs().max() <= 0.5 + 1e-4
@@ -227,7 +228,7 @@ def test_the_rate_is_the_entropy_of_laplacian_symbols() -> None:
         symbols = torch.round(weight / (sigma * weight.std(1, correction=0, keepdim=True)))
         chances = torch.unique(symbols, return_counts=True)[1] / symbols.numel()
         entropy = -(chances * chances.log2()).sum().item()
-        assert Qat(sigma=sigma).bits_of(weight).item() / weight.numel() == pytest.approx(entropy, abs=0.01)
+        assert bits_of(Qat(sigma=sigma), weight).item() / weight.numel() == pytest.approx(entropy, abs=0.01)
 
 
 def test_a_penalty_on_the_rate_lowers_the_bytes_of_the_file(tmp_path: Any) -> None:
@@ -243,9 +244,9 @@ def test_the_gradient_of_the_rate_is_the_slope_of_the_estimate() -> None:
     torch.manual_seed(0)
     weight = torch.randn(16, 300, dtype=torch.float64, requires_grad=True)
     qat, direction = Qat(sigma=0.5), torch.randn(16, 300, dtype=torch.float64)
-    slope = (torch.autograd.grad(qat.bits_of(weight), weight)[0] * direction).sum().item()
+    slope = (torch.autograd.grad(bits_of(qat, weight), weight)[0] * direction).sum().item()
     with torch.no_grad():
-        change = (qat.bits_of(weight + 1e-6 * direction) - qat.bits_of(weight - 1e-6 * direction)).item() / 2e-6
+        change = (bits_of(qat, weight + 1e-6 * direction) - bits_of(qat, weight - 1e-6 * direction)).item() / 2e-6
     assert slope == pytest.approx(change, rel=1e-3)
 
 
@@ -380,7 +381,7 @@ def test_degenerate_weights_stay_finite() -> None:
     for qat in (Qat(bits=4), Qat(sigma=0.4)):
         for weight in (torch.zeros(64, 64), torch.full((64, 64), 0.1), torch.randn(64, 64) * 1e-40):
             weight.requires_grad_(True)
-            assert bool(torch.isfinite(qat.quantized(weight, SHARP)).all())
-            bits = qat.bits_of(weight)
+            assert bool(torch.isfinite(quantized(qat, weight, SHARP)).all())
+            bits = bits_of(qat, weight)
             assert bool(torch.isfinite(torch.autograd.grad(bits, weight)[0]).all())
             assert 0 <= bits.item() < 32 * weight.numel()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import birdie
 from birdie.compress import registry
+from birdie.compress.fake_quantization import storage_rules
 from birdie.compress.qat import Qat
 from birdie.compress.registry import decode, parse_spec
 from birdie.errors import ConfigError
@@ -115,7 +116,7 @@ def test_training_lowers_the_loss_of_the_stored_model(tmp_path: Path) -> None:
 
 def test_the_file_stores_what_was_trained() -> None:
     model = Network()
-    rules = Qat(scheme="squares", tensors=("second.*",)).storage_rules(model)
+    rules = storage_rules(Qat(scheme="squares", tensors=("second.*",)), model)
     assert rules == [("second.weight", "squares")]
 
 

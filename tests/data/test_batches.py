@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from birdie.data.batches import Batches
-from birdie.data.sampler import Order
+from birdie.data.order import Order
 from birdie.data.shards import write_shard
 from birdie.errors import ConfigError, DataError
 

@@ -130,9 +130,14 @@ def test_the_script_is_python_and_names_what_it_needs(baseline: Packed) -> None:
 
 
 def test_what_the_recipe_does_not_use_is_left_out(baseline: Packed) -> None:
-    assert "birdie/score/ttt/lora.py" in baseline.sources  # its settings are part of every recipe
-    assert "class DocumentTrainer" not in "".join(
-        source for source in baseline.sources.values() if "def score" in source and "adapters" in source
-    )
-    for name in ("compress/schemes/tucker", "compress/schemes/codebook", "model/cache", "golf/packed", "cli/train"):
+    assert "birdie/score/modes.py" in baseline.sources  # settings of all modes are part of every recipe
+    modes = ("score/streaming", "score/ttt/sgd", "score/ttt/lora", "score/ttt/multi_phase", "model/adapters")
+    for name in (
+        *modes,
+        "compress/schemes/tucker",
+        "compress/schemes/codebook",
+        "model/cache",
+        "golf/packed",
+        "cli/train",
+    ):
         assert f"birdie/{name}.py" not in baseline.sources

@@ -32,8 +32,8 @@ from birdie.errors import BirdieError
 from birdie.model.config import GPTConfig
 from birdie.run.evaluation import evaluate
 from birdie.run.recipe import DataSettings, Recipe
-from birdie.score.bpb import ValidationSettings
 from birdie.score.request import EvaluationRequest
+from birdie.score.settings import ValidationSettings
 from birdie.train.settings import TrainSettings
 from tests.tiny_run import tiny_model
 

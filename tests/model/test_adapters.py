@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.model.adapters import PARTS, Adapters, Part
+from birdie.model.adapters import Adapters
 from birdie.model.cache import Cache
+from birdie.model.config import ADAPTED_PARTS, AdaptedPart
 from birdie.model.gpt import GPT
 from birdie.model.techniques.depth_recurrence import layer_order
 from tests.model.technique_table import ALL, EVERYTHING, SMALL, blocks_of, randomized, tokens, with_settings
@@ -91,7 +92,7 @@ def test_adapters_parallel_to_attention_and_mlp_read_their_inputs() -> None:
         calls.append((inputs[0], output[0] if isinstance(output, tuple) else output))
 
     block = blocks_of(model)[2]
-    parts: dict[Part, torch.nn.Module] = {"o": block.attn, "mlp": block.mlp}
+    parts: dict[AdaptedPart, torch.nn.Module] = {"o": block.attn, "mlp": block.mlp}
     for module in parts.values():
         module.register_forward_hook(record)
     with adapters.attached(model):
@@ -182,7 +183,7 @@ def test_impossible_adapters_are_refused() -> None:
     model = GPT(SMALL)
     wrong: Any
     for wrong in (("q", "q"), ("gate",)):
-        with pytest.raises(ConfigError, match=", ".join(PARTS)):
+        with pytest.raises(ConfigError, match=", ".join(ADAPTED_PARTS)):
             Adapters(model, 1, 4, parts=wrong)
     with pytest.raises(ConfigError, match="rank 0 and 2 rows"):
         Adapters(model, 2, 0)

@@ -18,8 +18,7 @@ from birdie.model.cache import Cache
 from birdie.model.documents import DocumentFinder, segment_offsets
 from birdie.model.gpt import GPT
 from birdie.train.loop import Fit, fit
-from birdie.train.optimizers import OptimizerSettings
-from birdie.train.settings import TrainSettings
+from birdie.train.settings import OptimizerSettings, TrainSettings
 from tests.model.packed_text import BOS, CPU, attentive_model, document_text
 from tests.model.technique_table import blocks_of
 from tests.model.varlen_reference import KERNELS, flash3

@@ -17,6 +17,7 @@ from birdie.artifact.save import save
 from birdie.cli import build_app
 from birdie.cli.console import run
 from birdie.compress.calibration.interception import Interception
+from birdie.compress.fake_quantization import quantized, storage_rules
 from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
@@ -28,7 +29,7 @@ from birdie.run.calibration_budget import reduce_cap, time_calibration
 from birdie.run.events import Event, Saved
 from birdie.run.pipeline import Run
 from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings
-from birdie.score.bpb import ValidationSettings
+from birdie.score.settings import ValidationSettings
 from birdie.train.loop import Step
 from birdie.train.settings import TrainSettings
 from tests.ranks import birdie_command, run_as_ranks
@@ -349,8 +350,8 @@ def test_weights_trained_on_levels_are_stored_on_these_levels(
     run, _ = train(dataclasses.replace(recipe, qat=qat, model=model, calibration=none), tmp_path)
     run.export(tmp_path / "model.birdie", budget=budget)
     decoded, trained = load(tmp_path / "model.birdie"), dict(run.model.named_parameters())
-    names = [name for name, _ in qat.storage_rules(run.model)]
+    names = [name for name, _ in storage_rules(qat, run.model)]
     assert "blocks.1.mlp.fc.weight" in names
     for name in names:
-        torch.testing.assert_close(decoded[name], qat.quantized(trained[name], torch.tensor(1.0)))
+        torch.testing.assert_close(decoded[name], quantized(qat, trained[name], torch.tensor(1.0)))
     assert (decoded["tok_emb.weight"] - trained["tok_emb.weight"]).norm() < 0.02 * trained["tok_emb.weight"].norm()

@@ -29,7 +29,7 @@ from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.run.registry import find
 from birdie.runtime.distributed import PendingTensor, World
-from birdie.score.bpb import ValidationSettings
+from birdie.score.settings import ValidationSettings
 from birdie.train.loop import Step, fit
 from birdie.train.muon import newton_schulz
 from birdie.train.settings import TrainSettings

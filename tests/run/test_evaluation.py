@@ -22,11 +22,10 @@ from birdie.model.rotary import Rotary
 from birdie.run.evaluation import Evaluation, evaluate
 from birdie.run.recipe import DataSettings, Recipe
 from birdie.score import streaming
-from birdie.score.bpb import ValidationSettings
+from birdie.score.modes import StreamingMode
 from birdie.score.reference import reference_losses
 from birdie.score.request import EvaluationRequest
-from birdie.score.settings import EvaluationSettings
-from birdie.score.streaming import StreamingMode
+from birdie.score.settings import EvaluationSettings, ValidationSettings
 from birdie.train.settings import TrainSettings
 
 BOS = 1

@@ -19,7 +19,7 @@ from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe, RunSettings
 from birdie.run.run_folder import read_metrics
 from birdie.runtime.distributed import World
-from birdie.score.bpb import ValidationSettings
+from birdie.score.settings import ValidationSettings
 from birdie.train.checkpoint import checkpoint_paths
 from birdie.train.settings import TrainSettings
 from tests.ranks import run_in_process_group

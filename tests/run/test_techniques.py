@@ -16,7 +16,7 @@ from birdie.run.events import Started
 from birdie.run.pipeline import Run
 from birdie.run.recipe import CalibrationSettings, DataSettings, ExportSettings, Recipe, RunSettings, load_recipe
 from birdie.runtime.distributed import World
-from birdie.score.bpb import ValidationSettings
+from birdie.score.settings import ValidationSettings
 from birdie.train.settings import TrainSettings
 from tests.tiny_run import EVERYTHING
 

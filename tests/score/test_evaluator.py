@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.score.evaluator import prepare
 from birdie.score.mode import Scoring
+from birdie.score.modes import LoRAMode, MultiPhaseMode, StreamingMode
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import EvaluationSettings
-from birdie.score.streaming import StreamingMode
-from birdie.score.ttt.lora import LoRAMode, document_queue
-from birdie.score.ttt.multi_phase import MultiPhaseMode
+from birdie.score.streaming import segments_of
+from birdie.score.ttt.lora import document_queue
+from birdie.score.windows import windows_of
 from tests.device import DEVICE
 
 BOS, LENGTH = 1, 32
@@ -66,7 +67,7 @@ def test_all_modes_score_the_same_targets(tokens: int, bos: list[int], changes: 
         queue = document_queue(scoring.tokens, BOS, 2)
         ranges = zip(queue.begins, queue.stops, strict=True)
     else:
-        windows = mode.segments_of(scoring) if isinstance(mode, StreamingMode) else mode.windows(scoring)
+        windows = segments_of(scoring, mode) if isinstance(mode, StreamingMode) else windows_of(scoring)
         ranges = zip(windows.firsts, windows.stops, strict=True)
     times = np.zeros(targets, int)
     for first, stop in ranges:

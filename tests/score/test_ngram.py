@@ -15,17 +15,8 @@ from torch import Tensor
 
 from birdie.errors import ConfigError, DataError, RuleError
 from birdie.score.ledger import Ledger
-from birdie.score.ngram import (
-    COUNTS,
-    Hints,
-    HintTables,
-    NgramScorer,
-    NgramSettings,
-    _empty_tables,
-    apply_bias,
-    biased_losses,
-    hints,
-)
+from birdie.score.mode import COUNTS, NgramSettings
+from birdie.score.ngram import Hints, HintTables, NgramScorer, _empty_tables, apply_bias, biased_losses, hints
 from birdie.score.reference import reference_losses
 
 SMALL = NgramSettings(orders=(3, 2, 1), table_bits=14)  # no two contexts of four tokens share a slot

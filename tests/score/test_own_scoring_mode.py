@@ -26,8 +26,8 @@ from birdie.run.recipe import DataSettings, Recipe
 from birdie.score.accumulator import Accumulator
 from birdie.score.evaluator import score
 from birdie.score.ledger import Ledger
-from birdie.score.mode import Scoring, ScoringMode
-from birdie.score.ngram import NgramScorer, NgramSettings
+from birdie.score.mode import NgramSettings, Scoring, ScoringMode
+from birdie.score.ngram import NgramScorer
 from birdie.score.reference import WindowScorer, reference_losses
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings, register

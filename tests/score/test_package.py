@@ -20,7 +20,6 @@ from birdie.run.recipe import DataSettings, Recipe
 from birdie.runtime.distributed import World
 from birdie.score import package
 from birdie.score.accumulator import Accumulator
-from birdie.score.bpb import ValidationSettings
 from birdie.score.mode import Scoring
 from birdie.score.package import (
     PackagedModel,
@@ -32,6 +31,7 @@ from birdie.score.package import (
     write_package,
 )
 from birdie.score.request import EvaluationRequest
+from birdie.score.settings import ValidationSettings
 from birdie.score.windows import max_inputs, rotary_base_of, sliding, window_losses
 from birdie.train.settings import TrainSettings
 

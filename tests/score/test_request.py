@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from birdie.errors import ConfigError
-from birdie.score.ngram import NgramSettings
+from birdie.score.mode import NgramSettings
+from birdie.score.modes import LoRAMode, SGDMode, StreamingMode
 from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings
-from birdie.score.streaming import StreamingMode
-from birdie.score.ttt.lora import LoRAMode
-from birdie.score.ttt.sgd import SGDMode
 
 
 def test_these_modes_ship_each_with_a_summary() -> None:

@@ -14,19 +14,12 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator
 from birdie.score.evaluator import record
-from birdie.score.mode import Scoring, ScoringSettings
-from birdie.score.ngram import NgramBias, NgramScorer, NgramSettings
+from birdie.score.mode import NgramSettings, Scoring, ScoringSettings
+from birdie.score.modes import StreamingMode, WindowMode
+from birdie.score.ngram import NgramBias, NgramScorer
 from birdie.score.reference import StreamScorer, WindowScorer, reference_losses
-from birdie.score.streaming import StreamingMode, segments
-from birdie.score.windows import (
-    WindowMode,
-    Windows,
-    document_begins,
-    non_overlapping,
-    per_document,
-    score_windows,
-    sliding,
-)
+from birdie.score.streaming import segments
+from birdie.score.windows import Windows, document_begins, non_overlapping, per_document, score_windows, sliding
 from tests.device import DEVICE
 
 BOS = 1

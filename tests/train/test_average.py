@@ -20,12 +20,12 @@ from birdie.run.events import Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, ExportSettings, Recipe, RunSettings
 from birdie.runtime.distributed import World
-from birdie.score.bpb import ValidationSettings
 from birdie.score.request import EvaluationRequest
-from birdie.train.average import Average, AverageSettings
+from birdie.score.settings import ValidationSettings
+from birdie.train.average import Average
 from birdie.train.checkpoint import Checkpoint, load_checkpoint
 from birdie.train.loop import Fit, fit
-from birdie.train.settings import TrainSettings
+from birdie.train.settings import AverageSettings, TrainSettings
 from tests.ranks import run_in_process_group
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from birdie.data.batches import Batches
-from birdie.data.sampler import Order
+from birdie.data.order import Order
 from birdie.data.shards import write_shard
 from birdie.errors import ConfigError, OutputError, WeightsError
 from birdie.model.gpt import GPT
@@ -34,7 +34,7 @@ from birdie.train.checkpoint import (
     set_rng_state,
 )
 from birdie.train.loop import Fit, fit
-from birdie.train.optimizers import OptimizerSettings
+from birdie.train.settings import OptimizerSettings
 from tests.kills import kill_at_each_call
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from birdie.compress.fake_quantization import quantized
 from birdie.compress.qat import Qat
 from birdie.data.corpus import file_corpus
 from birdie.data.prepare import prepare
@@ -20,7 +21,7 @@ from birdie.model.layers import Linear
 from birdie.run.events import Validated
 from birdie.run.pipeline import Run
 from birdie.run.recipe import DataSettings, Recipe, load_recipe
-from birdie.score.bpb import ValidationSettings
+from birdie.score.settings import ValidationSettings
 from birdie.train import fp8 as fp8_module
 from birdie.train.fp8 import Float8, prepare_fp8, remove_fp8
 from birdie.train.loop import Fit, fit
@@ -128,7 +129,7 @@ def test_fp8_reads_the_quantized_weights_of_quantization_aware_training() -> Non
     preparation = qat.prepare(layer)
     emulate(layer)
     preparation.switch(True)
-    grid = rounded(qat.quantized(weight, torch.ones(())), torch.float8_e4m3fn)
+    grid = rounded(quantized(qat, weight, torch.ones(())), torch.float8_e4m3fn)
     torch.testing.assert_close(layer(torch.eye(64)).detach().T, grid)
     remove_fp8(layer)
     preparation.remove()

@@ -13,7 +13,7 @@ from birdie.errors import ConfigError, WeightsError
 from birdie.runtime.distributed import World
 from birdie.train.checkpoint import Checkpoint
 from birdie.train.loop import Fit, fit
-from birdie.train.optimizers import OptimizerSettings
+from birdie.train.settings import OptimizerSettings
 from tests.ranks import run_in_process_group
 from tests.tiny_run import (
     CHUNKS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from birdie.data.batches import Batches
-from birdie.data.sampler import Order
+from birdie.data.order import Order
 from birdie.data.shards import write_shard
 from birdie.errors import ConfigError
 from birdie.model.documents import DocumentFinder

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from birdie.errors import ConfigError
-from birdie.train.muon import POLAR_EXPRESS, Coefficients, Muon, newton_schulz, schedule
+from birdie.train.muon import POLAR_EXPRESS, Muon, newton_schulz, schedule
+from birdie.train.settings import Coefficients
 
 sides = st.integers(1, 24)
 

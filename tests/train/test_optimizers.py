@@ -9,7 +9,8 @@ from torch import nn
 from birdie.errors import ConfigError, WeightsError
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
-from birdie.train.optimizers import Optimizers, OptimizerSettings, split_parameters
+from birdie.train.optimizers import Optimizers, split_parameters
+from birdie.train.settings import OptimizerSettings
 
 
 def small(tied: bool = True) -> GPT:

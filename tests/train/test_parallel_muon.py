@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from birdie.runtime.distributed import World
-from birdie.train.optimizers import Optimizers, OptimizerSettings
+from birdie.train.optimizers import Optimizers
 from birdie.train.parallel_muon import shard_banks
+from birdie.train.settings import OptimizerSettings
 from tests.ranks import run_in_process_group
 from tests.tiny_run import tiny_model
 

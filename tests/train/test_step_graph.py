@@ -10,9 +10,9 @@ import torch
 
 from birdie.errors import ConfigError
 from birdie.train import step_graph
-from birdie.train.average import AverageSettings
 from birdie.train.loop import Fit, fit
-from birdie.train.optimizers import Optimizers, OptimizerSettings
+from birdie.train.optimizers import Optimizers
+from birdie.train.settings import AverageSettings, OptimizerSettings
 from birdie.train.step_graph import CudaGraphs
 from tests.tiny_run import OPTIMIZERS, TinyBatches, tiny_model, tiny_settings
 from tests.train.recorded_graph import RecordedGraphs

@@ -27,10 +27,9 @@ from birdie.runtime.callbacks import Progress, no_progress
 from birdie.score.accumulator import Accumulator
 from birdie.score.evaluator import prepare, record
 from birdie.score.mode import TrainingReport
+from birdie.score.modes import StreamingMode, WindowMode
 from birdie.score.ngram import NgramScorer
 from birdie.score.reference import Scorer, StreamScorer, WindowScorer
-from birdie.score.streaming import StreamingMode
-from birdie.score.windows import WindowMode
 
 CLOSE = 1e-4
 """Nats by which losses may differ that no learning should have changed."""

@@ -27,133 +27,36 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from numpy.typing import NDArray
 from torch import Tensor
 
 from birdie.errors import ConfigError
-from birdie.model.adapters import PARTS, Adapters, Part
+from birdie.model.adapters import Adapters
 from birdie.model.gpt import GPT
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import SharedCounter, World
 from birdie.score.accumulator import Sink
-from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
+from birdie.score.mode import Scoring, TrainingReport
 from birdie.score.ttt.state import identity, loaded_state, save_state
 from birdie.score.windows import Positions, Windows, document_begins
 
 if TYPE_CHECKING:
+    from birdie.score.modes import LoRAMode
     from birdie.score.ttt.multi_phase import SGDPhases
 
-Order = Literal["fixed", "claimed"]
 _MAX_INPUTS = {"cpu": 8192}  # of a pass with gradients: beyond, a CPU gains nothing and needs memory
 _MAX_INPUTS_GPU = 65_536
 _ROUND = 4  # batches of each rank between two points at which an evaluation can be interrupted or saved
 
 
-@dataclass(frozen=True, slots=True)
-class LoRAMode(ScoringMode):
-    """Score each document in chunks, and train adapters of its own on each chunk after it was scored.
-
-    The defaults are those of parameter-golf#1530.
-
-    Raises:
-        ConfigError: a value is out of range or two contradict each other.
-    """
-
-    name: ClassVar[str] = "ttt-lora"
-    trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
-    log_name: ClassVar[str] = "ttt_lora"
-
-    rank: Annotated[int, Parameter(env_var="TTT_LORA_RANK", help="Rank of the adapters.")] = 96
-    alpha: Annotated[
-        float, Parameter(env_var="TTT_LORA_ALPHA", help="The adapters' output is scaled by alpha / rank; 0: by 1.")
-    ] = 0.0
-    parts: Annotated[
-        tuple[Part, ...],
-        Parameter(negative=(), help="Adapted parts: q, k, v, o (around attention), mlp (around the MLP), head."),
-    ] = PARTS
-    lr: Annotated[float, Parameter(env_var="TTT_LORA_LR", help="Learning rate of AdamW.")] = 1e-4
-    beta1: Annotated[float, Parameter(env_var="TTT_BETA1", help="Decay of AdamW's first moment.")] = 0.0
-    beta2: Annotated[float, Parameter(env_var="TTT_BETA2", help="Decay of AdamW's second moment.")] = 0.999
-    eps: Annotated[float, Parameter(help="Epsilon of AdamW.")] = 1e-10
-    weight_decay: Annotated[float, Parameter(env_var="TTT_WEIGHT_DECAY", help="Weight decay of AdamW.")] = 0.5
-    chunk: Annotated[
-        int, Parameter(env_var="TTT_CHUNK_SIZE", help="Tokens of a document that are scored before a step.")
-    ] = 48
-    context: Annotated[
-        int,
-        Parameter(env_var="TTT_EVAL_SEQ_LEN", help="Most inputs of a window; 0: the sequence length of evaluation."),
-    ] = 0
-    batch_docs: Annotated[int, Parameter(env_var="TTT_BATCH_SIZE", help="Documents side by side on a rank.")] = 64
-    warm_a: Annotated[
-        bool, Parameter(env_var="TTT_WARM_START_A", help="A continues from the document before; B starts at zero.")
-    ] = False
-    order: Annotated[
-        Order, Parameter(help="How ranks share batches: fixed (settled in advance), claimed (by the next free rank).")
-    ] = "fixed"
-    seed: Annotated[int, Parameter(help="Seed of the initial A.")] = 0
-
-    def __post_init__(self) -> None:
-        for name in ("rank", "chunk", "batch_docs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"LoRA {name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("lr", "weight_decay", "alpha"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"LoRA {name} is {getattr(self, name)}; it must be a number of at least 0")
-        if not 0 < self.eps < math.inf:
-            raise ConfigError(f"LoRA eps is {self.eps}; it must be a number above 0")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"LoRA {name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not self.parts or any(part not in PARTS or self.parts.count(part) > 1 for part in self.parts):
-            raise ConfigError(f"LoRA parts are {', '.join(self.parts)}; choose of {', '.join(PARTS)}, each once")
-        if self.context < 0:
-            raise ConfigError(f"LoRA context is {self.context}; it must be at least 0")
-        if self.context:
-            self.check_chunk(self.context)
-        if self.order not in get_args(Order):
-            raise ConfigError(f"LoRA order is {self.order!r}; choose fixed or claimed")
-        if self.warm_a and self.order == "claimed":
-            raise ConfigError("with warm_a a score depends on which rank takes a batch; use order fixed")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"LoRA seed is {self.seed}; it must be from 0 to {2**63 - 1}")
-
-    def score(self, scoring: Scoring) -> TrainingReport | None:
-        return score_documents(scoring, self, context=self.context_of(scoring.length))
-
-    def describe(self, scoring: Scoring) -> str:
-        windows = f"windows of {self.context_of(scoring.length):,}"
-        return f"documents in chunks of {self.chunk}, {windows}, LoRA of rank {self.rank} per document"
-
-    def check(self, settings: ScoringSettings, length: int) -> None:
-        del settings
-        self.check_chunk(self.context_of(length))
-
-    @property
-    def left_to_right(self) -> bool:
-        """False with warm A: then a document may follow, in its row, one that comes later in the stream."""
-        return not self.warm_a
-
-    def context_of(self, length: int) -> int:
-        """Return the most inputs of a window where windows of evaluation have `length`."""
-        return self.context or length
-
-    def new_adapters(self, model: GPT, rows: int) -> Adapters:
-        """Return new adapters for `rows` documents."""
-        return Adapters(model, rows, self.rank, alpha=self.alpha or None, parts=self.parts, seed=self.seed)
-
-    def check_chunk(self, context: int) -> None:
-        """Raise ConfigError where chunks are longer than windows of `context` inputs."""
-        if self.chunk > context:
-            raise ConfigError(
-                f"LoRA chunks of {self.chunk} tokens do not fit windows of {context}; use smaller chunks, or a longer "
-                "context"
-            )
+def new_adapters(model: GPT, rows: int, settings: "LoRAMode") -> Adapters:
+    """Return new adapters for `rows` documents."""
+    alpha = settings.alpha or None
+    return Adapters(model, rows, settings.rank, alpha=alpha, parts=settings.parts, seed=settings.seed)
 
 
 class RowAdamW:
@@ -164,7 +67,7 @@ class RowAdamW:
         settings: rates and decays.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], settings: LoRAMode) -> None:
+    def __init__(self, tensors: Sequence[Tensor], settings: "LoRAMode") -> None:
         self._settings = settings
         self._second = [torch.zeros_like(p) for p in tensors]
         self._first = [torch.zeros_like(p) for p in tensors] if settings.beta1 else None
@@ -269,11 +172,11 @@ class DocumentTrainer:
     """
 
     def __init__(
-        self, model: GPT, tokens: NDArray[np.integer], sink: Sink, settings: LoRAMode, context: int, rows: int
+        self, model: GPT, tokens: NDArray[np.integer], sink: Sink, settings: "LoRAMode", context: int, rows: int
     ) -> None:
         settings.check_chunk(context)
         self.model, self.sink, self.settings, self.context = model, sink, settings, context
-        self.adapters = settings.new_adapters(model, max(1, rows))
+        self.adapters = new_adapters(model, max(1, rows), settings)
         self._optimizer = RowAdamW(self.adapters.tensors(), settings)
         self.counts = torch.zeros(5, dtype=torch.float64)
         self.score_seconds = self.train_seconds = 0.0
@@ -375,7 +278,7 @@ def _array(nats: Tensor) -> NDArray[np.float64]:
 
 
 def score_documents(
-    scoring: Scoring, settings: LoRAMode, *, context: int, phases: "SGDPhases | None" = None, restore: bool = True
+    scoring: Scoring, settings: "LoRAMode", *, context: int, phases: "SGDPhases | None" = None, restore: bool = True
 ) -> TrainingReport:
     """Record the losses of all targets, training adapters on each document, and the model in phases if there are any.
 
@@ -464,7 +367,7 @@ def _rounds(queue: DocumentQueue, ends: Sequence[int], start: int, world: World,
 
 
 def _batches_of_rank(
-    batches: range, queue: DocumentQueue, settings: LoRAMode, context: int, world: World
+    batches: range, queue: DocumentQueue, settings: "LoRAMode", context: int, world: World
 ) -> Iterator[int]:
     """Yield this rank's batches of a round."""
     if settings.order == "claimed":
@@ -477,7 +380,7 @@ def _batches_of_rank(
 
 
 def _targets_of_rank(
-    queue: DocumentQueue, rounds: Sequence[range], settings: LoRAMode, context: int, world: World
+    queue: DocumentQueue, rounds: Sequence[range], settings: "LoRAMode", context: int, world: World
 ) -> int:
     """Return the number of targets that this rank is going to score; an estimate where batches are claimed."""
     if settings.order == "claimed":

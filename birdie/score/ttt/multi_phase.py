@@ -19,69 +19,15 @@ Sources: parameter-golf#1610 (one phase), parameter-golf#1626 (several; github.c
 """
 
 import time
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from birdie.errors import ConfigError
 from birdie.runtime.device import synchronize
 from birdie.runtime.distributed import World
-from birdie.score.mode import Scoring, ScoringMode, ScoringSettings, TrainingReport
-from birdie.score.ttt.lora import DocumentQueue, DocumentTrainer, LoRAMode, score_documents
-from birdie.score.ttt.sgd import Epochs, LearningRate, SGDSettings, train_on_ranges
+from birdie.score.ttt.lora import DocumentQueue, DocumentTrainer
+from birdie.score.ttt.sgd import train_on_ranges
 
-
-@dataclass(frozen=True, slots=True)
-class MultiPhaseMode(SGDSettings, ScoringMode):
-    """Score documents as ttt-lora does, and between them train the model by SGD on the documents so far.
-
-    The adapters are those of ttt-lora's settings; the defaults are those of parameter-golf#1610 and #1626.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    name: ClassVar[str] = "ttt-multi-phase"
-    tables: ClassVar[tuple[type[ScoringMode], ...]] = (LoRAMode,)
-    trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
-    log_name: ClassVar[str] = "ttt_phased"
-
-    lr: LearningRate = 0.001
-    epochs: Epochs = 1
-    prefix_docs: Annotated[
-        int, Parameter(env_var="PHASED_TTT_PREFIX_DOCS", help="First documents of the queue that the model trains on.")
-    ] = 2000
-    phases: Annotated[
-        int, Parameter(env_var="PHASED_TTT_NUM_PHASES", help="Phases, each on all of these documents so far.")
-    ] = 3
-
-    def __post_init__(self) -> None:
-        SGDSettings.__post_init__(self)
-        for name in ("prefix_docs", "phases"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"multi-phase {name} is {getattr(self, name)}; it must be at least 1")
-
-    def score(self, scoring: Scoring) -> TrainingReport | None:
-        lora = scoring.settings.table(LoRAMode)
-        return score_documents(scoring, lora, context=lora.context_of(scoring.length), phases=SGDPhases(self))
-
-    def describe(self, scoring: Scoring) -> str:
-        return f"{scoring.settings.table(LoRAMode).describe(scoring)}, SGD on the model in up to {self.phases} phases"
-
-    def check(self, settings: ScoringSettings, length: int) -> None:
-        settings.table(LoRAMode).check(settings, length)
-
-    @property
-    def left_to_right(self) -> bool:
-        """False: the model trains on long documents before shorter ones, earlier in the stream, are scored."""
-        return False
-
-    def ends(self, documents: int) -> list[int]:
-        """Return after how many documents of the queue each phase takes place, without phases that add none."""
-        prefix = min(self.prefix_docs, documents)
-        return sorted({prefix * (phase + 1) // self.phases for phase in range(self.phases)} - {0})
+if TYPE_CHECKING:
+    from birdie.score.modes import MultiPhaseMode
 
 
 class SGDPhases:
@@ -92,7 +38,7 @@ class SGDPhases:
         steps, tokens, seconds: of all phases.
     """
 
-    def __init__(self, settings: MultiPhaseMode) -> None:
+    def __init__(self, settings: "MultiPhaseMode") -> None:
         self._settings = settings
         self.completed = self.steps = self.tokens = 0
         self.seconds = 0.0

@@ -26,12 +26,10 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from cyclopts import Parameter
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -43,61 +41,18 @@ from birdie.runtime.distributed import World
 from birdie.score.ledger import Ledger, Range
 from birdie.score.mode import Scoring, TrainingReport
 from birdie.score.ttt.state import identity, loaded_state, save_state
-from birdie.score.windows import WindowedMode, Windows, score_windows
+from birdie.score.windows import Windows, score_windows
+
+if TYPE_CHECKING:
+    from birdie.score.modes import SGDSettings
 
 _MAX_TOKENS = {"cpu": 4096}  # of a forward and backward pass: beyond, a CPU gains nothing and needs memory
 _MAX_TOKENS_GPU = 32_768
 
-LearningRate = Annotated[float, Parameter(help="Learning rate of the first chunk; it falls as a cosine.")]
-Epochs = Annotated[int, Parameter(help="Passes over a chunk after it was scored.")]
 
-
-@dataclass(frozen=True, slots=True)
-class SGDSettings:
-    """Settings of SGD with momentum over the whole model; the defaults are those of parameter-golf#549.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    lr: LearningRate = 0.002
-    epochs: Epochs = 3
-    chunk_tokens: Annotated[int, Parameter(help="Tokens of a chunk, which share a learning rate.")] = 32_768
-    momentum: Annotated[float, Parameter(help="Decay of the accumulated gradient.")] = 0.9
-    batch_seqs: Annotated[int, Parameter(help="Sequences of a step over all ranks.")] = 32
-    grad_clip: Annotated[float, Parameter(help="Largest norm of the gradient; 0: unlimited.")] = 1.0
-    freeze_blocks: Annotated[
-        int, Parameter(help="First blocks that are not trained; embedding and head always are.")
-    ] = 0
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "grad_clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"SGD {name} is {getattr(self, name)}; it must be a number of at least 0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"SGD momentum is {self.momentum}; it must be in [0, 1)")
-        for name, minimum in {"epochs": 1, "chunk_tokens": 1, "batch_seqs": 1, "freeze_blocks": 0}.items():
-            if getattr(self, name) < minimum:
-                raise ConfigError(f"SGD {name} is {getattr(self, name)}; it must be at least {minimum}")
-
-
-@dataclass(frozen=True, slots=True)
-class SGDMode(SGDSettings, WindowedMode):
-    """Score windows chunk by chunk, and train the model by SGD on each chunk after it was scored."""
-
-    name: ClassVar[str] = "ttt-sgd"
-    trains: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
-    log_name: ClassVar[str] = "legal_ttt"
-
-    def score(self, scoring: Scoring) -> TrainingReport | None:
-        return score_chunks(scoring, self.windows(scoring), self)
-
-    def describe(self, scoring: Scoring) -> str:
-        return f"{WindowedMode.describe(self, scoring)}, SGD on chunks of {self.chunk_tokens:,} tokens"
-
-
-def score_chunks(scoring: Scoring, windows: Windows, settings: SGDSettings, *, restore: bool = True) -> TrainingReport:
+def score_chunks(
+    scoring: Scoring, windows: Windows, settings: "SGDSettings", *, restore: bool = True
+) -> TrainingReport:
     """Record the losses of `windows` in the sink, and train on each chunk after it was scored.
 
     Args:
@@ -206,7 +161,7 @@ class SGDTrainer:
         ConfigError: the model has fewer blocks than are to be frozen, or its weights are not float32.
     """
 
-    def __init__(self, model: GPT, settings: SGDSettings, world: World | None = None) -> None:
+    def __init__(self, model: GPT, settings: "SGDSettings", world: World | None = None) -> None:
         self.model, self.settings, self.world = model, settings, world or World()
         self.steps = self.tokens = 0
         frozen = frozen_names(model, settings.freeze_blocks)
@@ -365,7 +320,7 @@ def train_on_ranges(
     model: GPT,
     tokens: NDArray[np.uint16],
     ranges: Sequence[Range],
-    settings: SGDSettings,
+    settings: "SGDSettings",
     ledger: Ledger,
     *,
     length: int,

@@ -10,9 +10,8 @@ in another order.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from birdie.errors import ConfigError, OutputError, WeightsError
-from birdie.runtime.files import Source, atomic_path, require_output, require_writable
+from birdie.errors import OutputError, WeightsError
+from birdie.runtime.files import atomic_path
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring
 from birdie.score.windows import Windows
@@ -32,36 +31,6 @@ if TYPE_CHECKING:
 
 FORMAT = "2"
 _ACCUMULATOR = "accumulator/"
-
-
-@dataclass(frozen=True, slots=True)
-class StateFile:
-    """File in which the state is saved between chunks, or batches of documents.
-
-    Attributes:
-        path: of the file; it is replaced atomically and never removed.
-        every: chunks (batches of a rank) between two saves; 0: only when the evaluation is interrupted.
-        resume: continue from it.
-    """
-
-    path: Path
-    every: int = 16
-    resume: bool = False
-
-    def check(self, inputs: Iterable[Source] = ()) -> None:
-        """Check, before any work, that a state can be saved, and that no other file is lost to it.
-
-        Args:
-            inputs: files that the evaluation reads.
-
-        Raises:
-            ConfigError: there is a file already, and the evaluation does not resume from it; or it is one of `inputs`.
-            OutputError: the file cannot be written.
-        """
-        target = require_output(self.path, inputs)
-        require_writable(target.parent)
-        if target.exists() and not self.resume:
-            raise ConfigError(f"{target} exists already; resume from it, remove it, or name another file")
 
 
 def identity(

@@ -14,12 +14,11 @@ from birdie.golf.audit.scoring import CachedWindows
 from birdie.model.gpt import GPT, GPTConfig
 from birdie.run.recipe import DataSettings
 from birdie.score.ledger import Ledger
-from birdie.score.mode import Scoring, TrainingReport
-from birdie.score.ngram import NgramSettings
+from birdie.score.mode import NgramSettings, Scoring, TrainingReport
+from birdie.score.modes import SGDSettings, StreamingMode
 from birdie.score.reference import WindowScorer
-from birdie.score.streaming import StreamingMode
 from birdie.score.ttt import sgd
-from birdie.score.ttt.sgd import SGDSettings, SGDTrainer
+from birdie.score.ttt.sgd import SGDTrainer
 from birdie.score.windows import Windows, score_windows
 from tests.golf.audit.submissions import save_artifact
 

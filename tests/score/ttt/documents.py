@@ -12,7 +12,8 @@ from torch import Tensor
 
 from birdie.model.gpt import GPT
 from birdie.score.accumulator import Accumulator
-from birdie.score.ttt.lora import DocumentTrainer, LoRAMode, RowAdamW, document_queue
+from birdie.score.modes import LoRAMode
+from birdie.score.ttt.lora import DocumentTrainer, RowAdamW, document_queue, new_adapters
 from tests.model.technique_table import SMALL
 
 BOS, CHUNK, CONTEXT = 1, 4, 10
@@ -101,7 +102,7 @@ class LoRAScorer:
 
     def __init__(self, model: GPT, settings: LoRAMode, context: int, bos_id: int) -> None:
         self._model, self._settings, self._context, self._bos_id = model, settings, context, bos_id
-        self._adapters = settings.new_adapters(model, 1)
+        self._adapters = new_adapters(model, 1, settings)
         self._optimizer = RowAdamW(self._adapters.tensors(), settings)
         self._document: list[int] = []  # its tokens so far
 

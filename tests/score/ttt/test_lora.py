@@ -15,14 +15,9 @@ from numpy.typing import NDArray
 from birdie.errors import ConfigError, RuleError
 from birdie.model.adapters import Adapters
 from birdie.model.gpt import GPT
+from birdie.score.modes import LoRAMode
 from birdie.score.reference import reference_losses
-from birdie.score.ttt.lora import (
-    DocumentTrainer,
-    LoRAMode,
-    RowAdamW,
-    balanced_batches,
-    document_queue,
-)
+from birdie.score.ttt.lora import DocumentTrainer, RowAdamW, balanced_batches, document_queue
 from tests.model.technique_table import randomized, with_settings
 from tests.score.ttt.documents import (
     BOS,

@@ -19,10 +19,11 @@ from birdie.model.gpt import GPT
 from birdie.runtime.distributed import SharedCounter, World
 from birdie.score.accumulator import Accumulator
 from birdie.score.mode import Scoring, TrainingReport
-from birdie.score.ttt.lora import DocumentTrainer, LoRAMode, document_queue, score_documents
-from birdie.score.ttt.multi_phase import MultiPhaseMode, SGDPhases
+from birdie.score.modes import LoRAMode, MultiPhaseMode
+from birdie.score.request import StateFile
+from birdie.score.ttt.lora import DocumentTrainer, document_queue, score_documents
+from birdie.score.ttt.multi_phase import SGDPhases
 from birdie.score.ttt.sgd import train_on_ranges
-from birdie.score.ttt.state import StateFile
 from tests.device import DEVICE
 from tests.model.technique_table import randomized
 from tests.ranks import start_ranks

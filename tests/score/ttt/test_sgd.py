@@ -20,12 +20,13 @@ from birdie.model.gpt import GPT, GPTConfig
 from birdie.runtime.distributed import World
 from birdie.score.accumulator import Accumulator
 from birdie.score.ledger import Ledger
-from birdie.score.mode import Scoring, TrainingReport
-from birdie.score.ngram import NgramBias, NgramScorer, NgramSettings
+from birdie.score.mode import NgramSettings, Scoring, TrainingReport
+from birdie.score.modes import SGDSettings
+from birdie.score.ngram import NgramBias, NgramScorer
 from birdie.score.reference import Scorer, reference_losses
+from birdie.score.request import StateFile
 from birdie.score.ttt import sgd
 from birdie.score.ttt.sgd import (
-    SGDSettings,
     SGDTrainer,
     contiguous_ranges,
     cosine,
@@ -34,7 +35,6 @@ from birdie.score.ttt.sgd import (
     split_windows,
     train_on_ranges,
 )
-from birdie.score.ttt.state import StateFile
 from birdie.score.windows import Windows, document_begins, non_overlapping, per_document, sliding
 from birdie.train.banks import make_banks
 from tests.device import DEVICE
