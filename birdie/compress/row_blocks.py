@@ -18,7 +18,7 @@ from birdie.runtime.mapped import release
 
 LARGE = 1 << 25  # elements of a tensor above which it is encoded in blocks
 _BLOCK = 1 << 24  # elements of a block, about
-_MATRICES = 1 << 13  # elements of a block of complete matrices, at least: a smaller block does not pay for its header
+_MATRICES = 1 << 15  # elements of a block of complete matrices, at least: a smaller block does not pay for its header
 
 
 def row_blocks(weight: Tensor) -> list[slice]:

@@ -54,7 +54,7 @@ def write_blocks(path: Path) -> None:
 
 def write_stack(path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    state = {name: torch.randint(-3, 4, (3, 128, 64), generator=generator) / 8 for name in ("experts", "lossless")}
+    state = {name: torch.randint(-3, 4, (2, 256, 128), generator=generator) / 8 for name in ("experts", "lossless")}
     birdie.save(state, path, scheme=[("experts", "int4"), ("*", "lossless")], coder="fast")
 
 

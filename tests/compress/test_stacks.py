@@ -57,7 +57,7 @@ def test_convolutions_are_not_stacks(shape: tuple[int, ...]) -> None:
     assert not is_stack(shape)
 
 
-def experts(*, count: int = 4, rows: int = 128, columns: int = 96, seed: int = 0) -> Tensor:
+def experts(*, count: int = 4, rows: int = 256, columns: int = 128, seed: int = 0) -> Tensor:
     """Return matrices whose rows, columns and sizes differ from one another."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -136,7 +136,7 @@ def test_any_stack_decodes_to_its_shape_from_the_same_bytes(shape: tuple[int, ..
 
 
 def test_transposed_stacks_are_stored_as_what_they_hold() -> None:
-    weight = experts().transpose(1, 2)  # 96 rows of 128: not in the order of the memory
+    weight = experts().transpose(1, 2)  # not in the order of the memory
     file, decoded = saved({"w": weight}, scheme="int6", coder="fast")
     assert (file, error(decoded["w"], weight) < 0.1) == (
         saved({"w": weight.contiguous()}, scheme="int6", coder="fast")[0],
@@ -145,9 +145,9 @@ def test_transposed_stacks_are_stored_as_what_they_hold() -> None:
 
 
 def test_small_matrices_share_a_block_and_large_ones_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = torch.ones(5, 64, 64), torch.ones(2, 600, 4096)
+    small, large = torch.ones(20, 64, 64), torch.ones(2, 600, 4096)
     blocks = encoded_blocks(as_matrix(small), tuple(small.shape), by_rows=True)
-    assert blocks == [slice(0, 128), slice(128, 256), slice(256, 320)]
+    assert blocks == [slice(0, 512), slice(512, 1024), slice(1024, 1280)]
     monkeypatch.setattr("birdie.compress.row_blocks.LARGE", 256 * 4096)
     monkeypatch.setattr("birdie.compress.row_blocks._BLOCK", 256 * 4096)
     cut = encoded_blocks(as_matrix(large), tuple(large.shape), by_rows=True)
@@ -170,7 +170,7 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Parameter(experts(count=2, columns=64))
-        self.down = nn.Parameter(experts(count=2, rows=64, columns=128, seed=1))
+        self.down = nn.Parameter(experts(count=2, rows=64, columns=256, seed=1))
         self.head = nn.Linear(64, 16)
 
     def forward(self, x: Tensor) -> Tensor:
