@@ -4,11 +4,10 @@
 
 The header lists every entry (sorted by name) in columns and is deflated, so a thousand tensors cost a few bytes each.
 The container does not interpret the codes of schemes, dtypes and coders: they are numbers below 256. The exceptions are
-scheme 0, an alias, a second name of another entry, and scheme 11: a tensor that is cut into blocks along its first
-dimension, each an entry of its own that `Reader.names` leaves out. So are files beside the tensors, scheme 12
-(kept_files.py). Every length is checked against a limit and against
-the size of the file before anything is allocated, and the payloads must fill the file exactly. `docs/format.md` is the
-byte-exact spec.
+scheme 0, an alias, a second name of another entry, and scheme 11: a tensor that is cut into blocks of rows or the
+matrices of a stack, each an entry of its own that `Reader.names` leaves out. So are files beside the tensors, scheme 12
+(kept_files.py). Every length is checked against a limit and against the size of the file before anything is allocated,
+and the payloads must fill the file exactly. `docs/format.md` is the byte-exact spec.
 """
 
 import functools

@@ -175,7 +175,7 @@ def decode_all(
     """
     decode = decode or decode_one
     stored = [name for name in reader.names if reader.entry(name).scheme != ALIAS]
-    blocks = [(name, block, rows) for name in stored for block, rows in blocks_of(reader, name)]
+    blocks = [(name, block, part) for name in stored for block, part in blocks_of(reader, name)]
     lengths = {block: reader.header(block).length for _, block, _ in blocks}
     blocks.sort(key=lambda item: lengths[item[1]], reverse=True)
     share = sum(lengths.values()) / workers
@@ -183,12 +183,12 @@ def decode_all(
     queue = iter(blocks)
 
     def decode_next(_: int) -> None:
-        for name, block, rows in queue:  # threads share it: a task for each of many small tensors would take longer
+        for name, block, part in queue:  # threads share it: a task for each of many small tensors would take longer
             tensor = decode(reader, block, decoder_of, workers if lengths[block] > share else 1)
             if block == name:
                 decoded[name] = tensor
             else:
-                decoded[name][rows] = tensor
+                decoded[name].view(-1)[part] = tensor.reshape(-1)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(decode_next, range(workers)))
@@ -204,13 +204,13 @@ def decode_entry(reader: Reader, name: str, decoder_of: DecoderOf, threads: int 
     if (entry := reader.entry(name)).scheme != BLOCKS:
         return decode_one(reader, name, decoder_of, threads)
     out = _empty(entry)
-    for block, rows in blocks_of(reader, name):
-        out[rows] = decode_one(reader, block, decoder_of, threads)
+    for block, part in blocks_of(reader, name):
+        out.view(-1)[part] = decode_one(reader, block, decoder_of, threads).reshape(-1)
     return out
 
 
 def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
-    """Return the entries that a stored tensor consists of, each with its part of the first dimension.
+    """Return the entries that a stored tensor consists of, each with its part of the elements in row-major order.
 
     Raises:
         ArtifactError: they do not make up the tensor.
@@ -219,11 +219,14 @@ def blocks_of(reader: Reader, name: str) -> list[tuple[str, slice]]:
     if entry.scheme != BLOCKS:
         return [(name, slice(None))]
     blocks = [reader.entry(block) for block in reader.blocks(name)]
-    ends = [*accumulate((block.shape or (0,))[0] for block in blocks)]
-    alike = {(entry.shape[1:], entry.dtype)} == {(block.shape[1:], block.dtype) for block in blocks}
-    if not alike or entry.shape[:1] != (ends[-1],) or not all(block.shape[0] for block in blocks):
+    last = blocks[0].shape[1:] if blocks else ()
+    cut = len(entry.shape) - len(last)
+    alike = {(block.shape[:1] > (0,), block.shape[1:], block.dtype) for block in blocks} == {(True, last, entry.dtype)}
+    fits = alike and sum(block.shape[0] for block in blocks) == math.prod(entry.shape[:cut])
+    if cut < 1 or entry.shape[cut:] != last or not fits:
         raise ArtifactError(f"the blocks of tensor {name!r} of {reader.where} do not make it up; the file is damaged")
-    return [(block.name, slice(end - block.shape[0], end)) for block, end in zip(blocks, ends, strict=True)]
+    ends = accumulate(math.prod(block.shape) for block in blocks)
+    return [(block.name, slice(end - math.prod(block.shape), end)) for block, end in zip(blocks, ends, strict=True)]
 
 
 def _empty(entry: Entry, device: torch.device | None = None) -> Tensor:

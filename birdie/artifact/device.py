@@ -36,7 +36,7 @@ from birdie.errors import ArtifactError
 
 _RESIDENT = 1 << 20  # bytes of a tensor that the CPU decodes and that stays decoded on the device in any case
 _RESIDENT_PER_CODED = 2  # the same for each byte of its coded form: lossless tensors are not much smaller
-_Blocks = list[tuple[CompressedTensor, slice]]  # of a tensor, each with its rows
+_Blocks = list[tuple[CompressedTensor, slice]]  # of a tensor, each with its elements in row-major order
 
 
 class DeviceDecoder:
@@ -143,11 +143,11 @@ class CompressedTensors:
 
         def read(name: str) -> _Blocks | None:
             blocks = []
-            for block, rows in blocks_of(reader, name):
+            for block, part in blocks_of(reader, name):
                 compressed = compressed_entry(reader, block, decoder_of)
                 if compressed is None:
                     return None
-                blocks.append((compressed.to(device, words=not offload), rows))
+                blocks.append((compressed.to(device, words=not offload), part))
             return blocks
 
         with ThreadPoolExecutor(workers) as pool:
@@ -190,7 +190,7 @@ class CompressedTensors:
 
     def _decode_into(self, tensor: Tensor, name: str) -> list[Tensor]:
         """Decode the blocks of a tensor into it, and return what tells whether they are sound."""
-        return [compressed.decode(tensor[rows])[1] for compressed, rows in self._compressed[name]]
+        return [compressed.decode(tensor.view(-1)[part])[1] for compressed, part in self._compressed[name]]
 
     def _decoded_on_cpu(self, name: str) -> Tensor:
         if name in self._resident:

@@ -25,9 +25,11 @@ from torch import Tensor, nn
 from birdie.compress.calibration.modes import in_mode
 from birdie.compress.log_scales import PER_OCTAVE, SMALLEST
 from birdie.compress.registry import decode, parse_spec
+from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.scheme import Scheme
 from birdie.compress.schemes.grid import FINEST
 from birdie.compress.small_tensors import is_matrix
+from birdie.compress.stacks import as_matrix
 from birdie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,8 +136,8 @@ def storage_rules(settings: "Qat", module: nn.Module) -> list[tuple[str, str]]:
 
 
 def _rows(weight: Tensor) -> Tensor:
-    wide = weight if weight.dtype is torch.float64 else weight.float()
-    return wide.reshape(weight.shape[0], -1)
+    wide = as_matrix(weight if weight.dtype is torch.float64 else weight.float())
+    return wide.reshape(len(wide), -1)
 
 
 def _laplace_bits(mean: Tensor) -> Tensor:
@@ -163,8 +165,11 @@ def _stored_by(weight: Tensor, active: Tensor, spec: str) -> Tensor:
     """Return `weight` as the scheme of `spec` would store it; a copy if not `active`."""
     if not active:
         return weight.clone()
-    encoded = _scheme(spec).encode("weight", weight.float().cpu())
-    return decode(encoded).to(weight.device, weight.dtype)
+    scheme, wide = _scheme(spec), weight.float().cpu()
+    matrix = wide if scheme.by_axes else as_matrix(wide)
+    blocks = encoded_blocks(matrix, tuple(wide.shape), by_rows=False)
+    stored = torch.cat([decode(scheme.encode("weight", matrix[rows])) for rows in blocks])
+    return stored.view(wide.shape).to(weight.device, weight.dtype)
 
 
 @_stored_by.register_fake

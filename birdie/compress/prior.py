@@ -94,20 +94,31 @@ def _kind(name: str, weight: Tensor, features: set[int]) -> str:
     return "embedding" if any(part in name for part in EMBEDDING_NAMES) else "matrix"
 
 
-def assumed(known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor]) -> dict[str, Sensitivity]:
+def assumed(
+    known: Mapping[str, Sensitivity], weights: Mapping[str, Tensor], counts: Mapping[str, int] | None = None
+) -> dict[str, Sensitivity]:
     """Return the assumed sensitivity of each of `weights` that is not known, in the units of the known ones.
 
     Args:
         known: name → sensitivity by calibration.
         weights: name → weight.
+        counts: name → how many matrices, one below the other, a weight is; a relative error of each costs the same.
 
     Raises:
         WeightsError: a weight is not finite.
     """
     every = prior(weights)
+    every |= {name: _stacked(name, weights[name], count) for name, count in (counts or {}).items()}
     ratios = [level(known[name]) / level(item) for name, item in every.items() if name in known]
     factor = float(np.median([ratio for ratio in ratios if ratio > 0] or [1.0]))
     return {name: scaled(item, factor) for name, item in every.items() if name not in known}
+
+
+def _stacked(name: str, weight: Tensor, count: int) -> Sensitivity:
+    """Return the assumed sensitivity of a matrix of `count` matrices one below the other."""
+    parts = [prior({name: part})[name] for part in weight.chunk(count)]
+    rows = [part.row_fisher for part in parts if part.row_fisher is not None]
+    return replace(parts[0], row_fisher=torch.cat(rows))
 
 
 def scaled(sensitivity: Sensitivity, factor: float) -> Sensitivity:

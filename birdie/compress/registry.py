@@ -141,7 +141,8 @@ def decode(encoded: Encoded) -> Tensor:
         ArtifactError: its scheme is not registered.
     """
     if isinstance(encoded, Blocks):
-        return torch.cat([decode(part) for part in encoded.parts])
+        parts = [decode(part) for part in encoded.parts]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(encoded.shape)
     return decoder(encoded.scheme).decode(encoded)
 
 

@@ -1,4 +1,8 @@
-"""Blocks of rows: large tensors are encoded in parts along their first dimension, each of which takes little memory."""
+"""Blocks of rows: large tensors and stacks of matrices are encoded in parts.
+
+A block of a large tensor takes little memory. The matrices of a stack (`birdie.compress.stacks`) differ in the scales
+of their columns, so the coder learns those of each from the beginning.
+"""
 
 import math
 from collections.abc import Iterator
@@ -14,6 +18,7 @@ from birdie.runtime.mapped import release
 
 LARGE = 1 << 25  # elements of a tensor above which it is encoded in blocks
 _BLOCK = 1 << 24  # elements of a block, about
+_MATRICES = 1 << 15  # elements of a block of complete matrices, at least: a smaller block does not pay for its header
 
 
 def row_blocks(weight: Tensor) -> list[slice]:
@@ -27,6 +32,24 @@ def row_blocks(weight: Tensor) -> list[slice]:
     chunk = chunk_rows(columns)
     height = max(1, _BLOCK // columns // chunk) * chunk
     return [slice(start, min(start + height, rows)) for start in range(0, rows, height)]
+
+
+def encoded_blocks(weight: Tensor, shape: tuple[int, ...], *, by_rows: bool) -> list[slice]:
+    """Return the parts of the rows in which a tensor is encoded: the matrices of a stack, and parts of large ones.
+
+    Args:
+        weight: the tensor; a stack as one matrix (`birdie.compress.stacks.as_matrix`).
+        shape: of the tensor itself.
+        by_rows: whether rows are encoded without regard to others, so that large tensors are cut.
+    """
+    if weight.ndim == len(shape):
+        return row_blocks(weight) if by_rows else [slice(None)]
+    height = shape[1] * max(1, -(-_MATRICES // (shape[1] * shape[2])))
+    parts = [slice(start, min(start + height, len(weight))) for start in range(0, len(weight), height)]
+    if not by_rows:
+        return parts
+    cuts = ((part, cut) for part in parts for cut in row_blocks(weight[part]))
+    return [part if cut == slice(None) else slice(part.start + cut.start, part.start + cut.stop) for part, cut in cuts]
 
 
 def blocks(name: str, weight: Tensor) -> Iterator[NDArray[np.float32]]:

@@ -63,18 +63,20 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Encoded):
-    """A tensor whose parts along the first dimension are encoded apart, because all of it would take much memory.
+    """A tensor that is encoded in parts of rows, because all of it would take much memory, or in another shape.
 
     Attributes:
-        parts: in order; scheme "blocks" has neither parameters nor streams of its own.
+        parts: in order, of the tensor's last dimensions behind one that takes up all before; scheme "blocks" has
+            neither parameters nor streams of its own.
     """
 
     parts: tuple[Encoded, ...] = ()
 
     @classmethod
     def of(cls, shape: Shape, parts: Sequence[Encoded]) -> Encoded:
-        """Return the tensor of `shape` that these parts make up; the only one as it is."""
-        return parts[0] if len(parts) == 1 else cls("blocks", shape, parts[0].dtype, (), (), tuple(parts))
+        """Return the tensor of `shape` that these parts make up; the only one as it is if it has this shape."""
+        one = len(parts) == 1 and parts[0].shape == shape
+        return parts[0] if one else cls("blocks", shape, parts[0].dtype, (), (), tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +234,15 @@ class Scheme(ABC):
         specs: the words that begin its specs.
         quantizes: whether precision is traded for size. Such schemes are for matrices; tensors too small to gain
             (norms, biases) are kept in 16 bits or losslessly instead.
+        by_axes: whether every dimension counts. Other schemes encode a stack of matrices (compress/stacks.py) as one
+            matrix.
     """
 
     __slots__ = ()
     decoder: ClassVar[Decoder]
     specs: ClassVar[tuple[Spec, ...]] = ()
     quantizes: ClassVar[bool] = True
+    by_axes: ClassVar[bool] = False
 
     @property
     def by_rows(self) -> bool:

@@ -77,7 +77,7 @@ _NEVER = (
 )
 
 _ENCODE_EACH = """with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-    return dict(zip(names, pool.map(ENCODE, names)))"""
+    return dict(zip(tensors, pool.map(ENCODE, tensors)))"""
 _FACTORS = """names, known = allocation.matrices, allocation.sensitivities
 known = assumed(known, names) | known
 return dict(zip(names, pool.map(lambda name: allocation.compute_factors(name, known[name]), names)))"""
@@ -139,7 +139,9 @@ _REPLACED = DECODING | {
     ("birdie.compress.rate.allocation", "Allocation._encode_matrices"): (
         "return self._encode_each(names, 0, lambda name, rows: self._encode_matrix(name, rows, exponent, draft), 0)"
     ),
+    ("birdie.compress.rate.allocation", "Allocation._matrix"): "return self.assignment.tensors[name]",
     ("birdie.compress.rate.allocation", "Allocation._transform"): "return None",
+    ("birdie.compress.prior", "_stacked"): "return None",
     ("birdie.compress.rate.allocation", "Allocation._encode_each"): _CODED.replace(
         "ENCODE", "lambda name: coded(encode(name, slice(None)))"
     ),

@@ -119,9 +119,11 @@ def entries(*heights: int, shape: tuple[int, ...] = (5, 3)) -> list[Entry]:
     return [Entry("w", BLOCKS, 2, shape), *blocks]
 
 
-def test_blocks_are_put_together(tmp_path: Path) -> None:
-    container.write(tmp_path / "x.birdie", entries(2, 3))
-    assert torch.equal(birdie.load(tmp_path / "x.birdie")["w"], torch.zeros(5, 3, dtype=torch.int8))
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 3), (3, 2, 3), (1, 6, 3), (3, 1, 2, 3)])
+def test_blocks_are_put_together(shape: tuple[int, ...], tmp_path: Path) -> None:
+    container.write(tmp_path / "x.birdie", entries(2, 4, shape=shape))
+    assert torch.equal(birdie.load(tmp_path / "x.birdie")["w"], torch.zeros(shape, dtype=torch.int8))
+    assert torch.equal(decode_tensor(tmp_path / "x.birdie", "w"), torch.zeros(shape, dtype=torch.int8))
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,10 @@ def test_blocks_are_put_together(tmp_path: Path) -> None:
         [entries(2, 3)[0], entries(2, 3)[2]],
         entries(2, 3, shape=(5, 4)),
         entries(2, 3, shape=()),
+        entries(2, 3, shape=(3, 5)),
+        entries(2, 3, shape=(15,)),
+        entries(2, 3, shape=(5, 3, 1)),
+        entries(2, 3, shape=(5, 2, 3)),
         [*entries(2, 3)[:2], Entry(block_name("w", 1), 1, 2, ())],
         [*entries(2, 3)[:2], Entry(block_name("w", 1), 1, 3, (3, 3), (), (Stream(1, bytes(9)),))],
         [*entries(2, 3)[:2], Entry(block_name("w", 1), BLOCKS, 2, (3, 3))],

@@ -52,11 +52,18 @@ def write_blocks(path: Path) -> None:
     birdie.save({"large": large}, path, lossless=True)
 
 
+def write_stack(path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {name: torch.randint(-3, 4, (2, 256, 128), generator=generator) / 8 for name in ("experts", "lossless")}
+    birdie.save(state, path, scheme=[("experts", "int4"), ("*", "lossless")], coder="fast")
+
+
 WRITERS: dict[str, Callable[[Path], None]] = {
     "model": write_model,
     "fast": write_fast,
     "object": write_object,
     "blocks": write_blocks,
+    "stack": write_stack,
 }
 
 

@@ -32,6 +32,12 @@ TRANSFORMERS: dict[str, Build] = {
     ),
     "vit": lambda t: t.ViTForImageClassification(t.ViTConfig(**{**SMALL, "image_size": 32, "patch_size": 8})),
     "whisper": lambda t: t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)),
+    "mixtral": lambda t: t.MixtralForCausalLM(
+        t.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "gpt_oss": lambda t: t.GptOssForCausalLM(
+        t.GptOssConfig(**SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2)
+    ),
     "mamba": lambda t: t.MambaForCausalLM(
         t.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=256, state_size=8)
     ),

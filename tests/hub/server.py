@@ -1,4 +1,4 @@
-"""A stand-in for the model repositories of the Hugging Face Hub on 127.0.0.1: commits of small files, and downloads."""
+"""A stand-in for the model repositories of the Hugging Face Hub on 127.0.0.1: commits, large files, downloads."""
 
 import base64
 import hashlib
@@ -14,12 +14,14 @@ class ModelHub:
     Attributes:
         repositories: name → path → bytes of each that was created.
         private: name → whether nobody else may read it.
+        large: hash → bytes of the files that went to the large storage (Git LFS), as weights do.
         refused: the Hub answers every request with 403.
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.private: dict[str, bool] = {}
+        self.large: dict[str, bytes] = {}
         self.refused = False
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (_Handler,), {"hub": self}))
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -93,22 +95,45 @@ class _Handler(BaseHTTPRequestHandler):
             self.json({"errors": [], "warnings": []})
         elif "preupload" in parts:
             files = [
-                {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                {"path": one["path"], "uploadMode": _mode(one["path"]), "shouldIgnore": False}
                 for one in json.loads(body)["files"]
             ]
             self.json({"files": files})
+        elif parts[-2:] == ["objects", "batch"]:
+            wanted = json.loads(body)["objects"]
+            self.json({"transfer": "basic", "objects": [self.large_object(one) for one in wanted]})
+        elif parts[:2] == ["large", "verify"]:
+            known = self.hub.large.get(json.loads(body)["oid"])
+            self.reply(200 if known is not None else 404, b"", {})
         elif "commit" in parts:
             for line in body.splitlines():
                 item = json.loads(line)
                 if item["key"] == "file":
                     content = base64.b64decode(item["value"]["content"])
                     self.hub.repositories[name][item["value"]["path"]] = content
+                elif item["key"] == "lfsFile":
+                    self.hub.repositories[name][item["value"]["path"]] = self.hub.large[item["value"]["oid"]]
             commit = self.hub.commit(name)
             self.json(
                 {"commitUrl": f"{self.hub.endpoint}/{name}/commit/{commit}", "commitOid": commit, "success": True}
             )
         else:
             self.reply(404, b"", {})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        oid = self.path.rpartition("/")[2]
+        if hashlib.sha256(body).hexdigest() == oid:
+            self.hub.large[oid] = body
+            self.reply(200, b"", {})
+        else:
+            self.reply(400, b"", {})
+
+    def large_object(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Return where an object of the large storage is to go; nowhere if it is there."""
+        upload = {"href": f"{self.hub.endpoint}/large/{wanted['oid']}", "header": {}}
+        verify = {"href": f"{self.hub.endpoint}/large/verify", "header": {}}
+        return wanted | ({} if wanted["oid"] in self.hub.large else {"actions": {"upload": upload, "verify": verify}})
 
     def json(self, value: Any) -> None:
         self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -121,6 +146,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _mode(path: str) -> str:
+    return "lfs" if path.endswith((".birdie", ".safetensors")) else "regular"
 
 
 def _oid(data: bytes) -> str:

@@ -47,6 +47,7 @@ def run(*tokens: object) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.filterwarnings("ignore:Use .content:DeprecationWarning")  # of huggingface_hub, for large files
 def test_a_model_goes_to_the_hub_and_comes_back(hub: ModelHub, tmp_path: Path) -> None:
     file = model(tmp_path / "small.birdie")
     assert run("hub", "push", file, "user/small") == 0
@@ -54,6 +55,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: ModelHub, tmp_path: Path) -
     assert set(files) == {"model.birdie", "model.safetensors", "config.json", "LICENSE", "README.md"}
     assert files["model.birdie"] == file.read_bytes()
     assert hub.private["user/small"]
+    assert sorted(hub.large.values()) == sorted(files[name] for name in ("model.birdie", "model.safetensors"))
     assert run("hub", "pull", "user/small", "-o", tmp_path / "back") == 0
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
     assert torch.equal(birdie.load(tmp_path / "back" / "model.birdie")["w"], birdie.load(file)["w"])

@@ -31,7 +31,7 @@ from torch import Tensor
 from birdie.compress.feedback import Feedback, feedback
 from birdie.compress.prior import assumed
 from birdie.compress.rate.assignment import Assignment
-from birdie.compress.row_blocks import deviation, every_nth_row, row_blocks
+from birdie.compress.row_blocks import deviation, encoded_blocks, every_nth_row
 from birdie.compress.scheme import Blocks, Encoded, Scheme, Sensitivity
 from birdie.compress.schemes.grid import Grid
 from birdie.compress.schemes.lossless import Lossless
@@ -39,6 +39,7 @@ from birdie.compress.schemes.spectral import Spectral, best_transform
 from birdie.compress.schemes.trellis import Trellis
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.spectral.transforms import Transform
+from birdie.compress.stacks import as_matrix
 from birdie.compress.state import EncodedState
 from birdie.compress.tensors import finite_rows, rows_columns, to_bits
 from birdie.runtime.mapped import release
@@ -94,7 +95,7 @@ class Allocation:
         factors: name → factors of error feedback of calibrated matrices, where these are kept; those that it does not
             have are added.
         fixed: name → tensor encoded for good (`continued`).
-        matrices: name → weight that the exponent changes; weights: how many elements they have.
+        matrices: name → weight that the exponent changes, a stack as one matrix; weights: how many elements they have.
         finest, coarsest: the range of exponents.
     """
 
@@ -120,7 +121,7 @@ class Allocation:
         ties = self.assignment.ties
         if not ties.keys().isdisjoint(self.sensitivities):
             self.sensitivities = {ties.get(name, name): item for name, item in self.sensitivities.items()}
-        self.matrices = {name: self.assignment.tensors[name] for name in self.assignment.free}
+        self.matrices = {name: self._matrix(name, self.assignment.steered) for name in self.assignment.free}
         with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
             self._factors = factors_of(self, pool)
             transforms = pool.map(self._transform, self.matrices)
@@ -171,7 +172,9 @@ class Allocation:
         other = copy.copy(self)
         other.assignment = replace(self.assignment, tensors={**self.assignment.tensors, **tensors})
         other.fixed = {**self.fixed, **fixed}
-        other.matrices = {name: other.assignment.tensors[name] for name in self.matrices if name not in fixed}
+        other.matrices = {
+            name: other._matrix(name, self.assignment.steered) for name in self.matrices if name not in fixed
+        }
         other.weights = sum(weight.numel() for weight in other.matrices.values())
         other._settled = None
         return other
@@ -204,9 +207,17 @@ class Allocation:
             chosen = steered or self.scheme, transform, self.plain, exponent + self._unit - self._levels[name]
             return f"{chosen} {digest(factors.row_weight, factors.column_weight)}"
 
+        tensors = {name: self.matrices[name] for name in names}
         return self._encode_each(
-            names, by_rows, lambda name, rows: self._encode_matrix(name, rows, exponent, draft), settings
+            tensors, by_rows, lambda name, rows: self._encode_matrix(name, rows, exponent, draft), settings
         )
+
+    def _matrix(self, name: str, scheme: Scheme | None) -> Tensor:
+        """Return a tensor as `scheme` encodes it: a stack of matrices as one matrix, unless its dimensions count."""
+        weight = self.assignment.tensors[name]
+        if name in self.sensitivities or (scheme is not None and scheme.by_axes):
+            return weight
+        return as_matrix(weight)
 
     def _encode_matrix(self, name: str, rows: slice, exponent: float, draft: bool) -> Encoded:
         weight = self.matrices[name][rows]
@@ -289,14 +300,15 @@ class Allocation:
             return schemes[name].by_rows and (sensitivity is None or sensitivity.output is None)
 
         def encode(name: str, rows: slice) -> Encoded:
-            weight = self.assignment.tensors[name]
-            return schemes[name].encode(name, _rows_of(weight, rows), sensitivity=self._sensitivity(name, rows))
+            weight = _rows_of(tensors[name], rows)
+            return schemes[name].encode(name, weight, sensitivity=self._sensitivity(name, rows))
 
-        return self._encode_each(list(schemes), by_rows, encode, lambda name, _: repr(schemes[name]))
+        tensors = {name: self._matrix(name, scheme) for name, scheme in schemes.items()}
+        return self._encode_each(tensors, by_rows, encode, lambda name, _: repr(schemes[name]))
 
     def _encode_each(
         self,
-        names: Sequence[str],
+        tensors: Mapping[str, Tensor],
         by_rows: Callable[[str], bool],
         encode: Callable[[str, slice], Encoded],
         settings: Callable[[str, slice], str],
@@ -304,14 +316,14 @@ class Allocation:
         """Encode tensors, several at a time, but not so many that their copies take much memory.
 
         Args:
-            names: of the tensors.
+            tensors: name → tensor, a stack as one matrix.
             by_rows: whether a tensor may be encoded in blocks of rows.
             encode: encodes some rows of a tensor.
             settings: what the result depends on besides these rows.
         """
-        tensors, room = self.assignment.tensors, Room(_IN_FLIGHT)
-        blocks = {name: row_blocks(tensors[name]) if by_rows(name) else [slice(None)] for name in names}
-        rows = {(name, index): block for name in names for index, block in enumerate(blocks[name])}
+        room, shapes = Room(_IN_FLIGHT), {name: tuple(self.assignment.tensors[name].shape) for name in tensors}
+        blocks = {name: encoded_blocks(weight, shapes[name], by_rows=by_rows(name)) for name, weight in tensors.items()}
+        rows = {(name, index): block for name in tensors for index, block in enumerate(blocks[name])}
         sizes = {part: _rows_of(tensors[part[0]], block).numel() for part, block in rows.items()}
 
         def complete(part: Part) -> Encoded:
@@ -331,8 +343,8 @@ class Allocation:
 
         encoded = encode_all(list(rows)) if self.hooks.share is None else self.hooks.share(sizes, encode_all)
         return {
-            name: Blocks.of(tuple(tensors[name].shape), [encoded[name, index] for index in range(len(blocks[name]))])
-            for name in names
+            name: Blocks.of(shapes[name], [encoded[name, index] for index in range(len(blocks[name]))])
+            for name in tensors
         }
 
     def _ordered(self, encoded: Mapping[str, Encoded]) -> EncodedState:
@@ -386,11 +398,13 @@ def _rows_of(weight: Tensor, rows: slice) -> Tensor:
 
 def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMapping[str, Feedback]:
     """Return name → factors of error feedback of the free matrices, computed by `pool` where nobody has before."""
-    prior, room = assumed(allocation.sensitivities, allocation.matrices), Room(_IN_FLIGHT)
+    matrices, tensors, room = allocation.matrices, allocation.assignment.tensors, Room(_IN_FLIGHT)
+    counts = {name: len(tensors[name]) for name, weight in matrices.items() if weight.ndim < tensors[name].ndim}
+    prior = assumed(allocation.sensitivities, matrices, counts)
     kept: MutableMapping[str, Feedback] = {} if allocation.factors is None else allocation.factors
 
     def compute(name: str) -> Feedback:
-        with room.taken(allocation.matrices[name].numel()):
+        with room.taken(matrices[name].numel()):
             return allocation.compute_factors(name, prior.get(name) or allocation.sensitivities[name])
 
     def keep(name: str) -> None:
@@ -400,7 +414,7 @@ def factors_of(allocation: Allocation, pool: ThreadPoolExecutor) -> MutableMappi
     def keep_all(names: Sequence[str]) -> dict[str, Any]:
         return dict(zip(names, pool.map(keep, names), strict=True))
 
-    calibrated = {name: weight.numel() for name, weight in allocation.matrices.items() if name not in prior}
+    calibrated = {name: weight.numel() for name, weight in matrices.items() if name not in prior}
     if allocation.hooks.share is None:
         keep_all(list(calibrated))
     else:  # every rank sees what the others keep, and when it does is a matter of chance: so all of them are shared out

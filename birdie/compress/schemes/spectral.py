@@ -71,7 +71,7 @@ class Spectral(Scheme):
         scan: one of `SCANS`, or "auto": the one whose sample is coded smallest.
     """
 
-    decoder = DECODER
+    decoder, by_axes = DECODER, True
     specs = (
         Spec(
             "spectral",

@@ -217,7 +217,7 @@ class Tucker(Scheme):
             deviations of the complete tensor for all parts; or ternary, codebooks and grids of fixed width.
     """
 
-    decoder = DECODER
+    decoder, by_axes = DECODER, True
     specs = (
         Spec(
             "tucker",
