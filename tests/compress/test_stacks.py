@@ -14,8 +14,8 @@ import birdie
 from birdie.artifact.container import BLOCKS, Reader
 from birdie.artifact.load import decode_tensor
 from birdie.artifact.to_safetensors import to_safetensors
-from birdie.compress.prior import assumed, prior
 from birdie.compress.fake_quantization import quantized
+from birdie.compress.prior import assumed, prior
 from birdie.compress.qat import Qat
 from birdie.compress.row_blocks import encoded_blocks
 from birdie.compress.stacks import as_matrix, is_stack
