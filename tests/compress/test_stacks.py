@@ -14,6 +14,7 @@ import birdie
 from birdie.artifact.container import BLOCKS, Reader
 from birdie.artifact.load import decode_tensor
 from birdie.artifact.to_safetensors import to_safetensors
+from birdie.compress.fake_quantization import quantized
 from birdie.compress.prior import assumed, prior
 from birdie.compress.qat import Qat
 from birdie.compress.row_blocks import encoded_blocks
@@ -227,15 +228,15 @@ def test_what_calibration_knows_as_a_convolution_is_none() -> None:
 @pytest.mark.parametrize("qat", [Qat(bits=4), Qat(sigma=0.3), Qat(levels="ternary"), Qat(scheme="codebook:k=8")])
 def test_training_quantizes_matrices_as_if_they_were_apart(qat: Qat) -> None:
     weight, sharpness = experts(), torch.ones(())
-    apart = torch.stack([qat.quantized(matrix, sharpness) for matrix in weight])
-    assert torch.equal(qat.quantized(weight, sharpness), apart)
+    apart = torch.stack([quantized(qat, matrix, sharpness) for matrix in weight])
+    assert torch.equal(quantized(qat, weight, sharpness), apart)
 
 
 @pytest.mark.parametrize("spec", ["codebook:k=8", "tucker:energy=0.9"])
 def test_training_sees_what_a_file_stores(spec: str) -> None:
     weight = experts()
     _, decoded = saved({"w": weight}, scheme=spec, coder="fast")
-    assert torch.allclose(Qat(scheme=spec).quantized(weight, torch.ones(())), decoded["w"], atol=1e-7)
+    assert torch.allclose(quantized(Qat(scheme=spec), weight, torch.ones(())), decoded["w"], atol=1e-7)
 
 
 @pytest.mark.slow
