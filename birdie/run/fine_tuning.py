@@ -1,6 +1,10 @@
-"""Fine-tuning of a model that `birdie.spectral` wrapped, until its file has a target size.
+"""Fine-tuning of a model until its file has a target size, on the weights that the file will hold.
 
-    batch ─► loss ─► + λ · bits ─► Adam ─► … ─► save the file at times, to measure it ─► target bits ─► λ
+    batch ─► loss ─► + λ · bits ─► Adam ─► … ─► save the file at times, to measure it ─► target bits ─► λ    spectral
+    batch ─► loss of the decoded weights ─► Adam on the latents ─► … ─► encode all matrices at times ─► exponent  others
+
+Matrices of a model that `birdie.spectral` did not wrap are encoded by the trellis of the export every few steps, and
+the layers compute with what is decoded (`birdie.run.requantization`). What follows is about spectral weights.
 
 A file holds more than the estimated bits of its weights: biases, norms, names, scales. So the model is saved at the
 start, once its bits have come down, and a few times after that, and the bytes of all other tensors are subtracted from
@@ -19,11 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from birdie.artifact.save import save
-from birdie.compress.rate.target import whole_number
+from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
 from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
+from birdie.compress.trained import plain, trained_weights
 from birdie.errors import BudgetError, ConfigError, DataError
+from birdie.run.requantization import Requantization
 
 Batch = TypeVar("Batch")
 _FLOOR = 0.05  # final learning rate, as a fraction of the first; it falls by a cosine
@@ -36,6 +42,9 @@ _COARSER = 1 / 32  # octaves to add to the scales if the file is too large at th
 _MEASURED = (0.62, 0.75, 0.87, 0.95)  # fractions of the steps after which the file is saved and measured
 _ANY = 1e-3  # target bits before the first measurement, which sets the real target
 _SPARE = 0.005  # fraction of the budget left free, because bits change a little between measurements
+# Of a trellis: batches of its calibration; fraction of the steps after which weights are quantized; number of steps
+# between two encodings; fraction of the steps after which symbols are fixed and gains are trained, and their rate.
+_CALIBRATED, _BEGIN, _EVERY, _FIXED, _GAIN_RATE = 16, 0.0, 12, 0.75, 0.02
 _EXTRA, _MOST = 0.03, 1.3  # as fractions of the steps: how many to add while the file is too large, and the maximum
 
 
@@ -47,9 +56,12 @@ class FineTuneStep:
         number: of the step, from 1.
         steps: number of steps that are planned now.
         loss: loss of the task alone.
-        bits: estimated bits per spectral weight; None without a target.
-        weight: λ, in nats of loss per bit per weight; None without a target.
+        bits: estimated bits per spectral weight, or coded bits per weight of the matrices; None without a target.
+        weight: λ, in nats of loss per bit per weight; None without a target and without spectral weights.
         bytes: size of the whole file at the last measurement; None without a budget.
+        error: squared difference between latent weights and what the file holds, as a share of the squared weights;
+            None unless matrices are encoded by a trellis.
+        changed: share of the symbols that the last encoding changed; None as `error`.
     """
 
     number: int
@@ -58,6 +70,8 @@ class FineTuneStep:
     bits: float | None
     weight: float | None
     bytes: int | None
+    error: float | None = None
+    changed: float | None = None
 
 
 def fine_tune(
@@ -76,20 +90,24 @@ def fine_tune(
 ) -> Generator[FineTuneStep, None, None]:
     """Train `model` in place until the file that `birdie.save` writes has the target size; yield after each step.
 
-        birdie.spectral(model)
         for step in birdie.fine_tune(model, batches, loss, steps=1000, budget=100_000):
             print(step.number, step.loss, step.bits)
         birdie.save(model, "small.birdie")
 
+    Matrices are trained as the trellis of the export stores them, or, after `birdie.spectral(model)`, as quantized
+    coefficients of a transform, which is for kernels that are smooth. `birdie.save` writes what was trained; to
+    compress the weights in another way, or to train on, call `birdie.plain(model)` first.
+
     Training or evaluation mode of the model is not changed: in evaluation mode, the statistics of norms stay fixed.
 
     Args:
-        model: wrapped by `spectral`; without a target it may be any module, as a baseline of plain training.
+        model: any module, wrapped by `spectral` or not; without a target it is trained plainly, as a baseline.
         batches: batches of any type; iterated over again when they end.
         loss: (model, batch) → mean loss of the task in nats, 0-d.
         steps: number of optimizer steps; a few are added if the file is too large at the end.
         budget: maximum bytes of the file; it ends about 1 % below.
-        bits: target bits per spectral weight, as `quantization_loss` counts them; instead of a budget.
+        bits: target bits per spectral weight, as `quantization_loss` counts them, or, without spectral weights, bits
+            per weight of the complete file; instead of a budget.
         rate: learning rate, which falls by a cosine to a twentieth.
         network_rate: learning rate of the network of quantization scales, which has few parameters and far to go.
         settled: fraction of the steps after which the size is reached; the rest improves the task.
@@ -109,9 +127,17 @@ def fine_tune(
     if budget is not None and bits is not None:
         raise ConfigError("budget and bits are two targets; give one of them")
     network = next((module.weight.quantizer for module in wrapped(model)), None)
-    if network is None and (budget is not None or bits is not None):
-        raise ConfigError("nothing in the model is spectral; call birdie.spectral(model) before fine-tuning to a size")
     endless, target = _endless(batches), None
+    if network is None and (budget is not None or bits is not None):
+        plain(model)
+        size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
+        assert size is not None
+        calibration = model, [next(endless) for _ in range(_CALIBRATED)], loss
+        quantization = Requantization(model, calibration, size)
+        gains = {id(gain): gain for part in trained_weights(model) for gain in (part.weight.rows, part.weight.columns)}
+        others = [parameter for parameter in model.parameters() if id(parameter) not in gains]
+        groups = [{"params": others, "lr": rate}, {"params": list(gains.values()), "lr": _GAIN_RATE}]
+        return _quantized_steps(quantization, endless, loss, steps, optimizer(groups))
     if network is not None and measured and not network.trained:
         _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
     if bits is not None:
@@ -218,12 +244,7 @@ def _steps(
     try:
         while number < last:
             number += 1
-            task = loss(model, next(batches))
-            if not bool(torch.isfinite(task)):
-                raise DataError(
-                    f"the loss of step {number:,} is not finite, so the step was not taken; check that batch, or "
-                    "lower rate or network_rate"
-                )
+            task = _finite(loss(model, next(batches)), number)
             total = task if target is None else task + target.control.penalty()
             optimizer.zero_grad(set_to_none=True)
             total.backward()  # type: ignore[no-untyped-call]
@@ -245,6 +266,45 @@ def _steps(
     finally:
         if target is not None:
             target.control.release()
+
+
+def _quantized_steps(
+    quantization: Requantization,
+    batches: Iterator[Batch],
+    loss: Callable[[nn.Module, Batch], Tensor],
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+) -> Generator[FineTuneStep, None, None]:
+    """Train a model whose matrices are encoded anew every few steps."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cosine, steps, _FLOOR))
+    first, fixed, last = int(_BEGIN * steps), math.ceil(_FIXED * steps), quantization.first
+    for number in range(1, steps + 1):
+        if number == fixed:
+            last = quantization.fix()
+        elif first < number < fixed and (number - 1 - first) % _EVERY == 0:
+            last = quantization(steer=True)
+        task = _finite(loss(quantization.model, next(batches)), number)
+        optimizer.zero_grad(set_to_none=True)
+        task.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        if number == steps:
+            last = quantization.finish()
+        yield FineTuneStep(number, steps, float(task.detach()), last.bits, None, last.bytes, last.error, last.changed)
+
+
+def _finite(loss: Tensor, number: int) -> Tensor:
+    """Return the loss of a step.
+
+    Raises:
+        DataError: it is not finite.
+    """
+    if not bool(torch.isfinite(loss)):
+        raise DataError(
+            f"the loss of step {number:,} is not finite, so the step was not taken; check that batch, or "
+            "lower rate or network_rate"
+        )
+    return loss
 
 
 def _cosine(steps: float, floor: float, done: int) -> float:

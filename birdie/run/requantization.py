@@ -1,21 +1,28 @@
 """Quantization of a model that is being trained: all matrices together, by the trellis of the export, to a byte budget.
 
-    latent weights ─► trellis, error feedback, scales by the Fisher information ─► symbols ─┬─► coded bytes ─► exponent
-           ▲                                                                                └─► decoded weights ─► layers
-           └──────────────────────────── gradient, and a pull towards what is decoded ──────────────────────────┘
+    latents ─► trellis, error feedback, scales by the Fisher information ─► symbols ─┬─► coded bytes ─► exponent
+       ▲                                                                             └─► decoded weights ─► layers
+       └───────────────────────────────────── gradient ────────────────────────────────────────────────────┘
 
 Every few steps the latents are encoded anew, and the layers compute with what is decoded (`birdie.compress.trained`).
-The latents are pulled towards it, ever more: at the end they are what the file holds. This is the proximal step of ADMM
-for weights on a grid (Leng et al. 2017, arXiv 1707.09870), with a trellis in place of a grid.
+The gradient goes straight through to the latents. A pull of the latents towards what is decoded (the proximal step of
+ADMM, Leng et al. 2017, arXiv 1707.09870) was tried and makes it worse: each encoding shrinks weights to save bits, and
+the pull adds these up.
+
+In the last part of the training symbols are fixed, after another calibration, and gains of rows and columns are trained
+with all that is no matrix.
 
 Scales follow the sensitivity that was measured when the training began, so that symbols change only where weights do.
 One exponent for all matrices is steered until the file has its size; from then on it is fixed.
 """
 
+import copy
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,20 +33,30 @@ from birdie.compress.calibration.result import CalibrationResult
 from birdie.compress.calibration.sensitivity import Calibration
 from birdie.compress.rate.allocation import Allocation, assignments
 from birdie.compress.rate.assignment import assign
-from birdie.compress.rate.budget import fit_budget
+from birdie.compress.rate.budget import Fit, fit_budget
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
 from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState, ModelState, plain_state
-from birdie.compress.trained import Trained, train_as_stored, trained_weights
+from birdie.compress.tensors import rows_columns
+from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
 from birdie.errors import BudgetError, ConfigError
 
-_ABOUT = {"metadata": None, "budget": None, "tree": None, "files": {}}  # as birdie.save(model, path) has it
+_ABOUT: dict[str, Any] = {
+    "metadata": None,
+    "budget": None,
+    "tree": None,
+    "files": {},
+}  # as birdie.save(model, path) has it
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
 _STEERED = 0.7  # share of the estimated correction of the exponent: the rest follows at the next encoding
+_GAIN_BITS = 1.5  # for each row and column, of its scale at a finer resolution
+_GAINS_SHARE = 0.02  # of the budget that these bits may take
+_RESOLUTIONS = (16, 8, 4)  # of the gains, in steps per octave: the first at which the file is small enough
 _FINER = 2.0**-9  # octaves by which the exponent rises at least if the file is too large at the end
 _TRIES = 12
+_STATES, _FINAL_STATES = 8, 32  # of the trellis, while weights still change and at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,56 +81,83 @@ class Requantization:
 
     Args:
         model: any module; its matrices are parametrized in place.
-        calibration: (module, batches, loss), or the result of one, of this model with its units in their order.
+        calibration: (module, batches, loss).
         budget: bytes of the complete file.
-        states: of the trellis.
         workers: threads; None uses every core.
+
+    Attributes:
+        model: the same.
+        exponent: log2 of the typical scale in standard deviations.
+        has_gains: whether gains can be trained; not if they took more than a fiftieth of the budget.
+        first: size by the search for the exponent, before any weight is changed.
 
     Raises:
         BudgetError: the file cannot be made as small as the budget.
         ConfigError: no matrix is left to quantize: the model is so small that 16 bits fit, or the calibration is wrong.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        calibration: Calibration | CalibrationResult,
-        budget: int,
-        *,
-        states: int = 8,
-        workers: int | None = None,
-    ) -> None:
-        self.model, self.budget, self.workers = model, budget, workers
+    def __init__(self, model: nn.Module, calibration: Calibration, budget: int, *, workers: int | None = None) -> None:
+        self.model, self.budget, self.workers, self._calibration = model, budget, workers, calibration
         state = ModelState.of(model)
-        if not isinstance(calibration, CalibrationResult):
-            calibration = CalibrationResult.of(state.by_name, calibration, symmetries=False)
-        assignment = assignments(assign(state, None, Target(budget)), budget)[-1]
-        self.allocation = Allocation(assignment, calibration.sensitivities, plain=False, workers=workers)
-        self.allocation.scheme = replace(self.allocation.scheme, states=states)
-        with self._writer() as writer:
-            fit = fit_budget(self.allocation, writer.size, budget, writer.estimate)
-        if fit.sigma is None:
-            raise ConfigError(f"the model fits a budget of {budget:,} bytes losslessly; give a smaller budget")
-        self.exponent = float(np.log2(fit.sigma))
+        shapes = [rows_columns(tuple(weight.shape)) for weight in state.tensors.values() if weight.ndim > 1]
+        gains = math.ceil(sum(map(sum, shapes)) * _GAIN_BITS / 8)
+        self.has_gains = gains <= _GAINS_SHARE * budget
+        self._target = budget - gains if self.has_gains else budget
+        fit = self._search(state, _STATES, None)
+        weights = sum(tensor.numel() for tensor in self.allocation.matrices.values())
+        self.first = Requantized(fit.bytes, 8 * fit.bytes / weights, 0.0, 0.0)
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self.matrices = {name: None for name in self.allocation.matrices if name in parameters}
         train_as_stored(model, self.matrices)
         self._symbols: dict[str, Encoded] = {}
 
-    def __call__(self, pull: float, *, steer: bool) -> Requantized:
+    def _search(self, state: ModelState, states: int, start: float | None) -> Fit:
+        """Calibrate the model, and search for the exponent.
+
+        Args:
+            state: of the model.
+            states: of the trellis.
+            start: exponent to begin with.
+        """
+        sensitivities = CalibrationResult.of(state.by_name, self._calibration, symmetries=False).sensitivities
+        assignment = assignments(assign(state, None, Target(self.budget)), self.budget)[0]
+        self.allocation = Allocation(assignment, sensitivities, plain=False, workers=self.workers)
+        self.allocation.scheme = replace(self.allocation.scheme, states=states)
+        with self._writer() as writer:
+            first = None if start is None else 2.0**start
+            fit = fit_budget(self.allocation, writer.size, self._target, writer.estimate, start=first)
+        if fit.sigma is None:
+            raise ConfigError(f"the model fits a budget of {self.budget:,} bytes losslessly; give a smaller budget")
+        self.exponent = math.log2(fit.sigma)
+        return fit
+
+    def __call__(self, *, steer: bool) -> Requantized:
         """Encode all matrices and make the layers use what is decoded.
 
         Args:
-            pull: share of the way that latents go towards it.
             steer: whether the exponent follows the size.
         """
         encoded = self._encode(self.exponent)
         with self._writer() as writer:
             size = writer.size(encoded)
-        result = self._hold(encoded, size, pull)
+        result = self._hold(encoded, size)
         if steer:
-            octaves = (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
+            octaves = (size - self._target * (1 - _SPARE)) * 8 / self.allocation.weights
             self.exponent += _STEERED * octaves
+        return result
+
+    def fix(self) -> Requantized:
+        """Calibrate again, encode all matrices a last time, with more states, and fix their symbols.
+
+        Gains of rows and columns are trained from now on, unless they would take too much of the budget.
+        """
+        latent = plain(copy.deepcopy(self.model), latent=True)
+        self._calibration = (latent, *self._calibration[1:])
+        fit = self._search(ModelState.of(latent), _FINAL_STATES, self.exponent)
+        result = self._hold(fit.encoded, fit.bytes)
+        if self.has_gains:
+            for part in self._parts():
+                part.weight.fix(part.latent)
         return result
 
     def finish(self) -> Requantized:
@@ -124,26 +168,40 @@ class Requantization:
         """
         self._settle()
         with self._writer() as writer:
+            for resolution in _RESOLUTIONS if any(part.weight.fixed for part in self._parts()) else ():
+                encoded = self._encode_fixed(resolution)
+                size = writer.size(encoded)
+                if size <= self.budget:
+                    return self._hold(encoded, size, final=True)
             for _ in range(_TRIES):
                 encoded = self._encode(self.exponent)
                 size = writer.size(encoded)
                 if size <= self.budget:
-                    return self._hold(encoded, size, 1.0)
+                    return self._hold(encoded, size, final=True)
                 self.exponent += max(_FINER, (size - self.budget) * 8 / self.allocation.weights)
         raise BudgetError(
             f"the file has {size:,} bytes instead of {self.budget:,} although its scales were made coarser; "
             "give more steps or bytes"
         )
 
+    def _encode_fixed(self, resolution: int) -> EncodedState:
+        """Return the encoding with fixed symbols, and scales multiplied by the gains."""
+        gained = {part.name: part.weight.with_gains(resolution) for part in self._parts()}
+        others = {name: tensor for name, tensor in self._others().items() if name not in gained}
+        rest = self.allocation.continued(gained, others)
+        return rest.encode(self.exponent) if rest.matrices else rest.encode_settled()
+
     def _encode(self, exponent: float) -> EncodedState:
         """Return the encoding of the model as it is now."""
-        latents = {part.name: part.latent.detach() for part in self._parts()}
-        state = plain_state(self.model)
-        tensors = {name: latents.get(name, state[name].detach()) for name in self.allocation.assignment.tensors}
-        allocation = self.allocation.continued({}, {name: tensor.clone() for name, tensor in tensors.items()})
-        return allocation.encode(exponent)
+        latents = {part.name: part.latent.detach().clone() for part in self._parts()}
+        return self.allocation.continued({}, {**self._others(), **latents}).encode(exponent)
 
-    def _hold(self, encoded: EncodedState, size: int, pull: float) -> Requantized:
+    def _others(self) -> dict[str, Tensor]:
+        """Return copies of the tensors of the file as the model has them now."""
+        state = plain_state(self.model)
+        return {name: state[name].detach().clone() for name in self.allocation.assignment.tensors}
+
+    def _hold(self, encoded: EncodedState, size: int, *, final: bool = False) -> Requantized:
         error = power = 0.0
         changed = count = 0
         for part in self._parts():
@@ -153,7 +211,7 @@ class Requantization:
             with torch.no_grad():
                 error += float((decode(new).to(part.latent).view_as(part.latent) - part.latent).square().sum())
                 power += float(part.latent.square().sum())
-            part.weight.hold(part.latent, new, pull)
+            part.weight.hold(part.latent, new, final=final)
             self._symbols[part.name] = new
         return Requantized(size, 8 * size / count, error / power if power else 0.0, changed / count)
 
@@ -165,10 +223,8 @@ class Requantization:
         """Round the tensors that are not matrices as the file will hold them, in place."""
         with torch.no_grad():
             for name, tensor in plain_state(self.model).items():
-                if name not in self.matrices and name not in self.allocation.assignment.ties:
-                    scheme = self.allocation.assignment.small.get(name)
-                    if scheme is not None and tensor.is_floating_point():
-                        tensor.copy_(decode(small_scheme(tensor).encode(name, tensor)))
+                if name in self.allocation.assignment.tensors and name not in self.allocation.matrices:
+                    tensor.copy_(decode(small_scheme(tensor).encode(name, tensor)))
 
     @contextmanager
     def _writer(self) -> Iterator[Writer]:
@@ -182,5 +238,3 @@ def differences(new: Encoded, old: Encoded | None) -> int:
     if old is None or not old.streams or old.streams[0].shape != symbols.shape:
         return int(symbols.size)
     return int(np.count_nonzero(symbols != old.streams[0]))
-
-
