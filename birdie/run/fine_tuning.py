@@ -42,9 +42,9 @@ _COARSER = 1 / 32  # octaves to add to the scales if the file is too large at th
 _MEASURED = (0.62, 0.75, 0.87, 0.95)  # fractions of the steps after which the file is saved and measured
 _ANY = 1e-3  # target bits before the first measurement, which sets the real target
 _SPARE = 0.005  # fraction of the budget left free, because bits change a little between measurements
-# Of a trellis: batches of its calibration; fraction of the steps after which weights are quantized; number of steps
-# between two encodings; fraction of the steps after which symbols are fixed and gains are trained, and their rate.
-_CALIBRATED, _BEGIN, _EVERY, _FIXED, _GAIN_RATE = 16, 0.0, 12, 0.75, 0.02
+# Of a trellis: batches of its calibration; number of steps between two encodings; fraction of the steps after which
+# symbols are fixed and gains are trained, and their rate.
+_CALIBRATED, _EVERY, _FIXED, _GAIN_RATE = 16, 12, 0.75, 0.02
 _EXTRA, _MOST = 0.03, 1.3  # as fractions of the steps: how many to add while the file is too large, and the maximum
 
 
@@ -277,11 +277,11 @@ def _quantized_steps(
 ) -> Generator[FineTuneStep, None, None]:
     """Train a model whose matrices are encoded anew every few steps."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cosine, steps, _FLOOR))
-    first, fixed, last = int(_BEGIN * steps), math.ceil(_FIXED * steps), quantization.first
+    last, fixed = quantization.first, math.ceil(_FIXED * steps) if quantization.has_gains else steps + 1
     for number in range(1, steps + 1):
         if number == fixed:
             last = quantization.fix()
-        elif first < number < fixed and (number - 1 - first) % _EVERY == 0:
+        elif number < fixed and (number - 1) % _EVERY == 0:
             last = quantization(steer=True)
         task = _finite(loss(quantization.model, next(batches)), number)
         optimizer.zero_grad(set_to_none=True)

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,21 +40,13 @@ from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState, ModelState, plain_state
 from birdie.compress.tensors import rows_columns
 from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
-from birdie.errors import BudgetError, ConfigError
+from birdie.errors import ConfigError
 
-_ABOUT: dict[str, Any] = {
-    "metadata": None,
-    "budget": None,
-    "tree": None,
-    "files": {},
-}  # as birdie.save(model, path) has it
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
 _STEERED = 0.7  # share of the estimated correction of the exponent: the rest follows at the next encoding
-_GAIN_BITS = 1.5  # for each row and column, of its scale at a finer resolution
+_GAIN_BITS = 1.2  # for each row and column, of its scale at a finer resolution
 _GAINS_SHARE = 0.02  # of the budget that these bits may take
 _RESOLUTIONS = (16, 8, 4)  # of the gains, in steps per octave: the first at which the file is small enough
-_FINER = 2.0**-9  # octaves by which the exponent rises at least if the file is too large at the end
-_TRIES = 12
 _STATES, _FINAL_STATES = 8, 32  # of the trellis, while weights still change and at the end
 
 
@@ -147,42 +138,36 @@ class Requantization:
         return result
 
     def fix(self) -> Requantized:
-        """Calibrate again, encode all matrices a last time, with more states, and fix their symbols.
-
-        Gains of rows and columns are trained from now on, unless they would take too much of the budget.
-        """
-        latent = plain(copy.deepcopy(self.model), latent=True)
-        self._calibration = (latent, *self._calibration[1:])
-        fit = self._search(ModelState.of(latent), _FINAL_STATES, self.exponent)
+        """Calibrate again, encode with more states, and fix the symbols; gains are trained from now on."""
+        fit = self._search_again()
         result = self._hold(fit.encoded, fit.bytes)
-        if self.has_gains:
-            for part in self._parts():
-                part.weight.fix(part.latent)
+        for part in self._parts():
+            part.weight.fix(part.latent)
         return result
 
     def finish(self) -> Requantized:
         """Encode for good, so that the file is not larger than the budget; the model is then what the file holds.
 
         Raises:
-            BudgetError: no exponent nearby makes the file small enough.
+            BudgetError: no exponent makes the file small enough.
         """
         self._settle()
-        with self._writer() as writer:
-            for resolution in _RESOLUTIONS if any(part.weight.fixed for part in self._parts()) else ():
-                encoded = self._encode_fixed(resolution)
-                size = writer.size(encoded)
-                if size <= self.budget:
-                    return self._hold(encoded, size, final=True)
-            for _ in range(_TRIES):
-                encoded = self._encode(self.exponent)
-                size = writer.size(encoded)
-                if size <= self.budget:
-                    return self._hold(encoded, size, final=True)
-                self.exponent += max(_FINER, (size - self.budget) * 8 / self.allocation.weights)
-        raise BudgetError(
-            f"the file has {size:,} bytes instead of {self.budget:,} although its scales were made coarser; "
-            "give more steps or bytes"
-        )
+        if any(part.weight.fixed for part in self._parts()):
+            with self._writer() as writer:
+                for resolution in _RESOLUTIONS:
+                    encoded = self._encode_fixed(resolution)
+                    size = writer.size(encoded)
+                    if size <= self.budget:
+                        return self._hold(encoded, size, final=True)
+        self._target = self.budget
+        fit = self._search_again()
+        return self._hold(fit.encoded, fit.bytes, final=True)
+
+    def _search_again(self) -> Fit:
+        """Calibrate the model with its latent weights, and search for the exponent of the final trellis."""
+        latent = plain(copy.deepcopy(self.model), latent=True)
+        self._calibration = (latent, *self._calibration[1:])
+        return self._search(ModelState.of(latent), _FINAL_STATES, self.exponent)
 
     def _encode_fixed(self, resolution: int) -> EncodedState:
         """Return the encoding with fixed symbols, and scales multiplied by the gains."""
@@ -229,7 +214,7 @@ class Requantization:
     @contextmanager
     def _writer(self) -> Iterator[Writer]:
         with ThreadPoolExecutor(self.workers) as pool:
-            yield Writer(pool, "max", _ABOUT, Meter(None))
+            yield Writer(pool, "max", {}, Meter(None))  # as birdie.save(model, path) has it
 
 
 def differences(new: Encoded, old: Encoded | None) -> int:
