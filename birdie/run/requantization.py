@@ -36,7 +36,6 @@ from birdie.compress.rate.budget import Fit, fit_budget
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
-from birdie.compress.small_tensors import small_scheme
 from birdie.compress.state import EncodedState, ModelState, plain_state
 from birdie.compress.tensors import rows_columns
 from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
@@ -151,7 +150,6 @@ class Requantization:
         Raises:
             BudgetError: no exponent makes the file small enough.
         """
-        self._settle()
         if any(part.weight.fixed for part in self._parts()):
             with self._writer() as writer:
                 for resolution in _RESOLUTIONS:
@@ -174,6 +172,7 @@ class Requantization:
         gained = {part.name: part.weight.with_gains(resolution) for part in self._parts()}
         others = {name: tensor for name, tensor in self._others().items() if name not in gained}
         rest = self.allocation.continued(gained, others)
+        rest.assignment = replace(rest.assignment, small={})  # a bias may have got a value that 16 bits cannot hold
         return rest.encode(self.exponent) if rest.matrices else rest.encode_settled()
 
     def _encode(self, exponent: float) -> EncodedState:
@@ -187,6 +186,8 @@ class Requantization:
         return {name: state[name].detach().clone() for name in self.allocation.assignment.tensors}
 
     def _hold(self, encoded: EncodedState, size: int, *, final: bool = False) -> Requantized:
+        if final:
+            self._settle(encoded)
         error = power = 0.0
         changed = count = 0
         for part in self._parts():
@@ -204,12 +205,12 @@ class Requantization:
         """Yield the matrices, tied ones under the name that the allocation has."""
         return (part for part in trained_weights(self.model) if part.name in self.matrices)
 
-    def _settle(self) -> None:
-        """Round the tensors that are not matrices as the file will hold them, in place."""
+    def _settle(self, encoded: EncodedState) -> None:
+        """Give the tensors that are no matrices the values of the file, in place."""
         with torch.no_grad():
             for name, tensor in plain_state(self.model).items():
-                if name in self.allocation.assignment.tensors and name not in self.allocation.matrices:
-                    tensor.copy_(decode(small_scheme(tensor).encode(name, tensor)))
+                if name in encoded.tensors and name not in self.matrices:
+                    tensor.copy_(decode(encoded.tensors[name]))
 
     @contextmanager
     def _writer(self) -> Iterator[Writer]:
