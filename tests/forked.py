@@ -62,10 +62,9 @@ class Program:
         """Send a signal to the process."""
         os.kill(self.pid, number)
 
-    def wait(self) -> int:
-        """Return the exit code once the program has ended; negative numbers are signals."""
-        self._process.join()
-        assert self._process.exitcode is not None
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return the exit code once the program has ended, negative for a signal; None after so many seconds."""
+        self._process.join(seconds)
         return self._process.exitcode
 
     def wait_for(self, text: str) -> None:
@@ -89,6 +88,7 @@ def run_python(
     """
     with Program(*arguments, folder=folder, variables=variables) as program:
         code = program.wait()
+        assert code is not None
         return subprocess.CompletedProcess(arguments, code, program.stdout, program.stderr)
 
 

@@ -498,7 +498,9 @@ def stop_at_step_3(command: list[str], number: int) -> tuple[int, str]:
     with Program(*command, "--train.iterations", "100000") as program:
         program.wait_for("\nstep 3 ")
         program.send_signal(number)
-        return program.wait(), program.stderr
+        code = program.wait()
+        assert code is not None
+        return code, program.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])

@@ -43,6 +43,7 @@ def started(script: bytes, data: Path, folder: Path, **changes: str) -> subproce
         "NUM_HEADS": "2", "NUM_KV_HEADS": "1", "MAX_WALLCLOCK_SECONDS": "0", "ITERATIONS": "2", "WARMUP_STEPS": "1",
         "TRAIN_BATCH_TOKENS": "1024", "TRAIN_SEQ_LEN": "64", "VAL_MAX_TOKENS": "2048", "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(folder / "cache"),
+        "NUMBA_OPT": "0",  # nearly all of its time is compiling kernels
     }  # fmt: skip
     folder.chmod(0o700)
     environment = os.environ | settings | changes
@@ -50,7 +51,7 @@ def started(script: bytes, data: Path, folder: Path, **changes: str) -> subproce
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["baseline", pytest.param("sota", marks=SLOW)])
+@pytest.mark.parametrize("name", ["baseline", pytest.param("sota", marks=pytest.mark.nightly)])
 def test_the_size_of_a_recipe(name: str) -> None:
     packed = pack(find(name).recipe())
     assert packed.minified

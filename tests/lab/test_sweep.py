@@ -35,6 +35,7 @@ validation.every = 10
 [search]
 matrix_lr = {{ {rates} }}
 """
+TRIALS = 14  # of the test that kills three workers, each after three of them
 RANGE = "low = 0.001, high = 1.0, log = true"
 
 
@@ -249,24 +250,24 @@ def workers() -> Iterator[list[Program]]:
 @pytest.mark.slow
 def test_killed_workers_lose_no_trial_and_run_none_twice(workers: list[Program], tmp_path: Path) -> None:
     """`kill -9` of one of two processes on one study, at random times, and the same command again."""
-    spec(tmp_path, trials=20)
+    spec(tmp_path, trials=TRIALS)
     (tmp_path / "worker.py").write_text(WORKER)
     command = [str(tmp_path / "worker.py"), str(tmp_path / "lr.toml"), str(tmp_path / "s")]
     rng = random.Random(1)
     workers += [Program(*command) for _ in range(2)]
     for _ in range(3):
         begun = len(list(tmp_path.rglob("steps")))
-        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, 20):
+        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, TRIALS):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 0.3))
-        victim = workers.pop(rng.randrange(2))
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
+        with workers.pop(rng.randrange(2)) as victim:
+            victim.send_signal(signal.SIGKILL)
+            assert victim.wait() == -signal.SIGKILL
         workers.append(Program(*command))
     assert [worker.wait() for worker in workers] == [0, 0]
     assert run_python(*command).returncode == 0  # takes over what the last one killed had
-    results = SweepRun(spec(tmp_path, trials=20), tmp_path / "s").results()
-    assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(20)]
+    results = SweepRun(spec(tmp_path, trials=TRIALS), tmp_path / "s").results()
+    assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(TRIALS)]
     for path in tmp_path.rglob("finished"):
         assert path.read_text() == "x"
 
