@@ -43,7 +43,6 @@ def started(script: bytes, data: Path, folder: Path, **changes: str) -> subproce
         "NUM_HEADS": "2", "NUM_KV_HEADS": "1", "MAX_WALLCLOCK_SECONDS": "0", "ITERATIONS": "2", "WARMUP_STEPS": "1",
         "TRAIN_BATCH_TOKENS": "1024", "TRAIN_SEQ_LEN": "64", "VAL_MAX_TOKENS": "2048", "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(folder / "cache"),
-        "NUMBA_OPT": "0",  # nearly all of its time is compiling kernels
     }  # fmt: skip
     folder.chmod(0o700)
     environment = os.environ | settings | changes

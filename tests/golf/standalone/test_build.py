@@ -4,7 +4,6 @@ damaged files, stays within its size, and is the same bytes every time."""
 import ast
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -134,10 +133,8 @@ def decoded(
         if not (folder / name).exists() or (folder / name).read_bytes() != data:
             (folder / name).write_bytes(data)
     out = tmp_path_factory.mktemp("out") / "out.pt"
-    command = [sys.executable, "-s", "driver.py", str(files), str(out)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment |= {"NUMBA_OPT": "0"} if request.param == "max" else {}  # a third less to compile
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-E", "-s", "driver.py", str(files), str(out)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls complex32 experimental
