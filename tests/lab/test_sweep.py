@@ -219,6 +219,8 @@ from birdie.lab.ledger import read_run
 from birdie.lab.space import read_sweep
 
 def train(recipe, folder, *, watch, environment):
+    if (folder / "summary.json").is_file():  # killed before the study knew
+        return read_run(folder)
     (folder / "recipe.toml").write_text(recipe.to_toml())
     state = folder / "state"
     for step in range(int(state.read_text()) if state.is_file() else 0, 10):  # resumes
@@ -228,9 +230,10 @@ def train(recipe, folder, *, watch, environment):
             file.write(f"{step}\\n")
         state.with_name("new").write_text(str(step + 1))
         os.replace(state.with_name("new"), state)
+    state.with_name("new").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
+    os.replace(state.with_name("new"), folder / "summary.json")
     with open(folder / "finished", "a") as file:
         file.write("x")
-    (folder / "summary.json").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
     return read_run(folder)
 
 sweep.train, sweep.open_shards = train, lambda _: None
