@@ -50,7 +50,7 @@ def started(script: bytes, data: Path, folder: Path, cache: Path, **changes: str
         "TRAIN_BATCH_TOKENS": "1024", "TRAIN_SEQ_LEN": "64", "VAL_MAX_TOKENS": "2048", "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(cache),
     }  # fmt: skip
-    cache.chmod(0o700)
+    cache.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | settings | changes
     command = [sys.executable, "-P", "train_gpt.py"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
