@@ -39,9 +39,14 @@ def _clean_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _two_threads() -> None:
-    """Use two threads in total: more threads than cores in parallel workers would wait for one another."""
+    """Use two threads in total: more threads than cores in parallel workers would wait for one another.
+
+    The variable is for the processes that tests start.
+    """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, min(2, os.cpu_count() or 1) // workers))
+    threads = max(1, min(2, os.cpu_count() or 1) // workers)
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 @pytest.fixture(scope="session")

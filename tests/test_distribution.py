@@ -1,8 +1,9 @@
 """The package as people install it: complete archives, and a wheel that works where nothing can be written.
 
 The wheel is installed without network into an environment of its own, which borrows the third-party packages of the
-running one. Its kernels are compiled once, as when an image of a container is built; from then on the file system is
-read-only: a process that writes anywhere but into its working folder gets an error of the operating system.
+running one. There the README's Python runs in an empty folder. At night its kernels are compiled, as when an image of a
+container is built; from then on the file system is read-only: a process that writes anywhere but into its working
+folder gets an error of the operating system.
 """
 
 import email
@@ -129,11 +130,27 @@ def environment(archives: tuple[Path, Path], tmp_path: Path) -> Path:
     return folder / "bin"
 
 
+def readme_code() -> str:
+    """Return the Python of the README."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
+    assert blocks
+    return "".join(blocks)
+
+
 @pytest.mark.slow
-def test_an_installed_wheel_has_the_command_and_reads_files(environment: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_runs_the_readme_has_the_command_and_reads_files(environment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     command = environment / "birdie"
+    (package,) = environment.parent.glob("lib/python*/site-packages/birdie")
+    for kernel in (ROOT / "birdie").glob("**/__pycache__/*.kernel"):  # of the same sources: not compiled again
+        target = package / kernel.parent.relative_to(ROOT / "birdie")
+        target.mkdir(exist_ok=True)
+        copy2(kernel, target)
+    where = run([environment / "python", "-c", readme_code() + "print(birdie.__file__)"], folder)
+    assert Path(where.strip()) == package / "__init__.py"
+    assert [path.name for path in folder.iterdir()] == ["model.birdie"]
+    assert (folder / "model.birdie").stat().st_size <= 100_000
     assert run([command, "--version"], folder) == f"{birdie.__version__}\n"
     birdie.save({"w": torch.ones(4, 4)}, folder / "model.birdie")
     assert json.loads(run([command, "inspect", "model.birdie", "--json"], folder))["weights"] == 16
@@ -157,8 +174,6 @@ def test_an_installed_wheel_runs_on_a_read_only_file_system_and_compiles_nothing
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in Path(kernels).glob("*.kernel"))
     assert json.loads(run([command, "kernels", "--portable", "--json"], folder))["compiled"] == 0
 
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert example is not None
     state = {name: tensor.tolist() for name, tensor in small_model().items() if tensor.is_floating_point()}
     (folder / "state.json").write_text(json.dumps(state))
     same = """
@@ -167,7 +182,7 @@ birdie.save(state, "max.birdie", bits=4)
 birdie.save(state, "fast.birdie", lossless=True, coder="fast")
 birdie.load("fast.birdie")
 """
-    code = READ_ONLY + example[1] + same + LOADED
+    code = READ_ONLY + readme_code() + same + LOADED
     misses, hits, lost, processor, path = json.loads(run([environment / "python", "-c", code], folder))
     assert Path(path).is_relative_to(environment.parent)
     assert (misses, lost) == (0, 0)

@@ -3,11 +3,9 @@
 import contextlib
 import importlib
 import io
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from birdie.cli.console import run
 from birdie.compress import registry
 from birdie.model import attention_functions
 from birdie.score.settings import MODES
+from tests.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
@@ -205,9 +204,7 @@ def test_the_example_of_a_technique_trains_and_scores(
 
 
 def test_the_example_of_a_mode_adds_flags_to_the_command_line() -> None:
-    command = [sys.executable, "examples/own_scoring_mode.py", "evaluate", "--help"]  # flags are read at import
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    shown = run_python("examples/own_scoring_mode.py", "evaluate", "--help", folder=ROOT).stdout  # flags are read once
     assert "--online-temperature.spread" in shown
 
 

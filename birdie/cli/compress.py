@@ -147,6 +147,7 @@ def command(
         raise ConfigError("--calibration-folder is for a calibration block by block; add --blockwise")
     if blockwise and (recalibrate or refit):
         raise ConfigError("--recalibrate and --refit keep the complete model in memory; drop them, or --blockwise")
+    schemes = _schemes(scheme) if scheme else None
     import torch
 
     from birdie.artifact.checkpoints import files_of, header_of, read_checkpoint, read_weights, tensor_bytes
@@ -257,7 +258,7 @@ def command(
                 summary = save(
                     content,
                     output,
-                    scheme=_schemes(scheme) if scheme else None,
+                    scheme=schemes,
                     budget=None if budget is None else parse_size(budget),
                     bits=bits,
                     quality=quality,
@@ -320,11 +321,22 @@ def _change(input_bytes: int, output_bytes: int, lossless: bool) -> str:
 
 
 def _schemes(texts: list[str]) -> str | list[tuple[str, str]]:
-    """Return a spec for all matrices, or rules (pattern, spec); a spec without a pattern is the rule for the rest."""
+    """Return a spec for all matrices, or rules (pattern, spec); a spec without a pattern is the rule for the rest.
+
+    Raises:
+        ConfigError: two specs have no pattern, or a text is neither a spec nor a rule.
+    """
     from birdie.compress.registry import is_spec
 
-    rules = [("*", text) if is_spec(text) else _rule(text) for text in texts]
-    return texts[0] if len(texts) == 1 and is_spec(texts[0]) else rules
+    general = [text for text in texts if is_spec(text)]
+    if len(general) > 1:
+        raise ConfigError(
+            f"--scheme {general[0]} and --scheme {general[1]} are both for all matrices; keep one of them, or write "
+            f"--scheme 'PATTERN={general[0]}'"
+        )
+    if len(texts) == 1 and general:
+        return general[0]
+    return [_rule(text) for text in texts if text not in general] + [("*", text) for text in general]
 
 
 def _rule(text: str) -> tuple[str, str]:

@@ -179,7 +179,8 @@ class ExportSettings:
 
     def schemes(self) -> list[tuple[str, str]]:
         """Return (name pattern, spec) pairs; the first match decides."""
-        special = [(f"blocks.{layer}.*", f"int8:level_stride={self.int4_step}") for layer in self.int4_layers]
+        layers = dict.fromkeys(self.int4_layers)
+        special = [(f"blocks.{layer}.*", f"int8:level_stride={self.int4_step}") for layer in layers]
         return [*special, *self.pinned(), ("*", self.scheme)]
 
 

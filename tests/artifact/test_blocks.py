@@ -14,15 +14,17 @@ from birdie.artifact.container import BLOCKS, Entry, Reader, Stream, block_name
 from birdie.artifact.load import decode_tensor
 from birdie.artifact.to_safetensors import to_safetensors
 from birdie.compress import row_blocks
+from birdie.entropy import trellis
 from birdie.errors import ArtifactError
 from birdie.golf.standalone.build import build
 
-COLUMNS = 4096  # a chunk of the coder has 256 rows of them
+COLUMNS = 1024
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut tensors of more than 256 rows into blocks of that many."""
+    """Cut tensors of more than 256 rows into blocks of that many: a chunk of the coder, which is smaller, too."""
+    monkeypatch.setattr(trellis, "CHUNK", 256 * COLUMNS)
     monkeypatch.setattr(row_blocks, "LARGE", 256 * COLUMNS)
     monkeypatch.setattr(row_blocks, "_BLOCK", 256 * COLUMNS)
 
@@ -79,14 +81,14 @@ def test_the_bytes_depend_on_neither_threads_nor_the_order(state: dict[str, Tens
     assert files[0] == files[1]
 
 
-def test_blocks_take_hardly_more_bytes(
-    state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_take_hardly_more_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = trellis.CHUNK // 256
+    large = torch.randn(600, columns, generator=torch.Generator().manual_seed(0)).bfloat16()
     sizes = []
-    for block in (1 << 24, 256 * COLUMNS):
+    for block in (1 << 24, 256 * columns):
         monkeypatch.setattr(row_blocks, "LARGE", block)
         monkeypatch.setattr(row_blocks, "_BLOCK", block)
-        sizes.append(birdie.save({"large": state["large"]}, tmp_path / "x.birdie", scheme="int4", coder="fast").bytes)
+        sizes.append(birdie.save({"large": large}, tmp_path / "x.birdie", scheme="int4", coder="fast").bytes)
     assert sizes[0] < sizes[1] < 1.002 * sizes[0]
 
 

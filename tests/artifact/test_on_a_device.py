@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,16 @@ from birdie.compress.calibration import sensitivity
 from birdie.compress.calibration.kl import HeldOutKL
 from birdie.compress.calibration.modes import differentiable_evaluation
 from birdie.compress.calibration.result import CalibrationResult
+from tests.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 def test_the_api_works_on_an_accelerator() -> None:
-    command = [sys.executable, "-m", "tests.artifact.on_pretend_gpu"]
-    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert json.loads(output.splitlines()[-1]) == {}
+    done = run_python("-m", "tests.artifact.on_pretend_gpu", folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
 
 
 class Embedded(nn.Module):

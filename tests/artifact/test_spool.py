@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +18,7 @@ from birdie.artifact.spool import Spool
 from birdie.artifact.writer import Writer
 from birdie.compress.scheme import Encoded
 from birdie.errors import OutputError
+from tests.forked import run_python
 from tests.ranks import birdie_command, run_as_ranks
 
 
@@ -89,9 +88,8 @@ def test_after_a_kill_the_same_command_goes_on(
 ) -> None:
     path = tmp_path / "x.birdie"
     save_file(weights(), tmp_path / "x.safetensors")
-    command = [sys.executable, "-c", KILLED, f"{tmp_path}/x.safetensors", str(path), str(after), how]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (-signal.SIGKILL, -signal.SIGINT), done.stderr
+    done = run_python("-c", KILLED, f"{tmp_path}/x.safetensors", str(path), str(after), how)
+    assert done.returncode == (-signal.SIGKILL if how == "SIGKILL" else 1), done.stderr  # 1: KeyboardInterrupt
     assert not path.exists()
     assert folder_of(path).is_dir()
     coded, recalled = count_coded(monkeypatch), 0
@@ -252,10 +250,7 @@ def test_a_rank_that_dies_is_restarted_and_takes_up_its_tensors(tmp_path: Path, 
     (tmp_path / "dying.py").write_text(DYING)
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     command = ["compress", "x.safetensors", "--bits", "4", "--coder", "fast", "-o", "x.birdie"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, "dying.py", *command],
-        cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = run_python("-m", *launcher, "dying.py", *command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x.birdie").read_bytes() == plain
     assert "recalled" in done.stderr

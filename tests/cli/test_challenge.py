@@ -1,6 +1,5 @@
 """Entry point of the challenge: settings from its environment variables, log lines in its order and number formats."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from birdie.errors import ConfigError
 from birdie.golf import packed
 from birdie.run.recipe import ExportSettings, Recipe, load_recipe
 from birdie.runtime.distributed import World
+from tests.forked import run_python
 from tests.ranks import run_as_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,15 +83,9 @@ def tiny(data: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def launch(folder: Path, data: Path, ranks: int = 1, **changes: str) -> subprocess.CompletedProcess[str]:
+def launch(folder: Path, data: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run `train_gpt.py` in `folder` with the environment of `tiny`, changed by `changes`."""
-    settings = tiny(data) | changes
-    start = [sys.executable]
-    if ranks > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return subprocess.run(
-        [*start, str(ENTRY)], cwd=folder, env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+    return run_python(str(ENTRY), folder=folder, variables=tiny(data) | changes)
 
 
 Play = Callable[..., tuple[int, str, str]]
@@ -299,13 +293,8 @@ def the_entry(path: str) -> None:
 def test_ranks_give_the_one_rank_result_under_one_name(
     ranks: int, name: str, logged: tuple[Path, list[str]], data: Path, tmp_path: Path
 ) -> None:
-    """Two ranks started by torchrun; eight ranks, as the records have, forked with torchrun's variables."""
-    if ranks == 2:
-        done = launch(tmp_path, data, ranks, RUN_ID=name)
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-    else:
-        lines = run_as_ranks(the_entry, (str(ENTRY),), ranks, tmp_path, tiny(data) | {"RUN_ID": name}).splitlines()
+    """The ranks, of which the records have eight, are forked with torchrun's variables."""
+    lines = run_as_ranks(the_entry, (str(ENTRY),), ranks, tmp_path, tiny(data) | {"RUN_ID": name}).splitlines()
     assert f"world_size:{ranks} grad_accum_steps:{8 // ranks}" in lines
     assert lines[-1].startswith("Total submission size birdie")
     assert number(lines, "Code size") == number(logged[1], "Code size")

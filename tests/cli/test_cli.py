@@ -39,6 +39,7 @@ from birdie.runtime.distributed import World
 from birdie.runtime.files import atomic_path
 from birdie.runtime.locks import locked_folder
 from birdie.train.checkpoint import checkpoint_paths, load_checkpoint
+from tests.forked import Program, run_python
 from tests.ranks import birdie_command, run_as_ranks
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
@@ -504,34 +505,27 @@ def test_a_recipe_file_trains_again(trained: Path, tmp_path: Path, ask: Ask) -> 
 
 
 def stop_at_step_3(command: list[str], number: int) -> tuple[int, str]:
-    """Start a training command, send it a signal after step 3, and return its exit code and the rest of stderr."""
-    with subprocess.Popen(
-        [*command, "--train.iterations", "100000"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("step 3 "):
-                process.send_signal(number)
-                break
-        rest = process.stderr.read()
-    return process.returncode, rest
+    """Start a training command, send it a signal after step 3, and return its exit code and its log."""
+    with Program(*command, "--train.iterations", "100000") as program:
+        program.wait_for("\nstep 3 ")
+        program.send_signal(number)
+        code = program.wait()
+        assert code is not None
+        return code, program.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_signal_saves_and_resume_goes_on(number: signal.Signals, trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
-    command = [sys.executable, "-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
-    code, rest = stop_at_step_3(command, number)
+    command = ["-m", "birdie", "train", str(trained / "recipe.toml"), "--folder", str(folder)]
+    code, log = stop_at_step_3(command, number)
     assert code == 128 + number
-    assert "saved in" in rest
-    assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else number.name}." in rest
+    assert "saved in" in log
+    assert f"Stopped by {'Ctrl-C' if number == signal.SIGINT else number.name}." in log
     assert not list(folder.rglob(".*"))
     state = next((folder / "checkpoints").glob("step-*/state.json"))
     step = json.loads(state.read_text())["step"]
-    done = subprocess.run(
-        [*command, "--resume", "--train.iterations", str(step + 2), "--json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_python(*command, "--resume", "--train.iterations", str(step + 2), "--json")
     assert done.returncode == 0, done.stderr
     assert f"resumed at step {step}" in done.stderr
     assert json.loads(done.stdout)["steps"] == step + 2
@@ -659,9 +653,9 @@ def test_resuming_with_other_settings_is_refused(trained: Path, ask: Ask, change
 
 @pytest.mark.slow
 def test_torchrun_trains_on_every_rank(trained: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "birdie"]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "birdie"]
     arguments = ["train", str(trained / "recipe.toml"), "--folder", str(tmp_path / "two"), "--json"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    done = run_python(*command, *arguments)
     assert done.returncode == 0, done.stderr
     one = json.loads((trained / "summary.json").read_text())
     two = json.loads(done.stdout)
@@ -763,6 +757,16 @@ def test_damaged_and_truncated_artifacts_are_refused(ask: Ask, weights: Path, tm
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int66"], "ConfigError", "int66"),
         (["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "*="], "ConfigError", "PATTERN=SPEC"),
         (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "int8", "--scheme", "sigma:0.3"],
+            "ConfigError",
+            "--scheme int8 and --scheme sigma:0.3 are both for all matrices",
+        ),
+        (
+            ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--scheme", "a.*=int8", "--scheme", "a.*=int6"],
+            "ConfigError",
+            "'a.*' has two rules",
+        ),
+        (
             ["compress", "{weights}", "-o", "{tmp}/o.birdie", "--quality", "0.1"],
             "ConfigError",
             "--quality needs calibration data",
@@ -836,6 +840,7 @@ def test_specs_mean_the_same_on_the_command_line_and_in_python(ask: Ask, word: s
     for name, flags, scheme in (
         ("all", ["--scheme", spec], spec),
         ("rules", ["--scheme", f"a.*={spec}", "--scheme", "int8"], [("a.*", spec), ("*", "int8")]),
+        ("turned", ["--scheme", "int8", "--scheme", f"a.*={spec}"], [("a.*", spec), ("*", "int8")]),
     ):
         code, answer, _ = ask(
             "compress", tmp_path / "m.pt", "-o", tmp_path / f"{name}.birdie", "--coder", "fast", *flags

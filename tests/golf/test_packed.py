@@ -33,7 +33,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((root / "datasets").iterdir())
 
 
-def started(script: bytes, data: Path, folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache folder of all scripts: only the first unpacks the modules of a recipe and compiles their kernels."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def started(script: bytes, data: Path, folder: Path, cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run a script at a very small size where another birdie is installed, whose import fails."""
     (folder / "other" / "birdie").mkdir(parents=True)
     (folder / "other" / "birdie" / "__init__.py").write_text("raise ImportError('this is not the packed birdie')")
@@ -42,15 +48,15 @@ def started(script: bytes, data: Path, folder: Path, **changes: str) -> subproce
         "RUN_ID": "tiny", "DATA_PATH": str(data), "TOKENIZER_PATH": "bytes", "VOCAB_SIZE": "260", "MODEL_DIM": "32",
         "NUM_HEADS": "2", "NUM_KV_HEADS": "1", "MAX_WALLCLOCK_SECONDS": "0", "ITERATIONS": "2", "WARMUP_STEPS": "1",
         "TRAIN_BATCH_TOKENS": "1024", "TRAIN_SEQ_LEN": "64", "VAL_MAX_TOKENS": "2048", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONPATH": str(folder / "other"), "XDG_CACHE_HOME": str(cache),
     }  # fmt: skip
-    folder.chmod(0o700)
+    cache.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | settings | changes
     command = [sys.executable, "-P", "train_gpt.py"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["baseline", pytest.param("sota", marks=SLOW)])
+@pytest.mark.parametrize("name", ["baseline", pytest.param("sota", marks=pytest.mark.nightly)])
 def test_the_size_of_a_recipe(name: str) -> None:
     packed = pack(find(name).recipe())
     assert packed.minified
@@ -69,9 +75,11 @@ def test_the_size_of_a_recipe(name: str) -> None:
         ),
     ],
 )
-def test_a_script_trains_exports_and_scores(name: str, changes: dict[str, str], data: Path, tmp_path: Path) -> None:
+def test_a_script_trains_exports_and_scores(
+    name: str, changes: dict[str, str], data: Path, cache: Path, tmp_path: Path
+) -> None:
     packed = pack(find(name).recipe())
-    done = started(packed.script, data, tmp_path, **changes)
+    done = started(packed.script, data, tmp_path, cache, **changes)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"Code size: {len(packed.script)} bytes" in done.stdout.splitlines()
     assert "final_birdie_roundtrip_exact" in done.stdout
@@ -84,9 +92,9 @@ def test_a_script_trains_exports_and_scores(name: str, changes: dict[str, str], 
 
 @SLOW
 def test_a_setting_that_the_script_has_no_code_for_ends_it_before_training(
-    baseline: Packed, data: Path, tmp_path: Path
+    baseline: Packed, data: Path, cache: Path, tmp_path: Path
 ) -> None:
-    done = started(baseline.script, data, tmp_path, CALIBRATION_DATA="train")
+    done = started(baseline.script, data, tmp_path, cache, CALIBRATION_DATA="train")
     assert done.returncode == 1
     assert "calibration.data is 'train', but this script was packed for 'none'" in done.stderr
     assert "warmup_step" not in done.stdout

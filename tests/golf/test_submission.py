@@ -298,6 +298,7 @@ def test_a_submission_scores_itself_without_birdie_and_passes_the_audit(tmp_path
         (tmp_path / "sub" / "train_gpt.py").read_bytes(),
         Path(recipe.data.path),
         tmp_path / "bare",
+        tmp_path / "cache",
         EVAL_ONLY_PATH=str(tmp_path / "sub" / "model.birdie"),
     )
     assert scored.returncode == 0, scored.stderr[-2000:]

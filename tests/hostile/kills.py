@@ -1,6 +1,6 @@
 """Processes killed at random moments: `python -m tests.hostile.kills --count 30`.
 
-A command is started in a process of its own and gets SIGKILL or SIGTERM at a moment drawn evenly from the time that an
+A command runs in a process of its own and gets SIGKILL or SIGTERM at a moment drawn evenly from the time that an
 undisturbed one takes. Laws: what is found afterwards is the old file or the complete new one, inputs are untouched;
 the command, started again, ends with the bytes of the undisturbed one and leaves no other file; training goes on from
 a checkpoint at most one interval old, and after SIGTERM within its steps no step is lost.
@@ -10,7 +10,6 @@ import argparse
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,16 +17,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.forked import Program
 from tests.hostile.workload import (
     COMMANDS,
     EVERY,
     Command,
     Report,
     contents,
-    ended,
+    environment,
     make_inputs,
     reset,
-    started,
     train_tokens,
 )
 
@@ -102,13 +101,13 @@ def _attack(report: Losses, folder: Path, target: str, count: int, rng: random.R
 
 def _run(tokens: list[str], moment: float | None = None, number: int = signal.SIGKILL) -> tuple[float, int, str]:
     """Run a command, with a signal after `moment` seconds; return its seconds, exit code and stderr."""
-    start, process = time.perf_counter(), started(tokens)
-    try:
-        end = ended(process, moment or 300)
-    except subprocess.TimeoutExpired:
-        process.send_signal(number)
-        end = ended(process)
-    return time.perf_counter() - start, end.code, end.message
+    start = time.perf_counter()
+    with Program("-m", "birdie", *tokens, variables=environment()) as program:
+        if moment is not None and program.wait(moment) is None:
+            program.send_signal(number)
+        code = program.wait(300)
+        assert code is not None, f"birdie {' '.join(tokens)} runs for more than 300 s"
+        return time.perf_counter() - start, code, program.stderr
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def test_a_decoder_that_breaks_is_told_with_the_number_of_the_mutant(monkeypatch
 @pytest.mark.slow
 def test_small_files_cost_little() -> None:
     """Opened (and decoded) in a process that may take little more memory than it decodes to, and little time."""
-    bombs.run("--every", "5")
+    bombs.run("--every", "10")
 
 
 @pytest.mark.nightly

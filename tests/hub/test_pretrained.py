@@ -1,6 +1,7 @@
 """Folder → file → from_pretrained: the outputs are those of the decoded file, for every kind of model."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,21 @@ def test_what_cannot_be_built_is_one_sentence(make: Any, words: str, tmp_path: P
     with pytest.raises(BirdieError, match=words) as raised:
         birdie.from_pretrained(make(tmp_path))
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_without_one_of_the_weights_is_one_sentence(tmp_path: Path) -> None:
+    state = write("llama", tmp_path / "model").state_dict()
+    del state[name := "model.layers.1.mlp.up_proj.weight"]
+    config = (tmp_path / "model" / "config.json").read_bytes()
+    file = tmp_path / "x.birdie"
+    birdie.save(state, file, lossless=True, files={"config.json": config})
+    for lazy, words in (
+        (False, f"the file lacks 1 of the weights of LlamaForCausalLM, {name}"),
+        (True, f"missing: {name}"),
+    ):
+        with pytest.raises(BirdieError, match=re.escape(words)) as raised:
+            birdie.from_pretrained(file, lazy=lazy)
+        assert "\n" not in str(raised.value)
 
 
 def test_lazy_loading_is_for_transformers(tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 import json
 import math
-import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from birdie.lab.process import Watch
 from birdie.lab.space import Sweep, read_sweep
 from birdie.lab.sweep import SweepRun
 from birdie.run.recipe import Recipe
+from tests.forked import Program, run_python
 
 SPEC = """recipe = "laptop"
 trials = {trials}
@@ -35,6 +35,7 @@ validation.every = 10
 [search]
 matrix_lr = {{ {rates} }}
 """
+TRIALS = 14  # of the test that kills three workers, each after three of them
 RANGE = "low = 0.001, high = 1.0, log = true"
 
 
@@ -218,6 +219,8 @@ from birdie.lab.ledger import read_run
 from birdie.lab.space import read_sweep
 
 def train(recipe, folder, *, watch, environment):
+    if (folder / "summary.json").is_file():  # killed before the study knew
+        return read_run(folder)
     (folder / "recipe.toml").write_text(recipe.to_toml())
     state = folder / "state"
     for step in range(int(state.read_text()) if state.is_file() else 0, 10):  # resumes
@@ -227,9 +230,10 @@ def train(recipe, folder, *, watch, environment):
             file.write(f"{step}\\n")
         state.with_name("new").write_text(str(step + 1))
         os.replace(state.with_name("new"), state)
+    state.with_name("new").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
+    os.replace(state.with_name("new"), folder / "summary.json")
     with open(folder / "finished", "a") as file:
         file.write("x")
-    (folder / "summary.json").write_text(json.dumps({"evaluation": {"bpb": recipe.optimizer.matrix_lr}}))
     return read_run(folder)
 
 sweep.train, sweep.open_shards = train, lambda _: None
@@ -238,39 +242,35 @@ sweep.SweepRun(read_sweep(Path(sys.argv[1])), Path(sys.argv[2])).run(2)
 
 
 @pytest.fixture
-def workers() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
+def workers() -> Iterator[list[Program]]:
+    with ExitStack() as stack:
+        processes: list[Program] = []
+        yield processes
+        for process in processes:
+            stack.enter_context(process)  # which kills it
 
 
 @pytest.mark.slow
-def test_killed_workers_lose_no_trial_and_run_none_twice(
-    workers: list["subprocess.Popen[bytes]"], tmp_path: Path
-) -> None:
+def test_killed_workers_lose_no_trial_and_run_none_twice(workers: list[Program], tmp_path: Path) -> None:
     """`kill -9` of one of two processes on one study, at random times, and the same command again."""
-    spec(tmp_path, trials=20)
+    spec(tmp_path, trials=TRIALS)
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path / "lr.toml"), str(tmp_path / "s")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [str(tmp_path / "worker.py"), str(tmp_path / "lr.toml"), str(tmp_path / "s")]
     rng = random.Random(1)
-    workers += [subprocess.Popen(command, env=environment) for _ in range(2)]
+    workers += [Program(*command) for _ in range(2)]
     for _ in range(3):
         begun = len(list(tmp_path.rglob("steps")))
-        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, 20):
+        while len(list(tmp_path.rglob("steps"))) < min(begun + 3, TRIALS):
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 0.3))
-        victim = workers.pop(rng.randrange(2))
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
-        workers.append(subprocess.Popen(command, env=environment))
+        with workers.pop(rng.randrange(2)) as victim:
+            victim.send_signal(signal.SIGKILL)
+            assert victim.wait() == -signal.SIGKILL
+        workers.append(Program(*command))
     assert [worker.wait() for worker in workers] == [0, 0]
-    last = subprocess.run(command, env=environment, check=False)  # takes over what the last one killed had
-    assert last.returncode == 0
-    results = SweepRun(spec(tmp_path, trials=20), tmp_path / "s").results()
-    assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(20)]
+    assert run_python(*command).returncode == 0  # takes over what the last one killed had
+    results = SweepRun(spec(tmp_path, trials=TRIALS), tmp_path / "s").results()
+    assert [(trial.number, trial.state) for trial in results] == [(number, "complete") for number in range(TRIALS)]
     for path in tmp_path.rglob("finished"):
         assert path.read_text() == "x"
 

@@ -1,12 +1,12 @@
 """After `birdie kernels` nothing is compiled: the kernels compiled ahead are those that files of every kind call."""
 
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from numba.core.dispatcher import Dispatcher
+
+from tests.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
@@ -50,7 +50,7 @@ FOLDERS = ("entropy", "compress", "compress/schemes", "compress/spectral", "scor
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # where no kernel is kept yet, all of them are compiled: a minute or two of a core
 def test_files_of_every_kind_need_no_other_kernel() -> None:
-    done = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python("-c", PROBE, folder=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     count, _, others = done.stdout.partition(" ")
     assert int(count) > 50

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -33,6 +30,7 @@ from birdie.score.request import EvaluationRequest
 from birdie.score.settings import MODES, EvaluationSettings, register
 from birdie.train.settings import TrainSettings
 from tests.device import DEVICE
+from tests.forked import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_scoring_mode.py"
@@ -193,9 +191,9 @@ def test_evaluate_scores_an_artifact_by_it(file: Path) -> None:
 @pytest.mark.slow
 def test_the_command_line_lists_it_and_scores_by_it(mode_class: Any, file: Path) -> None:
     def birdie(*tokens: str) -> str:
-        command = [sys.executable, str(EXAMPLE), "evaluate", *tokens]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+        done = run_python(str(EXAMPLE), "evaluate", *tokens)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     assert mode_class.summary()[:40] in birdie("--help")
     flags = ("--mode", "online-temperature", "--online-temperature.spread", "0.3", "--device", "cpu", "--json")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from birdie.train.checkpoint import (
 )
 from birdie.train.loop import Fit, fit
 from birdie.train.settings import OptimizerSettings
+from tests.forked import Program
 from tests.kills import kill_at_each_call
 from tests.tiny_run import OPTIMIZERS, VOCAB, TinyBatches, tiny_model, tiny_settings
 
@@ -100,15 +102,11 @@ def test_a_resumed_run_continues_in_the_shards(order: Order, warmup_steps: int, 
 
 def test_after_kill_9_the_curve_is_bit_identical(tmp_path: Path) -> None:
     """The process saves after every step and is killed at an arbitrary moment."""
-    command = [sys.executable, "-m", "tests.train.test_checkpoint", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    assert process.stdout is not None
-    for line in process.stdout:
-        if int(line) == 10:
-            process.send_signal(signal.SIGKILL)
-            break
-    process.wait()
-    process.stdout.close()
+    with Program("-m", "tests.train.test_checkpoint", str(tmp_path)) as program:
+        while "10\n" not in program.stdout:
+            time.sleep(0.01)
+        program.send_signal(signal.SIGKILL)
+        assert program.wait() == -signal.SIGKILL
     checkpoint = load_checkpoint(tmp_path)
     assert 10 <= checkpoint.step < ITERATIONS
     losses = curve(start())

@@ -105,14 +105,29 @@ def assign(state: ModelState, schemes: Schemes | None, target: Target) -> Assign
 
 
 def parse_rules(schemes: Schemes | None) -> tuple[Scheme | None, list[Rule]]:
-    """Return (scheme for every tensor, rules) of the argument `schemes`: one of the two is set, or neither."""
+    """Return (scheme for every tensor, rules) of the argument `schemes`: one of the two is set, or neither.
+
+    Raises:
+        ConfigError: a spec is wrong, a rule is not a pair, or two rules have one pattern.
+    """
     if schemes is None:
         return None, []
     if isinstance(schemes, Mapping):
         schemes = list(schemes.items())
-    if isinstance(schemes, Sequence) and not isinstance(schemes, str):
-        return None, [(pattern, _scheme(spec)) for pattern, spec in schemes]
-    return _scheme(schemes), []
+    if not isinstance(schemes, Sequence) or isinstance(schemes, str):
+        return _scheme(schemes), []
+    rules: dict[str, str | Scheme] = {}
+    for rule in schemes:
+        if isinstance(rule, str) or not isinstance(rule, Sequence) or len(rule) != 2:
+            raise ConfigError(f"scheme rule {rule!r} is not a pair (pattern, spec); write for example ('*', 'int8')")
+        pattern, spec = rule
+        if pattern in rules:
+            raise ConfigError(
+                f"scheme pattern {pattern!r} has two rules, {rules[pattern]} and {spec}; the first would hide the "
+                "second: remove one of them"
+            )
+        rules[pattern] = spec
+    return None, [(pattern, _scheme(spec)) for pattern, spec in rules.items()]
 
 
 def _scheme(spec: str | Scheme) -> Scheme:

@@ -91,3 +91,17 @@ def test_a_rule_is_split_at_its_first_equals_sign() -> None:
     for wrong in ("int8", "=int8"):
         with pytest.raises(ConfigError, match=wrong):
             parse_rule(wrong)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "words"),
+    [
+        ([("blocks.*", "int6"), ("*", "int8"), ("blocks.*", "int4")], r"'blocks\.\*' has two rules, int6 and int4"),
+        (["int8", "sigma:0.3"], "'int8' is not a pair"),
+        ([("blocks.*", "int6", "int8")], "is not a pair"),
+        (["ab"], "'ab' is not a pair"),
+    ],
+)
+def test_no_rule_is_dropped_without_a_word(schemes: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        assigned(STATE, schemes)

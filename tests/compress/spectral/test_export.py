@@ -1,7 +1,5 @@
 """Laws of storing what was trained: the file is the model in memory under plain names, its size as predicted."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import birdie
 from birdie.compress.spectral.wrap import quantization_loss, spectral, wrapped
 from birdie.errors import ArtifactError, ConfigError, WeightsError
 from tests.compress.spectral.test_wrap import MODELS, built, mlp, trained
+from tests.forked import run_python
 
 FRESH = """
 import sys, torch, birdie
@@ -45,8 +44,8 @@ def test_a_fresh_process_gives_the_same(tmp_path: Path) -> None:
     q_net = spectral(model.train(False), transform="identity", init_bits=5)
     q_net.settle()
     birdie.save(model, tmp_path / "x.birdie")
-    command = [sys.executable, "-c", FRESH, "lstm", str(tmp_path / "x.birdie"), str(tmp_path / "out.pt")]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[3], timeout=120)
+    done = run_python("-c", FRESH, "lstm", str(tmp_path / "x.birdie"), str(tmp_path / "out.pt"))
+    assert done.returncode == 0, done.stderr
     assert torch.equal(torch.load(tmp_path / "out.pt", weights_only=True), model(x).detach())
 
 
