@@ -120,7 +120,7 @@ class Bench:
         settings = {"rate": self.options.rate, "settled": self.options.settled, "measured": self.text}
         for step in birdie.fine_tune(model, data, loss, steps=steps, budget=budget, **settings):
             if step.number % 50 == 0 or step.number == step.steps:
-                size = "" if step.bits is None else f", {step.bits:.3f} bits per weight, λ {step.weight:.2g}"
+                size = "" if step.bits is None else f", {step.bits:.3f} bits per weight"
                 log(f"step {step.number} of {step.steps}: loss {step.loss:.4f}{size}")
 
     def data(self) -> Iterable[Batch]:
@@ -147,6 +147,7 @@ class Bench:
             "float", "float32, fine-tuned", self.float_bytes, subject.measure(plain.state_dict()), seconds, version
         )
         yield from self.spectral()
+        yield from self.trellis()
         if self.options.alone:
             return
         yield from self.untrained()
@@ -171,6 +172,21 @@ class Bench:
             seconds = time.perf_counter() - start
             scheme = f"spectral, {self.options.transform}"
             yield row("spectral", scheme, size, quality, seconds, VERSION)
+
+    def trellis(self) -> Iterator[Row]:
+        """Yield the rows of the network trained on what the trellis stores, from the float network for each size.
+
+        Each takes the steps that `without_size` takes.
+        """
+        loss = target_loss if self.text else distillation_loss(self.subject.module)
+        for budget in self.budgets:
+            torch.manual_seed(self.options.seed)
+            model, start = self.start(), time.perf_counter()
+            self.tune(model, self.data(), loss, self.options.steps * len(self.budgets), budget)
+            with tempfile.TemporaryDirectory() as folder:
+                size = birdie.save(model, Path(folder) / "x.birdie").bytes
+                quality = self.subject.measure(load(Path(folder) / "x.birdie"))
+            yield row("trained", "trained on the trellis", size, quality, time.perf_counter() - start, VERSION)
 
     def untrained(self) -> Iterator[Row]:
         """Yield the rows of birdie's files of the float network without training, with and without calibration data."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from birdie.artifact.summary import Summary
     from birdie.compress.calibration.table import sensitivity
     from birdie.compress.spectral.wrap import Spectral, leaky_floor, quantization_loss, spectral
+    from birdie.compress.trained import plain
     from birdie.errors import (
         ArtifactError,
         BirdieError,
@@ -48,6 +49,7 @@ _HOMES = {
     "birdie.artifact.save": ("save",),
     "birdie.artifact.summary": ("Summary",),
     "birdie.compress.calibration.table": ("sensitivity",),
+    "birdie.compress.trained": ("plain",),
     "birdie.compress.spectral.wrap": ("Spectral", "leaky_floor", "quantization_loss", "spectral"),
     "birdie.artifact.in_memory": ("compress_weights", "load_weights"),
     "birdie.errors": (
@@ -89,6 +91,7 @@ __all__ = [
     "load",
     "load_object",
     "load_weights",
+    "plain",
     "quantization_loss",
     "quantize_",
     "save",

@@ -30,6 +30,7 @@ PUBLIC = [
     "load",
     "load_object",
     "load_weights",
+    "plain",
     "quantization_loss",
     "quantize_",
     "save",
