@@ -5,10 +5,8 @@
        └─► encode, decode ─► minus latent, now and then
 
 A layer computes with the decoded weight, plus what the latent weight has moved since it was encoded; the gradient goes
-straight through to the latent (Bengio et al. 2013, arXiv 1308.3432). Once symbols are fixed, gains of rows and columns
-are trained instead, and become scales of the file (learned scales: LSQ, Esser et al. 2020, arXiv 1902.08153). Encoding
-is left to the caller (`birdie.run.requantization`), so that it may take a trellis, error feedback and a budget for all
-tensors together.
+straight through to the latent (Bengio et al. 2013, arXiv 1308.3432). Encoding is left to the caller
+(`birdie.run.requantization`), so that it may take a trellis, error feedback and a budget for all tensors together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,8 +19,7 @@ from torch.nn.utils import parametrize
 from birdie.compress.parametrized import Owner, owners_of, parametrize_weights, plain_weights
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded, Scheme, Sensitivity
-from birdie.compress.schemes.trellis import DECODER, rescaled
-from birdie.compress.tensors import rows_columns
+from birdie.compress.schemes.trellis import DECODER
 from birdie.errors import ConfigError, WeightsError
 
 
@@ -47,13 +44,11 @@ class Stored(Scheme):
 
 
 class TrainedWeight(nn.Module):
-    """Parametrization of one tensor: latent → latent + offset, or, once fixed, decoded · 2^(gain of row + of column).
+    """Parametrization of one tensor: latent → latent + offset.
 
     Attributes:
-        offset: difference between what was decoded and the latent at that time; the decoded weight once fixed.
-        rows, columns: log2 of the gains, (rows, 1) and (1, columns).
+        offset: difference between what was decoded and the latent at that time.
         encoded: what a file will hold; None before the first encoding.
-        fixed: whether symbols are fixed and gains are trained.
     """
 
     folds = True  # a file stores the resulting weight under its plain name (birdie.compress.state.folded)
@@ -61,22 +56,16 @@ class TrainedWeight(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.shape = rows_columns(tuple(weight.shape))
         self.register_buffer("offset", torch.zeros_like(weight))
-        self.rows = nn.Parameter(weight.new_zeros(self.shape[0], 1))
-        self.columns = nn.Parameter(weight.new_zeros(1, self.shape[1]))
         self.encoded: Encoded | None = None
-        self.fixed = False
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return the weight that the layer uses."""
-        if not self.fixed:
-            return latent + self.offset
-        return (self.offset.reshape(self.shape) * torch.exp2(self.rows + self.columns)).view_as(latent)
+        return latent + self.offset
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Return the latent of a weight."""
-        return weight.detach() if self.fixed else weight.detach() - self.offset
+        return weight.detach() - self.offset
 
     def hold(self, latent: Tensor, encoded: Encoded, *, final: bool = False) -> None:
         """Make the weight what `encoded` decodes to.
@@ -84,29 +73,16 @@ class TrainedWeight(nn.Module):
         Args:
             latent: the parameter.
             encoded: encoding of the latent.
-            final: change the latent, so that the weight has the very bits of the file; gains are used up.
+            final: change the latent, so that the weight has the very bits of the file.
         """
         with torch.no_grad():
             decoded = decode(encoded).to(latent).view_as(latent)
             if final:
                 latent.copy_(decoded)
-                for tensor in (self.offset, self.rows, self.columns):
-                    tensor.zero_()
+                self.offset.zero_()
             else:
                 torch.sub(decoded, latent, out=self.offset)
-            self.encoded, self.fixed = encoded, False
-
-    def fix(self, latent: Tensor) -> None:
-        """Fix the symbols that the weight holds, and train gains from now on."""
-        with torch.no_grad():
-            self.offset.add_(latent)
-        self.fixed = True
-
-    def with_gains(self, resolution: int) -> Encoded:
-        """Return the encoding with its scales multiplied by the gains, in so many steps per octave."""
-        assert self.encoded is not None
-        rows, columns = (gains.detach().flatten().double().cpu().numpy() for gains in (self.rows, self.columns))
-        return rescaled(self.encoded, rows, columns, resolution)
+            self.encoded = encoded
 
     def stored_as(self, name: str, latent: Tensor) -> Scheme:
         """Return the scheme that stores the weight as it was trained.
@@ -115,7 +91,7 @@ class TrainedWeight(nn.Module):
             WeightsError: the weight has moved since it was encoded.
         """
         encoded = self.encoded
-        if encoded is None or self.fixed or not torch.equal(decode(encoded).to(latent).view_as(latent), self(latent)):
+        if encoded is None or not torch.equal(decode(encoded).to(latent).view_as(latent), self(latent)):
             raise WeightsError(
                 f"tensor {name!r} has been trained on since it was quantized; finish birdie.fine_tune, or call "
                 "birdie.plain(model) to compress the weights anew"
@@ -134,7 +110,7 @@ class Trained:
 
     @property
     def latent(self) -> nn.Parameter:
-        """Trained parameter."""
+        """Parameter that is trained: the latent weight."""
         parameter = self.module.parametrizations[self.attribute].original  # type: ignore[union-attr, index]
         assert isinstance(parameter, nn.Parameter)
         return parameter

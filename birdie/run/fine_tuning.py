@@ -13,7 +13,7 @@ the budget. If the file is still too large at the end, the scales are made sligh
 
 import math
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from birdie.compress.rate.target import Target, whole_number
 from birdie.compress.spectral.control import RateControl
 from birdie.compress.spectral.network import QuantizationNetwork
 from birdie.compress.spectral.wrap import Spectral, at_bits, distinct, quantization_loss, wrapped
-from birdie.compress.trained import plain, trained_weights
+from birdie.compress.trained import plain
 from birdie.errors import BudgetError, ConfigError, DataError
 from birdie.run.requantization import Requantization
 
@@ -42,9 +42,7 @@ _COARSER = 1 / 32  # octaves to add to the scales if the file is too large at th
 _MEASURED = (0.62, 0.75, 0.87, 0.95)  # fractions of the steps after which the file is saved and measured
 _ANY = 1e-3  # target bits before the first measurement, which sets the real target
 _SPARE = 0.005  # fraction of the budget left free, because bits change a little between measurements
-# Of a trellis: batches of its calibration; number of steps between two encodings; fraction of the steps after which
-# symbols are fixed and gains are trained, and their rate.
-_CALIBRATED, _EVERY, _FIXED, _GAIN_RATE = 16, 12, 0.75, 0.02
+_CALIBRATED, _EVERY = 32, 12  # of a trellis: batches of its calibrations, and steps between two encodings
 _EXTRA, _MOST = 0.03, 1.3  # as fractions of the steps: how many to add while the file is too large, and the maximum
 
 
@@ -104,22 +102,23 @@ def fine_tune(
         model: any module, wrapped by `spectral` or not; without a target it is trained plainly, as a baseline.
         batches: batches of any type; iterated over again when they end.
         loss: (model, batch) → mean loss of the task in nats, 0-d.
-        steps: number of optimizer steps; a few are added if the file is too large at the end.
-        budget: maximum bytes of the file; it ends about 1 % below.
+        steps: number of optimizer steps; for spectral weights a few are added if the file is too large at the end.
+        budget: maximum bytes of the file; it ends up to 1 % below.
         bits: target bits per spectral weight, as `quantization_loss` counts them, or, without spectral weights, bits
             per weight of the complete file; instead of a budget.
         rate: learning rate, which falls by a cosine to a twentieth.
-        network_rate: learning rate of the network of quantization scales, which has few parameters and far to go.
-        settled: fraction of the steps after which the size is reached; the rest improves the task.
-        measured: set the scale of each tensor from the gradients of eight batches before the first step. False keeps
-            scales relative to the standard deviation; use it where `loss` is at its minimum, as in distillation from
-            the model itself, because the gradients are then noise.
+        network_rate: of spectral weights: learning rate of the network of quantization scales, which has few parameters
+            and far to go.
+        settled: of spectral weights: fraction of the steps after which the size is reached; the rest improves the task.
+        measured: of spectral weights: set the scale of each tensor from the gradients of eight batches before the first
+            step. False keeps scales relative to the standard deviation; use it where `loss` is at its minimum, as in
+            distillation from the model itself, because the gradients are then noise.
         optimizer: parameter groups with their `lr` → optimizer.
 
     Raises:
-        ConfigError: settings contradict each other or are out of range, or the model is not wrapped.
+        ConfigError: settings contradict each other or are out of range, or the budget holds the model losslessly.
         DataError: the batches end and cannot be iterated over again, or the loss is not finite (during iteration).
-        BudgetError: the file cannot be made as small as the budget (during iteration).
+        BudgetError: the file cannot be made as small as the budget (of spectral weights during iteration).
     """
     budget = whole_number("budget", budget)
     if steps < 1 or not rate > 0 or not network_rate > 0:
@@ -132,11 +131,10 @@ def fine_tune(
         plain(model)
         size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
         assert size is not None
-        calibration = model, [next(endless) for _ in range(_CALIBRATED)], loss
+        count = min(_CALIBRATED, len(batches)) if isinstance(batches, Sized) else _CALIBRATED
+        calibration = model, [next(endless) for _ in range(count)], loss
         quantization = Requantization(model, calibration, size)
-        gains = {id(gain): gain for part in trained_weights(model) for gain in (part.weight.rows, part.weight.columns)}
-        others = [parameter for parameter in model.parameters() if id(parameter) not in gains]
-        groups = [{"params": others, "lr": rate}, {"params": list(gains.values()), "lr": _GAIN_RATE}]
+        groups = [{"params": list(model.parameters()), "lr": rate}]
         return _quantized_steps(quantization, endless, loss, steps, optimizer(groups))
     if network is not None and measured and not network.trained:
         _set_scales(model, network, [next(endless) for _ in range(_PROBED)], loss)
@@ -277,12 +275,10 @@ def _quantized_steps(
 ) -> Generator[FineTuneStep, None, None]:
     """Train a model whose matrices are encoded anew every few steps."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_cosine, steps, _FLOOR))
-    last, fixed = quantization.first, math.ceil(_FIXED * steps) if quantization.has_gains else steps + 1
+    last = quantization.first
     for number in range(1, steps + 1):
-        if number == fixed:
-            last = quantization.fix()
-        elif number < fixed and (number - 1) % _EVERY == 0:
-            last = quantization(steer=True)
+        if (number - 1) % _EVERY == 0:
+            last = quantization()
         task = _finite(loss(quantization.model, next(batches)), number)
         optimizer.zero_grad(set_to_none=True)
         task.backward()  # type: ignore[no-untyped-call]

@@ -9,9 +9,6 @@ The gradient goes straight through to the latents. A pull of the latents towards
 ADMM, Leng et al. 2017, arXiv 1707.09870) was tried and makes it worse: each encoding shrinks weights to save bits, and
 the pull adds these up.
 
-In the last part of the training symbols are fixed, after another calibration, and gains of rows and columns are trained
-with all that is no matrix.
-
 Scales follow the sensitivity that was measured when the training began, so that symbols change only where weights do.
 One exponent for all matrices is steered until the file has its size; from then on it is fixed.
 """
@@ -25,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult
@@ -37,15 +34,11 @@ from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
 from birdie.compress.scheme import Encoded
 from birdie.compress.state import EncodedState, ModelState, plain_state
-from birdie.compress.tensors import rows_columns
 from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
 from birdie.errors import ConfigError
 
 _SPARE = 0.002  # fraction of the budget that is left free while the size is steered
 _STEERED = 0.7  # share of the estimated correction of the exponent: the rest follows at the next encoding
-_GAIN_BITS = 1.2  # for each row and column, of its scale at a finer resolution
-_GAINS_SHARE = 0.02  # of the budget that these bits may take
-_RESOLUTIONS = (16, 8, 4)  # of the gains, in steps per octave: the first at which the file is small enough
 _STATES, _FINAL_STATES = 8, 32  # of the trellis, while weights still change and at the end
 
 
@@ -78,7 +71,6 @@ class Requantization:
     Attributes:
         model: the same.
         exponent: log2 of the typical scale in standard deviations.
-        has_gains: whether gains can be trained; not if they took more than a fiftieth of the budget.
         first: size by the search for the exponent, before any weight is changed.
 
     Raises:
@@ -89,10 +81,6 @@ class Requantization:
     def __init__(self, model: nn.Module, calibration: Calibration, budget: int, *, workers: int | None = None) -> None:
         self.model, self.budget, self.workers, self._calibration = model, budget, workers, calibration
         state = ModelState.of(model)
-        shapes = [rows_columns(tuple(weight.shape)) for weight in state.tensors.values() if weight.ndim > 1]
-        gains = math.ceil(sum(map(sum, shapes)) * _GAIN_BITS / 8)
-        self.has_gains = gains <= _GAINS_SHARE * budget
-        self._target = budget - gains if self.has_gains else budget
         fit = self._search(state, _STATES, None)
         weights = sum(tensor.numel() for tensor in self.allocation.matrices.values())
         self.first = Requantized(fit.bytes, 8 * fit.bytes / weights, 0.0, 0.0)
@@ -115,77 +103,39 @@ class Requantization:
         self.allocation.scheme = replace(self.allocation.scheme, states=states)
         with self._writer() as writer:
             first = None if start is None else 2.0**start
-            fit = fit_budget(self.allocation, writer.size, self._target, writer.estimate, start=first)
+            fit = fit_budget(self.allocation, writer.size, self.budget, writer.estimate, start=first)
         if fit.sigma is None:
             raise ConfigError(f"the model fits a budget of {self.budget:,} bytes losslessly; give a smaller budget")
         self.exponent = math.log2(fit.sigma)
         return fit
 
-    def __call__(self, *, steer: bool) -> Requantized:
-        """Encode all matrices and make the layers use what is decoded.
-
-        Args:
-            steer: whether the exponent follows the size.
-        """
+    def __call__(self) -> Requantized:
+        """Encode all matrices, make the layers use what is decoded, and let the exponent follow the size."""
         encoded = self._encode(self.exponent)
         with self._writer() as writer:
             size = writer.size(encoded)
-        result = self._hold(encoded, size)
-        if steer:
-            octaves = (size - self._target * (1 - _SPARE)) * 8 / self.allocation.weights
-            self.exponent += _STEERED * octaves
-        return result
-
-    def fix(self) -> Requantized:
-        """Calibrate again, encode with more states, and fix the symbols; gains are trained from now on."""
-        fit = self._search_again()
-        result = self._hold(fit.encoded, fit.bytes)
-        for part in self._parts():
-            part.weight.fix(part.latent)
-        return result
+        self.exponent += _STEERED * (size - self.budget * (1 - _SPARE)) * 8 / self.allocation.weights
+        return self._hold(encoded, size)
 
     def finish(self) -> Requantized:
-        """Encode for good, so that the file is not larger than the budget; the model is then what the file holds.
+        """Calibrate again, and encode for good, to the budget, with more states: the model is then what the file holds.
 
         Raises:
             BudgetError: no exponent makes the file small enough.
         """
-        if any(part.weight.fixed for part in self._parts()):
-            with self._writer() as writer:
-                for resolution in _RESOLUTIONS:
-                    encoded = self._encode_fixed(resolution)
-                    size = writer.size(encoded)
-                    if size <= self.budget:
-                        return self._hold(encoded, size, final=True)
-        self._target = self.budget
-        fit = self._search_again()
-        return self._hold(fit.encoded, fit.bytes, final=True)
-
-    def _search_again(self) -> Fit:
-        """Calibrate the model with its latent weights, and search for the exponent of the final trellis."""
         latent = plain(copy.deepcopy(self.model), latent=True)
         self._calibration = (latent, *self._calibration[1:])
-        return self._search(ModelState.of(latent), _FINAL_STATES, self.exponent)
-
-    def _encode_fixed(self, resolution: int) -> EncodedState:
-        """Return the encoding with fixed symbols, and scales multiplied by the gains."""
-        gained = {part.name: part.weight.with_gains(resolution) for part in self._parts()}
-        others = {name: tensor for name, tensor in self._others().items() if name not in gained}
-        rest = self.allocation.continued(gained, others)
-        rest.assignment = replace(rest.assignment, small={})  # a bias may have got a value that 16 bits cannot hold
-        return rest.encode(self.exponent) if rest.matrices else rest.encode_settled()
+        fit = self._search(ModelState.of(latent), _FINAL_STATES, self.exponent)
+        return self._hold(fit.encoded, fit.bytes, final=True)
 
     def _encode(self, exponent: float) -> EncodedState:
         """Return the encoding of the model as it is now."""
-        latents = {part.name: part.latent.detach().clone() for part in self._parts()}
-        return self.allocation.continued({}, {**self._others(), **latents}).encode(exponent)
-
-    def _others(self) -> dict[str, Tensor]:
-        """Return copies of the tensors of the file as the model has them now."""
-        state = plain_state(self.model)
-        return {name: state[name].detach().clone() for name in self.allocation.assignment.tensors}
+        state, latents = plain_state(self.model), {part.name: part.latent for part in self._parts()}
+        tensors = {name: latents.get(name, state[name]).detach().clone() for name in self.allocation.assignment.tensors}
+        return self.allocation.continued({}, tensors).encode(exponent)
 
     def _hold(self, encoded: EncodedState, size: int, *, final: bool = False) -> Requantized:
+        """Make the layers use what is decoded; `final`: give all other tensors the values of the file as well."""
         if final:
             self._settle(encoded)
         error = power = 0.0

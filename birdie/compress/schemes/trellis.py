@@ -136,35 +136,6 @@ def column_scales(encoded: Encoded) -> NDArray[np.float32]:
     return scales_of(columns[0][:, 0].astype(np.int64) * (PER_OCTAVE // encoded.params[2]))
 
 
-def rescaled(encoded: Encoded, rows: NDArray[np.float64], columns: NDArray[np.float64], resolution: int) -> Encoded:
-    """Return a tensor with the same symbols and other scales.
-
-    Args:
-        encoded: by this scheme; any other is returned as it is.
-        rows: log2 of the factor of each row's scale.
-        columns: of each column's scale; not used if columns have no scales.
-        resolution: steps per octave to which factors are rounded, at least those that the tensor has.
-    """
-    if encoded.scheme != DECODER.name:
-        return encoded
-    states, row_resolution, column_resolution, *base = encoded.params
-    symbols, *scales = encoded.streams
-    finer = max(row_resolution, resolution)
-    moved = [_moved(scales[0], row_resolution, rows, finer)]
-    if column_resolution:
-        moved.append(_moved(scales[1], column_resolution, columns, max(column_resolution, resolution)))
-        column_resolution = max(column_resolution, resolution)
-    return replace(encoded, params=(states, finer, column_resolution, *base), streams=(symbols, *moved))
-
-
-def _moved(
-    indices: NDArray[np.integer], resolution: int, octaves: NDArray[np.float64], finer: int
-) -> NDArray[np.integer]:
-    """Return indices of scales at a finer resolution, moved by so many octaves."""
-    exact = indices[:, 0].astype(np.int64) * (finer // resolution) + np.rint(octaves * finer).astype(np.int64)
-    return exact.astype(indices.dtype)[:, None]
-
-
 def _cost(shape: tuple[int, ...], dtype: torch.dtype, params: tuple[int, ...]) -> Cost:  # noqa: ARG001
     (rows, columns), count = rows_columns(shape), prod(shape)
     height = min(rows, chunk_rows(columns))
