@@ -94,7 +94,8 @@ def fine_tune(
 
     Matrices are trained as the trellis of the export stores them, or, after `birdie.spectral(model)`, as quantized
     coefficients of a transform, which is for kernels that are smooth. `birdie.save` writes what was trained; to
-    compress the weights in another way, or to train on, call `birdie.plain(model)` first.
+    compress the weights in another way, or to train on, call `birdie.plain(model)` first. Units whose order is
+    arbitrary are sorted in the model (the function is unchanged).
 
     Training or evaluation mode of the model is not changed: in evaluation mode, the statistics of norms stay fixed.
 
@@ -132,8 +133,7 @@ def fine_tune(
         size = Target(budget, bits).in_bytes(sum(weight.numel() for weight in model.parameters()))
         assert size is not None
         count = min(_CALIBRATED, len(batches)) if isinstance(batches, Sized) else _CALIBRATED
-        calibration = model, [next(endless) for _ in range(count)], loss
-        quantization = Requantization(model, calibration, size)
+        quantization = Requantization(model, [next(endless) for _ in range(count)], loss, size)
         groups = [{"params": list(model.parameters()), "lr": rate}]
         return _quantized_steps(quantization, endless, loss, steps, optimizer(groups))
     if network is not None and measured and not network.trained:

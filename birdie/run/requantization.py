@@ -15,7 +15,7 @@ One exponent for all matrices is steered until the file has its size; from then 
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from torch import nn
 
 from birdie.artifact.writer import Meter, Writer
 from birdie.compress.calibration.result import CalibrationResult
-from birdie.compress.calibration.sensitivity import Calibration
+from birdie.compress.calibration.sensitivity import Batch, Loss
 from birdie.compress.rate.allocation import Allocation, assignments
 from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.budget import Fit, fit_budget
@@ -63,8 +63,10 @@ class Requantization:
     """Encodes the matrices of a model whenever it is called, and makes the layers use what is decoded.
 
     Args:
-        model: any module; its matrices are parametrized in place.
-        calibration: (module, batches, loss).
+        model: any module; its matrices are parametrized in place, and units whose order is arbitrary are sorted, which
+            saves bits (the function is unchanged).
+        batches: to calibrate on.
+        loss: (module, batch) → any differentiable number.
         budget: bytes of the complete file.
         workers: threads; None uses every core.
 
@@ -78,10 +80,15 @@ class Requantization:
         ConfigError: no matrix is left to quantize: the model is so small that 16 bits fit, or the calibration is wrong.
     """
 
-    def __init__(self, model: nn.Module, calibration: Calibration, budget: int, *, workers: int | None = None) -> None:
-        self.model, self.budget, self.workers, self._calibration = model, budget, workers, calibration
-        state = ModelState.of(model)
-        fit = self._search(state, _STATES, None)
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Batch], loss: Loss, budget: int, *, workers: int | None = None
+    ) -> None:
+        self.model, self.budget, self.workers, self._data = model, budget, workers, (batches, loss)
+        fit = self._search(model, _STATES, None)
+        with torch.no_grad():
+            for name, tensor in plain_state(model).items():
+                if name in self.allocation.assignment.tensors:
+                    tensor.copy_(self.allocation.assignment.tensors[name])
         weights = sum(tensor.numel() for tensor in self.allocation.matrices.values())
         self.first = Requantized(fit.bytes, 8 * fit.bytes / weights, 0.0, 0.0)
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -89,17 +96,18 @@ class Requantization:
         train_as_stored(model, self.matrices)
         self._symbols: dict[str, Encoded] = {}
 
-    def _search(self, state: ModelState, states: int, start: float | None) -> Fit:
-        """Calibrate the model, and search for the exponent.
+    def _search(self, model: nn.Module, states: int, start: float | None) -> Fit:
+        """Calibrate a model, sort its units, and search for the exponent.
 
         Args:
-            state: of the model.
+            model: with plain parameters.
             states: of the trellis.
             start: exponent to begin with.
         """
-        sensitivities = CalibrationResult.of(state.by_name, self._calibration, symmetries=False).sensitivities
-        assignment = assignments(assign(state, None, Target(self.budget)), self.budget)[0]
-        self.allocation = Allocation(assignment, sensitivities, plain=False, workers=self.workers)
+        state = ModelState.of(model)
+        calibration = CalibrationResult.of(state.by_name, (model, *self._data))
+        assignment = assignments(assign(calibration.ordered(state), None, Target(self.budget)), self.budget)[0]
+        self.allocation = Allocation(assignment, calibration.sensitivities, plain=False, workers=self.workers)
         self.allocation.scheme = replace(self.allocation.scheme, states=states)
         with self._writer() as writer:
             first = None if start is None else 2.0**start
@@ -123,9 +131,7 @@ class Requantization:
         Raises:
             BudgetError: no exponent makes the file small enough.
         """
-        latent = plain(copy.deepcopy(self.model), latent=True)
-        self._calibration = (latent, *self._calibration[1:])
-        fit = self._search(ModelState.of(latent), _FINAL_STATES, self.exponent)
+        fit = self._search(plain(copy.deepcopy(self.model), latent=True), _FINAL_STATES, self.exponent)
         return self._hold(fit.encoded, fit.bytes, final=True)
 
     def _encode(self, exponent: float) -> EncodedState:
