@@ -50,7 +50,8 @@ class Requantized:
         bytes: of the complete file.
         bits: per weight of the matrices.
         error: squared difference between latents and what is decoded, as a share of the squared latents.
-        changed: share of the symbols that differ from those of the last encoding; 1 at the first.
+        changed: share of the symbols that differ from those of the last encoding; 1 at the first. The final encoding has
+            another trellis and may have another order of units.
     """
 
     bytes: int
@@ -88,7 +89,7 @@ class Requantization:
         with torch.no_grad():
             for name, tensor in plain_state(model).items():
                 if name in self.allocation.assignment.tensors:
-                    tensor.copy_(self.allocation.assignment.tensors[name])
+                    tensor.copy_(self.allocation.assignment.tensors[name])  # in the sorted order
         weights = sum(tensor.numel() for tensor in self.allocation.matrices.values())
         self.first = Requantized(fit.bytes, 8 * fit.bytes / weights, 0.0, 0.0)
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -132,6 +133,9 @@ class Requantization:
             BudgetError: no exponent makes the file small enough.
         """
         fit = self._search(plain(copy.deepcopy(self.model), latent=True), _FINAL_STATES, self.exponent)
+        with torch.no_grad():
+            for part in self._parts():
+                part.latent.copy_(self.allocation.assignment.tensors[part.name])  # in the sorted order
         return self._hold(fit.encoded, fit.bytes, final=True)
 
     def _encode(self, exponent: float) -> EncodedState:
