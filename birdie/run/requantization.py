@@ -50,8 +50,8 @@ class Requantized:
         bytes: of the complete file.
         bits: per weight of the matrices.
         error: squared difference between latents and what is decoded, as a share of the squared latents.
-        changed: share of the symbols that differ from those of the last encoding; 1 at the first. The final encoding has
-            another trellis and may have another order of units.
+        changed: share of the symbols that differ from those of the last encoding; 1 at the first. The final encoding
+            has another trellis and may have another order of units.
     """
 
     bytes: int
