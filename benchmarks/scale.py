@@ -120,7 +120,8 @@ def zipnn_methods():
         parts = {n: bytearray(ZipNN(**settings).compress(w.clone())) for n, w in state.items()}  # it changes its input
         torch.save({n: torch.frombuffer(part, dtype=torch.uint8) for n, part in parts.items()}, file)
     def load():
-        return {n: ZipNN(**settings).decompress(part.numpy().tobytes()) for n, part in torch.load(file).items()}
+        parts = torch.load(file, weights_only=True)
+        return {n: ZipNN(**settings).decompress(part.numpy().tobytes()) for n, part in parts.items()}
     return save, load
 
 def torch_ans_methods():
@@ -157,7 +158,7 @@ def torch_ans_methods():
         torch.save(parts, file)
     def load():
         out = {}
-        for n, (data, counts, low, rows, shape) in torch.load(file).items():
+        for n, (data, counts, low, rows, shape) in torch.load(file, weights_only=True).items():
             index = torch.zeros((1, shape[0] * shape[1]), dtype=torch.int32)
             q = coder(counts, low).decode_with_indexes(data.numpy().tobytes(), index)
             out[n] = (q.reshape(shape).float() * rows.float()).bfloat16()
@@ -172,7 +173,8 @@ def entropack_methods():
         torch.save({n: entropack.compress(w, config).entropack_quant_state for n, w in state.items()}, file)
     def load():
         unpack = entropack.CompressedTensor.unpack
-        return {n: entropack.decompress(unpack(s), config).bfloat16() for n, s in torch.load(file).items()}
+        states = torch.load(file, weights_only=True)
+        return {n: entropack.decompress(unpack(s), config).bfloat16() for n, s in states.items()}
     return save, load
 
 def zstd_methods():

@@ -21,7 +21,7 @@ from birdie.cli.console import (
 )
 from birdie.cli.inspect import grouped_table
 from birdie.compress.rate.size import parse_size
-from birdie.errors import ConfigError, WeightsError
+from birdie.errors import ConfigError, DataError, WeightsError
 from birdie.runtime.callbacks import Progress
 from birdie.runtime.files import require_output
 
@@ -249,7 +249,7 @@ def command(
                         checkpoint, content, device=calibration_device, progress=update
                     )
                     note = "calibrated on made-up inputs; --calibrate with a text or images is better"
-                except (ConfigError, WeightsError) as error:
+                except (ConfigError, DataError, WeightsError) as error:
                     note = f"not calibrated: {error}"
         with bar(f"compressing {checkpoint.name}", "tensors") as update:
             if complete:

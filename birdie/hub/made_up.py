@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from birdie.compress.calibration.result import CalibrationResult, held_out_batches
+from birdie.compress.calibration.sensitivity import MAX_COLUMNS
 from birdie.compress.calibration.synthetic import (
     BATCHES,
     IMAGES,
@@ -30,6 +31,7 @@ from birdie.compress.calibration.synthetic import (
     with_statistics,
 )
 from birdie.compress.small_tensors import is_matrix
+from birdie.compress.stacks import is_stack
 from birdie.errors import ConfigError
 from birdie.hub.calibration import LENGTHS
 from birdie.hub.loading import load_part, require_transformers
@@ -145,7 +147,10 @@ def _require_memory(state: Mapping[str, Tensor]) -> None:
     """Raise ConfigError if a calibration of the complete model needs more than the memory that is free."""
     free = _free_memory()
     needed = sum(tensor.numel() for tensor in state.values()) * _BYTES
-    needed += sum(tensor[0].numel() ** 2 for tensor in state.values() if is_matrix(tensor)) * _HESSIAN_BYTES
+    columns = [
+        tensor[0].numel() for tensor in state.values() if is_matrix(tensor) and not is_stack(tuple(tensor.shape))
+    ]
+    needed += sum(count * min(count, MAX_COLUMNS) for count in columns) * _HESSIAN_BYTES
     if free is not None and needed > free:
         raise ConfigError(
             f"the complete model needs {needed / 1e9:.1f} GB of memory, of {free / 1e9:.1f} GB that are free; "

@@ -9,8 +9,8 @@ The gradient goes straight through to the latents. A pull of the latents towards
 ADMM, Leng et al. 2017, arXiv 1707.09870) was tried and makes it worse: each encoding shrinks weights to save bits, and
 the pull adds these up.
 
-Scales follow the sensitivity that was measured when the training began, so that symbols change only where weights do.
-One exponent for all matrices is steered until the file has its size; from then on it is fixed.
+While weights change, scales follow the sensitivity that was measured at the beginning, and one exponent for all is
+steered to the budget. At the end the model is calibrated again, and the exponent is searched as `birdie.save` does.
 """
 
 import copy
@@ -32,7 +32,7 @@ from birdie.compress.rate.assignment import assign
 from birdie.compress.rate.budget import Fit, fit_budget
 from birdie.compress.rate.target import Target
 from birdie.compress.registry import decode
-from birdie.compress.scheme import Encoded
+from birdie.compress.scheme import Blocks, Encoded
 from birdie.compress.state import EncodedState, ModelState, plain_state
 from birdie.compress.trained import Trained, plain, train_as_stored, trained_weights
 from birdie.errors import ConfigError
@@ -180,6 +180,9 @@ class Requantization:
 
 def differences(new: Encoded, old: Encoded | None) -> int:
     """Return how many symbols of two encodings of one tensor differ; all if there is only one, or the shapes differ."""
+    if isinstance(new, Blocks):
+        parts = old.parts if isinstance(old, Blocks) and len(old.parts) == len(new.parts) else [None] * len(new.parts)
+        return sum(map(differences, new.parts, parts))
     symbols = new.streams[0] if new.streams else np.zeros(0)
     if old is None or not old.streams or old.streams[0].shape != symbols.shape:
         return int(symbols.size)

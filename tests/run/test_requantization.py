@@ -136,6 +136,28 @@ def test_weights_that_moved_afterwards_are_not_saved_by_mistake(tmp_path: Path) 
     assert birdie.save(plain(model), tmp_path / "x.birdie", budget=3_000).bytes <= 3_000
 
 
+def test_spectral_training_begins_with_plain_parameters() -> None:
+    model = network()
+    tune(model, steps=2, budget=3_000)
+    with pytest.raises(ConfigError, match="plain"):
+        birdie.spectral(model)
+    birdie.spectral(plain(model))
+
+
+@pytest.mark.parametrize("target", [{"budget": 0}, {"budget": -5}, {"bits": 0.0}, {"bits": float("nan")}])
+def test_absurd_targets_are_errors(target: dict[str, Any]) -> None:
+    with pytest.raises((BudgetError, ConfigError)):
+        fine_tune(network(), [data()], loss, steps=3, **target)
+
+
+def test_weights_that_are_nan_are_an_error() -> None:
+    model = network()
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = torch.nan
+    with pytest.raises((DataError, WeightsError), match=r"finite|NaN"):
+        fine_tune(model, [data()], loss, steps=3, budget=3_000)
+
+
 def test_a_model_can_be_tuned_to_a_smaller_budget(tmp_path: Path) -> None:
     model = network()
     for budget in (4_000, 2_600):

@@ -31,6 +31,7 @@ from birdie.compress.spectral.rate import bits_of, chunk_elements
 from birdie.compress.spectral.transforms import Transform
 from birdie.compress.state import named_tensors
 from birdie.compress.tensors import REAL_DTYPES, has_nonfinite, rows_columns
+from birdie.compress.trained import trained_weights
 from birdie.errors import ConfigError, WeightsError
 
 LEAST = 256  # elements of a tensor below which 16 bits cost less than separate steps
@@ -269,6 +270,8 @@ def spectral(
         raise ConfigError(f"rounding {rounding!r} is unknown; choose {', '.join(_ROUNDINGS)}")
     if next(wrapped(model), None) is not None:
         raise ConfigError("the model is wrapped already; go on training it, or remove() the first wrapping")
+    if next(trained_weights(model), None) is not None:
+        raise ConfigError("birdie.fine_tune has trained the model as it is stored; call birdie.plain(model) first")
     patterns = [tensors] if isinstance(tensors, str) else list(tensors)
 
     def chosen(name: str, weight: Tensor) -> bool:
